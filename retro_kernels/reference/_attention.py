@@ -1,0 +1,72 @@
+"""What the two attentions of the reference share: accumulation type, position logits, dropout, softmax over visible keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+PHILOX_ROUNDS = 10
+_MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57  # Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011
+_WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
+_WORD = 0xFFFFFFFF
+
+
+def accumulator(tensor: Tensor) -> torch.dtype:
+    """float64 stays float64; every other float type is computed in float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def philox_word(seed: Tensor, key: Tensor, query: Tensor, head: Tensor, batch: Tensor) -> Tensor:
+    """First output word of Philox4x32-10 at counter (key, query, head, batch): int64 values in [0, 2**32).
+
+    The same counters in every backend, so that all of them drop the same probabilities for the same seed.
+    """
+    c0, c1, c2, c3 = torch.broadcast_tensors(key, query, head, batch)
+    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
+    for _ in range(PHILOX_ROUNDS):
+        # int64 products wrap modulo 2**64, which keeps all 64 bits of a 32x32-bit product
+        a, b = c0 * _MULTIPLIER_A, c2 * _MULTIPLIER_B
+        c0, c1, c2, c3 = ((b >> 32) & _WORD) ^ c1 ^ k0, b & _WORD, ((a >> 32) & _WORD) ^ c3 ^ k1, a & _WORD
+        k0, k1 = (k0 + _WEYL_A) & _WORD, (k1 + _WEYL_B) & _WORD
+    return c0
+
+
+def dropout_keep(seed: Tensor, p: float, batch: int, heads: int, queries: Tensor, keys: int) -> Tensor:
+    """bool [B,H,len(queries),keys]: True where the probability is kept. `queries` are row indices of the call."""
+    device = queries.device
+    word = philox_word(
+        seed.to(device),
+        torch.arange(keys, device=device),
+        queries.view(-1, 1),
+        torch.arange(heads, device=device).view(-1, 1, 1),
+        torch.arange(batch, device=device).view(-1, 1, 1, 1),
+    )
+    return word >= int(p * 2**32)
+
+
+def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, rel_start: int) -> Tensor:
+    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement int [n,s]; a row outside the table adds 0."""
+    band = torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(rel_query.shape[2], -1, -1))
+    row = displacement - rel_start
+    inside = (row >= 0) & (row < rel_key.shape[1])
+    row = row.clamp(0, rel_key.shape[1] - 1).expand(band.shape[0], band.shape[1], -1, -1)
+    return band.gather(3, row).masked_fill(~inside, 0)
+
+
+def softmax_attend(logits: Tensor, visible: Tensor, value: Tensor, keep: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
+    """Softmax of `logits` [B,H,n,s] over the visible keys, times value [B,s,H,d] -> out [B,n,H,d], lse [B,H,n].
+
+    A row with no visible key: out 0, lse -inf, zero gradient.
+    """
+    logits = logits.masked_fill(~visible, float("-inf"))
+    top = logits.detach().amax(-1, keepdim=True) if logits.shape[-1] else logits.new_full((*logits.shape[:-1], 1), -torch.inf)
+    top = top.masked_fill(top == -torch.inf, 0)
+    weights = torch.exp(logits - top)
+    total = weights.sum(-1, keepdim=True)
+    empty = total == 0
+    total = torch.where(empty, 1.0, total)
+    probabilities = weights / total
+    lse = torch.where(empty, -torch.inf, total.log() + top).squeeze(-1)
+    if keep is not None:
+        probabilities = probabilities * keep / (1 - p)
+    return torch.einsum("bhns,bshd->bnhd", probabilities, value), lse

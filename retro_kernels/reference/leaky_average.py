@@ -1,0 +1,24 @@
+"""Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial.
+
+Zhang et al., "Memory Mosaics" (arXiv 2405.06394), equation for the key extractor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _attention
+
+
+def forward(call) -> tuple[Tensor]:
+    """y [B,N,H,D] in the type of x."""
+    dtype = _attention.accumulator(call.x)
+    decay = call.decay.to(dtype).unsqueeze(-1)  # [H,1]
+    state = None if call.initial is None else call.initial.to(dtype)
+    steps = []
+    for x in call.x.to(dtype).unbind(1):
+        state = x if state is None else x + decay * state
+        steps.append(state)
+    y = torch.stack(steps, 1) if steps else call.x.to(dtype)
+    return (y.to(call.x.dtype),)

@@ -1,0 +1,20 @@
+"""Position logits alone: (query_i + position_bias) . rel_key[i + query_offset - j - rel_start], unscaled."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _attention
+
+
+def forward(call) -> tuple[Tensor]:
+    """logits [B,H,N,key_len] in the query's type."""
+    dtype = _attention.accumulator(call.query)
+    query = call.query.to(dtype)
+    if call.position_bias is not None:
+        query = query + call.position_bias.to(dtype)
+    rows = torch.arange(query.shape[1], device=query.device).view(-1, 1) + call.query_offset
+    displacement = rows - torch.arange(call.key_len, device=query.device)
+    logits = _attention.position_logits(query, call.rel_key.to(dtype), displacement, call.rel_start)
+    return (logits.to(call.query.dtype),)
