@@ -10,7 +10,13 @@ import math
 import torch
 from torch import Tensor
 
-from ._problem import ChunkedCrossAttention, LeakyAverage, RelativeAttention, RelativeLogits, TopkChunks
+from ._problem import (
+    ChunkedCrossAttention,
+    LeakyAverage,
+    RelativeAttention,
+    RelativeLogits,
+    TopkChunks,
+)
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

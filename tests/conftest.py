@@ -22,7 +22,7 @@ def fast_backends(op: str) -> list[str]:
 
 def pytest_generate_tests(metafunc):
     """`backend` in a test module with `OP = "..."`: every fast backend of that op that this process can run."""
-    if "backend" in metafunc.fixturenames:
+    if "backend" in metafunc.fixturenames and hasattr(metafunc.module, "OP"):
         metafunc.parametrize("backend", fast_backends(metafunc.module.OP))
 
 

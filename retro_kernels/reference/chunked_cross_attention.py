@@ -71,7 +71,7 @@ def _attend(call, chunk: int, rows: range, first: int, dtype: torch.dtype) -> tu
     if call.dropout_p > 0:
         queries = torch.arange(rows.start, rows.stop, device=query.device)
         keep = _attention.dropout_keep(call.seed, call.dropout_p, b, h, queries, neighbours * length)
-    return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, -1), value, keep, call.dropout_p)
+    return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p)
 
 
 def reason(call) -> None:
