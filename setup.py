@@ -26,7 +26,16 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 
 CXX_FLAGS = [
-    "-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-ignored-attributes",
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+    "-Wno-ignored-attributes",
     "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 header
 ]
 
@@ -42,7 +51,12 @@ ISA_FLAGS["avx512bf16"] = [*ISA_FLAGS["avx512"], "-mavx512bf16"]
 ONCE = {"isa.cpp", "parallel.cpp"}  # infrastructure: compiled for the baseline only
 
 # Ampere, Hopper, Blackwell; PTX for what comes later
-GENCODE = ["arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a", "arch=compute_100a,code=sm_100a", "arch=compute_80,code=compute_80"]
+GENCODE = [
+    "arch=compute_80,code=sm_80",
+    "arch=compute_90a,code=sm_90a",
+    "arch=compute_100a,code=sm_100a",
+    "arch=compute_80,code=compute_80",
+]
 
 
 def run(command: list[str]) -> None:

@@ -132,9 +132,7 @@ def cast(kw: dict, dtype: torch.dtype) -> dict:
 
 def differentiable(kw: dict) -> dict:
     """Fresh leaves that require grad, for every floating tensor."""
-    return {
-        name: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in kw.items()
-    }
+    return {name: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in kw.items()}
 
 
 def guarded(tensor: Tensor) -> Tensor:

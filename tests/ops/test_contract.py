@@ -68,7 +68,9 @@ def test_fullgraph_compile_with_changing_lengths(op, backend):
     for size in (9, 11, 14):
         shape = {"S": size} if op == "topk_chunks" else {"N": size}
         builder = {"chunked_cross_attention": inputs.cross_attention, "relative_attention": inputs.self_attention}
-        builder = builder.get(op, {"relative_logits": inputs.relative_logits, "topk_chunks": inputs.topk, "leaky_average": inputs.leaky}.get(op))
+        builder = builder.get(
+            op, {"relative_logits": inputs.relative_logits, "topk_chunks": inputs.topk, "leaky_average": inputs.leaky}.get(op)
+        )
         kw = inputs.differentiable(builder(2, **shape))
         loss = compiled(kw)
         torch.testing.assert_close(loss, total(op, kw, backend))
