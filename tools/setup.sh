@@ -20,7 +20,7 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
     say "an NVIDIA GPU is here: installing $TORCH with CUDA"
   else
     # ask what pip would fetch before it fetches gigabytes of CUDA libraries that nothing here could use
-    plan=$(.venv/bin/python -m pip --disable-pip-version-check install --dry-run --quiet --report - "${index[@]}" "$TORCH" 2>/dev/null)
+    plan=$(.venv/bin/python -m pip --disable-pip-version-check install --dry-run --quiet --report - "${index[@]}" "$TORCH")
     if grep -qE '"name": "(nvidia-|cuda-)' <<<"$plan"; then
       printf '%s\n' "No GPU here, but pip's '$TORCH' is the CUDA build (gigabytes). Give the address of the CPU builds" \
         "(the CPU command on pytorch.org, 'Get started') and run again:  make setup TORCH_INDEX=ADDRESS" >&2

@@ -98,7 +98,7 @@ def test_any_subset_of_inputs_may_require_grad(op, backend):
 @pytest.mark.skipif(INTERPRETER, reason="autocast's type on CPU is bfloat16, which the interpreter's dot gets wrong")
 def test_autocast(op, backend):
     kw = inputs.differentiable(SMALL[op]())
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(inputs.DEVICE, torch.bfloat16):
         loss = total(op, kw, backend)
     narrow = op != "leaky_average"  # a running sum keeps its input's type, as torch's cumsum does
     same = {n: v.bfloat16() if n in floats(kw) and narrow else v for n, v in kw.items()}
