@@ -32,7 +32,7 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
 fi
 
 say "installing what builds and tests the package"
-if pip install 'setuptools>=77' 'pybind11>=2.13' wheel && pip install --no-build-isolation -e '.[dev]'; then
+if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && pip install --no-build-isolation -e '.[dev]'; then
   say "ready: .venv"
 elif .venv/bin/python -c 'import torch, triton, pybind11, setuptools, pytest'; then
   say "no network: building with what $PYTHON has"
