@@ -41,7 +41,8 @@ CROSS = [
     _cca("retro-7.5b", f"{RETRO}, table 2, 7.5b, 4 sequences", B=4, H=32, D=128, devices=CUDA, memory_gib=12),
     _cca("rpt-2k", f"{RPT}, section 4: gated neighbours, no position logits", H=8, D=128, extras=("neighbour_gate",), devices=CPU),
     _cca("rpt-16k", f"{RPT}, section 4: its training length", N=16384, H=8, D=128, extras=("neighbour_gate",), devices=CUDA, memory_gib=8),
-    _cca("eval-k10", f"{RETRO}, figure 1: evaluation with 10 neighbours", K=10, modes=FORWARD, memory_gib=4),
+    _cca("eval-k10", f"{RETRO}, figure 1: evaluation with 10 neighbours, 512 tokens", N=512, K=10, modes=FORWARD),
+    _cca("eval-k10-2k", f"{RETRO}, figure 1: evaluation with 10 neighbours", K=10, modes=FORWARD, devices=CUDA, memory_gib=4),
     _cca("eval-k40", f"{RETRO}, figure 1: evaluation with 40 neighbours", K=40, modes=FORWARD, devices=CUDA, memory_gib=12),
     _cca("masked-k4", f"{RETRO}, section 2.1: same-document neighbours filtered out", N=512, K=4, extras=(*TRANSFORMER_XL, "neighbour_mask")),
     _cca("grouped", "grouped-query attention on the 1.5b shape", H=16, G=4, D=128, devices=CUDA, memory_gib=8),
@@ -52,9 +53,9 @@ CROSS = [
 SELF = [
     _relative("decoder-1k", f"{RETRO}, decoder self-attention", T=1024, options=_causal(rel_start=0)),
     _relative("decoder-2k", f"{RETRO}, decoder, 1.5b", B=4, N=2048, H=16, D=128, T=2048, options=_causal(rel_start=0), devices=CUDA, memory_gib=24),
-    _relative("encoder-self", f"{RETRO}, encoder over the 64 neighbours of a sequence", B=64, N=128, H=16),
+    _relative("encoder-self", f"{RETRO}, encoder over the 16 neighbours of 8 chunks", B=16, N=128, H=16),
     _relative("encoder-self-b512", f"{RETRO}, encoder, 8 sequences", B=512, N=128, H=16, devices=CUDA, memory_gib=16),
-    _relative("encoder-cross", f"{RETRO}, encoder cross-attention to the chunk", B=64, N=128, S=64, H=16),
+    _relative("encoder-cross", f"{RETRO}, encoder cross-attention to the chunk, 16 neighbours", B=16, N=128, S=64, H=16),
     _relative("encoder-cross-b512", f"{RETRO}, encoder cross-attention, 8 sequences", B=512, N=128, S=64, H=16, devices=CUDA, memory_gib=12),
     _relative("rpt-window-2k", f"{RPT}, section 4, a shorter window", N=2048, D=128, extras=(), options=_causal(window=512), devices=()),
     _relative(

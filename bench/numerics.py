@@ -88,30 +88,37 @@ def first_output(result) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
 
-def differentiate(contender: Contender, arguments: dict[str, Any], names: list[str], upstream: Tensor) -> list[Tensor]:
-    """Gradients of output 0 for `names`, by autograd through the contender."""
+def differentiate(contender: Contender, arguments: dict[str, Any], names: list[str], upstream: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """Outputs, and the gradients of output 0 for `names`, by autograd through the contender."""
     leaves = {name: arguments[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
-        out = first_output(contender.function(**(arguments | leaves)))
-    grads = torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype), allow_unused=True)
-    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves.values(), strict=True)]
+        result = contender.function(**(arguments | leaves))
+    outs = (result,) if isinstance(result, Tensor) else tuple(result)
+    grads = torch.autograd.grad(outs[0], list(leaves.values()), upstream.to(outs[0].dtype), allow_unused=True)
+    grads = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves.values(), strict=True)]
+    return tuple(out.detach() for out in outs), grads
 
 
 def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], oracle: Oracle) -> dict[str, Error]:
-    """Errors of every output the contender returns, and of every gradient where the oracle has an upstream gradient."""
-    poison = poisoned() if contender.role != "baseline" else contextlib.nullcontext()
-    with poison:
-        with torch.no_grad():
-            found = (contender.outputs or contender.function)(**arguments)
-        found = (found,) if isinstance(found, Tensor) else tuple(found)
-        measured = _output_errors(operator, arguments, found, oracle)
-        if oracle.upstream is not None and contender.differentiable:
-            names = floating(arguments, operator.differentiable)
-            grads = differentiate(contender, arguments, names, oracle.upstream)
-            expected = list(oracle.gradients.values())
-            if operator.gradients is not None:
-                expected = operator.gradients(arguments, (oracle.upstream,), found)
-            measured |= {f"d_{name}": error(g, e) for name, g, e in zip(names, grads, expected, strict=True)}
+    """Errors of every output the contender returns, and of every gradient where the oracle has an upstream gradient.
+
+    A kernel's forward is run without autograd too: it may take another path, and returns all its outputs there.
+    """
+    backward = oracle.upstream is not None and contender.differentiable
+    with contextlib.nullcontext() if contender.role == "baseline" else poisoned():
+        found, names, grads = None, floating(arguments, operator.differentiable), []
+        if backward:
+            found, grads = differentiate(contender, arguments, names, oracle.upstream)
+        if not backward or contender.role != "baseline":
+            with torch.no_grad():
+                found = (contender.outputs or contender.function)(**arguments)
+            found = (found,) if isinstance(found, Tensor) else tuple(found)
+    measured = _output_errors(operator, arguments, found, oracle)
+    if backward:
+        expected = list(oracle.gradients.values())
+        if operator.gradients is not None:
+            expected = operator.gradients(arguments, (oracle.upstream,), found)
+        measured |= {f"d_{name}": error(g, e) for name, g, e in zip(names, grads, expected, strict=True)}
     return measured
 
 

@@ -34,8 +34,14 @@ def _cut(arguments: dict[str, Any], names: tuple[str, ...], first: int, last: in
 
 
 def _cross_rows(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """Queries first .. last-1 against the chunks they attend alone: gradients of whole key tensors are what is slow."""
+    m = arguments["chunk_len"]
+    start = arguments.get("query_start", 0) + first
+    low = max((start + 1) // m - 1, 0)
+    high = max((start + last - first) // m, low)
     cut = _cut(arguments, ("query", "rel_query"), first, last)
-    return cut | {"query_start": arguments.get("query_start", 0) + first}
+    cut = _cut(cut, ("key", "value", "neighbour_mask", "neighbour_gate"), low, high)
+    return cut | {"query_start": start - low * m}
 
 
 def _attention_rows(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:

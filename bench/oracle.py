@@ -16,9 +16,9 @@ from .operators import floating, rows_in
 from .registry import Case, Operator
 
 #: float64 elements of one slice of the score matrix; about ten such temporaries live at once
-SLICE_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
+SLICE_ELEMENTS = {"cpu": 2**20, "cuda": 2**27}
 #: elements of the score matrix computed for one case: a few seconds
-TOTAL_ELEMENTS = {"cpu": 2**26, "cuda": 2**33}
+TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
 SORT_COST = 10  # the reference of top-k sorts all scores
 
 
@@ -33,12 +33,15 @@ class Oracle:
     gradients: dict[str, Tensor]
 
 
-def solve(operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool) -> Oracle:
-    """The float64 outputs of `arguments`, and with `backward` the gradients for a fresh Gaussian upstream gradient."""
+def solve(operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool, share: float = 1.0) -> Oracle:
+    """The float64 outputs of `arguments`, and with `backward` the gradients for a fresh Gaussian upstream gradient.
+
+    `share` of the usual budget of elements is spent: a large case covers fewer queries.
+    """
     wide = {name: value.double() if _is_float(value) else value for name, value in arguments.items()}
     names = floating(arguments, operator.differentiable) if backward and operator.gradients is None else []
     leaves = [wide[name].requires_grad_() for name in names]
-    ranges, rows, checked = _ranges(operator, case, arguments)
+    ranges, rows, checked = _ranges(operator, case, arguments, share)
     upstream, outputs, totals = None, [], [torch.zeros_like(leaf) for leaf in leaves]
     for first, last in ranges:
         part = wide if operator.rows is None else operator.rows(wide, first, last)
@@ -71,7 +74,7 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
     return drawn if operator.name == "topk_chunks" else drawn.to(narrow)
 
 
-def _ranges(operator: Operator, case: Case, arguments: dict[str, Any]) -> tuple[list[tuple[int, int]], Tensor, str]:
+def _ranges(operator: Operator, case: Case, arguments: dict[str, Any], share: float) -> tuple[list[tuple[int, int]], Tensor, str]:
     """Ranges of queries to compute, all their rows, and the words for the record."""
     first_input = arguments[operator.differentiable[0]]
     n, device = rows_in(operator, arguments), first_input.device
@@ -79,7 +82,7 @@ def _ranges(operator: Operator, case: Case, arguments: dict[str, Any]) -> tuple[
         return [(0, n)], torch.arange(n, device=device), "every element"
     width, cost = _row_elements(case)
     step = max(int(SLICE_ELEMENTS[device.type] / width), 1)
-    affordable = max(int(TOTAL_ELEMENTS[device.type] / (width * cost)), 8)
+    affordable = int(min(max(share * TOTAL_ELEMENTS[device.type] / (width * cost), 8), n))
     if affordable >= n:
         spans, checked = [(0, n)], "every element"
     else:

@@ -61,9 +61,11 @@ def modes(case: Case, selection: Selection) -> list[str]:
 
 
 def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
-    """The yardstick first, then kernels, then the other baselines."""
+    """The yardstick first, then kernels (all but the reference, if any can run here), then the other baselines."""
     everyone = contenders_of(case.kernel)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
+    if selection.backends is None and any(c.role == "kernel" and not c.reason(case, None, selection.device) for c in kernels):
+        kernels = [c for c in kernels if c.role != "reference"]  # the definition is timed only where nothing faster exists
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
     yield from sorted(baselines, key=lambda c: c.name != YARDSTICK)[:1] if any(c.name == YARDSTICK for c in baselines) else ()
     yield from kernels

@@ -15,6 +15,7 @@ from .operators import floating, without_positions
 from .registry import OPERATORS, Case, Contender
 
 CHECK = "check"  # the mode of a record that holds numerics alone
+BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Run:
     timed: bool = True
     effort: timing.Effort = timing.Effort()
     seed: int | None = None
+    oracle_share: float = 1.0  # of the oracle's usual budget; infinite: every element of every case
     ceilings: dict[str, Any] | None = None
     run: str = field(default_factory=record.new_run)
     git: dict[str, Any] = field(default_factory=environment.git_state)
@@ -75,7 +77,7 @@ def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: in
         if all(entry.status != "ok" for entry in group):
             continue
         given = without_positions(arguments) if bare else arguments
-        truth = oracle.solve(operator, case, given, seed, backward)
+        truth = oracle.solve(operator, case, given, seed, backward, run.oracle_share * (BARE_SHARE if bare else 1.0))
         for entry in group:
             if entry.status == "ok":
                 judged = yardstick if entry.contender.role != "baseline" else None
@@ -123,7 +125,7 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
         outcome = times.get(entry.contender.name)
         if isinstance(outcome, Exception):
             entry.fail(*_status_of(outcome))
-        elif outcome is not None:
+        elif outcome is not None and timing.estimate(outcome) < timing.SLOW_CALL_S:
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
     _release(run.device)
     seconds = {name: timing.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
@@ -135,7 +137,7 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
             done["time"] = times[name]
             done["roofline"] = ceilings.roofline(_work(case, dtype, mode), run.ceilings, dtype, seconds[name])
             done["speedup"] = {other: t / seconds[name] for other, t in baselines.items() if other != name} or None
-            done["memory"], done["launches"] = extra[name]
+            done["memory"], done["launches"] = extra.get(name, (None, None))
         yield done
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 WARMUPS = 2
+LONG_CALL_S = 0.2  # a call this long needs no second warm-up
+SLOW_CALL_S = 1.0  # a call this long is sampled once: a reference or a baseline far from the headline
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
 SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
 L2_MULTIPLE = 2  # bytes written to evict, in units of the L2
@@ -23,11 +25,11 @@ DEFAULT_L2_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one contender: at least `least` samples, at most `most`, about `seconds` in between."""
+    """How long to measure one contender: at least `least` samples (one of a call beyond SLOW_CALL_S), at most `most`, about `seconds`."""
 
-    least: int = 5
+    least: int = 3
     most: int = 50
-    seconds: float = 1.0
+    seconds: float = 0.4
 
 
 def measure(calls: dict[str, Callable[[], Any]], device: str, effort: Effort) -> dict[str, dict[str, Any] | Exception]:
@@ -52,7 +54,8 @@ def measure(calls: dict[str, Callable[[], Any]], device: str, effort: Effort) ->
                 continue
             spent[name] += time.perf_counter() - begun
             count = len(samples[name])
-            if count >= effort.most or (count >= effort.least and spent[name] >= effort.seconds):
+            least = effort.least if spent[name] < SLOW_CALL_S * count else 1
+            if count >= effort.most or (count >= least and spent[name] >= effort.seconds):
                 pending.remove(name)
     return {name: failed.get(name) or summary(samples[name], sampler.method(name)) for name in calls}
 
@@ -92,6 +95,8 @@ class _CpuSampler:
             begun = time.perf_counter()
             call()
             took = time.perf_counter() - begun
+            if took > LONG_CALL_S:
+                break
         self.repeats[name] = max(int(LEAST_SAMPLE_S / max(took, 1e-7)), 1)
 
     def sample(self, name: str, call: Callable[[], Any]) -> float:
