@@ -12,7 +12,7 @@ import sys
 
 from . import exits
 
-COMMANDS = ("list", "check", "run", "static", "report")
+COMMANDS = ("list", "check", "run", "static", "report", "ab")
 
 
 class Parser(argparse.ArgumentParser):
