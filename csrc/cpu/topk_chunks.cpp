@@ -129,8 +129,7 @@ class Scan {
       if (count_ == 0) return;
       for (int64_t t = 0; t < tiles_;) {
         const int mq = tiles_ - t >= 2 ? 2 : 1;
-        const int64_t after = std::min(last_, first_ + (t + mq) * LANES);
-        if (!p_.causal || index_[0] < after + p_.shift) mq == 2 ? sweep<2>(t) : sweep<1>(t);
+        mq == 2 ? sweep<2>(t) : sweep<1>(t);
         t += mq;
       }
     }
@@ -201,9 +200,11 @@ class Scan {
     constexpr int NK = KEYS / MQ;
     alignas(LINE) float out[KEYS * LANES];
     const int64_t q_tile = LANES * words_;
+    const int64_t after = std::min(last_, first_ + (t + MQ) * LANES) + p_.shift;  // the last row's causal limit, exclusive
     for (int from = 0; from < count_; from += NK) {
+      if (p_.causal && index_[from] >= after) return;
       Tile<K> part{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
-      if (t == 0 && tile_.rows != copy_) part.ahead = reinterpret_cast<const char*>(part.rows + KEYS * tile_.stride);
+      if (t == 0 && tile_.rows != copy_) part.ahead = reinterpret_cast<const char*>(part.rows + TILES_AHEAD * KEYS * tile_.stride);
       const uint32_t hits = score<K, MQ>(packed_ + t * q_tile, q_tile, part, p_.dim, threshold_ + t * LANES, out);
       for (int m = 0; m < MQ; ++m)
         if (hits >> m & 1) consider(t + m, from, std::min(NK, count_ - from), out + m * NK * LANES);

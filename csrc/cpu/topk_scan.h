@@ -11,6 +11,8 @@ namespace retro::RETRO_ISA {
 constexpr int KEYS = LANES == 16 ? 24 : 12;  // keys of a tile: the accumulators that registers hold beside the operands
 constexpr int64_t FOLD = 512;                // steps after which the running sums move to a second one (rounding)
 constexpr int LINE = 64;                     // bytes of a cache line
+constexpr int64_t Q_AHEAD = 16;              // steps: packed queries beyond L1 come from L2 in time
+constexpr int64_t TILES_AHEAD = 2;           // key tiles: enough to hide memory's latency, few enough to stay in cache
 
 #if RETRO_ISA_LEVEL >= 3
 using NarrowKey = bf16;  // multiplied as it is, in pairs
@@ -59,7 +61,7 @@ template <class K>
 struct Tile {
   const K* rows;
   int64_t stride;        // elements
-  const char* ahead;     // the memory of the next tile, to be prefetched; null: it isn't known, or cached
+  const char* ahead;     // memory soon needed, to be prefetched; null: it isn't known, or cached
   const float* discount; // [KEYS] subtracted from a score before it is compared
   bool force;            // the comparison can't be trusted: every score goes on
 };
@@ -76,7 +78,10 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int6
 #pragma GCC unroll 4
     for (int m = 0; m < MQ; ++m)
 #pragma GCC unroll 4
-      for (int u = 0; u < UNROLL; ++u) lanes[m][u] = O::lanes(q + m * q_tile + (s + u) * LANES);
+      for (int u = 0; u < UNROLL; ++u) {
+        lanes[m][u] = O::lanes(q + m * q_tile + (s + u) * LANES);
+        __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
+      }
 #pragma GCC unroll 24
     for (int j = 0; j < NK; ++j)
 #pragma GCC unroll 4
@@ -87,7 +92,7 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int6
       }
     if (ahead) {
 #pragma GCC unroll 8
-      for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * LINE, 0, 2);
+      for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * LINE, 0, 3);
       ahead += LINES * LINE;
     }
   }
