@@ -78,7 +78,7 @@ def test_bits_do_not_depend_on_the_place_in_a_tile(dtype):
 
 def test_refuses_what_it_cannot_read():
     kw = inputs.topk(7, dtype=torch.float64)
-    with pytest.raises(ValueError, match="query is torch.float64"):
+    with pytest.raises(ValueError, match=r"query is torch\.float64"):
         rk.topk_chunks(**kw, backend="cpu")
 
 
