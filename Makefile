@@ -20,7 +20,7 @@ build:
 	$(PY) setup.py -q build_ext --inplace
 
 bench: setup
-	$(PY) -m bench run --json bench/out/latest.jsonl
+	$(PY) -m bench run --json bench/out/latest.jsonl --fresh
 	$(PY) -m bench report bench/out/latest.jsonl
 
 # Triton's interpreter changes what `import triton` means, so its tests have a process of their own.
