@@ -117,7 +117,9 @@ def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, 
     return times["base"], times["head"]
 
 
-def compare(base: Path, head: Path, items: list[Item], threads: int, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS) -> list[Outcome]:
+def compare(
+    base: Path, head: Path, items: list[Item], threads: int, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
+) -> list[Outcome]:
     """One verdict an item: a batch, a control of base against itself, and a second batch of whatever looks slower."""
     say("base against head")
     first = batch(base, head, items, threads, True, say, worker_pairs)

@@ -1,7 +1,7 @@
 """One process of `ab`: holds one tree's kernels and times one call when told to. JSON lines in, JSON lines out.
 
-    {"prepare": {kernel, backend, case, dtype, mode, seed, threads, check}} -> {"ok": true, "seconds": s} | {"status": ..., "reason": ...}
-    {"sample": repeats} -> {"seconds": s}
+{"prepare": {kernel, backend, case, dtype, mode, seed, threads, check}} -> {"ok": true, "seconds": s} | {"status": ..., "reason": ...}
+{"sample": repeats} -> {"seconds": s}
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import tree  # noqa: E402
+import tree
 
 
 def prepare(bench, wanted: dict):
     """The call to time, or a refusal."""
     import torch
+
     from bench import plan, runner
 
     torch.set_num_threads(wanted["threads"])
