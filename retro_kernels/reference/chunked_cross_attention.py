@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _attention
+from . import _attention, _autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
@@ -71,4 +71,12 @@ def _attend(call, chunk: int, rows: range, first: int, dtype: torch.dtype) -> tu
     if call.dropout_p > 0:
         queries = torch.arange(rows.start, rows.stop, device=query.device)
         keep = _attention.dropout_keep(call.seed, call.dropout_p, b, h, queries, neighbours * length)
-    return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, -1), value, keep, call.dropout_p)
+    return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p)
+
+
+def reason(call) -> None:
+    """Why the reference cannot serve a call: it always can."""
+    return None
+
+
+backward = _autograd.backward_of(forward)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _attention
+from . import _attention, _autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
@@ -54,3 +54,11 @@ def visibility(call) -> tuple[Tensor, Tensor]:
     if call.query_segment is not None:
         visible = visible & (call.query_segment[:, None, :, None] == call.key_segment[:, None, None, :])
     return displacement, visible
+
+
+def reason(call) -> None:
+    """Why the reference cannot serve a call: it always can."""
+    return None
+
+
+backward = _autograd.backward_of(forward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _attention
+from . import _attention, _autograd
 
 
 def forward(call) -> tuple[Tensor]:
@@ -18,3 +18,11 @@ def forward(call) -> tuple[Tensor]:
     displacement = rows - torch.arange(call.key_len, device=query.device)
     logits = _attention.position_logits(query, call.rel_key.to(dtype), displacement, call.rel_start)
     return (logits.to(call.query.dtype),)
+
+
+def reason(call) -> None:
+    """Why the reference cannot serve a call: it always can."""
+    return None
+
+
+backward = _autograd.backward_of(forward)

@@ -1,0 +1,94 @@
+// Run-time detection of what the processor and the operating system support.
+#include "isa.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <stdexcept>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#define RETRO_X86 1
+#else
+#define RETRO_X86 0
+#endif
+
+namespace retro {
+namespace {
+
+constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16"};
+
+#if RETRO_X86
+// XCR0 says which registers the operating system saves: bits 1-2 SSE and AVX, bits 5-7 the AVX-512 state.
+uint64_t saved_state() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return 0;  // no OSXSAVE: xgetbv would fault
+  unsigned low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+Isa best_of_processor() {
+  constexpr uint64_t YMM = 0x6, ZMM = 0xe6;
+  const uint64_t saved = saved_state();
+  unsigned a, b, c, d, b7, a71 = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return PORTABLE;
+  const bool fma = c & (1u << 12), f16c = c & (1u << 29), avx = c & (1u << 28);
+  if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d)) return PORTABLE;
+  const unsigned leaves = a;
+  if ((saved & YMM) != YMM || !avx || !fma || !f16c || !(b7 & (1u << 5))) return PORTABLE;
+  constexpr unsigned F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31;
+  if ((saved & ZMM) != ZMM || (b7 & (F | DQ | BW | VL)) != (F | DQ | BW | VL)) return AVX2;
+  if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
+  return a71 & (1u << 5) ? AVX512BF16 : AVX512;
+}
+#else
+Isa best_of_processor() { return PORTABLE; }
+#endif
+
+bool compiled(int isa) {
+  constexpr bool have[ISA_COUNT] = {true, RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16};
+  return have[isa];
+}
+
+bool supported(int isa) { return compiled(isa) && isa <= best_of_processor(); }
+
+Isa parse(const std::string& name) {
+  for (int isa = 0; isa < ISA_COUNT; ++isa)
+    if (name == NAMES[isa]) {
+      if (supported(isa)) return static_cast<Isa>(isa);
+      throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
+    }
+  throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
+}
+
+Isa initial() {
+  const char* wanted = std::getenv("RETRO_KERNELS_ISA");
+  if (wanted && *wanted) return parse(wanted);
+  for (int isa = ISA_COUNT - 1; isa > 0; --isa)
+    if (supported(isa)) return static_cast<Isa>(isa);
+  return PORTABLE;
+}
+
+std::atomic<int> active{-1};
+
+}  // namespace
+
+Isa active_isa() {
+  int isa = active.load(std::memory_order_relaxed);
+  if (isa < 0) active.store(isa = initial(), std::memory_order_relaxed);
+  return static_cast<Isa>(isa);
+}
+
+std::string isa_name() { return NAMES[active_isa()]; }
+
+std::string supported_isas() {
+  std::string names;
+  for (int isa = 0; isa < ISA_COUNT; ++isa)
+    if (supported(isa)) names += (names.empty() ? "" : " ") + std::string(NAMES[isa]);
+  return names;
+}
+
+void set_isa(const std::string& name) { active.store(name.empty() ? initial() : parse(name)); }
+
+}  // namespace retro

@@ -1,0 +1,148 @@
+// The pool: workers sleep on a condition variable, tasks are handed out by one atomic counter.
+#include "parallel.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#define RETRO_PAUSE() _mm_pause()
+#else
+#define RETRO_PAUSE() std::this_thread::yield()
+#endif
+
+namespace retro {
+namespace {
+
+constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little more than a wake-up costs
+
+thread_local bool inside_task = false;
+
+class Pool {
+ public:
+  void run(int64_t tasks, int threads, Task task, void* context) {
+    std::lock_guard<std::mutex> one_job_at_a_time(job_lock_);
+    const int helpers = static_cast<int>(threads - 1 < tasks - 1 ? threads - 1 : tasks - 1);
+    grow(helpers);
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      task_ = task, context_ = context, tasks_ = tasks, error_ = nullptr;
+      next_.store(0, std::memory_order_relaxed);
+      wanted_ = helpers, running_.store(helpers, std::memory_order_relaxed);
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    work();
+    for (int spin = 0; running_.load(std::memory_order_acquire) && spin < SPINS; ++spin) RETRO_PAUSE();
+    std::unique_lock<std::mutex> guard(lock_);
+    done_.wait(guard, [&] { return running_.load(std::memory_order_acquire) == 0; });
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  void grow(int helpers) {
+    while (static_cast<int>(workers_.size()) < helpers) {
+      const int index = static_cast<int>(workers_.size());
+      workers_.emplace_back([this, index, seen = generation_.load()] { serve(index, seen); });
+      workers_.back().detach();  // they live as long as the process; the pool is never destroyed
+    }
+  }
+
+  void serve(int index, uint64_t seen) {
+    for (;;) {
+      for (int spin = 0; generation_.load(std::memory_order_acquire) == seen && spin < SPINS; ++spin) RETRO_PAUSE();
+      {
+        std::unique_lock<std::mutex> guard(lock_);
+        wake_.wait(guard, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+        seen = generation_.load(std::memory_order_acquire);
+        if (index >= wanted_) continue;
+      }
+      work();
+      if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        std::lock_guard<std::mutex> guard(lock_);  // else the caller could miss the notification
+        done_.notify_one();
+      }
+    }
+  }
+
+  void work() {
+    inside_task = true;
+    for (int64_t t; (t = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
+      try {
+        task_(context_, t);
+      } catch (...) {
+        std::lock_guard<std::mutex> guard(lock_);
+        if (!error_) error_ = std::current_exception();
+        next_.store(tasks_, std::memory_order_relaxed);
+      }
+    }
+    inside_task = false;
+  }
+
+  std::mutex job_lock_, lock_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> workers_;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> running_{0};
+  int wanted_ = 0;
+  int64_t tasks_ = 0;
+  Task task_ = nullptr;
+  void* context_ = nullptr;
+  std::exception_ptr error_;
+};
+
+// A forked child has none of the parent's threads, and locks in whatever state they were: it starts a pool of its own.
+std::atomic<Pool*> pool{nullptr};
+
+Pool& the_pool() {
+  Pool* current = pool.load(std::memory_order_acquire);
+  if (current) return *current;
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+  (void)registered;
+  auto* fresh = new Pool;
+  if (pool.compare_exchange_strong(current, fresh)) return *fresh;
+  delete fresh;
+  return *current;
+}
+
+struct Buffer {
+  void* data = nullptr;
+  size_t bytes = 0;
+  ~Buffer() { std::free(data); }
+};
+
+}  // namespace
+
+void run_tasks(int64_t tasks, int threads, Task task, void* context) {
+  if (tasks <= 0) return;
+  if (tasks == 1 || threads <= 1 || inside_task) {
+    for (int64_t t = 0; t < tasks; ++t) task(context, t);
+    return;
+  }
+  the_pool().run(tasks, threads, task, context);
+}
+
+void* scratch(size_t bytes) {
+  constexpr size_t LINE = 64, PAGE = 4096;
+  thread_local Buffer buffer;
+  if (bytes > buffer.bytes) {
+    std::free(buffer.data);
+    buffer.bytes = 0;
+    const size_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
+    buffer.data = std::aligned_alloc(LINE, rounded);
+    if (!buffer.data) throw std::bad_alloc();
+    buffer.bytes = rounded;
+  }
+  return buffer.data;
+}
+
+}  // namespace retro

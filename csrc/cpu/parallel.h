@@ -1,0 +1,23 @@
+// Tasks on a persistent pool of threads. Which thread runs a task is undefined; what a task computes must not depend on
+// it, nor on the number of threads: so results are bitwise the same for every thread count.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace retro {
+
+using Task = void (*)(void* context, int64_t task);
+
+// Runs task(context, t) for t = 0..tasks-1 on up to `threads` threads, the caller's included, in about that order.
+// Rethrows the first exception of a task. Inside a task it runs serially.
+void run_tasks(int64_t tasks, int threads, Task task, void* context);
+
+template <class F>
+void parallel_for(int64_t tasks, int threads, F&& f) {
+  run_tasks(tasks, threads, [](void* context, int64_t t) { (*static_cast<F*>(context))(t); }, &f);
+}
+
+// This thread's scratch memory, 64-byte aligned, contents undefined, valid until the thread's next call.
+void* scratch(size_t bytes);
+
+}  // namespace retro

@@ -1,0 +1,110 @@
+// One thin vector of floats per instruction set, in the namespace of that instruction set; kernels are written once over it.
+//
+//   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
+//   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
+//   fma max min exp scale2 round         max(a, b) is b where either is NaN
+//   gt ge select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
+//   sum max_of min_of                    across lanes, a fixed order
+//   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane (one instruction on avx512bf16)
+//   load_pairs broadcast_pair interleave to_pairs
+//
+// A header that uses it must stay inside namespace retro::RETRO_ISA as well: an inline function compiled for AVX-512 must
+// never be the copy that the linker keeps for everybody.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "../view.h"
+
+#ifndef RETRO_ISA_LEVEL  // an editor, or a plain compile of one file
+#define RETRO_ISA_LEVEL 0
+#define RETRO_ISA portable
+#endif
+
+#define RETRO_INLINE inline __attribute__((always_inline))
+
+namespace retro::RETRO_ISA {
+
+RETRO_INLINE float as_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+RETRO_INLINE uint32_t as_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+RETRO_INLINE float to_float(float x) { return x; }
+RETRO_INLINE float to_float(bf16 x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
+inline float to_float(fp16 x) {
+  const uint32_t sign = (x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
+  if (rest >= 0x7c00u) return as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  // exponent re-biased by a product, which also normalises subnormals
+  return as_float(sign | as_bits(as_float(rest << 13) * 0x1p112f));
+}
+
+RETRO_INLINE void from_float(float x, float* to) { *to = x; }
+RETRO_INLINE void from_float(float x, bf16* to) {
+  const uint32_t bits = as_bits(x);
+  to->bits = x != x ? static_cast<uint16_t>(bits >> 16 | 0x40u) : static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+inline void from_float(float x, fp16* to) {
+  const uint32_t bits = as_bits(x), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
+  uint32_t half;
+  if (rest > 0x7f800000u) {
+    half = 0x7e00u;
+  } else if (rest >= 0x477ff000u) {  // 65520 and beyond round to infinity
+    half = 0x7c00u;
+  } else if (rest < 0x38800000u) {  // subnormal: the sum's low bits are the rounded result
+    half = as_bits(as_float(rest) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13;
+  }
+  to->bits = static_cast<uint16_t>(sign | half);
+}
+
+// One element of any supported float type.
+RETRO_INLINE float scalar(const View& v, int64_t offset) {
+  switch (v.type) {
+    case Type::BF16:
+      return to_float(reinterpret_cast<const bf16*>(v.data)[offset]);
+    case Type::F16:
+      return to_float(reinterpret_cast<const fp16*>(v.data)[offset]);
+    default:
+      return reinterpret_cast<const float*>(v.data)[offset];
+  }
+}
+
+}  // namespace retro::RETRO_ISA
+
+#if RETRO_ISA_LEVEL >= 2
+#include "simd_avx512.h"
+#elif RETRO_ISA_LEVEL == 1
+#include "simd_avx2.h"
+#else
+#include "simd_portable.h"
+#endif
+
+namespace retro::RETRO_ISA {
+
+// exp to about 1 ulp: 2^n * e^r, |r| <= ln2/2; 0 at -inf, inf above 88.7, NaN stays NaN. Polynomial: Cephes' expf.
+RETRO_INLINE Vec exp(Vec x) {
+  constexpr float LOG2E = 1.44269504088896341f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
+  constexpr float LOWEST = -104.f, HIGHEST = 89.f;  // beyond these the result is 0 or inf
+  x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
+  const Vec n = round(x * broadcast(LOG2E));
+  Vec r = fma(n, broadcast(-LN2_HIGH), x);
+  r = fma(n, broadcast(-LN2_LOW), r);
+  Vec p = broadcast(1.9875691500e-4f);
+  p = fma(p, r, broadcast(1.3981999507e-3f));
+  p = fma(p, r, broadcast(8.3334519073e-3f));
+  p = fma(p, r, broadcast(4.1665795894e-2f));
+  p = fma(p, r, broadcast(1.6666665459e-1f));
+  p = fma(p, r, broadcast(5.0000001201e-1f));
+  return scale2(fma(p, r * r, r) + broadcast(1.f), n);
+}
+
+}  // namespace retro::RETRO_ISA

@@ -1,0 +1,95 @@
+// 16 floats; AVX-512 F, BW, VL, DQ, and BF16 at level 3. Included by simd.h.
+#pragma once
+#include <immintrin.h>
+
+namespace retro::RETRO_ISA {
+
+constexpr int LANES = 16;
+using Vec = __m512;
+using Mask = __mmask16;
+using Pairs = __m512i;
+
+RETRO_INLINE Vec zero() { return _mm512_setzero_ps(); }
+RETRO_INLINE Vec broadcast(float x) { return _mm512_set1_ps(x); }
+RETRO_INLINE Mask first(int n) { return n >= LANES ? Mask(0xffff) : n <= 0 ? Mask(0) : Mask((1u << n) - 1u); }
+
+RETRO_INLINE Vec widen(__m256i halves, bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)); }
+RETRO_INLINE Vec widen(__m256i halves, fp16) { return _mm512_cvtph_ps(halves); }
+
+RETRO_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
+RETRO_INLINE Vec load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+template <class T>
+RETRO_INLINE Vec load(const T* p) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
+}
+template <class T>
+RETRO_INLINE Vec load(const T* p, int n) {
+  return widen(_mm256_maskz_loadu_epi16(first(n), p), T{});
+}
+
+RETRO_INLINE __m256i narrow(Vec x, fp16) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+RETRO_INLINE __m256i narrow(Vec x, bf16) {
+#if RETRO_ISA_LEVEL >= 3
+  return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  rounded = _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+#endif
+}
+
+RETRO_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+RETRO_INLINE void store(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+template <class T>
+RETRO_INLINE void store(T* p, Vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x, T{}));
+}
+template <class T>
+RETRO_INLINE void store(T* p, Vec x, int n) {
+  _mm256_mask_storeu_epi16(p, first(n), narrow(x, T{}));
+}
+
+RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+RETRO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+RETRO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+RETRO_INLINE Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x * 2^n, n integral
+
+RETRO_INLINE Mask gt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+RETRO_INLINE Mask ge(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
+RETRO_INLINE bool any(Mask m) { return m != 0; }
+RETRO_INLINE uint32_t bits(Mask m) { return m; }
+
+RETRO_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
+RETRO_INLINE float max_of(Vec x) { return _mm512_reduce_max_ps(x); }
+RETRO_INLINE float min_of(Vec x) { return _mm512_reduce_min_ps(x); }
+
+RETRO_INLINE Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
+RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
+RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
+RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
+
+// Lane i: (even[i], odd[i]); null pointers can't be passed, n lanes are read.
+RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), even));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), odd));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
+  const __m512i low = _mm512_cvtepu16_epi32(narrow(even, bf16{})), high = _mm512_cvtepu16_epi32(narrow(odd, bf16{}));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+RETRO_INLINE Vec even_of(Pairs x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+RETRO_INLINE Vec odd_of(Pairs x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
+
+#if RETRO_ISA_LEVEL >= 3
+RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
+#else
+RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
+#endif
+
+}  // namespace retro::RETRO_ISA

@@ -1,0 +1,28 @@
+"""Fused kernels for retrieval-enhanced language models, as PyTorch operators.
+
+    import retro_kernels as rk
+
+    out = rk.chunked_cross_attention(query, key, value, chunk_len=64, rel_key=rel_key)
+
+Importing this package imports no triton and touches no device.
+"""
+
+from ._dispatch import BackendStatus, backends, use_backend
+from .ops.chunked_cross_attention import chunked_cross_attention
+from .ops.leaky_average import leaky_average
+from .ops.relative_attention import relative_attention
+from .ops.relative_logits import relative_logits
+from .ops.topk_chunks import topk_chunks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendStatus",
+    "backends",
+    "chunked_cross_attention",
+    "leaky_average",
+    "relative_attention",
+    "relative_logits",
+    "topk_chunks",
+    "use_backend",
+]

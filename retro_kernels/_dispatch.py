@@ -1,0 +1,99 @@
+"""Which backend serves a call: the one named, else the first of ORDER that can.
+
+A backend of an op is a module `retro_kernels/<backend>/<op>.py` with `reason(call)`, `forward(call)` and
+`backward(call, outputs, grads, needs)`; the file's presence is its registration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from types import ModuleType
+
+from torch import Tensor
+
+OPS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
+ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` declines what `triton` does better
+
+_default: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendStatus:
+    """Whether this machine can run one backend of one op; `reason` says why not, and is None where it can."""
+
+    available: bool
+    reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.available
+
+
+def backends() -> dict[str, dict[str, BackendStatus]]:
+    """For each op and backend: can this machine run it, and if not, why.
+
+    >>> backends()["topk_chunks"]["reference"].available
+    True
+    """
+    return {op: {name: _status(op, name) for name in ORDER} for op in OPS}
+
+
+@contextlib.contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Context manager: calls without `backend=` use `name` inside it (None: choose the fastest again).
+
+    Process-wide, like every default of torch that `torch.compile` can see. Raises ValueError for an unknown name.
+    """
+    global _default
+    previous, _default = _default, None if name is None else named(name)
+    try:
+        yield
+    finally:
+        _default = previous
+
+
+def named(backend: str | None) -> str | None:
+    """`backend`, or the default where it is None; ValueError if there is no backend of that name."""
+    if backend is None:
+        return _default
+    if backend not in ORDER:
+        raise ValueError(f"backend: expected None or one of {', '.join(map(repr, ORDER))}; got {backend!r}")
+    return backend
+
+
+def choose(op: str, call, backend: str | None) -> ModuleType:
+    """The module that serves `call`. ValueError, with the reason, if the backend named cannot."""
+    if any(t.numel() == 0 for t in call if isinstance(t, Tensor)):
+        return _module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
+    for name in ORDER if backend is None else (backend,):
+        why = _unfit(op, name, call)
+        if why is None:
+            return _module(op, name)
+    raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
+
+
+def _unfit(op: str, name: str, call) -> str | None:
+    status = _status(op, name)
+    return _module(op, name).reason(call) if status else status.reason
+
+
+@functools.cache
+def _exists(op: str, name: str) -> bool:
+    return importlib.util.find_spec(f"{__package__}.{name}.{op}") is not None
+
+
+@functools.cache
+def _status(op: str, name: str) -> BackendStatus:
+    missing = importlib.import_module(f"{__package__}.{name}").missing()
+    if not _exists(op, name):
+        missing = f"{op} has no {name} kernel; the reference serves it"
+    return BackendStatus(missing is None, missing)
+
+
+@functools.cache
+def _module(op: str, name: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{name}.{op}")

@@ -1,0 +1,50 @@
+"""The compiled extensions, loaded on first use, or the reason why one is absent."""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+# the codes of csrc/view.h: Type; the two tables change together
+_TYPE = {
+    torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4,
+    torch.int64: 5, torch.int32: 6, torch.int16: 7, torch.int8: 8, torch.uint8: 9,
+}  # fmt: skip
+
+View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+
+
+@lru_cache(maxsize=None)
+def _load(name: str) -> tuple[ModuleType | None, str | None]:
+    try:
+        return importlib.import_module(f"retro_kernels.{name}"), None
+    except ModuleNotFoundError:
+        how = "python setup.py build_ext --inplace"
+        needs = "a C++ compiler" if name == "_cpu" else "nvcc and a torch built with CUDA"
+        return None, f"the extension retro_kernels.{name} was not built ({how}; needs {needs})"
+    except ImportError as error:
+        return None, f"the extension retro_kernels.{name} does not load: {error}"
+
+
+def missing(name: str) -> str | None:
+    """Why extension `_cpu` or `_cuda` can't be used; None if it can."""
+    return _load(name)[1]
+
+
+def extension(name: str) -> ModuleType:
+    """Extension `_cpu` or `_cuda`. Raises RuntimeError with the reason where it is absent."""
+    module, why = _load(name)
+    if module is None:
+        raise RuntimeError(why)
+    return module
+
+
+def view(tensor: Tensor | None) -> View | None:
+    """What C++ sees of a tensor: address, type code, sizes, strides. The caller keeps the tensor alive."""
+    if tensor is None:
+        return None
+    return tensor.data_ptr(), _TYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()

@@ -1,0 +1,317 @@
+"""Checks of every public op's arguments, before any kernel runs, and the filling in of defaults.
+
+Every message names the argument, says what was expected in the letters of the docstrings, and what came.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ._problem import (
+    ChunkedCrossAttention,
+    LeakyAverage,
+    RelativeAttention,
+    RelativeLogits,
+    TopkChunks,
+)
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
+REL_WIDTH_MAX = 256  # E, width of the relative keys
+EMBEDDING_MAX = 4096  # D of topk_chunks
+TOPK_MAX = 128
+
+
+# ---------------------------------------------------------------- one argument at a time
+
+
+def tensor(name: str, value) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
+    return value
+
+
+def integer(name: str, value, low: int | None = None, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
+    if low is not None and value < low:
+        raise ValueError(f"{name}: expected an int >= {low}; got {value}")
+    if high is not None and value > high:
+        raise ValueError(f"{name}: expected an int <= {high}; got {value}")
+    return value
+
+
+def flag(name: str, value) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool; got {type(value).__name__}")
+    return value
+
+
+def number(name: str, value) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number; got {type(value).__name__}")
+    if not -math.inf < value < math.inf:  # NaN included
+        raise ValueError(f"{name}: expected a finite number; got {value}")
+    return float(value)
+
+
+def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
+    """Match `dims` ("B,N,H,D") against the tensor; a letter seen before must agree, a new one is bound in `sizes`."""
+    tensor(name, value)
+    letters = dims.split(",")
+    got = tuple(value.shape)
+    if len(got) != len(letters):
+        raise ValueError(f"{name}: expected [{dims}] ({len(letters)} dimensions); got shape {list(got)}")
+    for letter, size in zip(letters, got, strict=True):
+        if letter not in sizes:
+            sizes[letter] = size
+        elif sizes[letter] != size:
+            raise ValueError(f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {letter}={size} (shape {list(got)})")
+    return value
+
+
+def like(name: str, value: Tensor, query: Tensor, dtypes: tuple[torch.dtype, ...] | None = None, first: str = "query") -> None:
+    """Device and type: the query's own float type unless `dtypes` lists others."""
+    expected = (query.dtype,) if dtypes is None else dtypes
+    if value.dtype not in expected:
+        listed = " or ".join(str(d) for d in expected)
+        why = f" (the type of {first})" if dtypes is None else ""
+        raise TypeError(f"{name}: expected {listed}{why}; got {value.dtype}")
+    if value.device != query.device:
+        raise ValueError(f"{name}: expected the device of {first}, {query.device}; got {value.device}")
+    if value.layout != torch.strided:
+        raise ValueError(f"{name}: expected a strided tensor; got layout {value.layout}")
+
+
+def dense_rows(name: str, value: Tensor) -> None:
+    if value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call .contiguous() first"
+        )
+
+
+def floating(name: str, value: Tensor) -> None:
+    if value.dtype not in FLOATS:
+        raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64; got {value.dtype}")
+
+
+# ---------------------------------------------------------------- groups of arguments that both attentions share
+
+
+def _attention_sizes(call, sizes: dict[str, int]) -> None:
+    head_dim = sizes["D"]
+    if head_dim % HEAD_DIM_STEP or not HEAD_DIM_MIN <= head_dim <= HEAD_DIM_MAX:
+        raise ValueError(
+            f"query: expected D (the head dimension) to be a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; "
+            f"got D={head_dim}"
+        )
+    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
+        raise ValueError(f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}")
+
+
+def _relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):
+    """rel_key, rel_query, rel_start, position_bias; returns rel_start resolved (0 where there are no relative keys)."""
+    if call.rel_key is None:
+        for name in ("rel_query", "rel_start", "position_bias"):
+            if getattr(call, name) is not None:
+                raise ValueError(f"{name}: expected None without rel_key; got a value")
+        return 0
+    start = _rel_table(call.rel_key, call.rel_start, call.query, sizes, smallest, rows, rows_formula)
+    if call.rel_query is not None:
+        shape("rel_query", call.rel_query, "B,N,H,E", sizes)
+        like("rel_query", call.rel_query, call.query)
+        dense_rows("rel_query", call.rel_query)
+    elif sizes["E"] != sizes["D"]:
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with E=D={sizes['D']} where rel_query is None; got E={sizes['E']}")
+    _bias("position_bias", call.position_bias, "H,E", call.query, sizes)
+    return start
+
+
+def _rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int, rows_formula: str) -> int:
+    tensor("rel_key", rel_key)
+    if rel_key.dim() != 3 or rel_key.shape[0] not in (1, sizes["H"]):
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with H={sizes['H']}; got shape {list(rel_key.shape)}")
+    like("rel_key", rel_key, query)
+    dense_rows("rel_key", rel_key)
+    _, sizes["T"], width = rel_key.shape
+    if sizes.setdefault("E", width) != width:
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with E={sizes['E']}; got E={width}")
+    if not 1 <= width <= REL_WIDTH_MAX:
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with E from 1 to {REL_WIDTH_MAX}; got E={width}")
+    if sizes["T"] < 1:
+        raise ValueError("rel_key: expected [H or 1,T,E] with T >= 1; got T=0")
+    if rel_start is not None:
+        return integer("rel_start", rel_start)
+    if sizes["T"] != rows:
+        raise ValueError(
+            f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is None; got T={sizes['T']}"
+        )
+    return smallest
+
+
+def _bias(name: str, value, dims: str, query: Tensor, sizes: dict[str, int]) -> None:
+    if value is not None:
+        shape(name, value, dims, sizes)
+        like(name, value, query)
+        dense_rows(name, value)
+
+
+def _scale(scale, head_dim: int) -> float:
+    return head_dim**-0.5 if scale is None else number("scale", scale)
+
+
+def _dropout(dropout_p) -> float:
+    p = number("dropout_p", dropout_p)
+    if not 0 <= p < 1:
+        raise ValueError(f"dropout_p: expected a probability in [0, 1); got {p}")
+    return p
+
+
+def _qkv(call, key_dims: str, sizes: dict[str, int]) -> None:
+    shape("query", call.query, "B,N,H,D", sizes)
+    floating("query", call.query)
+    shape("key", call.key, key_dims, sizes)
+    shape("value", call.value, key_dims, sizes)
+    for name in ("query", "key", "value"):
+        value = getattr(call, name)
+        like(name, value, call.query)
+        dense_rows(name, value)
+    _attention_sizes(call, sizes)
+    _bias("content_bias", call.content_bias, "H,D", call.query, sizes)
+
+
+# ---------------------------------------------------------------- the ops
+
+
+def chunked_cross_attention(call: ChunkedCrossAttention) -> ChunkedCrossAttention:
+    """The call checked, with rel_start and scale filled in."""
+    sizes: dict[str, int] = {}
+    chunk_len = integer("chunk_len", call.chunk_len, low=1)
+    query_start = integer("query_start", call.query_start, low=0)
+    _qkv(call, "B,L,K,R,G,D", sizes)
+    needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
+    if sizes["L"] < needed:
+        start = f", query_start={query_start}" if query_start else ""
+        raise ValueError(
+            f"key: expected [B,L,K,R,G,D] with L >= {needed} chunks for N={sizes['N']}, chunk_len={chunk_len}{start}; got L={sizes['L']}"
+        )
+    rows = chunk_len + sizes["R"] - 1
+    rel_start = _relative(call, sizes, 1 - sizes["R"], rows, "chunk_len+R-1")
+    if call.neighbour_mask is not None:
+        mask = tensor("neighbour_mask", call.neighbour_mask)
+        if mask.dim() not in (3, 4):
+            raise ValueError(f"neighbour_mask: expected [B,L,K] or [B,L,K,R]; got shape {list(mask.shape)}")
+        shape("neighbour_mask", mask, "B,L,K" if mask.dim() == 3 else "B,L,K,R", sizes)
+        like("neighbour_mask", mask, call.query, (torch.bool,))
+    if call.neighbour_gate is not None:
+        shape("neighbour_gate", call.neighbour_gate, "B,L,K", sizes)
+        like("neighbour_gate", call.neighbour_gate, call.query)
+    return call._replace(rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p))
+
+
+def relative_attention(call: RelativeAttention) -> RelativeAttention:
+    """The call checked, with query_offset, rel_start and scale filled in."""
+    sizes: dict[str, int] = {}
+    causal = flag("causal", call.causal)
+    gap = integer("causal_gap", call.causal_gap, low=0)
+    if gap and not causal:
+        raise ValueError(f"causal_gap: expected 0 where causal is False; got {gap}")
+    if call.window is not None:
+        integer("window", call.window, low=1)
+    _qkv(call, "B,S,G,D", sizes)
+    offset = call.query_offset
+    offset = (sizes["S"] - sizes["N"] if causal else 0) if offset is None else integer("query_offset", offset)
+    rel_start = _relative(call, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
+    if call.key_mask is not None:
+        shape("key_mask", call.key_mask, "B,S", sizes)
+        like("key_mask", call.key_mask, call.query, (torch.bool,))
+    _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
+    return call._replace(
+        query_offset=offset, rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p)
+    )
+
+
+def _pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:
+    """Two integer tensors that only make sense together."""
+    if (a is None) != (b is None):
+        given, absent = (name_b, name_a) if a is None else (name_a, name_b)
+        raise ValueError(f"{absent}: expected a tensor where {given} is given; got None")
+    if a is not None:
+        for name, value, dims in ((name_a, a, dims_a), (name_b, b, dims_b)):
+            shape(name, value, dims, sizes)
+            like(name, value, query, INTEGERS)
+        if a.dtype != b.dtype:
+            raise TypeError(f"{name_b}: expected {a.dtype} (the type of {name_a}); got {b.dtype}")
+
+
+def relative_logits(call: RelativeLogits) -> RelativeLogits:
+    """The call checked, with rel_start filled in."""
+    sizes: dict[str, int] = {}
+    key_len = integer("key_len", call.key_len, low=0)
+    offset = integer("query_offset", call.query_offset)
+    shape("query", call.query, "B,N,H,E", sizes)
+    floating("query", call.query)
+    like("query", call.query, call.query)
+    dense_rows("query", call.query)
+    start = _rel_table(call.rel_key, call.rel_start, call.query, sizes, offset - (key_len - 1), sizes["N"] + key_len - 1, "N+key_len-1")
+    _bias("position_bias", call.position_bias, "H,E", call.query, sizes)
+    return call._replace(rel_start=start)
+
+
+def topk_chunks(call: TopkChunks) -> TopkChunks:
+    """The call checked."""
+    sizes: dict[str, int] = {}
+    integer("k", call.k, low=1, high=TOPK_MAX)
+    if call.metric not in ("dot", "l2"):
+        raise ValueError(f"metric: expected 'dot' or 'l2'; got {call.metric!r}")
+    if call.causal_gap is not None:
+        integer("causal_gap", call.causal_gap)
+    integer("query_offset", call.query_offset)
+    if call.query_offset and call.causal_gap is None:
+        raise ValueError(f"query_offset: expected 0 where causal_gap is None; got {call.query_offset}")
+    shape("query", call.query, "B,Q,D", sizes)
+    floating("query", call.query)
+    _shared("key", call.key, "S,D", sizes)
+    if not 1 <= sizes["D"] <= EMBEDDING_MAX:
+        raise ValueError(f"query: expected [B,Q,D] with D (the embedding width) from 1 to {EMBEDDING_MAX}; got D={sizes['D']}")
+    for name in ("query", "key"):
+        like(name, getattr(call, name), call.query)
+        dense_rows(name, getattr(call, name))
+    if call.key_doc is not None:
+        _shared("key_doc", call.key_doc, "S", sizes)
+    _pair("query_doc", call.query_doc, "B,Q", "key_doc", call.key_doc, "*,S", call.query, sizes)
+    if call.key_mask is not None:
+        _shared("key_mask", call.key_mask, "S", sizes)
+        like("key_mask", call.key_mask, call.query, (torch.bool,))
+    return call
+
+
+def _shared(name: str, value, dims: str, sizes: dict[str, int]) -> None:
+    """[B or 1, dims]: one for each batch entry, or one for all."""
+    tensor(name, value)
+    if value.dim() != dims.count(",") + 2 or value.shape[0] not in (1, sizes["B"]):
+        raise ValueError(f"{name}: expected [B or 1,{dims}] with B={sizes['B']}; got shape {list(value.shape)}")
+    sizes.pop("*", None)
+    shape(name, value, "*," + dims, sizes)
+    sizes.pop("*")
+
+
+def leaky_average(call: LeakyAverage) -> LeakyAverage:
+    """The call checked. The values of decay are not read: outside [0, 1) the recurrence is computed all the same."""
+    sizes: dict[str, int] = {}
+    shape("x", call.x, "B,N,H,D", sizes)
+    floating("x", call.x)
+    shape("decay", call.decay, "H", sizes)
+    # bfloat16 rounds 0.999 to 1.0, so a decay may stay float32 beside a narrower x
+    like("decay", call.decay, call.x, tuple({call.x.dtype: None, torch.float32: None}), first="x")
+    if call.initial is not None:
+        shape("initial", call.initial, "B,H,D", sizes)
+    for name, value in (("x", call.x), ("initial", call.initial)):
+        if value is not None:
+            like(name, value, call.x, first="x")
+            dense_rows(name, value)
+    return call

@@ -1,0 +1,2 @@
+def missing():
+    return "not built yet"

@@ -1,0 +1,54 @@
+"""`python -m retro_kernels.info`: what this machine can run, and why not the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+
+import torch
+
+from . import __version__, _dispatch
+
+
+def lines() -> list[str]:
+    """The report, a line each."""
+    out = [f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python {platform.python_version()}"]
+    out.append(f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {_cpu_isa()}")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            out.append(f"cuda:{i}: {p.name}, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs, {p.total_memory / 2**30:.0f} GiB")
+    else:
+        out.append("cuda: none (torch.cuda.is_available() is False)")
+    for op, statuses in _dispatch.backends().items():
+        out += ["", op]
+        for name, status in statuses.items():
+            out.append(f"  {name:<10} {'yes' if status else 'no:  ' + str(status.reason)}")
+    return out
+
+
+def _version(package: str) -> str:
+    if importlib.util.find_spec(package) is None:
+        return "not installed"
+    from importlib.metadata import version
+
+    return version(package)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next(line.split(":", 1)[1].strip() for line in f if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _cpu_isa() -> str:
+    from . import _native
+
+    return _native.cpu_isa()
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))

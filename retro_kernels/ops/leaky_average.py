@@ -1,0 +1,43 @@
+"""Leaky average over time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _dispatch, _register, _validate
+from .._problem import LeakyAverage
+
+
+def leaky_average(x: Tensor, decay: Tensor, *, initial: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """First-order recurrence y_t = x_t + decay * y_{t-1} along the tokens, with y_{-1} = initial (0 where None).
+
+        >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5])).flatten().tolist()
+        [1.0, 1.5, 1.75]
+
+    Args:
+        x: [B,N,H,D].
+        decay: [H] in [0,1), one a head; the type of x or float32. Its values are not checked.
+        initial: [B,H,D], the state before the first token.
+        backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
+
+    Returns:
+        y [B,N,H,D] in the type of x; the state is float32.
+
+    Differentiable in x, decay and initial, once.
+
+    Raises:
+        ValueError, TypeError: naming the argument, before any kernel runs.
+
+    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, section 4 (the key and value extractors).
+    """
+    backend = _dispatch.named(backend)
+    call = _validate.leaky_average(LeakyAverage(x, decay, initial))
+    return torch.ops.retro_kernels.leaky_average(*call, backend)
+
+
+def _fake(call: LeakyAverage) -> tuple[Tensor]:
+    return (call.x.new_empty(call.x.shape),)
+
+
+_register.register("leaky_average", LeakyAverage, "Tensor x, Tensor decay, Tensor? initial", ("y",), _fake)

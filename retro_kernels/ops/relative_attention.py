@@ -1,0 +1,102 @@
+"""Attention with relative-position logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _dispatch, _register, _validate
+from .._problem import RelativeAttention
+
+
+def relative_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    rel_key: Tensor | None = None,
+    rel_query: Tensor | None = None,
+    rel_start: int | None = None,
+    content_bias: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    causal: bool = False,
+    causal_gap: int = 0,
+    window: int | None = None,
+    query_offset: int | None = None,
+    key_mask: Tensor | None = None,
+    query_segment: Tensor | None = None,
+    key_segment: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention whose logits also depend on the displacement of query and key.
+
+        logit[i,j] = scale * ((q_i + u)·k_j + (rq_i + v)·rel_key[i + query_offset - j - rel_start])
+
+    Key j is visible to query i where all of these hold that are given: j <= i + query_offset - causal_gap (causal),
+    j > i + query_offset - window, key_mask[j], query_segment[i] == key_segment[j]. With N = S = 4, causal, x = visible:
+
+        causal_gap=0      causal_gap=1      window=2
+        x . . .           . . . .           x . . .
+        x x . .           x . . .           x x . .
+        x x x .           x x . .           . x x .
+        x x x x           x x x .           . . x x
+
+    Args:
+        query: [B,N,H,D]; D a multiple of 8 from 16 to 256.
+        key, value: [B,S,G,D], H % G == 0.
+        rel_key: [H or 1,T,E], row t is the projected encoding of displacement rel_start + t.
+        rel_query: [B,N,H,E], a relative query of its own width; None: the query (E = D).
+        rel_start: displacement of row 0; a displacement outside the table adds 0. None: the smallest that occurs,
+            query_offset - (S-1), and T must be N+S-1.
+        content_bias, position_bias: [H,D] and [H,E], Transformer-XL's u and v.
+        causal, causal_gap, window: see above; causal_gap=1 is Memory Mosaics' strict mask.
+        query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0.
+        key_mask: bool [B,S], True = visible. What a masked key holds does not matter.
+        query_segment, key_segment: integers [B,N] and [B,S], packed documents.
+        scale: default D**-0.5.
+        dropout_p: probability that an attention weight is dropped; `torch.manual_seed` makes it repeatable.
+        return_lse: also return the log-sum-exp of the logits.
+        backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
+
+    Returns:
+        out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32, natural logarithm. A query
+        that sees nothing has out 0, lse -inf and zero gradients.
+
+    Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
+
+    Raises:
+        ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type
+            (under autocast they are cast to autocast's), every last dimension is contiguous, nothing is broadcast.
+
+    Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3.
+    """
+    call = RelativeAttention(
+        query, key, value, rel_key, rel_query, rel_start, content_bias, position_bias, causal, causal_gap, window,
+        query_offset, key_mask, query_segment, key_segment, scale, dropout_p, None,
+    )  # fmt: skip
+    backend = _dispatch.named(backend)
+    call = _validate.relative_attention(_register.autocast(call))
+    _validate.flag("return_lse", return_lse)
+    call = call._replace(seed=_register.dropout_seed(query.device, call.dropout_p))
+    out, lse = torch.ops.retro_kernels.relative_attention(*call, backend)
+    return (out, lse) if return_lse else out
+
+
+def _fake(call: RelativeAttention) -> tuple[Tensor, Tensor]:
+    b, n, h, _ = call.query.shape
+    wide = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=wide)
+
+
+_register.register(
+    "relative_attention",
+    RelativeAttention,
+    "Tensor query, Tensor key, Tensor value, Tensor? rel_key, Tensor? rel_query, SymInt rel_start, Tensor? content_bias, "
+    "Tensor? position_bias, bool causal, SymInt causal_gap, SymInt? window, SymInt query_offset, Tensor? key_mask, "
+    "Tensor? query_segment, Tensor? key_segment, float scale, float dropout_p, Tensor? seed",
+    ("out", "lse"),
+    _fake,
+)

@@ -1,0 +1,37 @@
+"""The reference's gradients: autograd's own, of the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def backward_of(forward: Callable) -> Callable:
+    """`backward(call, outputs, grads, needs)` that reruns `forward` under autograd."""
+
+    def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+        names = [name for name, needed in zip(call.DIFFERENTIABLE, needs, strict=True) if needed]
+        # inside an operator's implementation autograd is switched off for this thread; the definition wants it on
+        with torch.enable_grad(), _autograd_on():
+            inputs = [getattr(call, name).detach().requires_grad_() for name in names]
+            recomputed = forward(call._replace(**dict(zip(names, inputs, strict=True))))
+            pairs = [(out, grad) for out, grad in zip(recomputed, grads, strict=True) if grad is not None and out.requires_grad]
+            if pairs:
+                outs, given = zip(*pairs, strict=True)
+                found = torch.autograd.grad(outs, inputs, given, allow_unused=True)
+            else:
+                found = [None] * len(inputs)
+        found = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
+        by_name = dict(zip(names, found, strict=True))
+        return [by_name.get(name) for name in call.DIFFERENTIABLE]
+
+    return backward
+
+
+def _autograd_on():
+    keys = torch._C._dispatch_tls_local_exclude_set()
+    for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        keys = keys.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys)

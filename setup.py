@@ -1,0 +1,187 @@
+"""Builds the two optional extensions: `retro_kernels._cpu` (a C++ compiler) and `retro_kernels._cuda` (nvcc and a CUDA torch).
+
+Neither includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once per instruction set; which one runs is chosen at
+run time. Compilation is parallel and incremental. Without a compiler the package installs and works on the reference.
+Honours CXX, CXXFLAGS, LDFLAGS and CUDACXX, e.g. CXXFLAGS="-g -fsanitize=address,undefined".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+
+CXX_FLAGS = [
+    "-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-ignored-attributes",
+    "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 header
+]
+
+# Slowest first. The linker keeps the first copy of an inline function that several objects define, so the order also makes
+# sure that no copy compiled for a newer processor runs on an older one.
+ISA_FLAGS = {
+    "portable": [],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"],
+}
+ISA_FLAGS["avx512bf16"] = [*ISA_FLAGS["avx512"], "-mavx512bf16"]
+
+ONCE = {"isa.cpp", "parallel.cpp"}  # infrastructure: compiled for the baseline only
+
+# Ampere, Hopper, Blackwell; PTX for what comes later
+GENCODE = ["arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a", "arch=compute_100a,code=sm_100a", "arch=compute_80,code=compute_80"]
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.stdout.strip() or done.stderr.strip():
+        print((done.stdout + done.stderr).strip(), file=sys.stderr)
+    if done.returncode:
+        raise CompileError(f"failed: {shlex.join(command)}")
+
+
+def stale(target: Path, command: list[str]) -> bool:
+    """Whether `target` is older than what it was made from, or was made by another command."""
+    stamp, depfile = target.with_suffix(target.suffix + ".cmd"), target.with_suffix(".d")
+    if not (target.exists() and stamp.exists() and stamp.read_text() == shlex.join(command) and depfile.exists()):
+        return True
+    made = target.stat().st_mtime
+    inputs = depfile.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    return any(not (ROOT / name).exists() or (ROOT / name).stat().st_mtime > made for name in inputs)
+
+
+def compile_all(jobs: list[tuple[Path, list[str]]]) -> list[Path]:
+    """Runs the stale ones of (object, command), several at a time."""
+
+    def one(job):
+        target, command = job
+        if stale(target, command):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            run(command)
+            target.with_suffix(target.suffix + ".cmd").write_text(shlex.join(command))
+
+    workers = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one, jobs))
+    return [target for target, _ in jobs]
+
+
+def compiler() -> list[str]:
+    command = shlex.split(os.environ.get("CXX", "")) or [next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")]
+    if shutil.which(command[0]) is None:
+        raise CompileError(f"no C++ compiler: {command[0]} not found (set CXX)")
+    return command
+
+
+def includes() -> list[str]:
+    import sysconfig
+
+    import pybind11
+
+    return [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
+
+
+def available_isas(cxx: list[str]) -> list[str]:
+    """Those instruction sets that this compiler can target for this processor family."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ["portable"]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.cpp"
+        for isa, flags in ISA_FLAGS.items():
+            body = "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }" if isa == "avx512bf16" else ""
+            probe.write_text(f"#include <immintrin.h>\n{body}\n")
+            command = [*cxx, *flags, "-fsyntax-only", str(probe)]
+            if subprocess.run(command, capture_output=True).returncode == 0:
+                found.append(isa)
+            else:
+                print(f"warning: this compiler can't target {isa}; its kernels are left out", file=sys.stderr)
+    return found
+
+
+def build_cpu(objects: Path, target: Path) -> None:
+    cxx, extra = compiler(), shlex.split(os.environ.get("CXXFLAGS", ""))
+    isas = available_isas(cxx)
+    have = [f"-DRETRO_HAVE_{isa.upper()}=1" for isa in isas]
+    base = [*cxx, *CXX_FLAGS, *have, *extra]
+    jobs = []
+
+    def job(source: Path, name: str, flags: list[str]):
+        output = objects / "cpu" / f"{name}.o"
+        jobs.append((output, [*base, *flags, "-MMD", "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
+
+    job(CSRC / "bindings_cpu.cpp", "bindings_cpu", includes())
+    sources = sorted((CSRC / "cpu").glob("*.cpp"))
+    for source in sources:
+        if source.name in ONCE:
+            job(source, source.stem, [])
+    for level, isa in enumerate(ISA_FLAGS):  # baseline objects first: see ISA_FLAGS
+        for source in sources:
+            if isa in isas and source.name not in ONCE:
+                job(source, f"{source.stem}.{isa}", [*ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}"])
+    database = [{"directory": str(ROOT), "command": shlex.join(c), "file": c[-3]} for _, c in jobs]
+    (ROOT / "compile_commands.json").write_text(json.dumps(database, indent=1))
+    built = compile_all(jobs)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    link = shlex.split(os.environ.get("LDFLAGS", ""))
+    run([*cxx, "-shared", *undefined, *extra, *map(str, built), "-o", str(target), "-pthread", *link])
+
+
+def build_cuda(objects: Path, target: Path) -> None:
+    nvcc, cxx = cuda_compiler(), compiler()
+    assert nvcc is not None  # else the extension isn't listed
+    host = [f"-ccbin={cxx[0]}", "-Xcompiler=-fPIC,-fvisibility=hidden", "-std=c++17", "-O3", "--expt-relaxed-constexpr"]
+    gencode = [f"-gencode={g}" for g in GENCODE]
+    jobs = []
+    for source in [*sorted((CSRC / "cuda").glob("*.cu")), CSRC / "bindings_cuda.cpp"]:
+        output = objects / "cuda" / f"{source.stem}.o"
+        flags = gencode if source.suffix == ".cu" else includes()
+        jobs.append((output, [nvcc, *host, *flags, "-MMD", "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
+    built = compile_all(jobs)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    run([nvcc, f"-ccbin={cxx[0]}", "-shared", "-cudart=static", *map(str, built), "-o", str(target)])
+
+
+def cuda_compiler() -> str | None:
+    """nvcc, where torch was built with CUDA and there is CUDA source to compile."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if torch.version.cuda is None or not (CSRC / "bindings_cuda.cpp").exists() or not list((CSRC / "cuda").glob("*.cu")):
+        return None
+    home = os.environ.get("CUDA_HOME")
+    return os.environ.get("CUDACXX") or (home and shutil.which("nvcc", path=f"{home}/bin")) or shutil.which("nvcc")
+
+
+class Build(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        objects = Path(self.build_temp).resolve()
+        build = build_cuda if ext.name.endswith("_cuda") else build_cpu
+        try:
+            build(objects, target)
+        except (CompileError, OSError, ImportError) as error:
+            print(f"warning: {ext.name} is left out, the package works without it: {error}", file=sys.stderr)
+            raise CompileError(str(error)) from error
+
+
+EXTENSIONS = [Extension("retro_kernels._cpu", [], optional=True)]
+if cuda_compiler():
+    EXTENSIONS.append(Extension("retro_kernels._cuda", [], optional=True))
+
+setup(ext_modules=EXTENSIONS, cmdclass={"build_ext": Build})

@@ -1,0 +1,31 @@
+"""Which backends a test process covers: `reference` and `cpu` here, `triton` in a process of its own (interpreter or GPU)."""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+import retro_kernels as rk
+
+INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
+
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
+
+
+def fast_backends(op: str) -> list[str]:
+    """Backends of `op`, the reference left out, that this process can run; `triton` alone under its interpreter."""
+    names = ["triton"] if INTERPRETER else ["cpu"]
+    return [name for name in names if rk.backends()[op][name]]
+
+
+def pytest_generate_tests(metafunc):
+    """`backend` in a test module with `OP = "..."`: every fast backend of that op that this process can run."""
+    if "backend" in metafunc.fixturenames and hasattr(metafunc.module, "OP"):
+        metafunc.parametrize("backend", fast_backends(metafunc.module.OP))
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)

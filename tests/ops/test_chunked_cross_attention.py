@@ -1,0 +1,185 @@
+"""Every backend of chunked cross-attention against the float64 reference, and what a caller relies on."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import retro_kernels as rk
+from tests import compare, inputs
+from tests.conftest import INTERPRETER
+
+OP = "chunked_cross_attention"
+# the interpreter's bf16 dot is wrong, so bf16 waits for a GPU there
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
+
+CASES = {
+    "plain": dict(rel=None, biases=False),
+    "relative": dict(),
+    "shared relative keys": dict(heads="shared"),
+    "one chunk": dict(N=7, M=4),
+    "shorter than a chunk": dict(N=3, M=4, extra_chunks=1),
+    "ragged end": dict(N=22, M=5, R=7),
+    "spare chunks": dict(extra_chunks=2),
+    "one neighbour": dict(K=1),
+    "forty neighbours": dict(K=40, R=3, N=9, B=1, H=2),
+    "masked neighbours": dict(mask="neighbour"),
+    "ragged neighbours": dict(mask="token", gate=True),
+    "gate": dict(gate=True),
+    "grouped heads": dict(H=6, G=2, gate=True),
+    "one key head": dict(H=4, G=1, mask="token"),
+    "narrow relative": dict(E=16, D=32),
+    "table": dict(E=1, heads="shared"),
+    "odd relative width": dict(E=5, gate=True),
+    "bounded, left edge": dict(rel="bounded", rel_start=-5, T=3),
+    "bounded, right edge": dict(rel="bounded", rel_start=2, T=4),
+    "bounded, outside": dict(rel="bounded", rel_start=40, T=4),
+    "bounded, wider than all": dict(rel="bounded", rel_start=-30, T=60),
+    "bounded, one row": dict(rel="bounded", rel_start=0, T=1, E=8),
+    "chunk of one": dict(M=1, N=5, R=3),
+    "long chunk": dict(M=37, N=100, R=11, B=1, H=2),
+    "long neighbour": dict(M=3, N=8, R=150, B=1, H=2),
+    "head of 24": dict(D=24, N=9),
+    "head of 72": dict(D=72, N=9, B=1, H=2),
+    "head of 256": dict(D=256, N=6, B=1, H=1),
+    "decoding, mid chunk": dict(query_start=9, N=1),
+    "decoding, chunk end": dict(query_start=7, N=1),
+    "decoding a block": dict(query_start=6, N=7),
+    "decoding before a chunk": dict(query_start=1, N=2, extra_chunks=1),
+    "dropout": dict(dropout_p=0.4, gate=True, mask="token"),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(backend, name, dtype):
+    compare.check(OP, inputs.cross_attention(3, dtype=dtype, **CASES[name]), backend)
+
+
+shapes = st.fixed_dictionaries(
+    dict(
+        B=st.integers(1, 2), N=st.integers(1, 40), M=st.integers(1, 17), K=st.integers(1, 3), R=st.integers(1, 19),
+        D=st.sampled_from([16, 24, 40, 64]), E=st.sampled_from([None, 1, 3, 16]), query_start=st.integers(0, 30),
+        biases=st.booleans(), gate=st.booleans(), mask=st.sampled_from([None, "neighbour", "token"]),
+        heads=st.sampled_from(["each", "shared"]), extra_chunks=st.integers(0, 1), rel=st.sampled_from([None, "all", "bounded"]),
+        rel_start=st.integers(-20, 20), T=st.integers(1, 30), grouping=st.sampled_from([(1, 1), (4, 2), (3, 1)]), seed=st.integers(0, 99),
+    )
+)  # fmt: skip
+
+
+@settings(max_examples=12 if INTERPRETER else 60)
+@given(case=shapes)
+@example(case=dict(B=1, N=1, M=1, K=1, R=1, D=16, E=None, query_start=0, biases=True, gate=True, mask="token", heads="each",
+                   extra_chunks=0, rel="all", rel_start=0, T=1, grouping=(1, 1), seed=0))  # fmt: skip
+def test_random_shapes(backend, case):
+    case = dict(case)
+    heads, groups = case.pop("grouping")
+    compare.check(OP, inputs.cross_attention(case.pop("seed"), dtype=torch.float32, H=heads, G=groups, **case), backend)
+
+
+@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+def test_layouts_give_the_same_bits(backend, view):
+    kw = inputs.cross_attention(5, gate=True, mask="token", E=8)
+    there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    want, got = compare.run(OP, kw, backend), None
+    leaves = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
+    out, lse = rk.chunked_cross_attention(**leaves, return_lse=True, backend=backend)
+    assert torch.equal(out, want["out0"]) and torch.equal(lse, want["out1"])
+    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+    g = inputs.generator(1)
+    grads = [inputs.randn(g, *o.shape, dtype=o.dtype) for o in (out, lse)]
+    grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip((out, lse), grads, strict=True)]
+    got = torch.autograd.grad((out, lse), [leaves[n] for n in names], grads)
+    for name, grad in zip(names, got, strict=True):
+        assert torch.equal(grad, want[f"grad_{name}"]), name
+
+
+def test_masked_tokens_may_hold_anything(backend):
+    kw = inputs.cross_attention(6, mask="token", gate=True)
+    want = compare.run(OP, kw, backend)
+    hidden = ~kw["neighbour_mask"]
+    for name in ("key", "value"):
+        kw[name] = kw[name].masked_fill(hidden[..., None, None], torch.nan)
+    got = compare.run(OP, kw, backend)
+    for name, value in want.items():
+        assert torch.equal(got[name], value), name
+
+
+def test_rows_that_attend_nothing(backend):
+    kw = inputs.cross_attention(7, mask="neighbour")
+    kw["neighbour_mask"][:, 1] = False
+    got = compare.check(OP, kw, backend)
+    rows = [0, 1, 2, *range(7, 11)]  # before the first chunk (M=4), and the tokens of chunk 1
+    assert (got["out0"][:, rows] == 0).all() and (got["out1"][:, :, rows] == -torch.inf).all()
+    assert (got["grad_query"][:, rows] == 0).all() and (got["grad_key"][:, 1] == 0).all()
+
+
+def test_positions_matter(backend):
+    """Negative control: without the relative keys, or with the table shifted by one row, the result is another."""
+    kw = inputs.cross_attention(8)
+    want = compare.run(OP, kw, backend)["out0"]
+    without = compare.run(OP, {**kw, "rel_key": None, "position_bias": None}, backend)["out0"]
+    shifted = compare.run(OP, {**kw, "rel_start": 1 - 6 + 1}, backend)["out0"]
+    assert compare.relative_error(without, want) > 0.1 and compare.relative_error(shifted, want) > 0.1
+
+
+def test_causality(backend):
+    """Token t sees the neighbours of complete chunks before it only."""
+    kw = inputs.cross_attention(9, N=19, M=4)
+    before = rk.chunked_cross_attention(**kw, backend=backend)
+    kw["key"][:, 2], kw["value"][:, 2] = 7.0, -7.0  # chunk 2: attended by tokens 11..14
+    changed = (rk.chunked_cross_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
+    assert changed.nonzero().flatten().tolist() == [11, 12, 13, 14]
+
+
+def test_decoding_equals_the_whole(backend):
+    kw = inputs.cross_attention(10, N=19, M=4, mask="token")
+    whole, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)
+    for start, n in [(i, 1) for i in range(19)] + [(2, 16), (0, 5), (5, 3)]:
+        step = {**kw, "query": kw["query"][:, start : start + n], "query_start": start}
+        out, step_lse = rk.chunked_cross_attention(**step, return_lse=True, backend=backend)
+        torch.testing.assert_close(out, whole[:, start : start + n])
+        torch.testing.assert_close(step_lse, lse[:, :, start : start + n])
+
+
+def test_lse_merges_shards_exactly(backend):
+    """Half the neighbours at a time, merged by lse, equals all of them: values and gradients."""
+    kw = inputs.differentiable(inputs.cross_attention(11, K=4, dtype=torch.float32))
+    whole = rk.chunked_cross_attention(**kw, backend=backend)
+    parts = []
+    for half in (slice(0, 2), slice(2, 4)):
+        shard = {**kw, "key": kw["key"][:, :, half], "value": kw["value"][:, :, half]}
+        parts.append(rk.chunked_cross_attention(**shard, return_lse=True, backend=backend))
+    (a, la), (b, lb) = parts
+    weight = torch.sigmoid(torch.where(la.isfinite(), la - lb, 0)).transpose(1, 2).unsqueeze(-1)
+    merged = weight * a + (1 - weight) * b
+    torch.testing.assert_close(merged, whole)
+    ones = torch.ones_like(whole)
+    for grad_whole, grad_merged in zip(
+        torch.autograd.grad(whole.square(), (kw["query"], kw["rel_key"]), ones),
+        torch.autograd.grad(merged.square(), (kw["query"], kw["rel_key"]), ones),
+        strict=True,
+    ):
+        torch.testing.assert_close(grad_merged, grad_whole, rtol=1e-4, atol=1e-4)
+
+
+def test_large_logits_do_not_overflow_float16(backend):
+    kw = inputs.cross_attention(12, dtype=torch.float16, rel=None, biases=False)
+    kw["query"], kw["key"] = kw["query"] * 100, kw["key"] * 100  # logits near 1e5: past float16's 65504
+    out, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)
+    want, want_lse = rk.chunked_cross_attention(**inputs.cast(kw, torch.float64), return_lse=True, backend="reference")
+    assert lse.abs()[lse.isfinite()].max() > 65504
+    compare.assert_passes("out", out, want, None, torch.float16)
+    compare.assert_passes("lse", lse, want_lse, None, torch.float16)
+
+
+def test_repeats_bitwise(backend):
+    kw = inputs.cross_attention(13, gate=True, dropout_p=0.2, heads="shared")
+    torch.manual_seed(5)
+    first = compare.run(OP, kw, backend)
+    torch.manual_seed(5)
+    again = compare.run(OP, kw, backend)
+    for name, value in first.items():
+        assert torch.equal(again[name], value), name
+    torch.manual_seed(6)
+    assert not torch.equal(compare.run(OP, kw, backend)["out0"], first["out0"])

@@ -1,0 +1,62 @@
+"""The compiled extension: instruction sets, the thread pool, layouts of memory."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _native
+from tests import inputs
+
+pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+
+
+def isas() -> list[str]:
+    return [] if _native.missing("_cpu") else _native.extension("_cpu").supported_isas().split()
+
+
+@pytest.fixture
+def native():
+    native = _native.extension("_cpu")
+    yield native
+    native.set_isa("")
+
+
+def test_set_isa(native):
+    for name in isas():
+        native.set_isa(name)
+        assert native.isa_name() == name
+    with pytest.raises(ValueError, match="unknown instruction set mmx"):
+        native.set_isa("mmx")
+
+
+def test_environment_chooses_the_isa():
+    code = "from retro_kernels import _native; print(_native.extension('_cpu').isa_name())"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "portable"}, capture_output=True, text=True)
+    assert done.stdout.strip() == "portable", done.stderr
+
+
+def _sum_in_child(kw, connection):
+    torch.set_num_threads(2)
+    connection.send(rk.leaky_average(**kw, backend="cpu").double().sum().item())
+
+
+def test_pool_survives_fork():
+    kw = inputs.leaky(1, B=4, N=64, H=8, D=64)
+    want = rk.leaky_average(**kw, backend="cpu").double().sum().item()  # the parent's pool runs
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_sum_in_child, args=(kw, theirs))
+    child.start()
+    assert ours.poll(30), "the child hangs"
+    assert ours.recv() == want
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_native_is_not_loaded_by_import():
+    code = "import sys, retro_kernels; sys.exit(any(m.startswith('retro_kernels._c') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,63 @@
+"""Leaky average on the CPU: every instruction set, both ways of cutting the work, any number of threads."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _native
+from tests import compare, inputs
+
+from .test_cpu_infrastructure import isas, native  # noqa: F401
+
+OP = "leaky_average"
+pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+
+CASES = {
+    "small": dict(),
+    "no initial state": dict(initial=False),
+    "one step": dict(N=1),
+    "lanes of many strips": dict(B=1, N=9, H=70, D=64),
+    "time is cut": dict(B=1, N=2500, H=2, D=24),
+    "time is cut, no initial state": dict(B=2, N=2049, H=1, D=8, initial=False),
+    "no decay and slow decay": dict(H=2, decay=[0.0, 0.999], N=300),
+}
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(native, name, dtype, isa):  # noqa: F811
+    native.set_isa(isa)
+    compare.check(OP, inputs.leaky(3, dtype=dtype, **CASES[name]), "cpu")
+
+
+def test_bits_do_not_depend_on_threads():
+    threads = torch.get_num_threads()
+    try:
+        for case in (dict(N=2500, B=1), dict(B=3, H=40, D=64)):
+            kw, results = inputs.leaky(4, **case), []
+            for count in (1, 2, 5):
+                torch.set_num_threads(count)
+                results.append(compare.run(OP, kw, "cpu"))
+            for name, value in results[0].items():
+                assert all(torch.equal(r[name], value) for r in results[1:]), name
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+def test_layouts_give_the_same_bits(view):
+    kw = inputs.leaky(5)
+    want = compare.run(OP, kw, "cpu")
+    there = {n: view(v) for n, v in kw.items()}
+    leaves = {n: v.requires_grad_() for n, v in there.items()}
+    y = rk.leaky_average(**leaves, backend="cpu")
+    assert torch.equal(y, want["out0"])
+    grad = inputs.randn(inputs.generator(1), *y.shape, dtype=y.dtype)
+    for name, g in zip(leaves, torch.autograd.grad(y, list(leaves.values()), grad), strict=True):
+        assert torch.equal(g, want[f"grad_{name}"]), name
+
+
+def test_float32_decay_beside_bfloat16():
+    kw = inputs.leaky(6, dtype=torch.bfloat16) | {"decay": torch.tensor([0.5, 0.9, 0.999])}
+    compare.check(OP, kw, "cpu")
