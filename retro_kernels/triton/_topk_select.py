@@ -19,7 +19,7 @@ LAST_INDEX = tl.constexpr(0x7FFFFFFF)
 #: keys a scan can number; the rest of 2**31 is the empty slots and the round-up to a tile
 MAX_KEYS = 0x7FFFFFFF - 0x10000
 #: above every candidate: fills the slots that rounding k up to a power of two adds, so that the weakest slot is the k-th
-_FULL = tl.constexpr(0x7FFFFFFF00000000)
+FULL = tl.constexpr(0x7FFFFFFF00000000)
 #: below every candidate and every empty slot
 _NOTHING = tl.constexpr(-0x8000000000000000)
 
@@ -53,7 +53,7 @@ def empty_list(k, BLOCK_Q: tl.constexpr, SLOTS: tl.constexpr):
     """[BLOCK_Q, SLOTS]: SLOTS - k slots that never give way, then k empty ones."""
     slot = tl.arange(0, SLOTS)
     empty = pack(tl.full([SLOTS], float("-inf"), tl.float32), slot ^ LAST_INDEX)
-    row = tl.where(slot < SLOTS - k, slot.to(tl.int64) + _FULL, empty)
+    row = tl.where(slot < SLOTS - k, slot.to(tl.int64) + FULL, empty)
     return tl.broadcast_to(row[None, :], [BLOCK_Q, SLOTS])
 
 
