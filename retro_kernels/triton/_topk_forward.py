@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._topk_select import absorb_packed, absorb_scores, empty_list, store_sorted
+from ._topk_select import FULL, absorb_packed, absorb_scores, empty_list, store_sorted
 
 
 @triton.jit
@@ -79,7 +79,8 @@ def _topk_chunks_scan_kernel(
     if HAS_DOC:
         query_doc = tl.load(query_doc_ptr + batch * stride_qdb + q.to(tl.int64) * stride_qdn, mask=q_ok, other=0)
 
-    best = empty_list(k, BLOCK_Q, SLOTS)
+    # a row past Q has a list that nothing enters
+    best = tl.where(q_ok[:, None], empty_list(k, BLOCK_Q, SLOTS), FULL)
     for start in range(first, end, BLOCK_S):
         s = start + tl.arange(0, BLOCK_S)
         s_ok = s < end
@@ -105,17 +106,18 @@ def _topk_chunks_scan_kernel(
             score = 2.0 * acc - (query_norm[:, None] + key_norm[None, :])
             # rounding may leave a distance just below 0; a comparison, so that NaN stays NaN
             score = tl.where(score > 0.0, 0.0, score)
-        candidate = s_ok[None, :] & q_ok[:, None]
+        # one mask after the other: together they hold a tile of predicates in registers
+        # score == score: NaN is no candidate
+        score = tl.where(score == score, score, float("-inf"))
+        keep = s_ok
+        if HAS_MASK:
+            keep &= tl.load(key_mask_ptr + batch * stride_mb + s.to(tl.int64) * stride_ms, mask=s_ok, other=0) != 0
+        score = tl.where(keep[None, :], score, float("-inf"))
         if HAS_CAUSAL:
-            candidate &= s[None, :] <= q[:, None] + causal_shift
+            score = tl.where((s - causal_shift)[None, :] <= q[:, None], score, float("-inf"))
         if HAS_DOC:
             key_doc = tl.load(key_doc_ptr + batch * stride_kdb + s.to(tl.int64) * stride_kds, mask=s_ok, other=0)
-            candidate &= query_doc[:, None] != key_doc[None, :]
-        if HAS_MASK:
-            keep = tl.load(key_mask_ptr + batch * stride_mb + s.to(tl.int64) * stride_ms, mask=s_ok, other=0)
-            candidate &= (keep != 0)[None, :]
-        # score == score: NaN is no candidate
-        score = tl.where(candidate & (score == score), score, float("-inf"))
+            score = tl.where(query_doc[:, None] != key_doc[None, :], score, float("-inf"))
         best = absorb_scores(best, score, s)
 
     row = batch * Q + q
