@@ -45,8 +45,10 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
     # a row outside the table may lie outside the allocation: clamp the address as well as masking the load
     pointers = rel_ptr + tl.where(inside, t, 0)[:, None] * stride_t + e[None, :]
     if BLOCK_E == E:
-        return tl.load(pointers, mask=inside[:, None], other=0.0)
-    return tl.load(pointers, mask=inside[:, None] & (e < E)[None, :], other=0.0)
+        rel = tl.load(pointers, mask=inside[:, None], other=0.0)
+    else:
+        rel = tl.load(pointers, mask=inside[:, None] & (e < E)[None, :], other=0.0)
+    return rel
 
 
 @triton.jit
@@ -67,13 +69,12 @@ def position_logits(
 
 @triton.jit
 def position_query_gradient(
-    ds,  # float32 [BLOCK_M, BLOCK_N], gradient of the tile's position logits
+    folded,  # float32 [BLOCK_M, BLOCK_N]: reverse_skew of the gradient of the tile's position logits
     rel_ptr, base, rows, stride_t,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BLOCK_M, BLOCK_E]: sum over j of ds[i, j] * rel[base + i - j + BLOCK_N - 1], the gradient of rq."""
+    """float32 [BLOCK_M, BLOCK_E]: sum over j of gradient[i, j] * rel[base + i - j + BLOCK_N - 1], the gradient of rq."""
     block_of = band_block(BLOCK_M, BLOCK_N)
-    folded = reverse_skew(ds, BLOCK_M, BLOCK_N)
     total = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
