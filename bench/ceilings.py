@@ -1,0 +1,96 @@
+"""What this machine can do, measured once a run: copy bandwidth and the best matrix product in each type.
+
+A datasheet promises more than any program gets, and a rented machine less than its datasheet; a fraction of a measured ceiling is honest.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .work import Work
+
+COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
+#: (m, n, k): square, and the long-row shapes on which libraries differ
+GEMMS = {"cpu": ((1024, 1024, 1024), (2048, 1024, 512)), "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096))}
+REPEATS = {"cpu": 5, "cuda": 20}
+
+
+def measure(device: str) -> dict[str, Any]:
+    """{"bytes_per_s", "flops_per_s": {type: rate}}; a type the machine has no products for is None."""
+    types = ("float32", "bfloat16") if device == "cpu" else ("float32", "tf32", "float16", "bfloat16")
+    return {"bytes_per_s": _copy(device), "flops_per_s": {dtype: _products(device, dtype) for dtype in types}}
+
+
+def _copy(device: str) -> float:
+    """Bytes read plus bytes written per second."""
+    elements = COPY_BYTES[device] // 4
+    source = torch.ones(elements, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    best = _best(lambda: target.copy_(source), device)
+    return 2 * 4 * elements / best
+
+
+def _products(device: str, dtype: str) -> float | None:
+    rates = []
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        for m, n, k in GEMMS[device]:
+            kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+            a, b = (torch.randn(*shape, device=device).to(kind) for shape in ((m, k), (n, k)))
+            rates += [2.0 * m * n * k / _best(form, device) for form in _formulations(a, b, device)]
+    except RuntimeError:
+        return None
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return max(rates)
+
+
+def _formulations(a, b, device: str):
+    """The same product as a library call may reach different kernels: plain, transposed, and oneDNN's packed linear."""
+    straight = b.mT.contiguous()
+    yield lambda: a @ straight
+    yield lambda: F.linear(a, b)
+    if device == "cpu" and torch.backends.mkldnn.is_available():
+        packed = b.to_mkldnn() if b.dtype == torch.float32 else None
+        if packed is not None:
+            yield lambda: F.linear(a.to_mkldnn(), packed).to_dense()
+
+
+def _best(call, device: str) -> float:
+    """Least seconds over some repeats."""
+    times = []
+    with torch.no_grad():
+        for _ in range(REPEATS[device] + 1):
+            if device == "cuda":
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                call()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end) * 1e-3)
+            else:
+                begun = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - begun)
+    return min(times[1:])
+
+
+def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
+    """FLOP/s of a type. float16 on a CPU computes in float32, at float32's rate."""
+    rates = ceilings["flops_per_s"]
+    return rates.get(dtype) or (rates.get("float32") if dtype == "float16" else None)
+
+
+def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:
+    """Time floor max(bytes/bandwidth, FLOPs/rate), what binds it, and the fraction of it that was reached; None without ceilings."""
+    flops = rate(ceilings, dtype) if ceilings else None
+    if flops is None:
+        return None
+    memory, compute = work.bytes / ceilings["bytes_per_s"], work.flops / flops
+    floor = max(memory, compute)
+    return {"floor_s": floor, "bound": "memory" if memory >= compute else "compute", "fraction": floor / seconds}
