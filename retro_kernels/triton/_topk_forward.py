@@ -126,7 +126,7 @@ def _topk_chunks_scan_kernel(
         offset = (row[:, None] * splits + split) * k + slot
         tl.store(partial_ptr + offset, best, mask=q_ok[:, None] & (slot >= 0))
     else:
-        store_sorted(scores_ptr, indices_ptr, best, row, q_ok, k, SLOTS)
+        store_sorted(scores_ptr, indices_ptr, best, row, q_ok, k)
 
 
 @triton.jit
@@ -144,10 +144,9 @@ def _topk_chunks_merge_kernel(
     row = tl.program_id(0).to(tl.int64) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     row_ok = row < rows
     best = empty_list(k, BLOCK_Q, SLOTS)
-    # the highest int64 whose score is -inf would do as well; 0x8000... is below every slot
     for start in range(0, count, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         ok = row_ok[:, None] & (n[None, :] < count)
         packed = tl.load(partial_ptr + row[:, None] * count + n[None, :], mask=ok, other=-0x8000000000000000)
         best = absorb_packed(best, packed)
-    store_sorted(scores_ptr, indices_ptr, best, row, row_ok, k, SLOTS)
+    store_sorted(scores_ptr, indices_ptr, best, row, row_ok, k)

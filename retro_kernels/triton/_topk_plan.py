@@ -35,7 +35,7 @@ _GATHER_ROWS, _GATHER_COLUMNS = 16, 256
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """block_q queries by block_s keys, block_d elements a step. `resident`: programs that fit one multiprocessor."""
+    """block_q queries by block_s keys, block_d elements a step, lists of `slots`. `resident`: programs a multiprocessor holds."""
 
     block_q: int
     block_s: int
@@ -44,6 +44,7 @@ class Tile:
     num_stages: int
     precision: str
     resident: int
+    slots: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +53,6 @@ class Split:
 
     count: int
     length: int
-
-
-def slots(k: int) -> int:
-    """Slots of a list in registers: k rounded up to a power of two."""
-    return power_of_two(k, least=4)
 
 
 def kernel(call: TopkChunks) -> str:
@@ -73,10 +69,10 @@ def tiles(call: TopkChunks, target: Target) -> list[Tile]:
     rows = [row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()]
     known = {row["arch"] for row in rows}
     arch = max((a for a in known if a <= target.arch), default=min(known))
-    fits = sorted((row for row in rows if row["arch"] == arch and row["width"] >= slots(call.k)), key=lambda row: row["width"])
+    fits = sorted((row for row in rows if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
     found: dict[int, Tile] = {}
     for row in fits:  # the narrowest list that fits
-        names = ("block_d", "num_warps", "num_stages", "precision", "resident")
+        names = ("block_d", "num_warps", "num_stages", "precision", "resident", "width")
         found.setdefault(row["block_m"], Tile(row["block_m"], row["block_n"], *(row[name] for name in names)))
     return [found[block_q] for block_q in sorted(found, reverse=True)]
 
@@ -123,7 +119,7 @@ def forward(call: TopkChunks, target: Target, chosen: Tile | None = None, parts:
     arguments = {**_inputs(call), **out, "splits": parts.count, "split_len": parts.length, **_constants(call, chosen, parts)}
     launches = [Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, chosen.num_warps, chosen.num_stages)]
     if partial is not None:
-        launches.append(_merge(out, b * q, parts.count * call.k, call.k))
+        launches.append(_merge(out, b * q, parts.count * call.k, call.k, chosen.slots))
     return scores, indices, launches
 
 
@@ -145,16 +141,16 @@ def _constants(call: TopkChunks, chosen: Tile, parts: Split) -> dict:
     return {
         "IS_L2": call.metric == "l2", "HAS_CAUSAL": call.causal_gap is not None, "HAS_DOC": call.query_doc is not None,
         "HAS_MASK": call.key_mask is not None, "SPLIT": parts.count > 1, "EVEN_D": call.key.shape[2] % chosen.block_d == 0,
-        "PRECISION": chosen.precision, "SLOTS": slots(call.k),
+        "PRECISION": chosen.precision, "SLOTS": chosen.slots,
         "BLOCK_Q": chosen.block_q, "BLOCK_S": chosen.block_s, "BLOCK_D": chosen.block_d,
     }  # fmt: skip
 
 
-def _merge(out: dict, rows: int, count: int, k: int) -> Launch:
+def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
     """Of `count` candidates in each of `rows` rows the k best."""
     block_n = min(1024, power_of_two(count))
-    block_q = max(1, min(16, _MERGE_TILE // max(block_n, slots(k))))
-    arguments = {**out, "rows": rows, "count": count, "k": k, "SLOTS": slots(k), "BLOCK_Q": block_q, "BLOCK_N": block_n}
+    block_q = max(1, min(16, _MERGE_TILE // max(block_n, slots)))
+    arguments = {**out, "rows": rows, "count": count, "k": k, "SLOTS": slots, "BLOCK_Q": block_q, "BLOCK_N": block_n}
     return Launch(_topk_chunks_merge_kernel, (_cdiv(rows, block_q),), arguments, num_warps=4, num_stages=1)
 
 
@@ -165,7 +161,7 @@ def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, lis
     arguments = {
         "grad_ptr": grad, "indices_ptr": indices, "query_ptr": call.query, "key_ptr": call.key, "dquery_ptr": found,
         **_strides(call.query, "q", "bn"), **_strides(call.key, "k", "bs"), "Q": q, "D": d, "k": call.k,
-        "IS_L2": call.metric == "l2", "BLOCK_K": min(_GATHER_ROWS, slots(call.k)), "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
+        "IS_L2": call.metric == "l2", "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)), "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
     }  # fmt: skip
     return found, [Launch(_topk_chunks_dquery_kernel, (b * q, _cdiv(d, arguments["BLOCK_D"])), arguments)]
 

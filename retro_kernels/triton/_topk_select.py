@@ -93,13 +93,15 @@ def absorb_packed(best, packed):
 
 
 @triton.jit
-def store_sorted(scores_ptr, indices_ptr, best, row, row_ok, k, SLOTS: tl.constexpr):
+def store_sorted(scores_ptr, indices_ptr, best, row, row_ok, k):
     """Rows `row` of scores [rows,k] and indices [rows,k] from `best`, descending; -inf and -1 in the empty slots."""
-    best = tl.sort(best, dim=1, descending=True)
-    slot = tl.arange(0, SLOTS)[None, :] - (SLOTS - k)
-    score = score_of(best)
-    index = tl.where(score == float("-inf"), -1, index_of(best))
-    offset = row.to(tl.int64)[:, None] * k + slot
-    ok = row_ok[:, None] & (slot >= 0)
-    tl.store(scores_ptr + offset, score, mask=ok)
-    tl.store(indices_ptr + offset, index.to(tl.int64), mask=ok)
+    # rounds of "take the best", not a sort: k is small, and a sort of packed pairs fills the registers
+    best = tl.where(best >= FULL, _NOTHING, best)
+    row = row.to(tl.int64) * k
+    for slot in range(0, k):
+        top = tl.max(best, 1)
+        best = tl.where(best == top[:, None], _NOTHING, best)
+        score = score_of(top)
+        index = tl.where(score == float("-inf"), -1, index_of(top))
+        tl.store(scores_ptr + row + slot, score, mask=row_ok)
+        tl.store(indices_ptr + row + slot, index.to(tl.int64), mask=row_ok)

@@ -12,13 +12,15 @@ candidate's score is one dot product, summed in one order, wherever it is comput
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from .._problem import TopkChunks
-from .._target import current_target
-from . import _topk_plan, unsupported
+from .._target import Target, current_target
+from ..aot import Case
+from . import _topk_cases, _topk_plan, unsupported
 from ._launch import Launch
 from ._topk_select import MAX_KEYS
 
@@ -52,6 +54,17 @@ def backward(call: TopkChunks, outputs, grads, needs) -> list[Tensor | None]:
             found[i], launches = plan(call, indices, grad)
             _run(launches, call.query)
     return found
+
+
+def aot_cases(target: Target) -> Iterator[Case]:
+    """Every kernel of this op, as the calls of `_topk_cases` launch it."""
+    for name, dtype, call, gradients in _topk_cases.calls():
+        scores, indices, launches = _topk_plan.forward(call, target)
+        if gradients:
+            for plan in (_topk_plan.dquery, _topk_plan.dkey):
+                launches += plan(call, indices, scores)[1]
+        for launch in launches:
+            yield Case(name, dtype, launch)
 
 
 def _run(launches: list[Launch], where: Tensor) -> None:

@@ -5,6 +5,7 @@
 // that depends on the seed.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -45,9 +46,10 @@ struct Copy {
 };
 
 struct Fiber {
-    ucontext_t context;
+    ucontext_t context;  // how it starts
+    jmp_buf place;       // where it goes on: a jump costs no system call
     std::unique_ptr<char[]> stack;
-    bool done = false;
+    bool started = false, done = false;
     const Barrier* waiting = nullptr;
     long generation = 0;
     std::vector<std::vector<Copy>> groups{1};  // the last one is open
@@ -65,7 +67,7 @@ inline std::vector<Fiber> fibers;
 inline std::vector<Barrier> warps;
 inline std::vector<Slot> slots;
 inline Barrier block;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline Index thread_index, block_index, grid_size;
 inline std::function<void()> body;
 
@@ -78,14 +80,21 @@ inline void wait(Barrier& barrier) {
     }
     me.waiting = &barrier;
     me.generation = barrier.generation;
-    swapcontext(&me.context, &scheduler);
+    if (!_setjmp(me.place)) _longjmp(scheduler, 1);
 }
 
 inline void enter() {
     body();
-    Fiber& me = fibers[thread_index.x];
-    me.done = true;
-    swapcontext(&me.context, &scheduler);
+    fibers[thread_index.x].done = true;
+    _longjmp(scheduler, 1);
+}
+
+// Until the fiber waits or ends.
+__attribute__((noinline)) inline void resume(Fiber& fiber) {
+    if (_setjmp(scheduler)) return;
+    if (fiber.started) _longjmp(fiber.place, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
 }
 
 // Runs kernel() as `grid` blocks of `threads`, one block after the other.
@@ -117,7 +126,7 @@ inline void launch(unsigned grid, unsigned threads, unsigned seed, std::function
                 if (fiber.done || (fiber.waiting && fiber.waiting->generation == fiber.generation)) continue;
                 fiber.waiting = nullptr;
                 thread_index.x = i;
-                swapcontext(&scheduler, &fiber.context);
+                resume(fiber);
                 moved = true;
                 left -= fiber.done;
             }
