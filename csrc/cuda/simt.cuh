@@ -13,6 +13,10 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define RETRO_WGMMA  // this pass compiles for sm_90a
+#endif
+
 namespace simt {
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -53,6 +57,62 @@ __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], 
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
+}
+
+// Ordinary and cp.async writes of this thread to shared memory, before what the tensor cores read after the next barrier.
+__device__ __forceinline__ void fence_proxy_async() {
+#ifdef RETRO_WGMMA
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Of a tile of 128-byte rows in the 128-byte swizzle: address and 1024 bytes from one group of 8 rows to the next, both in
+// units of 16; the other offset has no meaning for rows of one span.
+__device__ __forceinline__ uint64_t swizzled128_descriptor(const void* tile) {
+    return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (shared_address(tile) & 0x3ffff) >> 4;
+}
+
+__device__ __forceinline__ void wgmma_begin() {
+#ifdef RETRO_WGMMA
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// All products begun are in their sums.
+__device__ __forceinline__ void wgmma_end() {
+#ifdef RETRO_WGMMA
+    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+}
+
+#ifdef RETRO_WGMMA
+#define RETRO_R4(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define RETRO_R16(n) RETRO_R4(n), RETRO_R4(n + 1), RETRO_R4(n + 2), RETRO_R4(n + 3)
+#define RETRO_SUMS \
+    RETRO_R16(0), RETRO_R16(4), RETRO_R16(8), RETRO_R16(12), RETRO_R16(16), RETRO_R16(20), RETRO_R16(24), RETRO_R16(28)
+#define RETRO_WGMMA_TEXT(type)                                                                                               \
+    "wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {"                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                                  \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                                        \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                        \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                                        \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                                        \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                                        \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                            \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"                          \
+    "}, %128, %129, 1, 1, 1, 0, 0;"
+#endif
+
+// c[64x256] += a[64x16] b[256x16]^T for the warpgroup, both in shared memory with D contiguous.
+template <bool BF16>
+__device__ __forceinline__ void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
+#ifdef RETRO_WGMMA
+    if constexpr (BF16) {
+        asm volatile(RETRO_WGMMA_TEXT("bf16") : RETRO_SUMS : "l"(a), "l"(b));
+    } else {
+        asm volatile(RETRO_WGMMA_TEXT("f16") : RETRO_SUMS : "l"(a), "l"(b));
+    }
+#endif
 }
 
 __device__ __forceinline__ float half_to_float(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }

@@ -1,7 +1,7 @@
 // Exact top-k of thousands of queries against up to 2^31 keys: the case that is bound by the tensor cores.
 //
-// A block holds 128 queries and walks tiles of 256 keys of one split, in ascending order. 8 warps multiply 64x64 each with
-// mma.sync; cp.async fills a ring of stages that runs on across tiles, so the epilogue overlaps the next tile's loads.
+// A block holds 128 queries and walks tiles of 256 keys of one split, in ascending order. 8 warps multiply (topk_tile.cuh);
+// cp.async fills a ring of stages that runs on across tiles, so the epilogue overlaps the next tile's loads.
 // Epilogue: each accumulator is compared with its row's k-th score so far. A tile that beats none costs that comparison.
 // Otherwise 16 columns at a time go through shared memory to the warp that owns the row, which applies the masks, appends
 // the survivors to the row's pending list, and sorts them into the row's list of k when the pending list is full.
@@ -11,28 +11,19 @@
 // splits nor the order of blocks.
 #include "topk_chunks.h"
 #include "topk_select.cuh"
+#include "topk_tile.cuh"
 
 namespace topk {
 
-constexpr int TILE_Q = retro::TOPK_TILE_Q;
-constexpr int TILE_S = retro::TOPK_TILE_S;
-constexpr int STEP_D = 32;       // elements of D a stage: a row of 64 bytes, four 16-byte pieces
-constexpr int STAGES = 4;
-constexpr int THREADS = 256;
-constexpr int WARPS = THREADS / WARP;
-constexpr int WARPS_N = 4;       // warps along the keys; two along the queries
-constexpr int WARP_TILE = 64;    // queries and keys a warp
-constexpr int FRAGMENTS_M = WARP_TILE / 16;
-constexpr int FRAGMENTS_N = WARP_TILE / 8;
 constexpr int ROWS_PER_WARP = TILE_Q / WARPS;  // rows whose lists a warp owns
 constexpr int CHUNK = 16;        // columns that go through shared memory at once
 constexpr int CHUNKS = TILE_S / CHUNK;
 constexpr int PENDING = 48;      // survivors a row may wait with; a chunk adds up to 16
 constexpr int STAGED_PITCH = CHUNK + 1;
-constexpr int STAGE_BYTES = (TILE_Q + TILE_S) * STEP_D * 2;
 
+template <class T>
 struct Shared {
-    unsigned char stage[STAGES][STAGE_BYTES];  // queries, then keys
+    unsigned char stage[T::STAGES][(TILE_Q + TILE_S) * T::STEP_D * 2];  // queries, then keys
     int64_t pending[TILE_Q][PENDING];
     float staged[TILE_Q][STAGED_PITCH];
     float limit[TILE_Q];       // the k-th score of the row's list; -inf while it is not full
@@ -40,12 +31,8 @@ struct Shared {
     float key_norm[TILE_S];
     int count[TILE_Q];         // pending survivors
     int have[TILE_Q];          // 0, or k once the row's list exists
-    unsigned chunks[WARPS];    // bit c: chunk c of this warp's 64 columns holds a survivor
+    unsigned chunks[WARPS];    // bit c: chunk c of this warp's columns holds a survivor
 };
-
-// Byte of 16-byte piece `piece` of row `row` in a tile of 64-byte rows. Eight rows that are read at once, by ldmatrix or by
-// eight threads, fall into eight different 16-byte banks.
-__device__ __forceinline__ int swizzled(int row, int piece) { return row * 64 + ((piece ^ ((row >> 1) & 3)) << 4); }
 
 struct Work {
     int batch, first_query, first_key, end_key, split;
@@ -85,54 +72,37 @@ __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, cons
     return true;
 }
 
-// Starts the copies of step `step` of the tile at `first_key` into one stage: six 16-byte pieces a thread.
+// Starts the copies of step `step` of the tile at `first_key` into one stage, in 16-byte pieces.
+template <class T>
 __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work, unsigned char* stage, int first_key, int step) {
     const uint16_t* query = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb;
     const uint16_t* key = static_cast<const uint16_t*>(call.key) + work.batch * call.stride_kb;
-    const int piece = threadIdx.x % 4;
-    const int d = step * STEP_D + piece * 8;
+    constexpr int PIECES = T::STEP_D / 8;  // a row
+    const int piece = threadIdx.x % PIECES;
+    const int d = step * T::STEP_D + piece * 8;
 #pragma unroll
-    for (int i = 0; i < (TILE_Q + TILE_S) * 4 / THREADS; ++i) {
-        const int row = threadIdx.x / 4 + i * (THREADS / 4);
+    for (int i = 0; i < (TILE_Q + TILE_S) * PIECES / THREADS; ++i) {
+        const int row = threadIdx.x / PIECES + i * (THREADS / PIECES);
         const bool of_query = row < TILE_Q;
         const int number = of_query ? work.first_query + row : first_key + row - TILE_Q;
         const bool valid = d < call.D && number < (of_query ? call.Q : work.end_key);
         const uint16_t* source = of_query ? query + number * call.stride_qn + d : key + number * call.stride_ks + d;
-        simt::cp_async16(stage + swizzled(row, piece), valid ? source : (of_query ? query : key), valid);
+        simt::cp_async16(stage + T::place(row, piece), valid ? source : (of_query ? query : key), valid);
     }
 }
 
-template <bool BF16>
-__device__ __forceinline__ void multiply_stage(float (&acc)[FRAGMENTS_M][FRAGMENTS_N][4], const unsigned char* stage, int warp, int lane) {
-    const int row_a = warp / WARPS_N * WARP_TILE + lane % 16;
-    const int row_b = TILE_Q + warp % WARPS_N * WARP_TILE + lane % 8 + lane / 16 * 8;
-#pragma unroll
-    for (int k16 = 0; k16 < STEP_D / 16; ++k16) {
-        uint32_t a[FRAGMENTS_M][4], b[FRAGMENTS_N / 2][4];
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS_M; ++m) simt::ldmatrix_x4(a[m], stage + swizzled(row_a + m * 16, k16 * 2 + lane / 16));
-#pragma unroll
-        for (int n = 0; n < FRAGMENTS_N / 2; ++n) simt::ldmatrix_x4(b[n], stage + swizzled(row_b + n * 16, k16 * 2 + lane / 8 % 2));
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS_M; ++m) {
-#pragma unroll
-            for (int n = 0; n < FRAGMENTS_N; ++n) simt::mma16816<BF16>(acc[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-        }
-    }
-}
-
-// Sum of squares of the 32 elements of key row `threadIdx.x` in this stage.
-template <bool BF16>
+// Sum of squares of key row `threadIdx.x` in this stage.
+template <class T>
 __device__ __forceinline__ float stage_square(const unsigned char* stage) {
     float total = 0.0f;
 #pragma unroll
-    for (int piece = 0; piece < 4; ++piece) {
-        const uint4 words = *reinterpret_cast<const uint4*>(stage + swizzled(TILE_Q + threadIdx.x, piece));
+    for (int piece = 0; piece < T::STEP_D / 8; ++piece) {
+        const uint4 words = *reinterpret_cast<const uint4*>(stage + T::place(TILE_Q + threadIdx.x, piece));
         const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float low, high;
-            simt::widen<BF16>(word[i], low, high);
+            simt::widen<T::BF16>(word[i], low, high);
             total += low * low;
             total += high * high;
         }
@@ -140,15 +110,15 @@ __device__ __forceinline__ float stage_square(const unsigned char* stage) {
     return total;
 }
 
-template <bool BF16>
-__device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work, Shared& shared, int warp, int lane) {
+template <class T>
+__device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int warp, int lane) {
     for (int i = 0; i < ROWS_PER_WARP; ++i) {
         const int row = warp * ROWS_PER_WARP + i, q = work.first_query + row;
         const uint16_t* source = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb + q * call.stride_qn;
         float total = 0.0f;
         for (int d = lane * 2; q < call.Q && d < call.D; d += WARP * 2) {
             float low, high;
-            simt::widen<BF16>(*reinterpret_cast<const uint32_t*>(source + d), low, high);
+            simt::widen<T::BF16>(*reinterpret_cast<const uint32_t*>(source + d), low, high);
             total += low * low;
             total += high * high;
         }
@@ -157,56 +127,34 @@ __device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const
     }
 }
 
-// The row of the tile, and the column of the warp's 64, of accumulator `i` of fragment (m, n).
-__device__ __forceinline__ int fragment_row(int warp, int lane, int m, int i) { return warp / WARPS_N * WARP_TILE + m * 16 + lane / 4 + i / 2 * 8; }
-__device__ __forceinline__ int fragment_column(int lane, int n, int i) { return n * 8 + lane % 4 * 2 + i % 2; }
-
 // -||q-k||^2 from the products; a comparison keeps NaN, and rounding may not leave a distance below 0.
-__device__ __forceinline__ void to_l2(float (&acc)[FRAGMENTS_M][FRAGMENTS_N][4], const Shared& shared, int warp, int lane) {
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS_M; ++m) {
-#pragma unroll
-        for (int n = 0; n < FRAGMENTS_N; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float norms = shared.query_norm[fragment_row(warp, lane, m, i)] +
-                                    shared.key_norm[warp % WARPS_N * WARP_TILE + fragment_column(lane, n, i)];
-                const float score = 2.0f * acc[m][n][i] - norms;
-                acc[m][n][i] = score > 0.0f ? 0.0f : score;
-            }
-        }
-    }
+template <class T>
+__device__ __forceinline__ void to_l2(typename T::Sums& sums, const Shared<T>& shared, int warp, int lane) {
+    const float* key_norm = shared.key_norm + warp % T::WARPS_N * (T::FRAGMENTS_N * 8);
+    each_sum<T>([&](int m, int n, int i) {
+        const float norms = shared.query_norm[fragment_row<T>(warp, lane, m, i)] + key_norm[fragment_column(lane, n, i)];
+        const float score = 2.0f * sums[m][n][i] - norms;
+        sums[m][n][i] = score > 0.0f ? 0.0f : score;
+    });
 }
 
 // Bit c: some score of chunk c of this warp's columns beats its row's k-th. NaN and -inf beat nothing.
-__device__ __forceinline__ unsigned surviving_chunks(const float (&acc)[FRAGMENTS_M][FRAGMENTS_N][4], const Shared& shared, int warp, int lane) {
+template <class T>
+__device__ __forceinline__ unsigned surviving_chunks(const typename T::Sums& sums, const Shared<T>& shared, int warp, int lane) {
     unsigned chunks = 0;
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS_M; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float limit = shared.limit[fragment_row(warp, lane, m, i)];
-#pragma unroll
-            for (int n = 0; n < FRAGMENTS_N; ++n) chunks |= acc[m][n][i] > limit ? 1u << (n / 2) : 0u;
-        }
-    }
+    each_sum<T>([&](int m, int n, int i) { chunks |= sums[m][n][i] > shared.limit[fragment_row<T>(warp, lane, m, i)] ? 1u << (n / 2) : 0u; });
     unsigned any = 0;
 #pragma unroll
-    for (int c = 0; c < WARP_TILE / CHUNK; ++c) any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
+    for (int c = 0; c < T::FRAGMENTS_N / 2; ++c) any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
     return any;
 }
 
-// Chunk `c` of this warp's 64 columns to shared memory.
-__device__ __forceinline__ void stage_chunk(const float (&acc)[FRAGMENTS_M][FRAGMENTS_N][4], Shared& shared, int c, int warp, int lane) {
-#pragma unroll
-    for (int n = 0; n < FRAGMENTS_N; ++n) {
-        if (n / 2 != c) continue;
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS_M; ++m) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) shared.staged[fragment_row(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = acc[m][n][i];
-        }
-    }
+// Chunk `c` of this warp's columns to shared memory.
+template <class T>
+__device__ __forceinline__ void stage_chunk(const typename T::Sums& sums, Shared<T>& shared, int c, int warp, int lane) {
+    each_sum<T>([&](int m, int n, int i) {
+        if (n / 2 == c) shared.staged[fragment_row<T>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
+    });
 }
 
 __device__ __forceinline__ int64_t* row_list(const retro::TopkChunks& call, const Work& work, int row) {
@@ -215,8 +163,8 @@ __device__ __forceinline__ int64_t* row_list(const retro::TopkChunks& call, cons
 }
 
 // The pending survivors of `row` go into its list of k. A warp does this together.
-template <int R>
-__device__ void flush(const retro::TopkChunks& call, const Work& work, Shared& shared, int row, int lane) {
+template <class T, int R>
+__device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int row, int lane) {
     const int count = shared.count[row], have = shared.have[row];
     const int64_t last = merge_into<R>(row_list(call, work, row), have, shared.pending[row], count, call.k, lane);
     __syncwarp();  // every lane has read the row's state
@@ -229,15 +177,15 @@ __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared& s
 }
 
 // The staged chunk, whose first column is key `first_key`: this warp's rows, two at a time.
-template <int R>
-__device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared& shared, int first_key, int warp, int lane) {
+template <class T, int R>
+__device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int first_key, int warp, int lane) {
     const int half = lane / CHUNK, column = lane % CHUNK;
     for (int i = 0; i < ROWS_PER_WARP; i += 2) {
         const int pair = warp * ROWS_PER_WARP + i, row = pair + half;
         const float score = shared.staged[row][column];
         if (!simt::ballot(score > shared.limit[row])) continue;
         for (int r = pair; r < pair + 2; ++r) {
-            if (shared.count[r] > PENDING - CHUNK) flush<R>(call, work, shared, r, lane);
+            if (shared.count[r] > PENDING - CHUNK) flush<T, R>(call, work, shared, r, lane);
         }
         const bool enters = score > shared.limit[row] && is_candidate(call, work, work.first_query + row, first_key + column);
         const unsigned mine = simt::ballot(enters) >> (half * CHUNK) & ((1u << CHUNK) - 1);
@@ -249,77 +197,68 @@ __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, cons
     }
 }
 
-template <int R>
-__device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, const Work& work, Shared& shared,
-                                               const float (&acc)[FRAGMENTS_M][FRAGMENTS_N][4], int first_key, int warp, int lane) {
-    const unsigned mine = surviving_chunks(acc, shared, warp, lane);
+template <class T, int R>
+__device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, const Work& work, Shared<T>& shared,
+                                               const typename T::Sums& sums, int first_key, int warp, int lane) {
+    constexpr int WARP_CHUNKS = T::FRAGMENTS_N / 2;
+    const unsigned mine = surviving_chunks<T>(sums, shared, warp, lane);
     if (lane == 0) shared.chunks[warp] = mine;
     __syncthreads();
     unsigned all = 0;
-    for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % WARPS_N * (WARP_TILE / CHUNK));
+    for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % T::WARPS_N * WARP_CHUNKS);
     for (int c = 0; c < CHUNKS; ++c) {
         if (!(all >> c & 1)) continue;
-        if (warp % WARPS_N == c / (WARP_TILE / CHUNK)) stage_chunk(acc, shared, c % (WARP_TILE / CHUNK), warp, lane);
+        if (warp % T::WARPS_N == c / WARP_CHUNKS) stage_chunk<T>(sums, shared, c % WARP_CHUNKS, warp, lane);
         __syncthreads();
-        append_chunk<R>(call, work, shared, first_key + c * CHUNK, warp, lane);
+        append_chunk<T, R>(call, work, shared, first_key + c * CHUNK, warp, lane);
         __syncthreads();  // before the next chunk is staged, and before limits are read again
     }
 }
 
-__device__ __forceinline__ void clear(float (&acc)[FRAGMENTS_M][FRAGMENTS_N][4]) {
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS_M; ++m) {
-#pragma unroll
-        for (int n = 0; n < FRAGMENTS_N; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) acc[m][n][i] = 0.0f;
-        }
-    }
-}
-
-template <bool BF16, int R>
-__device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const Work& work, Shared& shared) {
+template <class T, int R>
+__device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const Work& work, Shared<T>& shared) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (threadIdx.x < TILE_Q) {
         shared.limit[threadIdx.x] = -INFINITY;
         shared.count[threadIdx.x] = shared.have[threadIdx.x] = 0;
     }
-    if (call.l2) query_norms<BF16>(call, work, shared, warp, lane);
+    if (call.l2) query_norms<T>(call, work, shared, warp, lane);
     __syncthreads();
 
     const int keys = work.end_key - work.first_key;
-    const int steps = (call.D + STEP_D - 1) / STEP_D;
-    const int64_t total = static_cast<int64_t>(keys > 0 ? (keys + TILE_S - 1) / TILE_S : 0) * steps;
+    const int steps = (call.D + T::STEP_D - 1) / T::STEP_D;
+    const int total = (keys > 0 ? (keys + TILE_S - 1) / TILE_S : 0) * steps;  // at most 2^22 tiles of 2^7 steps
     int load_key = work.first_key, load_step = 0, load_at = 0;  // what the next load fetches, and into which stage
-    int64_t loaded = 0;
+    int loaded = 0;
     auto load_next = [&] {
-        if (loaded < total) load_stage(call, work, shared.stage[load_at], load_key, load_step);
+        if (loaded < total) load_stage<T>(call, work, shared.stage[load_at], load_key, load_step);
         simt::cp_async_commit();  // empty past the end, so that the count of groups still tells the stage
         ++loaded;
-        load_at = (load_at + 1) % STAGES;
+        load_at = (load_at + 1) % T::STAGES;
         if (++load_step == steps) load_step = 0, load_key += TILE_S;
     };
-    for (int i = 0; i < STAGES - 1; ++i) load_next();
+    for (int i = 0; i < T::STAGES - 1; ++i) load_next();
 
-    float acc[FRAGMENTS_M][FRAGMENTS_N][4];
-    clear(acc);
+    typename T::Sums sums;
+    each_sum<T>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
     float square = 0.0f;
     int key = work.first_key, step = 0, at = 0;
-    for (int64_t done = 0; done < total; ++done) {
-        simt::cp_async_wait<STAGES - 2>();
+    for (int done = 0; done < total; ++done) {
+        simt::cp_async_wait<T::STAGES - 2>();
+        T::publish();
         __syncthreads();  // everyone's pieces of this stage are in, and everyone has left the stage that is filled next
         load_next();
-        multiply_stage<BF16>(acc, shared.stage[at], warp, lane);
-        if (call.l2) square += stage_square<BF16>(shared.stage[at]);
-        at = (at + 1) % STAGES;
+        T::multiply(sums, shared.stage[at], warp, lane);
+        if (call.l2) square += stage_square<T>(shared.stage[at]);
+        at = (at + 1) % T::STAGES;
         if (++step < steps) continue;
         if (call.l2) {
             shared.key_norm[threadIdx.x] = square;
             __syncthreads();
-            to_l2(acc, shared, warp, lane);
+            to_l2<T>(sums, shared, warp, lane);
         }
-        take_survivors<R>(call, work, shared, acc, key, warp, lane);
-        clear(acc);
+        take_survivors<T, R>(call, work, shared, sums, key, warp, lane);
+        each_sum<T>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
         square = 0.0f;
         step = 0;
         key += TILE_S;
@@ -329,17 +268,31 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
     for (int i = 0; i < ROWS_PER_WARP; ++i) {
         const int row = warp * ROWS_PER_WARP + i;
         // a list that never came to be is written too: the merge reads it
-        if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0)) flush<R>(call, work, shared, row, lane);
+        if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0)) flush<T, R>(call, work, shared, row, lane);
     }
     __syncthreads();  // before the next item starts over
 }
 
+template <class T, int R>
+__device__ __forceinline__ void scan(const retro::TopkChunks& call, unsigned char* memory) {
+    Shared<T>& shared = *reinterpret_cast<Shared<T>*>(memory);
+    const int items = call.B * ((call.Q + TILE_Q - 1) / TILE_Q) * call.splits;
+    for (int item = blockIdx.x; item < items; item += gridDim.x) scan_item<T, R>(call, work_item(call, item), shared);
+}
+
 template <bool BF16, int R>
 __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan(const retro::TopkChunks call) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
-    const int items = call.B * ((call.Q + TILE_Q - 1) / TILE_Q) * call.splits;
-    for (int item = blockIdx.x; item < items; item += gridDim.x) scan_item<BF16, R>(call, work_item(call, item), shared);
+    extern __shared__ __align__(1024) unsigned char memory[];
+    scan<MmaSync<BF16>, R>(call, memory);
+}
+
+// Empty but for sm_90a, where alone it is launched.
+template <bool BF16, int R>
+__global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro::TopkChunks call) {
+#ifdef RETRO_WGMMA
+    extern __shared__ __align__(1024) unsigned char memory[];
+    scan<Wgmma<BF16>, R>(call, memory);
+#endif
 }
 
 // One warp a row: the k best of its splits' lists.
@@ -377,11 +330,23 @@ __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkCh
 namespace retro {
 namespace {
 
+// The wgmma scan is in the sm_90a code alone; every other device runs the other one.
+cudaError_t on_hopper(bool& yes) {
+    int device = 0, major = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    yes = major == 9;
+    return error;
+}
+
 template <bool BF16, int R>
 cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
-    constexpr int bytes = sizeof(topk::Shared);
-    auto* scan = topk::topk_chunks_scan<BF16, R>;
-    const cudaError_t error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    bool hopper = false;
+    cudaError_t error = on_hopper(hopper);
+    if (error != cudaSuccess) return error;
+    const int bytes = hopper ? sizeof(topk::Shared<topk::Wgmma<BF16>>) : sizeof(topk::Shared<topk::MmaSync<BF16>>);
+    auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, R> : topk::topk_chunks_scan<BF16, R>;
+    error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     scan<<<blocks, topk::THREADS, bytes, stream>>>(call);
     const int64_t rows = static_cast<int64_t>(call.B) * call.Q;

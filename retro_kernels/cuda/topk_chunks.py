@@ -1,5 +1,6 @@
 """Exact top-k of thousands of queries: tensor-core tiles, per-row thresholds, lists merged at the end (csrc/cuda/topk_chunks.cu).
 
+wgmma on sm_90, mma.sync elsewhere.
 For calls that are bound by arithmetic; fewer queries are bound by reading the keys, and Triton serves them. The gradient is
 a gather and a segment sum: Triton's.
 """
@@ -54,8 +55,8 @@ def unfit(call: TopkChunks, target: Target) -> str | None:
     if importlib.util.find_spec("triton") is not None:
         if query.shape[1] < LEAST_QUERIES:
             return f"Q={query.shape[1]}: below {LEAST_QUERIES} queries the keys' bandwidth is the limit, and triton reaches it"
-        if target.arch >= 90:
-            return f"on sm_{target.arch} triton uses wgmma or tcgen05, this kernel mma.sync"
+        if target.arch >= 100:
+            return f"on sm_{target.arch} triton uses tcgen05, this kernel mma.sync"
     return None
 
 

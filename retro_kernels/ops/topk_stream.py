@@ -126,8 +126,8 @@ def _best(scores: Tensor, indices: Tensor, k: int) -> tuple[Tensor, Tensor]:
         scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
         indices = torch.nn.functional.pad(indices, (0, missing), value=-1)
     # by index first, then stably by score: equal scores keep the order of their indices
-    order = indices.sort(-1, stable=True).indices
-    by_score = scores.detach().gather(-1, order).sort(-1, descending=True, stable=True).indices[..., :k]
+    order = indices.sort(dim=-1, stable=True).indices
+    by_score = scores.detach().gather(-1, order).sort(dim=-1, descending=True, stable=True).indices[..., :k]
     order = order.gather(-1, by_score)
     scores, indices = scores.gather(-1, order), indices.gather(-1, order)
     return scores, indices.masked_fill(scores.detach() == -torch.inf, -1)

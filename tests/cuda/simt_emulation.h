@@ -206,6 +206,49 @@ inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
     __syncwarp();
 }
 
+inline const unsigned char* shared_memory = nullptr;  // where the emulated block's begins, at a multiple of 1024
+
+inline void fence_proxy_async() {}
+inline void wgmma_begin() {}
+inline void wgmma_end() { __syncwarp(); }
+
+inline uint64_t swizzled128_descriptor(const void* tile) {
+    const auto address = static_cast<uint64_t>(static_cast<const unsigned char*>(tile) - shared_memory);
+    return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
+}
+
+// Element k of row `row` of the matrix a descriptor names, as the PTX manual lays it out: groups of 8 rows of 128 bytes, the
+// stride offset apart; bits 4-6 of the whole address, exclusive-or its bits 7-9.
+template <bool BF16>
+inline float described(uint64_t descriptor, int row, int k) {
+    if (descriptor >> 62 != 1) std::abort();  // the 128-byte swizzle
+    const uint64_t start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+    uint64_t address = start + row / 8 * stride + row % 8 * 128 + k * 2;
+    address ^= (address >> 7 & 7) << 4;
+    uint16_t bits;
+    std::memcpy(&bits, shared_memory + address, 2);
+    return BF16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : emulation::half_value(bits);
+}
+
+// c[n][i] of lane l in warp w of the warpgroup is row 16w + l / 4 + 8 * (i / 2), column 8n + 2 * (l % 4) + i % 2.
+template <bool BF16>
+inline void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    float left[2][16];
+    for (int half = 0; half < 2; ++half) {
+        for (int k = 0; k < 16; ++k) left[half][k] = described<BF16>(a, warp * 16 + lane / 4 + half * 8, k);
+    }
+    for (int n = 0; n < 32; ++n) {
+        for (int odd = 0; odd < 2; ++odd) {
+            for (int k = 0; k < 16; ++k) {
+                const float right = described<BF16>(b, n * 8 + lane % 4 * 2 + odd, k);
+                c[n][odd] += left[0][k] * right;
+                c[n][odd + 2] += left[1][k] * right;
+            }
+        }
+    }
+}
+
 inline float half_to_float(uint16_t bits) { return emulation::half_value(bits); }
 
 // The fragments as the PTX manual draws them: g = lane / 4, t = lane % 4; a[i] holds row g + 8 * (i % 2), columns

@@ -53,7 +53,7 @@ def strides(tensor):
     return (tensor.stride(0) if tensor.shape[0] > 1 else 0), tensor.stride(1)
 
 
-def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0):
+def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0, wgmma=False):
     """scores, indices and the splits' packed lists [B,Q,splits,k]."""
     b, q, d = call.query.shape
     s = call.key.shape[1]
@@ -67,7 +67,7 @@ def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0):
     numbers = (b, q, s, d, call.k, call.causal_gap is not None, shift, splits, length, *bytes_of, call.query.dtype == torch.bfloat16, call.metric == "l2")
     pairs = [stride for tensor in tensors[:5] for stride in strides(tensor)]
     native = Call(*(None if t is None else t.data_ptr() for t in tensors), *pairs, *numbers)
-    library.emulate_topk_chunks(ctypes.byref(native), blocks, seed)
+    library.emulate_topk_chunks(ctypes.byref(native), blocks, seed, wgmma)
     return scores, indices, partial
 
 
@@ -97,18 +97,24 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("wgmma", [False, True], ids=["mma.sync", "wgmma"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_emulated_kernel_is_exact(emulation, name, dtype):
+def test_emulated_kernel_is_exact(emulation, name, dtype, wgmma):
     sizes, launch = CASES[name]
-    assert_exact(emulation, problem(1, dtype=dtype, **sizes), **launch)
+    assert_exact(emulation, problem(1, dtype=dtype, **sizes), **launch, wgmma=wgmma)
+
+
+def test_shared_memory_fits(emulation):
+    assert emulation.topk_shared_bytes(False) <= min(target.shared_memory for target in KNOWN.values())
+    assert emulation.topk_shared_bytes(True) <= KNOWN[90].shared_memory
 
 
 def test_order_of_threads_and_blocks_changes_nothing(emulation):
     call = problem(2, dtype=torch.float16, Q=10, S=600, D=40, k=7, docs=True, metric="l2")
     first = emulate(emulation, call, splits=2, blocks=1, seed=1)
-    for seed, blocks in ((2, 3), (3, 1)):
-        again = emulate(emulation, call, splits=2, blocks=blocks, seed=seed)
+    for seed, blocks, wgmma in ((2, 3, False), (3, 1, True), (4, 3, True)):
+        again = emulate(emulation, call, splits=2, blocks=blocks, seed=seed, wgmma=wgmma)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -159,8 +165,8 @@ def test_unfit_calls_say_why():
         query_doc = None if docs is None else torch.empty(1, sizes["Q"], dtype=docs, **empty)
         return backend.unfit(TopkChunks(query, key, sizes["k"], "dot", None, 0, query_doc, query_doc, None), KNOWN[arch])
 
-    assert why() is None
-    assert "triton" in why(Q=64) and "triton" in why(arch=90)
+    assert why() is None and why(arch=90) is None
+    assert "triton" in why(Q=64) and "triton" in why(arch=100)
     assert "128" in why(k=129) and "16 bytes" in why(D=1020) and "int16" in why(docs=torch.int16)
     assert backend.reason(problem(0)) == "query is on cpu, not on a cuda device"
 
@@ -186,10 +192,11 @@ def test_nvcc_compiles_it_without_spills(arch, tmp_path):
     assert "warning" not in done.stderr.lower(), done.stderr
     usage = subprocess.run([cuobjdump, "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
     found = {name: (int(reg), int(stack)) for name, reg, stack in re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", usage)}
-    assert sum("scan" in name for name in found) == 4 and sum("merge" in name for name in found) == 2
+    assert sum("scan" in name for name in found) == 8 and sum("merge" in name for name in found) == 2
     assert all(stack == 0 for _, stack in found.values()), found
     code = subprocess.run([cuobjdump, "-sass", str(cubin)], capture_output=True, text=True, check=True).stdout
     assert code.count("HMMA.16816") >= 4 * 64 and "LDGSTS" in code and "LDSM" in code
+    assert code.count("HGMMA.64x256x16") == (4 * 4 if arch == "90a" else 0)
 
 
 def test_binding_compiles():
