@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const 
     constexpr int PIECES = T::STEP_D / 8;  // a row
     const int piece = threadIdx.x % PIECES;
     const int d = step * T::STEP_D + piece * 8;
-#pragma unroll
+#pragma unroll 4
     for (int i = 0; i < (TILE_Q + TILE_S) * PIECES / THREADS; ++i) {
         const int row = threadIdx.x / PIECES + i * (THREADS / PIECES);
         const bool of_query = row < TILE_Q;
@@ -180,10 +180,12 @@ __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<T>
 template <class T, int R>
 __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int first_key, int warp, int lane) {
     const int half = lane / CHUNK, column = lane % CHUNK;
+#pragma unroll 1
     for (int i = 0; i < ROWS_PER_WARP; i += 2) {
         const int pair = warp * ROWS_PER_WARP + i, row = pair + half;
         const float score = shared.staged[row][column];
         if (!simt::ballot(score > shared.limit[row])) continue;
+#pragma unroll 1
         for (int r = pair; r < pair + 2; ++r) {
             if (shared.count[r] > PENDING - CHUNK) flush<T, R>(call, work, shared, r, lane);
         }
@@ -206,6 +208,7 @@ __device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, co
     __syncthreads();
     unsigned all = 0;
     for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % T::WARPS_N * WARP_CHUNKS);
+#pragma unroll 1  // the sums fill the registers: no code may be kept twice
     for (int c = 0; c < CHUNKS; ++c) {
         if (!(all >> c & 1)) continue;
         if (warp % T::WARPS_N == c / WARP_CHUNKS) stage_chunk<T>(sums, shared, c % WARP_CHUNKS, warp, lane);
