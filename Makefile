@@ -20,7 +20,6 @@ build:
 	$(PY) setup.py -q build_ext --inplace
 
 bench: setup
-	$(PY) -m bench check
 	$(PY) -m bench run --json bench/out/latest.jsonl --fresh
 	$(PY) -m bench report bench/out/latest.jsonl
 

@@ -83,6 +83,7 @@ def ninja_build(folder: Path, jobs: list[tuple[Path, list[str]]], link: tuple[Pa
         return shlex.join(arguments).replace("$", "$$")
 
     lines = [
+        f"builddir = {quoted(folder)}",
         "rule compile",
         "  command = $cmd",
         "  depfile = $out.d",

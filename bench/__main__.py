@@ -12,7 +12,7 @@ import sys
 
 from . import exits
 
-COMMANDS = ("list", "check", "run", "report")
+COMMANDS = ("list", "check", "run", "static", "report")
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,23 +11,32 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from . import environment
 from .work import Work
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
+CACHED_COPY_BYTES = 2 << 20  # source and target stay in the last-level cache
+CACHE_SHARE = 0.5  # of the last-level cache: a case that moves no more is warm there
 #: (m, n, k): square, and the long-row shapes on which libraries differ
 GEMMS = {"cpu": ((1024, 1024, 1024), (2048, 1024, 512)), "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096))}
 REPEATS = {"cpu": 5, "cuda": 20}
 
 
 def measure(device: str) -> dict[str, Any]:
-    """{"bytes_per_s", "flops_per_s": {type: rate}}; a type the machine has no products for is None."""
+    """{"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}; what can't be measured is None.
+
+    The cached rate holds for CPUs, where inputs are warm; GPUs are timed with a cold L2.
+    """
     types = ("float32", "bfloat16") if device == "cpu" else ("float32", "tf32", "float16", "bfloat16")
-    return {"bytes_per_s": _copy(device), "flops_per_s": {dtype: _products(device, dtype) for dtype in types}}
+    cache = environment.last_level_cache() if device == "cpu" else None
+    cached = _copy(device, CACHED_COPY_BYTES) if cache else None
+    found = {"bytes_per_s": _copy(device, COPY_BYTES[device]), "cached_bytes_per_s": cached, "cache_bytes": cache}
+    return found | {"flops_per_s": {dtype: _products(device, dtype) for dtype in types}}
 
 
-def _copy(device: str) -> float:
+def _copy(device: str, size: int) -> float:
     """Bytes read plus bytes written per second."""
-    elements = COPY_BYTES[device] // 4
+    elements = size // 4
     source = torch.ones(elements, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     best = _best(lambda: target.copy_(source), device)
@@ -91,6 +100,11 @@ def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: f
     flops = rate(ceilings, dtype) if ceilings else None
     if flops is None:
         return None
-    memory, compute = work.bytes / ceilings["bytes_per_s"], work.flops / flops
+    memory, compute = work.bytes / _bandwidth(work, ceilings), work.flops / flops
     floor = max(memory, compute)
     return {"floor_s": floor, "bound": "memory" if memory >= compute else "compute", "fraction": floor / seconds}
+
+
+def _bandwidth(work: Work, ceilings: dict[str, Any]) -> float:
+    cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
+    return cached if cache and cached and work.bytes <= CACHE_SHARE * cache else ceilings["bytes_per_s"]

@@ -112,6 +112,16 @@ def total_memory() -> int | None:
     return _meminfo("MemTotal")
 
 
+@functools.cache
+def last_level_cache() -> int | None:
+    """Bytes of the largest cache that core 0 sees."""
+    sizes = []
+    for found in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = found.read_text().strip()
+        sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[text[-1]] if text[-1] in "KMG" else int(text))
+    return max(sizes, default=None)
+
+
 def free_memory(kind: str) -> int | None:
     """Bytes that can still be allocated on the device."""
     return torch.cuda.mem_get_info()[0] if kind == "cuda" else _meminfo("MemAvailable")

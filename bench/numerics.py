@@ -125,13 +125,8 @@ def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], 
 def _output_errors(operator: Operator, arguments: dict[str, Any], found: tuple[Tensor, ...], oracle: Oracle) -> dict[str, Error]:
     axes = operator.row_axes or (1,) * len(found)
     if operator.compare is not None:
-        # the oracle's queries are the first and the last: cut the call to them in the same order
-        rows = oracle.rows
-        cut = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
-        found = tuple(t.index_select(axis, rows) for t, axis in zip(found, axes, strict=True))
-        if cut.get("causal_gap") is not None and len(rows) != arguments["query"].shape[1]:
-            raise NotImplementedError("a causal call is checked at every query: lower its size")
-        return {name: error(*pair) for name, pair in operator.compare(cut, found, oracle.outputs).items()}
+        found = tuple(t.index_select(axis, oracle.rows) for t, axis in zip(found, axes, strict=True))
+        return {name: error(*pair) for name, pair in operator.compare(arguments, oracle.rows, found, oracle.outputs).items()}
     pairs = zip(operator.outputs, axes, found, oracle.outputs, strict=False)  # a baseline may return `out` alone
     return {name: error(t.index_select(axis, oracle.rows.to(t.device)), e) for name, axis, t, e in pairs}
 

@@ -26,17 +26,21 @@ def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
     return scores.masked_fill(indices < 0, -torch.inf)
 
 
-def compare(arguments: dict[str, Any], found: tuple[Tensor, ...], best: tuple[Tensor, ...]) -> dict[str, tuple[Tensor, Tensor]]:
-    """{"scores": (found, expected), "chosen": (found, expected)}, to be judged by their error norms."""
+Pair = tuple[Tensor, Tensor]
+
+
+def compare(arguments: dict[str, Any], rows: Tensor, found: tuple[Tensor, ...], best: tuple[Tensor, ...]) -> dict[str, Pair]:
+    """{"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`, to be judged by their error norms."""
+    arguments = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
     scores, indices = found
     truth = true_scores(arguments, indices)
     invalid = torch.full_like(truth, torch.nan)
-    valid = _valid(arguments, indices) & (scores[..., 1:] <= scores[..., :-1]).all(-1)
+    valid = _valid(arguments, rows, indices) & (scores[..., 1:] <= scores[..., :-1]).all(-1)
     valid = valid & ((indices < 0) == (best[1] < 0)).all(-1)
     return {"scores": (torch.where(valid[..., None], scores.double(), invalid), truth), "chosen": (truth, best[0].double())}
 
 
-def _valid(arguments: dict[str, Any], indices: Tensor) -> Tensor:
+def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
     """bool [B,Q]: indices in range, unique, and candidates of their query."""
     keys = arguments["key"].shape[1]
     taken = indices >= 0
@@ -45,7 +49,7 @@ def _valid(arguments: dict[str, Any], indices: Tensor) -> Tensor:
     unique = (ordered[..., 1:] != ordered[..., :-1]).all(-1)
     chosen = indices.clamp(0, keys - 1)
     if arguments.get("causal_gap") is not None:
-        limit = torch.arange(indices.shape[1], device=indices.device)[:, None] + arguments.get("query_offset", 0) - arguments["causal_gap"]
+        limit = rows[:, None] + arguments.get("query_offset", 0) - arguments["causal_gap"]
         good = good & (~taken | (indices <= limit))
     if arguments.get("query_doc") is not None:
         own = _gather(arguments["key_doc"], chosen) == arguments["query_doc"][:, :, None]

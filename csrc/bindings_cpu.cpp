@@ -3,6 +3,7 @@
 
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
+#include "cpu/topk_chunks.h"
 #include "view_caster.h"
 
 namespace py = pybind11;
@@ -28,4 +29,6 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("supported_isas", &retro::supported_isas);
   BIND(leaky_average_forward);
   BIND(leaky_average_backward);
+  BIND(topk_chunks_forward);
+  BIND(topk_chunks_backward);
 }
