@@ -56,8 +56,10 @@ class Backward:
         block_m = self.core.block_m  # of every kernel: the workspace is laid out in tiles of it
         others = {name: tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel")}
         self.key, self.band, self.rel = (dataclasses.replace(t, block_m=block_m) for t in others.values())
-        self.rel = dataclasses.replace(self.rel, block_n=self.band.block_n)
         self.blocks = -(-call.chunk_len // block_m)
+        if self.blocks > 1:  # the bands of a chunk's time blocks must meet the table in whole blocks of rows
+            self.band = dataclasses.replace(self.band, block_n=min(self.band.block_n, block_m))
+        self.rel = dataclasses.replace(self.rel, block_n=self.band.block_n)
         self.key_blocks = -(-keys // self.core.block_n)
         widest = max(t.block_n for t in (self.core, self.key, self.band))
         self.band_keys = -(-keys // widest) * widest

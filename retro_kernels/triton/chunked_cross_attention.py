@@ -43,8 +43,8 @@ def backward(
 
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `_cca_cases` launch it."""
-    for name, options in _cca_cases.CALLS.items():
-        for dtype in _cca_cases.DTYPES:
+    for name, (options, dtypes) in _cca_cases.CALLS.items():
+        for dtype in dtypes:
             call = _cca_cases.call(dtype, **options)
             out, lse, launches = _cca_plan.forward(call, target)
             needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
