@@ -12,7 +12,7 @@ import torch
 
 from . import ceilings, environment, memory, numerics, oracle, plan, record, timing
 from .operators import floating, without_positions
-from .registry import OPERATORS, Case, Contender
+from .registry import OPERATORS, Case, Contender, contenders_of
 
 CHECK = "check"  # the mode of a record that holds numerics alone
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
@@ -58,7 +58,7 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
         arguments = case.make(seed, run.device, getattr(torch, dtype))
         _check(run, case, dtype, arguments, seed, backward, entries)
     if not run.timed:
-        yield from (_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
+        yield from (blank_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
         return
     for mode in modes:
         yield from _timed(run, case, dtype, mode, {} if misfit else arguments, seed, entries)
@@ -85,6 +85,15 @@ def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: in
                 if entry.contender.name == plan.YARDSTICK and entry.status == "ok":
                     yardstick = found
     _release(run.device)
+
+
+def checked(run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int) -> tuple[Entry, dict[str, Any]]:
+    """One contender's verdict beside the yardstick's, and the arguments it was reached on: for callers with a timer of their own."""
+    yardstick = next(c for c in contenders_of(case.kernel) if c.name == plan.YARDSTICK)
+    entries = [Entry(yardstick), Entry(contender)]
+    arguments = case.make(seed, run.device, getattr(torch, dtype))
+    _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries)
+    return entries[1], arguments
 
 
 def _judge(operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
@@ -134,7 +143,7 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
     }
     for entry in now.values():
         name = entry.contender.name
-        done = _record(run, case, dtype, mode, entry, seed)
+        done = blank_record(run, case, dtype, mode, entry, seed)
         if name in seconds:
             done["time"] = times[name]
             done["roofline"] = ceilings.roofline(_work(case, dtype, mode), run.ceilings, dtype, seconds[name])
@@ -180,7 +189,7 @@ def _work(case: Case, dtype: str, mode: str):
     return OPERATORS[case.kernel].work(case, plan.ITEMSIZE[dtype], mode)
 
 
-def _record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
+def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
     """A complete record without a measurement."""
     work = None if mode == CHECK else _work(case, dtype, mode)
     return {
