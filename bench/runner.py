@@ -15,6 +15,7 @@ from .operators import floating, without_positions
 from .registry import OPERATORS, Case, Contender, contenders_of
 
 CHECK = "check"  # the mode of a record that holds numerics alone
+LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
 
 
@@ -134,7 +135,7 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
         outcome = times.get(entry.contender.name)
         if isinstance(outcome, Exception):
             entry.fail(*_status_of(outcome))
-        elif outcome is not None and timing.estimate(outcome) < timing.SLOW_CALL_S:
+        elif outcome is not None and timing.estimate(outcome) < LONG_CALL_S:
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
     _release(run.device)
     seconds = {name: timing.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
