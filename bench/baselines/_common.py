@@ -24,6 +24,8 @@ def full_table(rel_key: Tensor, rel_start: int | None, lowest: int, rows: int) -
 def skewed(band: Tensor, keys: int) -> Tensor:
     """band [..., n, n+keys-1], column n-1-i+j for the pair (i, j) -> [..., n, keys]: Transformer-XL's shift by reshaping."""
     n, width = band.shape[-2:]
+    if n == 1:
+        return band  # one query: its columns are its keys, and there is nothing to shift
     flat = band.flatten(-2)[..., n - 1 :]
     return flat[..., : n * (width - 1)].unflatten(-1, (n, width - 1))[..., :keys]
 

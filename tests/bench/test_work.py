@@ -23,9 +23,12 @@ TINY = {
         Case("relative_attention", "cross", {"B": 1, "N": 7, "S": 5, "H": 2, "D": 16}, "a test", {}, ("rel_key", "key_mask")),
         Case("relative_attention", "gap", {"B": 1, "N": 8, "S": 8, "H": 2, "D": 16}, "a test", {"causal": True, "causal_gap": 1}),
         Case("relative_attention", "window", {"B": 1, "N": 6, "S": 10, "H": 2, "D": 16}, "a test", {"causal": True, "window": 3}),
+        Case("relative_attention", "one", {"B": 1, "N": 1, "S": 9, "H": 2, "D": 16, "T": 9}, "a test", {"causal": True, "rel_start": 0}, ("rel_key",)),
     ],
-    "relative_logits": [Case("relative_logits", "bounded", {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5}, "a test", {"rel_start": -2},
-                             ("position_bias",))],
+    "relative_logits": [
+        Case("relative_logits", "one", {"B": 1, "N": 1, "S": 8, "H": 2, "E": 8}, "a test", {"query_offset": 7}),
+        Case("relative_logits", "bounded", {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5}, "a test", {"rel_start": -2}, ("position_bias",)),
+    ],
     "topk_chunks": [
         Case("topk_chunks", "causal", {"B": 2, "Q": 9, "S": 9, "D": 8, "k": 3}, "a test", {"causal_gap": 2}),
         Case("topk_chunks", "l2", {"B": 1, "Q": 4, "S": 20, "D": 8, "k": 5}, "a test", {"metric": "l2"}, ("query_doc",)),
