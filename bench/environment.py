@@ -130,7 +130,9 @@ def last_level_cache() -> int | None:
 
 def free_memory(kind: str) -> int | None:
     """Bytes that can still be allocated on the device."""
-    return torch.cuda.mem_get_info()[0] if kind == "cuda" else _meminfo("MemAvailable")
+    if kind != "cuda":
+        return _meminfo("MemAvailable")
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def _cpuinfo(field: str) -> str | None:

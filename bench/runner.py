@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,17 +53,31 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
     misfit = plan.misfit(case, run.device)
     entries = [Entry(contender) for contender in contenders]
     backward = "fwdbwd" in modes
+    arguments: dict[str, Any] = {}
     if misfit:
         for entry in entries:
             entry.fail("unsupported", misfit)
     else:
-        arguments = case.make(seed, run.device, getattr(torch, dtype))
-        _check(run, case, dtype, arguments, seed, backward, entries)
+        arguments = _prepare(run, case, dtype, seed, backward, entries)
     if not run.timed:
         yield from (blank_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
-        return
-    for mode in modes:
-        yield from _timed(run, case, dtype, mode, {} if misfit else arguments, seed, entries)
+    for mode in modes if run.timed else ():
+        yield from _timed(run, case, dtype, mode, arguments, seed, entries)
+    arguments = None
+    _release(run.device)
+
+
+def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
+    """The inputs, with every entry's verdict filled in. Inputs or an oracle that don't fit are a status of all, not the run's end."""
+    arguments: dict[str, Any] = {}
+    try:
+        arguments = case.make(seed, run.device, getattr(torch, dtype))
+        _check(run, case, dtype, arguments, seed, backward, entries)
+    except Exception as e:  # out of memory above all: nothing unchecked is timed
+        for entry in entries:
+            if entry.status == "ok" and entry.verdict is None:
+                entry.fail(*_status_of(e))
+    return arguments
 
 
 def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]) -> None:
@@ -85,7 +100,6 @@ def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: in
                 found = _judge(operator, entry, given, truth, judged, dtype)
                 if entry.contender.name == plan.YARDSTICK and entry.status == "ok":
                     yardstick = found
-    _release(run.device)
 
 
 def checked(run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int) -> tuple[Entry, dict[str, Any]]:
@@ -137,7 +151,6 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
             entry.fail(*_status_of(outcome))
         elif outcome is not None and timing.estimate(outcome) < LONG_CALL_S:
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
-    _release(run.device)
     seconds = {name: timing.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
     baselines = {
         e.contender.name: seconds[e.contender.name] for e in now.values() if e.contender.role == "baseline" and e.contender.name in seconds
@@ -230,5 +243,7 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
 
 def _release(device: str) -> None:
     gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # every case's shapes are compiled for, not a limited number of them
     if device == "cuda":
         torch.cuda.empty_cache()
