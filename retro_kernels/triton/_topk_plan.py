@@ -58,6 +58,8 @@ class Split:
 def kernel(call: TopkChunks) -> str:
     """The table's name for what limits the registers: squares in the loop, masks, or rows that can't be
     copied 16 bytes at once."""
+    if _direct(call):
+        return "scan_differences"
     if not (_aligned(call.query) and _aligned(call.key)):
         return "scan_unaligned"
     masked = call.causal_gap is not None or call.key_doc is not None or call.key_mask is not None
@@ -139,11 +141,19 @@ def _inputs(call: TopkChunks) -> dict:
 
 def _constants(call: TopkChunks, chosen: Tile, parts: Split) -> dict:
     return {
-        "IS_L2": call.metric == "l2", "HAS_CAUSAL": call.causal_gap is not None, "HAS_DOC": call.query_doc is not None,
+        "IS_L2": call.metric == "l2", "DIRECT": _direct(call), "HAS_CAUSAL": call.causal_gap is not None, "HAS_DOC": call.query_doc is not None,
         "HAS_MASK": call.key_mask is not None, "SPLIT": parts.count > 1, "EVEN_D": call.key.shape[2] % chosen.block_d == 0,
         "PRECISION": chosen.precision, "SLOTS": chosen.slots,
         "BLOCK_Q": chosen.block_q, "BLOCK_S": chosen.block_s, "BLOCK_D": chosen.block_d,
     }  # fmt: skip
+
+
+def _direct(call: TopkChunks) -> bool:
+    """float32 distances are summed as differences: its callers count on digits that norms and products cancel away.
+
+    Between halves a difference is either 0 or at least an ulp of 2**-11, far above what float32 sums lose.
+    """
+    return call.metric == "l2" and call.query.dtype == torch.float32
 
 
 def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
