@@ -1,8 +1,8 @@
 """The harness: is every kernel right, and how fast is it on this machine? `python -m bench --help`.
 
-    import bench
-    bench.register(bench.Contender("relative_attention", "mine", my_function, role="kernel"))
-    bench.main(["run", "--kernel", "relative_attention", "--backend", "mine"])
+import bench
+bench.register(bench.Contender("relative_attention", "mine", my_function, role="kernel"))
+bench.main(["run", "--kernel", "relative_attention", "--backend", "mine"])
 """
 
 from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, register

@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: list, check, run, static, report, compare, ab, profile, doctor.
+"""`python -m bench COMMAND`: list, check, run, profile, static, ab, compare, report, doctor.
 
 Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing measured.
 """
@@ -12,7 +12,7 @@ import sys
 
 from . import exits
 
-COMMANDS = ("list", "check", "run", "static", "report")
+COMMANDS = ("list", "check", "run", "profile", "static", "ab", "compare", "report", "doctor")
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,7 +23,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="python -m bench", description="Are the kernels right, and how fast are they on this machine?", epilog=__doc__.split("\n\n")[1])
+    top = Parser(
+        prog="python -m bench", description="Are the kernels right, and how fast are they on this machine?", epilog=__doc__.split("\n\n")[1]
+    )
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"{__package__}.commands.{name}_command")
@@ -52,7 +54,6 @@ def main(argv: list[str] | None = None) -> int:
         return exits.NOTHING_MEASURED
     except BrokenPipeError:
         return exits.OK
-
 
 
 if __name__ == "__main__":

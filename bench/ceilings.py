@@ -16,10 +16,10 @@ from .work import Work
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
 CACHED_COPY_BYTES = 2 << 20  # source and target stay in the last-level cache
-CACHE_SHARE = 0.5  # of the last-level cache: a case that moves no more is warm there
 #: (m, n, k): square, and the long-row shapes on which libraries differ
 GEMMS = {"cpu": ((1024, 1024, 1024), (2048, 1024, 512)), "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096))}
 REPEATS = {"cpu": 5, "cuda": 20}
+LEAST_S, MOST_REPEATS = 0.1, 1000
 
 
 def measure(device: str) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def _formulations(a, b, device: str):
 
 
 def _best(call, device: str) -> float:
-    """Least seconds over some repeats."""
+    """Least seconds over some repeats, and over LEAST_S of them where they are short."""
     times = []
     with torch.no_grad():
-        for _ in range(REPEATS[device] + 1):
+        while len(times) <= REPEATS[device] or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
             if device == "cuda":
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 begin.record()
@@ -106,5 +106,6 @@ def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: f
 
 
 def _bandwidth(work: Work, ceilings: dict[str, Any]) -> float:
+    """Of memory; of the cache for a case that moves no more than it holds: its inputs may be warm there."""
     cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
-    return cached if cache and cached and work.bytes <= CACHE_SHARE * cache else ceilings["bytes_per_s"]
+    return cached if cache and cached and work.bytes <= cache else ceilings["bytes_per_s"]

@@ -51,8 +51,13 @@ def device(kind: str) -> dict[str, Any]:
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
         cache = getattr(p, "L2_cache_size", None)
         return {
-            "type": "cuda", "name": p.name, "arch": f"sm_{p.major}{p.minor}", "multiprocessors": p.multi_processor_count,
-            "memory_bytes": p.total_memory, "l2_bytes": cache, "driver": driver_version(),
+            "type": "cuda",
+            "name": p.name,
+            "arch": f"sm_{p.major}{p.minor}",
+            "multiprocessors": p.multi_processor_count,
+            "memory_bytes": p.total_memory,
+            "l2_bytes": cache,
+            "driver": driver_version(),
         }
     return {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None, "memory_bytes": total_memory()}
 

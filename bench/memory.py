@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 def observe(call: Callable[[], Any], device: str) -> tuple[dict[str, Any] | None, int | None]:
     """({"peak_extra_bytes"}, launches). On CPUs launches are None, and only memory that torch allocated is seen."""
     try:
-        return (_cuda(call) if device == "cuda" else _cpu(call))
+        return _cuda(call) if device == "cuda" else _cpu(call)
     except RuntimeError:  # the profiler is missing or busy: unknown, not an error of the kernel
         return None, None
 
@@ -27,7 +27,9 @@ def _cuda(call: Callable[[], Any]) -> tuple[dict[str, Any], int]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         call()
         torch.cuda.synchronize()
-    launches = sum(1 for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(("Memcpy", "Memset")))
+    launches = sum(
+        1 for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(("Memcpy", "Memset"))
+    )
     return {"peak_extra_bytes": peak}, launches
 
 

@@ -88,7 +88,9 @@ def first_output(result) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
 
-def differentiate(contender: Contender, arguments: dict[str, Any], names: list[str], upstream: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+def differentiate(
+    contender: Contender, arguments: dict[str, Any], names: list[str], upstream: Tensor
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Outputs, and the gradients of output 0 for `names`, by autograd through the contender."""
     leaves = {name: arguments[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():

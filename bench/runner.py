@@ -24,7 +24,7 @@ class Run:
 
     device: str
     timed: bool = True
-    effort: timing.Effort = timing.Effort()
+    effort: timing.Effort = field(default_factory=timing.Effort)
     seed: int | None = None
     oracle_share: float = 1.0  # of the oracle's usual budget; infinite: every element of every case
     ceilings: dict[str, Any] | None = None
@@ -129,7 +129,9 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
     _release(run.device)
     seconds = {name: timing.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
-    baselines = {e.contender.name: seconds[e.contender.name] for e in now.values() if e.contender.role == "baseline" and e.contender.name in seconds}
+    baselines = {
+        e.contender.name: seconds[e.contender.name] for e in now.values() if e.contender.role == "baseline" and e.contender.name in seconds
+    }
     for entry in now.values():
         name = entry.contender.name
         done = _record(run, case, dtype, mode, entry, seed)
@@ -198,7 +200,11 @@ def _record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int
         "device": environment.device(run.device),
         "ceilings": run.ceilings,
         "case": {
-            "name": case.name, "shape": dict(case.shape), "options": dict(case.options), "extras": list(case.extras), "source": case.source,
+            "name": case.name,
+            "shape": dict(case.shape),
+            "options": dict(case.options),
+            "extras": list(case.extras),
+            "source": case.source,
         },
         "seed": seed,
         "numerics": entry.verdict.as_record() if entry.verdict else None,

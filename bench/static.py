@@ -48,11 +48,21 @@ def _triton(arches: list[int], kernel: str | None, folder: Path, jobs: int | Non
         code = max(sass.functions(sass.disassemble(cubin, tool)).values(), key=len)
         shared = row.shared_static + row.shared_dynamic
         metrics = {
-            "kernel": row.kernel, "arch": row.arch, "config": row.config, "registers": row.registers, "stack_bytes": row.stack,
-            "shared_static_bytes": row.shared_static, "shared_dynamic_bytes": row.shared_dynamic, "warps": row.num_warps, "stages": row.num_stages,
-            "blocks_per_sm": sass.blocks_per_sm(row.registers, shared, row.num_warps, row.arch), "cubin_sha256": row.cubin,
+            "kernel": row.kernel,
+            "arch": row.arch,
+            "config": row.config,
+            "registers": row.registers,
+            "stack_bytes": row.stack,
+            "shared_static_bytes": row.shared_static,
+            "shared_dynamic_bytes": row.shared_dynamic,
+            "warps": row.num_warps,
+            "stages": row.num_stages,
+            "blocks_per_sm": sass.blocks_per_sm(row.registers, shared, row.num_warps, row.arch),
+            "cubin_sha256": row.cubin,
         }
-        yield _record(row.op, "triton", f"{row.kernel}:{row.case}:sm{row.arch}", row.dtype, metrics | sass.summarise(code, row.num_warps, row.arch))
+        yield _record(
+            row.op, "triton", f"{row.kernel}:{row.case}:sm{row.arch}", row.dtype, metrics | sass.summarise(code, row.num_warps, row.arch)
+        )
 
 
 def _cuda(arches: list[int], kernel: str | None, folder: Path) -> Iterator[dict[str, Any]]:
@@ -79,9 +89,17 @@ def _cuda(arches: list[int], kernel: str | None, folder: Path) -> Iterator[dict[
 
 def _cuda_row(op: str, function: str, usage: dict[str, int], code: list[sass.Instruction], arch: int) -> dict[str, Any]:
     metrics = {
-        "kernel": function, "arch": arch, "config": None, "registers": usage["REG"], "stack_bytes": usage["STACK"],
-        "shared_static_bytes": usage["SHARED"], "shared_dynamic_bytes": None, "warps": CUDA_WARPS, "stages": None,
-        "blocks_per_sm": sass.blocks_per_sm(usage["REG"], usage["SHARED"], CUDA_WARPS, arch), "cubin_sha256": None,
+        "kernel": function,
+        "arch": arch,
+        "config": None,
+        "registers": usage["REG"],
+        "stack_bytes": usage["STACK"],
+        "shared_static_bytes": usage["SHARED"],
+        "shared_dynamic_bytes": None,
+        "warps": CUDA_WARPS,
+        "stages": None,
+        "blocks_per_sm": sass.blocks_per_sm(usage["REG"], usage["SHARED"], CUDA_WARPS, arch),
+        "cubin_sha256": None,
     }
     return _record(op, "cuda", f"{function}:sm{arch}", "any", metrics | sass.summarise(code, CUDA_WARPS, arch))
 
@@ -101,10 +119,21 @@ def _usage(cubin: Path, tool: str) -> dict[str, dict[str, int]]:
 def _record(op: str, backend: str, case: str, dtype: str, metrics: dict[str, Any]) -> dict[str, Any]:
     empty = dict.fromkeys(record.FIELDS)
     return empty | {
-        "schema": record.SCHEMA, "run": "", "at": record.now(), "id": record.identity(op, backend, case, dtype, "static"), "kernel": op,
-        "backend": backend, "role": "kernel", "dtype": dtype, "mode": "static", "status": "ok", "git": environment.git_state(),
+        "schema": record.SCHEMA,
+        "run": "",
+        "at": record.now(),
+        "id": record.identity(op, backend, case, dtype, "static"),
+        "kernel": op,
+        "backend": backend,
+        "role": "kernel",
+        "dtype": dtype,
+        "mode": "static",
+        "status": "ok",
+        "git": environment.git_state(),
         "environment": environment.environment() | {"nvcc": environment.nvcc_version()},
-        "device": {"type": "none", "name": f"compiled for sm_{metrics['arch']}"}, "case": {"name": case, "shape": {}}, "static": metrics,
+        "device": {"type": "none", "name": f"compiled for sm_{metrics['arch']}"},
+        "case": {"name": case, "shape": {}},
+        "static": metrics,
     }
 
 

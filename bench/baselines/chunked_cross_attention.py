@@ -53,8 +53,20 @@ def _visible(mask: Tensor | None, first: int, chunks: int, length: int) -> Tenso
 
 
 def eager(
-    query, key, value, *, chunk_len, rel_key=None, rel_query=None, rel_start=None, content_bias=None, position_bias=None,
-    neighbour_mask=None, neighbour_gate=None, scale=None, query_start=0,
+    query,
+    key,
+    value,
+    *,
+    chunk_len,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    neighbour_mask=None,
+    neighbour_gate=None,
+    scale=None,
+    query_start=0,
 ) -> Tensor:
     """Whole batch at once, every logit in memory."""
     n, h, d = query.shape[1:]
@@ -71,8 +83,20 @@ def eager(
 
 
 def sdpa_bias(
-    query, key, value, *, chunk_len, rel_key=None, rel_query=None, rel_start=None, content_bias=None, position_bias=None,
-    neighbour_mask=None, neighbour_gate=None, scale=None, query_start=0,
+    query,
+    key,
+    value,
+    *,
+    chunk_len,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    neighbour_mask=None,
+    neighbour_gate=None,
+    scale=None,
+    query_start=0,
 ) -> Tensor:
     """torch's scaled dot-product attention over the folded chunks, the position logits materialised as its additive mask."""
     n, h, d = query.shape[1:]
@@ -99,13 +123,32 @@ def sdpa_bias(
 def sdpa_plain(query, key, value, *, chunk_len, neighbour_gate=None, neighbour_mask=None, scale=None, query_start=0) -> Tensor:
     """The same without position logits: what the positions cost."""
     return sdpa_bias(
-        query, key, value, chunk_len=chunk_len, neighbour_gate=neighbour_gate, neighbour_mask=neighbour_mask, scale=scale, query_start=query_start
+        query,
+        key,
+        value,
+        chunk_len=chunk_len,
+        neighbour_gate=neighbour_gate,
+        neighbour_mask=neighbour_mask,
+        scale=scale,
+        query_start=query_start,
     )
 
 
 def flex(
-    query, key, value, *, chunk_len, rel_key=None, rel_query=None, rel_start=None, content_bias=None, position_bias=None,
-    neighbour_mask=None, neighbour_gate=None, scale=None, query_start=0,
+    query,
+    key,
+    value,
+    *,
+    chunk_len,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    neighbour_mask=None,
+    neighbour_gate=None,
+    scale=None,
+    query_start=0,
 ) -> Tensor:
     """FlexAttention over the folded chunks; the un-repeated position logits [.., M, R] are a captured tensor."""
     n, h, d = query.shape[1:]

@@ -51,8 +51,21 @@ def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position
 
 
 def eager(
-    query, key, value, *, rel_key=None, rel_query=None, rel_start=None, content_bias=None, position_bias=None, causal=False,
-    causal_gap=0, window=None, query_offset=None, key_mask=None, scale=None,
+    query,
+    key,
+    value,
+    *,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    causal=False,
+    causal_gap=0,
+    window=None,
+    query_offset=None,
+    key_mask=None,
+    scale=None,
 ) -> Tensor:
     """Every logit in memory."""
     n, h, d = query.shape[1:]
@@ -66,8 +79,21 @@ def eager(
 
 
 def sdpa_bias(
-    query, key, value, *, rel_key=None, rel_query=None, rel_start=None, content_bias=None, position_bias=None, causal=False,
-    causal_gap=0, window=None, query_offset=None, key_mask=None, scale=None,
+    query,
+    key,
+    value,
+    *,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    causal=False,
+    causal_gap=0,
+    window=None,
+    query_offset=None,
+    key_mask=None,
+    scale=None,
 ) -> Tensor:
     """torch's scaled dot-product attention, the position logits and the mask materialised as its additive mask."""
     n, h, d = query.shape[1:]
@@ -98,8 +124,21 @@ def sdpa_plain(query, key, value, *, causal=False, causal_gap=0, window=None, qu
 
 
 def flex(
-    query, key, value, *, rel_key=None, rel_query=None, rel_start=None, content_bias=None, position_bias=None, causal=False,
-    causal_gap=0, window=None, query_offset=None, key_mask=None, scale=None,
+    query,
+    key,
+    value,
+    *,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    causal=False,
+    causal_gap=0,
+    window=None,
+    query_offset=None,
+    key_mask=None,
+    scale=None,
 ) -> Tensor:
     """FlexAttention: a block mask, and the un-skewed position logits [B,H,N,T] as a captured tensor."""
     n, h, d = query.shape[1:]

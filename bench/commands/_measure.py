@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from .. import exits, plan, progress, runner
 def start(arguments: argparse.Namespace, chosen: plan.Selection, **more) -> runner.Run:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)  # the C++ kernels ask torch for theirs
-    share = float("inf") if arguments.exhaustive else 1.0
+    share = math.inf if arguments.exhaustive else 1.0
     return runner.Run(chosen.device, seed=arguments.seed, oracle_share=share, **more)
 
 
@@ -26,7 +27,9 @@ def walk(
     quiet: bool = False,
 ) -> dict[str, int]:
     """Run every selected case; returns how many records have each status. `skip`: ids that need no measuring again."""
-    work = [(case, dtype, modes) for case in plan.cases(chosen) for dtype in plan.dtypes(case, chosen) if (modes := plan.modes(case, chosen))]
+    work = [
+        (case, dtype, modes) for case in plan.cases(chosen) for dtype in plan.dtypes(case, chosen) if (modes := plan.modes(case, chosen))
+    ]
     counts: dict[str, int] = {}
     with progress.shown(len(work), quiet) as bar:
         for case, dtype, modes in work:

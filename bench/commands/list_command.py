@@ -29,12 +29,14 @@ def execute(arguments: argparse.Namespace) -> int:
             print(f"  {contender.role:<9} {contender.name:<15} {_why(contender, cases, chosen.device)}")
         for case in cases:
             star = "*" if (kernel, case.name) in default else " "
-            print(f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {plan.misfit(case, chosen.device) or case.source}")
+            print(
+                f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {plan.misfit(case, chosen.device) or case.source}"
+            )
     return exits.OK
 
 
 def _why(contender: Contender, cases: list[Case], device: str) -> str:
-    """"yes", or why not: the reason that holds for all cases, or how many it can't serve and the first reason."""
+    """ "yes", or why not: the reason that holds for all cases, or how many it can't serve and the first reason."""
     reasons = [plan.unfit(contender, case, "float32", device, False) for case in cases]
     bad = [reason for reason in reasons if reason]
     if not bad:

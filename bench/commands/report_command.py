@@ -29,7 +29,9 @@ def execute(arguments: argparse.Namespace) -> int:
             raise exits.UsageError("report --format png: needs matplotlib (pip install matplotlib); html needs nothing") from None
         return exits.OK
     latest = list(record.latest(records).values())
-    text = {"term": lambda: terminal.full(latest), "md": lambda: markdown.table(latest), "html": lambda: html.page(records)}[arguments.format]()
+    text = {"term": lambda: terminal.full(latest), "md": lambda: markdown.table(latest), "html": lambda: html.page(records)}[
+        arguments.format
+    ]()
     if arguments.output is None:
         print(text)
     else:

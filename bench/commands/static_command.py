@@ -65,5 +65,13 @@ def _cells(item: dict) -> tuple[str, ...]:
     shared = (s["shared_static_bytes"] or 0) + (s["shared_dynamic_bytes"] or 0)
     cycles = "-" if s["loop_cycles_at_least"] is None else f"{s['loop_cycles_at_least']:.0f}"
     case = item["case"]["name"].split(":")[1] if item["backend"] == "triton" else ""
-    numbers = (s["registers"], s["stack_bytes"], shared, s["blocks_per_sm"], s["tensor_instructions"], s["async_copies"], s["loop_issue_slots"] or "-")
+    numbers = (
+        s["registers"],
+        s["stack_bytes"],
+        shared,
+        s["blocks_per_sm"],
+        s["tensor_instructions"],
+        s["async_copies"],
+        s["loop_issue_slots"] or "-",
+    )
     return (s["kernel"][:44], case, item["dtype"], str(s["arch"]), s["config"] or "-", *map(str, numbers), cycles)

@@ -73,8 +73,17 @@ def _table(rows: list[summary.Row]) -> str:
         r = row.record
         rival = "-" if row.rival is None else f"{summary.ratio(row.rival_speedup)} {row.rival}"
         cells = (
-            r["kernel"], r["case"]["name"], r["dtype"], r["mode"], r["backend"], summary.duration(row.seconds), summary.ratio(row.speedup), rival,
-            summary.percent(row.fraction), summary.megabytes(r), summary.number(row.margin),
+            r["kernel"],
+            r["case"]["name"],
+            r["dtype"],
+            r["mode"],
+            r["backend"],
+            summary.duration(row.seconds),
+            summary.ratio(row.speedup),
+            rival,
+            summary.percent(row.fraction),
+            summary.megabytes(r),
+            summary.number(row.margin),
         )
         lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

@@ -7,7 +7,9 @@ from typing import Any
 from . import summary
 
 VISIBLE_ROWS = 20
-HEADER = "| case | type | mode | backend | time | vs eager | vs best baseline | roofline | error/limit |\n|---|---|---|---|--:|--:|--:|--:|--:|"
+HEADER = (
+    "| case | type | mode | backend | time | vs eager | vs best baseline | roofline | error/limit |\n|---|---|---|---|--:|--:|--:|--:|--:|"
+)
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -33,8 +35,15 @@ def _line(row: summary.Row) -> str:
     record = row.record
     rival = "-" if row.rival is None else f"{summary.ratio(row.rival_speedup)} {row.rival}"
     cells = (
-        f"{record['kernel']}/{record['case']['name']}", record["dtype"], record["mode"], record["backend"], summary.duration(row.seconds),
-        summary.ratio(row.speedup), rival, summary.percent(row.fraction), summary.number(row.margin),
+        f"{record['kernel']}/{record['case']['name']}",
+        record["dtype"],
+        record["mode"],
+        record["backend"],
+        summary.duration(row.seconds),
+        summary.ratio(row.speedup),
+        rival,
+        summary.percent(row.fraction),
+        summary.number(row.margin),
     )
     return "| " + " | ".join(cells) + " |"
 

@@ -95,7 +95,9 @@ def machine(records: list[dict[str, Any]]) -> list[str]:
     for record in records:
         env, git = record["environment"], record["git"]
         tree = (git["sha"] or "no git")[:10] + (" + changes" if git["dirty"] else "")
-        lines[f"{record['device']['name']}, {env['threads']} threads, torch {env['torch']}, triton {env['triton'] or 'none'}, tree {tree}"] = None
+        lines[
+            f"{record['device']['name']}, {env['threads']} threads, torch {env['torch']}, triton {env['triton'] or 'none'}, tree {tree}"
+        ] = None
         if record["ceilings"]:
             rates = record["ceilings"]["flops_per_s"]
             shown = ", ".join(f"{kind} {value / 1e12:.3g} TFLOP/s" for kind, value in rates.items() if value)

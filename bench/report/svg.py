@@ -79,7 +79,9 @@ def lines(series: dict[str, list[float]]) -> str:
     for name, values in drawn.items():
         step = (WIDTH - LEFT - RIGHT) / max(longest - 1, 1)
         path = " ".join(f"{LEFT + i * step:.1f},{_height(v, top):.1f}" for i, v in enumerate(values))
-        parts.append(f'<polyline fill="none" stroke="{colour(names, name)}" stroke-width="2" points="{path}"><title>{escape(name)}</title></polyline>')
+        parts.append(
+            f'<polyline fill="none" stroke="{colour(names, name)}" stroke-width="2" points="{path}"><title>{escape(name)}</title></polyline>'
+        )
     return _svg(parts)
 
 

@@ -48,8 +48,16 @@ def _cells(row: summary.Row) -> tuple[str, ...]:
     record = row.record
     rival = "-" if row.rival is None else f"{summary.ratio(row.rival_speedup)} {row.rival}"
     return (
-        record["case"]["name"], record["dtype"], record["mode"], record["backend"], summary.duration(row.seconds), summary.ratio(row.speedup), rival,
-        summary.percent(row.fraction), summary.megabytes(record), summary.number(row.margin),
+        record["case"]["name"],
+        record["dtype"],
+        record["mode"],
+        record["backend"],
+        summary.duration(row.seconds),
+        summary.ratio(row.speedup),
+        rival,
+        summary.percent(row.fraction),
+        summary.megabytes(record),
+        summary.number(row.margin),
     )
 
 

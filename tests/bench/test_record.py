@@ -47,7 +47,7 @@ def test_round_trip(good, tmp_path):
 def test_a_record_that_breaks_the_schema_is_refused(good, tmp_path, change, complaint):
     bad = good | change
     assert any(complaint in wrong for wrong in record.validate(bad)), record.validate(bad)
-    with pytest.raises(record.BadRecord, match="op/cpu|other"):
+    with pytest.raises(record.BadRecord, match=r"op/cpu|other"):
         record.Writer(tmp_path / "a.jsonl").write(bad)
     assert not (tmp_path / "a.jsonl").exists()
 

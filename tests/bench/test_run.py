@@ -35,7 +35,9 @@ def test_run_checks_times_and_records(tiny, tmp_path, capsys):
     found = by_backend(records, "fwdbwd")
     reference = found["reference"]
     assert reference["status"] == "ok" and reference["numerics"]["passed"]
-    assert {"out", "lse", "d_query", "d_key", "d_value", "d_rel_key", "d_content_bias", "d_position_bias"} == set(reference["numerics"]["tensors"])
+    assert {"out", "lse", "d_query", "d_key", "d_value", "d_rel_key", "d_content_bias", "d_position_bias"} == set(
+        reference["numerics"]["tensors"]
+    )
     assert len(reference["time"]["samples"]) >= 2 and reference["time"]["minimum"] > 0
     assert reference["speedup"]["eager"] == pytest.approx(found["eager"]["time"]["minimum"] / reference["time"]["minimum"])
     assert reference["roofline"] is None and reference["launches"] is None and reference["static"] is None
@@ -108,7 +110,9 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
     bench.register(bench.Case(**{**vars(tiny), "name": "second"}))
     bench.register(bench.Contender("relative_attention", "mine", wrong(1.0).function, role="kernel"))
     bench.register(
-        bench.Contender("relative_attention", "stops", interrupts, role="kernel", reason=lambda c, t, d: None if c.name == "second" else "no")
+        bench.Contender(
+            "relative_attention", "stops", interrupts, role="kernel", reason=lambda c, t, d: None if c.name == "second" else "no"
+        )
     )
     path = tmp_path / "a.jsonl"
     assert bench.main(["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"]) == 5

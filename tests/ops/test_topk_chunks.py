@@ -184,6 +184,12 @@ def test_l2_of_extreme_sizes(backend, size):
     torch.testing.assert_close(scores[filled], want[filled], rtol=1e-5, atol=0)
 
 
+def test_l2_where_only_the_square_of_the_query_overflows(backend):
+    kw = column([1e18, 2e18, 1.5e18], k=2, metric="l2") | {"query": torch.full((1, 1, 1), 1.9e19)}
+    scores, indices = rk.topk_chunks(**kw, backend=backend)
+    assert indices.flatten().tolist() == [1, 2] and scores.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
 def test_document_types(backend, dtype):
     kw = inputs.topk(8, docs=True, shared=True, integers=True)
@@ -273,9 +279,10 @@ def test_splitting_the_batch_or_the_queries_changes_no_bit(backend):
 
 @pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
 @pytest.mark.parametrize("metric", ["dot", "l2"])
-@pytest.mark.parametrize("width", [16, 19])
-def test_layouts_give_the_same_bits(backend, view, metric, width):
-    kw = inputs.topk(17, S=50, D=width, metric=metric, docs=True, mask=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [dict(D=16, docs=True, mask=True), dict(D=19)], ids=["even, masks", "odd"])
+def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
+    kw = inputs.topk(17, S=50, metric=metric, dtype=dtype, **case)
     want = compare.run(OP, kw, backend)
     there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     leaves = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
