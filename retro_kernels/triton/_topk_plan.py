@@ -106,7 +106,9 @@ def split(keys: int, block_s: int, blocks: int, places: int) -> Split:
     return Split(_cdiv(keys, length), length)
 
 
-def forward(call: TopkChunks, target: Target, chosen: Tile | None = None, parts: Split | None = None) -> tuple[Tensor, Tensor, list[Launch]]:
+def forward(
+    call: TopkChunks, target: Target, chosen: Tile | None = None, parts: Split | None = None
+) -> tuple[Tensor, Tensor, list[Launch]]:
     """scores, indices (not filled yet) and the launches that fill them: one, or a scan of split keys and its merge."""
     b, q, _ = call.query.shape
     s = call.key.shape[1]
