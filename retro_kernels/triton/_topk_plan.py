@@ -27,8 +27,8 @@ _BUSY = 0.75
 _ROUNDS = 4
 #: elements, in bytes' stead: what Triton itself must see of a row's start to copy 16 bytes at once
 _ALIGNED = 16
-#: candidates that one program of the merge holds
-_MERGE_TILE = 2048
+#: candidates and list slots that one program of the merge holds: 128 registers a thread
+_MERGE_TILE = 2304
 #: gathered rows by columns that one step of a gradient loads
 _GATHER_ROWS, _GATHER_COLUMNS = 16, 256
 
@@ -161,7 +161,8 @@ def _direct(call: TopkChunks) -> bool:
 def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
     """Of `count` candidates in each of `rows` rows the k best."""
     block_n = min(1024, power_of_two(count))
-    block_q = max(1, min(16, _MERGE_TILE // max(block_n, slots)))
+    fit = _MERGE_TILE // (block_n + slots)
+    block_q = min(16, 1 << (fit.bit_length() - 1))  # a power of two, as every tile
     arguments = {**out, "rows": rows, "count": count, "k": k, "SLOTS": slots, "BLOCK_Q": block_q, "BLOCK_N": block_n}
     return Launch(_topk_chunks_merge_kernel, (_cdiv(rows, block_q),), arguments, num_warps=4, num_stages=1)
 
