@@ -169,8 +169,7 @@ class Scan {
       if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j * p_.key_mask.stride[1])) index_[count_++] = j;
     if (count_ == 0) return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
-    const int64_t tile_bytes = KEYS * p_.key.stride[1] * static_cast<int64_t>(sizeof(T)), tiles = std::max<int64_t>(1, KEYS_AHEAD / tile_bytes);
-    ahead_ = adjacent && j + tiles * KEYS <= end ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * tile_bytes : nullptr;
+    look_ahead(adjacent && j < end ? end - j : 0);
     if constexpr (SAME) {
       if (adjacent && count_ == KEYS && !aliased_) {
         tile_.rows = p_.key.at<const K>(kb_, index_[0]);
@@ -181,6 +180,13 @@ class Scan {
     for (int i = 0; i < count_; ++i) convert_row(p_.key.at<const T>(kb_, index_[i]), copy_ + i * stride_, p_.dim);
     tile_.rows = copy_, tile_.stride = stride_;
     return measure(), j;
+  }
+
+  // Where the keys lie that come some tiles later, if `left` keys follow this tile one after another.
+  void look_ahead(int64_t left) {
+    const int64_t bytes = KEYS * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
+    const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
+    ahead_ = left >= tiles * KEYS ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes : nullptr;
   }
 
   void measure() {
