@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 
 CXX_FLAGS = [
-    "-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-ignored-attributes",
+    "-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-ignored-attributes",
     "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 header
 ]
 

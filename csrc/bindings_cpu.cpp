@@ -1,11 +1,47 @@
 // Registration of the CPU kernels. Each binding runs the entry of the active instruction set, without the GIL.
 #include <pybind11/pybind11.h>
 
+#include "cpu/chunked_cross_attention.h"
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
 #include "view_caster.h"
 
 namespace py = pybind11;
+
+namespace pybind11::detail {
+
+// From `_native.problem(call)`: the fields of the Python NamedTuple, in order.
+template <>
+struct type_caster<retro::CrossAttention> {
+  PYBIND11_TYPE_CASTER(retro::CrossAttention, const_name("CrossAttention"));
+
+  bool load(handle source, bool) {
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 15) return false;
+    auto field = reinterpret_borrow<tuple>(source);
+    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
+    const auto integer = [&](int i) { return field[i].cast<int64_t>(); };
+    const auto number = [&](int i) { return field[i].cast<double>(); };
+    value = {view(0), view(1), view(2), integer(3), view(4), view(5), integer(6), view(7),
+             view(8), view(9), view(10), number(11), integer(12), number(13), view(14)};
+    return true;
+  }
+};
+
+// Eight views, in the order of `ChunkedCrossAttention.DIFFERENTIABLE`.
+template <>
+struct type_caster<retro::CrossAttentionGrads> {
+  PYBIND11_TYPE_CASTER(retro::CrossAttentionGrads, const_name("CrossAttentionGrads"));
+
+  bool load(handle source, bool) {
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 8) return false;
+    auto field = reinterpret_borrow<tuple>(source);
+    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
+    value = {view(0), view(1), view(2), view(3), view(4), view(5), view(6), view(7)};
+    return true;
+  }
+};
+
+}  // namespace pybind11::detail
 
 namespace {
 
@@ -26,6 +62,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("set_isa", &retro::set_isa);
   m.def("isa_name", &retro::isa_name);
   m.def("supported_isas", &retro::supported_isas);
+  BIND(chunked_cross_attention_forward);
   BIND(leaky_average_forward);
   BIND(leaky_average_backward);
 }

@@ -48,3 +48,8 @@ def view(tensor: Tensor | None) -> View | None:
     if tensor is None:
         return None
     return tensor.data_ptr(), _TYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()
+
+
+def problem(call) -> tuple:
+    """What C++ sees of a call: its fields in order, tensors as views."""
+    return tuple(view(x) if isinstance(x, Tensor) else x for x in call)

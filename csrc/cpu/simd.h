@@ -5,6 +5,8 @@
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
 //   gt ge select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of min_of                    across lanes, a fixed order
+//   exp exp2                             about 1 ulp
+//   transpose                            LANES vectors, in registers
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane (one instruction on avx512bf16)
 //   load_pairs broadcast_pair interleave to_pairs
 //
@@ -105,6 +107,20 @@ RETRO_INLINE Vec exp(Vec x) {
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
   return scale2(fma(p, r * r, r) + broadcast(1.f), n);
+}
+
+// 2^x to about 1 ulp, for a softmax in base 2: 0 at -inf, NaN stays NaN. Polynomial: Cephes' exp2f.
+RETRO_INLINE Vec exp2(Vec x) {
+  constexpr float LOWEST = -152.f, HIGHEST = 129.f;  // beyond these the result is 0 or inf
+  x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
+  const Vec n = round(x), r = x - n;
+  Vec p = broadcast(1.535336188319500e-4f);
+  p = fma(p, r, broadcast(1.339887440266574e-3f));
+  p = fma(p, r, broadcast(9.618437357674640e-3f));
+  p = fma(p, r, broadcast(5.550332471162809e-2f));
+  p = fma(p, r, broadcast(2.402264791363012e-1f));
+  p = fma(p, r, broadcast(6.931472028550421e-1f));
+  return scale2(fma(p, r, broadcast(1.f)), n);
 }
 
 }  // namespace retro::RETRO_ISA

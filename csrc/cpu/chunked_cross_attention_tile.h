@@ -1,0 +1,208 @@
+// What forward and backward of chunked cross-attention share: sizes, the rows and keys of a task, packing, position logits.
+//
+// Scores are kept key-major: S[key][query], queries as lanes. So keys and values are used as they lie in memory (rows to
+// broadcast from, or rows of B), only the few queries are transposed, and the softmax runs down the lanes.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "chunked_cross_attention.h"
+#include "dropout.h"
+#include "pack.h"
+#include "parallel.h"
+
+namespace retro::RETRO_ISA {
+
+constexpr int ROWS = 64;      // queries of a unit: rows of S are 64 lanes apart
+constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+
+// Hands out pieces of a buffer; with a null buffer it only counts.
+class Carver {
+ public:
+  explicit Carver(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
+  template <class X>
+  X* take(int64_t n) {
+    auto* piece = reinterpret_cast<X*>(at_);
+    at_ += (static_cast<size_t>(n) * sizeof(X) + 63) / 64 * 64;
+    return piece;
+  }
+  size_t used() const { return at_ - start_; }
+
+ private:
+  uintptr_t at_, start_;
+};
+
+struct Sizes {
+  int64_t B, N, L, M;
+  int H, D, K, R, G, E, T;
+  int64_t first_chunk, last_chunk;  // chunks that some query attends
+  int top, band;                    // column t of the band is displacement top - t; `band` columns occur
+  int band_ld;
+  int blocks;                       // units that the rows of a chunk and one head are cut into
+
+  explicit Sizes(const CrossAttention& c)
+      : B(c.query.size[0]), N(c.query.size[1]), L(c.key.size[1]), M(c.chunk_len), H(int(c.query.size[2])),
+        D(int(c.query.size[3])), K(int(c.key.size[2])), R(int(c.key.size[3])), G(int(c.key.size[4])),
+        E(c.rel_key ? int(c.rel_key.size[2]) : 0), T(c.rel_key ? int(c.rel_key.size[1]) : 0) {
+    first_chunk = std::max<int64_t>((c.query_start + 1) / M - 1, 0);
+    last_chunk = std::max((c.query_start + N) / M, first_chunk);
+    int64_t low = M, high = 0;  // indices inside the attending chunk that occur
+    for (int64_t u : {first_chunk, last_chunk - 1}) {
+      const int64_t first = first_row(c, u), begin = std::max<int64_t>(first, 0), end = std::min(first + M, N);
+      if (begin >= end) continue;
+      low = std::min(low, begin - first), high = std::max(high, end - first);
+    }
+    if (last_chunk - first_chunk > 2) low = 0, high = M;
+    if (last_chunk - first_chunk == 2) low = 0, high = M;  // the first ends, the second begins
+    const int64_t rows = std::max<int64_t>(high - low, 1);
+    top = static_cast<int>(low + rows - 1);
+    band = static_cast<int>(rows + R - 1);
+    band_ld = pad(band) + LANES;  // a unit may start at any column, and reads whole vectors
+    blocks = static_cast<int>((rows + ROWS - 1) / ROWS);
+  }
+  // Row of the query that has index 0 in the chunk attending `u`; may be negative.
+  static int64_t first_row(const CrossAttention& c, int64_t u) { return (u + 1) * c.chunk_len - 1 - c.query_start; }
+};
+
+// Up to ROWS consecutive queries of one head.
+struct Unit {
+  int64_t row;  // of the query tensor
+  int rows, index, head;  // index of the first one inside the attending chunk
+  int lanes() const { return pad(rows); }
+};
+
+// Units of the query heads [first, last) that attend chunk u.
+inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int first, int last, std::vector<Unit>& units) {
+  units.clear();
+  const int64_t zero = Sizes::first_row(c, u), begin = std::max<int64_t>(zero, 0), end = std::min(zero + n.M, n.N);
+  for (int h = first; h < last; ++h)
+    for (int64_t row = begin; row < end; row += ROWS)
+      units.push_back({row, static_cast<int>(std::min<int64_t>(ROWS, end - row)), static_cast<int>(row - zero), h});
+}
+
+// The visible tokens of chunk u's neighbours, as a*R + j ascending. Masked ones are never touched: what they hold can't matter.
+inline int list_keys(const CrossAttention& c, const Sizes& n, int64_t b, int64_t u, int32_t* keys) {
+  int count = 0;
+  const View& mask = c.neighbour_mask;
+  for (int a = 0; a < n.K; ++a) {
+    const bool whole = !mask || mask.rank == 3;
+    if (mask && whole && !*mask.at<const uint8_t>(b, u, a)) continue;
+    for (int j = 0; j < n.R; ++j)
+      if (whole || *mask.at<const uint8_t>(b, u, a, j)) keys[count++] = a * n.R + j;
+  }
+  return count;
+}
+
+inline float gate_of(const CrossAttention& c, int64_t b, int64_t u, int a) {
+  const View& g = c.neighbour_gate;
+  return g ? scalar(g, b * g.stride[0] + u * g.stride[1] + a * g.stride[2]) : 1.f;
+}
+
+// bias[head] as floats, or null
+inline const float* bias_row(const View& bias, int head, int n, float* to) {
+  if (!bias) return nullptr;
+  for (int i = 0; i < n; ++i) to[i] = scalar(bias, head * bias.stride[0] + i * bias.stride[1]);
+  return to;
+}
+
+// The relative keys of one head, in order of band columns: column t holds displacement top - t, zeros outside the table.
+template <class E>
+struct RelativeKeys {
+  E* rows;     // A by row: [band][row_width(E)]
+  E* columns;  // B with k = e: [steps(E)][band_ld]
+};
+
+template <class T, class E>
+void pack_relative(const CrossAttention& c, const Sizes& n, int head, const RelativeKeys<E>& to) {
+  const int width = row_width<E>(n.E);
+  const int h = c.rel_key.size[0] == 1 ? 0 : head;
+  clear(to.rows, static_cast<int64_t>(n.band) * width);
+  for (int t = 0; t < n.band; ++t) {
+    const int64_t row = n.top - t - c.rel_start;
+    if (row >= 0 && row < n.T) pack_row(c.rel_key.at<const T>(h, row), nullptr, n.E, to.rows + t * width);
+  }
+  clear(to.columns, static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld);
+  transpose(to.rows, width, n.band, steps_of<E>(n.E), to.columns, n.band_ld);
+}
+
+// The band columns [begin, end) inside the table: the others of a bounded extent are zero.
+inline void band_inside(const CrossAttention& c, const Sizes& n, int& begin, int& end) {
+  const int64_t low = n.top - c.rel_start - n.T + 1, high = n.top - c.rel_start + 1;
+  begin = static_cast<int>(std::clamp<int64_t>(low, 0, n.band));
+  end = static_cast<int>(std::clamp<int64_t>(high, begin, n.band));
+}
+
+// Rows of `from` (query, relative query, gradient) of a unit, plus a bias: A by row, [rows][row_width(D)].
+template <class T, class E>
+void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, E* to) {
+  for (int i = 0; i < unit.rows; ++i) pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<E>(width));
+}
+
+// Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows: what every neighbour's token j adds to the scores.
+//
+// The product with the band, C[i][t] for t = j - i + const, is one small matrix product; reading its rows one element closer
+// than they lie apart un-skews it, so the transpose to key-major order does both.
+template <class E>
+void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<E>& rel, const E* rel_query, float factor, float* strip, float* z) {
+  const int skip = n.top - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
+  const int columns = unit.rows + n.R - 1, ld = n.band_ld;
+  const Vec f = broadcast(factor);
+  gemm<true>(unit.rows, pad(columns) / LANES, steps_of<E>(n.E), rel_query, row_width<E>(n.E), rel.columns + skip, ld,
+             [=](int r, int c, Vec x) { store(strip + r * ld + c, x * f); });
+  transpose(strip + unit.rows - 1, ld - 1, unit.rows, n.R, z, ROWS);
+}
+
+inline uint64_t next_call() {
+  static std::atomic<uint64_t> count{0};
+  return ++count;
+}
+
+// Packed relative keys of the last few heads that a thread met; tasks are ordered so that it mostly meets the same.
+template <class E>
+class RelativeCache {
+ public:
+  static constexpr int64_t BYTES = 1 << 20;
+
+  RelativeCache(const Sizes& n, Carver& carver) {
+    const int64_t rows = static_cast<int64_t>(n.band) * row_width<E>(n.E), columns = static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld;
+    const int64_t one = (rows + columns) * sizeof(E);
+    count_ = static_cast<int>(std::clamp<int64_t>(BYTES / std::max<int64_t>(one, 1), 1, n.H / n.G));
+    if (n.E == 0) count_ = 0;
+    for (int i = 0; i < count_ && i < MOST; ++i) entry_[i] = {carver.take<E>(rows), carver.take<E>(columns)};
+    count_ = std::min<int>(count_, MOST);
+  }
+  template <class T>
+  const RelativeKeys<E>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
+    thread_local uint64_t owner = 0;
+    thread_local int held[MOST];
+    if (owner != call) std::fill(held, held + MOST, -1), owner = call;
+    const int key = c.rel_key.size[0] == 1 ? 0 : head, slot = key % count_;
+    if (held[slot] != key) pack_relative<T>(c, n, head, entry_[slot]), held[slot] = key;
+    return entry_[slot];
+  }
+
+ private:
+  static constexpr int MOST = 16;
+  int count_;
+  RelativeKeys<E> entry_[MOST];
+};
+
+// Types that a kernel is compiled for: how a tensor lies in memory, and what products are made of.
+template <class F>
+inline void by_storage(Type type, F&& f) {
+  switch (type) {
+    case Type::BF16:
+#if RETRO_ISA_LEVEL >= 3
+      return f(bf16{}, uint32_t{});
+#else
+      return f(bf16{}, float{});
+#endif
+    case Type::F16:
+      return f(fp16{}, float{});
+    default:
+      return f(float{}, float{});
+  }
+}
+
+}  // namespace retro::RETRO_ISA
