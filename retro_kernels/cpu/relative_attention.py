@@ -1,0 +1,32 @@
+"""Relative attention on the CPU (csrc/cpu/relative_attention_*.cpp).
+
+Beside the outputs a thread packs the keys, values and relative keys that its task sees, of one key head at a time, into
+scratch: O((N+S)*(D+E)) a thread, never N*S.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from . import unsupported
+
+_TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
+
+
+def reason(call) -> str | None:
+    return unsupported({name: getattr(call, name) for name in _TENSORS})
+
+
+def forward(call) -> tuple[Tensor, Tensor]:
+    b, n, h, _ = call.query.shape
+    out = torch.empty(call.query.shape, dtype=call.query.dtype)
+    lse = torch.empty((b, h, n), dtype=torch.float32)
+    run = _native.extension("_cpu").relative_attention_forward
+    run(_native.problem(call), _native.view(out), _native.view(lse), torch.get_num_threads())
+    return out, lse
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    raise NotImplementedError
