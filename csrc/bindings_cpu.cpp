@@ -98,4 +98,5 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(leaky_average_forward);
   BIND(leaky_average_backward);
   BIND(relative_attention_forward);
+  BIND(relative_attention_backward);
 }

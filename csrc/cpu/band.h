@@ -133,6 +133,14 @@ void band_gradients(const Band& n, BandChunks& chunks, int head, int64_t m, int 
     }
 }
 
+// Zeros for the rows of the gradient that no chunk covers.
+template <class T>
+void clear_unused_rows(const Band& n, const View& to) {
+  for (int h = 0; h < n.tables(); ++h)
+    for (int64_t row = 0; row < n.T; ++row)
+      if (!n.holds(floor_divide(n.zero - row - 1, BLOCK))) clear(to.at<T>(h, row), n.E);
+}
+
 // d_rel_key[h] rows of chunk m = factor * total [E][BLOCK]; `temporary` [BLOCK][wide].
 template <class T>
 void write_table_gradient(const Band& n, const View& to, int h, int64_t m, const float* total, float factor, float* temporary) {

@@ -29,4 +29,12 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    raise NotImplementedError
+    """float32 partial sums: dK and dV of one key head a task, d rel_key of the heads of a task; see Cut in the source."""
+    wanted = [
+        torch.empty(tensor.shape, dtype=tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
+        for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
+    ]
+    run = _native.extension("_cpu").relative_attention_backward
+    views = [_native.view(t) for t in (*outputs, *grads)]
+    run(_native.problem(call), *views, tuple(map(_native.view, wanted)), torch.get_num_threads())
+    return wanted
