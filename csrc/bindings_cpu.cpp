@@ -5,6 +5,7 @@
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
 #include "cpu/relative_attention.h"
+#include "cpu/relative_logits.h"
 #include "view_caster.h"
 
 namespace py = pybind11;
@@ -73,6 +74,21 @@ struct type_caster<retro::RelativeAttentionGrads> {
   }
 };
 
+// The same for `RelativeLogits`.
+template <>
+struct type_caster<retro::RelativeLogits> {
+  PYBIND11_TYPE_CASTER(retro::RelativeLogits, const_name("RelativeLogits"));
+
+  bool load(handle source, bool) {
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 6) return false;
+    auto field = reinterpret_borrow<tuple>(source);
+    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
+    const auto integer = [&](int i) { return field[i].cast<int64_t>(); };
+    value = {view(0), view(1), integer(2), integer(3), view(4), integer(5)};
+    return true;
+  }
+};
+
 }  // namespace pybind11::detail
 
 namespace {
@@ -99,4 +115,6 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(leaky_average_backward);
   BIND(relative_attention_forward);
   BIND(relative_attention_backward);
+  BIND(relative_logits_forward);
+  BIND(relative_logits_backward);
 }

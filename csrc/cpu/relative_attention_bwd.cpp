@@ -5,32 +5,11 @@
 #include <memory>
 #include <vector>
 
+#include "cut.h"
 #include "relative_attention_tile.h"
 
 namespace retro::RETRO_ISA {
 namespace {
-
-constexpr int64_t FEW_TASKS = 16;   // below which the rows of a head are cut into parts, each with its own dK and dV
-constexpr int64_t MANY_TASKS = 64;  // above which several batch entries share a task's sums, so that their memory stays bounded
-
-struct Cut {
-  int64_t rows;     // query rows of a part
-  int64_t parts;    // of the rows
-  int64_t batches;  // batch entries of a task
-  int64_t groups;   // of batch entries
-  int64_t tasks;
-
-  explicit Cut(const AttentionSizes& n) {
-    const int64_t blocks = (n.N + BLOCK - 1) / BLOCK, heads = n.B * n.G;
-    parts = heads >= FEW_TASKS ? 1 : std::clamp<int64_t>((FEW_TASKS + heads - 1) / heads, 1, blocks);
-    rows = (blocks + parts - 1) / parts * BLOCK;
-    parts = (n.N + rows - 1) / rows;
-    const int64_t wanted = std::max<int64_t>((MANY_TASKS + n.G - 1) / n.G, 1);
-    batches = parts > 1 ? 1 : std::max<int64_t>((n.B + wanted - 1) / wanted, 1);
-    groups = (n.B + batches - 1) / batches;
-    tasks = groups * n.G * parts;
-  }
-};
 
 struct Workspace {
   Visibility visible;
@@ -73,7 +52,7 @@ struct Backward {
   const View &out, &lse, &dout, &dlse;
   const RelativeAttentionGrads& grads;
   AttentionSizes n;
-  Cut cut{n};
+  Cut cut{n.B, n.G, n.N};
   Dropout dropout;
   float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
   bool any_key, any_query, any_rel_query;
@@ -260,10 +239,9 @@ struct Backward {
   }
 
   void task(int64_t t) const {
-    const int64_t part = cut.parts - 1 - t / (cut.groups * n.G), group = t / n.G % cut.groups;  // the last rows see most
-    const int g = static_cast<int>(t % n.G);
-    const int64_t slot = (group * n.G + g) * cut.parts + part;
-    const int64_t first_row = part * cut.rows, last_row = std::min(n.N, first_row + cut.rows);
+    const Cut::Share mine = cut.share(t);
+    const int64_t first_row = mine.first_row, last_row = mine.last_row, slot = mine.slot;
+    const int g = mine.head;
     const bool alone = cut.parts == 1 && any_key;
     const Workspace sized(c, n, dropout, first_row, last_row, alone, Carver(nullptr));
     Workspace w(c, n, dropout, first_row, last_row, alone, Carver(scratch(sized.bytes)));
@@ -275,7 +253,7 @@ struct Backward {
     sums.content = partial_content.get() + slot * content_size, clear(sums.content, content_size);
     sums.position = partial_position.get() + slot * position_size, clear(sums.position, position_size);
     if (n.band) w.chunks.reset();
-    for (int64_t b = group * cut.batches; b < std::min(n.B, (group + 1) * cut.batches); ++b) {
+    for (int64_t b = mine.first_batch; b < mine.last_batch; ++b) {
       w.visible.load(b);
       clear(w.ready, blocks);
       if (sums.key) clear(sums.key, size), clear(sums.value, size);
@@ -299,30 +277,20 @@ struct Backward {
     std::vector<const float*> found;
     for (int64_t part = 0; part < cut.parts; ++part) {
       Carver none(nullptr);
-      const Visibility seen(c, n, part * cut.rows, std::min(n.N, (part + 1) * cut.rows), none);
+      const Visibility seen(c, n, part * cut.part_rows, std::min(n.N, (part + 1) * cut.part_rows), none);
       if (at < seen.first_block || at >= seen.last_block) continue;
-      found.push_back(partial_keys.get() + (((b * n.G + g) * cut.parts + part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.wide);
+      found.push_back(partial_keys.get() + (cut.slot(b, g, part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.wide);
     }
     write_keys(b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()), key_blocks * BLOCK * n.wide);
   }
 
-  // Calls add(partial sums) for every task that has some of head h's, in order; h < 0: for every task.
-  template <class Add>
-  void each_task(int h, const float* partial, int64_t size, int64_t offset, Add&& add) const {
-    for (int64_t group = 0; group < cut.groups; ++group)
-      for (int g = h < 0 ? 0 : h / n.share; g < (h < 0 ? n.G : h / n.share + 1); ++g)
-        for (int64_t part = 0; part < cut.parts; ++part) add(partial + ((group * n.G + g) * cut.parts + part) * size + offset);
-  }
-
   // One chunk of the gradient of one table of relative keys.
-  void sum_table(int64_t t) const {
-    const int h = static_cast<int>(t / chunks), many = n.band.tables() > 1;
-    const int64_t k = t % chunks, size = n.band.E * BLOCK;
+  void write_table(int64_t t) const {
+    const int h = static_cast<int>(t / chunks);
+    const bool each = n.band.tables() > 1;
+    const int64_t k = t % chunks, size = n.band.E * BLOCK, offset = ((each ? h % n.share : 0) * chunks + k) * size;
     auto* total = static_cast<float*>(scratch((size + BLOCK * n.band.wide) * sizeof(float)));
-    clear(total, size);
-    each_task(many ? h : -1, partial_tables.get(), table_size, ((many ? h % n.share : 0) * chunks + k) * size, [&](const float* from) {
-      for (int64_t x = 0; x < size; x += LANES) store(total + x, load(total + x) + load(from + x));
-    });
+    sum_table(cut, each ? h / n.share : -1, partial_tables.get() + offset, table_size, size, total);
     write_table_gradient<T>(n.band, grads.rel_key, h, n.band.first + k, total, scale, total + size);
   }
 
@@ -330,7 +298,7 @@ struct Backward {
     for (int h = 0; to && h < n.H; ++h)
       for (int d = 0; d < width; d += LANES) {
         Vec total = zero();
-        each_task(h, partial, size, h % n.share * pad(width) + d, [&](const float* from) { total = total + load(from); });
+        cut.each_slot(h / n.share, [&](int64_t slot) { total = total + load(partial + slot * size + h % n.share * pad(width) + d); });
         store(to.at<T>(h) + d, total, width - d);
       }
   }
@@ -342,7 +310,7 @@ struct Backward {
     sum_bias(grads.position_bias, partial_position.get(), position_size, n.band.E);
     if (!grads.rel_key) return;
     clear_unused_rows<T>(n.band, grads.rel_key);
-    parallel_for(n.band.tables() * chunks, threads, [&](int64_t t) { sum_table(t); });
+    parallel_for(n.band.tables() * chunks, threads, [&](int64_t t) { write_table(t); });
   }
 };
 
