@@ -48,42 +48,48 @@ struct Band {
 };
 
 // Chunks of one head's relative keys, packed when first needed: rel_key rows in the order of columns, and transposed.
+// E is what products are made of: float, or a pair of bf16.
+template <class E>
 class BandChunks {
  public:
   BandChunks() = default;
   BandChunks(const Band& band, int64_t first, int64_t last, bool with_rows, Carver& carver)
       : band_(&band), first_(std::max(first, band.first)), count_(std::max<int64_t>(std::min(last, band.last) - first_, 0)) {
-    columns_ = carver.take<float>(count_ * band.E * BLOCK);
+    steps_ = steps_of<E>(band.E), width_ = row_width<E>(band.E);
+    columns_ = carver.take<E>(count_ * steps_ * BLOCK);
     keep_rows_ = with_rows && band.E > NARROW;
-    rows_ = carver.take<float>((keep_rows_ ? count_ : 1) * BLOCK * band.wide);
+    rows_ = carver.take<E>((keep_rows_ ? count_ : 1) * BLOCK * width_);
     ready_ = carver.take<uint8_t>(count_);
   }
   void reset() { clear(ready_, count_); }
-  const float* columns(int64_t m) const { return columns_ + (m - first_) * band_->E * BLOCK; }  // [E][BLOCK]
-  const float* rows(int64_t m) const { return rows_ + (m - first_) * BLOCK * band_->wide; }     // [BLOCK][wide]
+  const E* columns(int64_t m) const { return columns_ + (m - first_) * steps_ * BLOCK; }  // [steps(E)][BLOCK]
+  const E* rows(int64_t m) const { return rows_ + (m - first_) * BLOCK * width_; }        // [BLOCK][wide]
+  int steps() const { return steps_; }
+  int width() const { return width_; }
 
   template <class T>
   void prepare(int head, int64_t m) {
     if (ready_[m - first_]) return;
     ready_[m - first_] = 1;
     const Band& n = *band_;
-    float* to = keep_rows_ ? rows_ + (m - first_) * BLOCK * n.wide : rows_;
+    E* to = keep_rows_ ? rows_ + (m - first_) * BLOCK * width_ : rows_;
     const int h = n.tables() == 1 ? 0 : head;
     for (int x = 0; x < BLOCK; ++x) {
       const int64_t row = n.zero - (m * BLOCK + 1 + x);
       if (row >= 0 && row < n.T)
-        pack_row(n.table.at<const T>(h, row), nullptr, n.E, to + x * n.wide);
+        pack_row(n.table.at<const T>(h, row), nullptr, n.E, to + x * width_);
       else
-        clear(to + x * n.wide, n.wide);
+        clear(to + x * width_, width_);
     }
-    transpose(to, n.wide, BLOCK, n.E, columns_ + (m - first_) * n.E * BLOCK, BLOCK);
+    transpose(to, width_, BLOCK, steps_, columns_ + (m - first_) * steps_ * BLOCK, BLOCK);
   }
 
  private:
   const Band* band_ = nullptr;
   int64_t first_ = 0, count_ = 0;
   bool keep_rows_ = false;
-  float *columns_ = nullptr, *rows_ = nullptr;
+  int steps_ = 0, width_ = 0;
+  E *columns_ = nullptr, *rows_ = nullptr;
   uint8_t* ready_ = nullptr;
 };
 
@@ -93,14 +99,14 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
 }
 
 // strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros where they don't matter.
-template <class T>
-void band_logits(const Band& n, BandChunks& chunks, int head, int64_t m, int rows, const float* rel_query, float* strip, int64_t ld) {
+template <class T, class E>
+void band_logits(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query, float* strip, int64_t ld) {
   int begin = 0, end = 0;
   if (n.holds(m)) n.inside(m, begin, end);
   clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
   if (begin >= end) return;
-  chunks.prepare<T>(head, m);
-  gemm<true>(rows, (end - begin) / LANES, n.E, rel_query, n.wide, chunks.columns(m) + begin, BLOCK,
+  chunks.template prepare<T>(head, m);
+  gemm<true>(rows, (end - begin) / LANES, chunks.steps(), rel_query, chunks.width(), chunks.columns(m) + begin, BLOCK,
              [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
 }
 
@@ -108,7 +114,7 @@ void band_logits(const Band& n, BandChunks& chunks, int head, int64_t m, int row
 //   d_query [rows][wide]   if not null: gradient · relative keys
 //   d_table [E][BLOCK]     if not null: the chunk's relative keys, transposed
 template <class T>
-void band_gradients(const Band& n, BandChunks& chunks, int head, int64_t m, int rows, const float* rel_query, const float* strip, int64_t ld,
+void band_gradients(const Band& n, BandChunks<float>& chunks, int head, int64_t m, int rows, const float* rel_query, const float* strip, int64_t ld,
                     float* d_query, float* d_table) {
   int begin = 0, end = 0;
   if (n.holds(m)) n.inside(m, begin, end);

@@ -13,7 +13,7 @@ namespace {
 
 struct Workspace {
   Visibility visible;
-  BandChunks chunks;
+  BandChunks<float> chunks;
   float *key, *key_rows, *value;  // per key block: [D][BLOCK], [BLOCK][wide], [D][BLOCK]
   float *rows, *query, *rel_query, *dout, *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta;
   uint8_t* ready;
@@ -23,7 +23,7 @@ struct Workspace {
   Workspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row, int64_t last_row, bool alone, Carver carver)
       : visible(c, n, first_row, last_row, carver) {
     const int64_t blocks = visible.last_block - visible.first_block;
-    chunks = BandChunks(n.band, visible.first_block - (last_row - 1) / BLOCK - 1, visible.last_block - first_row / BLOCK, true, carver);
+    chunks = BandChunks<float>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1, visible.last_block - first_row / BLOCK, true, carver);
     const int wide = std::max(n.wide, n.band.wide);
     key = carver.take<float>(blocks * n.D * BLOCK), value = carver.take<float>(blocks * n.D * BLOCK);
     key_rows = carver.take<float>(blocks * n.wide * BLOCK);

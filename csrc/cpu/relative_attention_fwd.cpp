@@ -1,6 +1,7 @@
 // Forward: a task is some query blocks of the heads of one key head; it packs keys, values and relative keys when they are
 // first needed, and carries the softmax over tiles of keys.
 #include <cmath>
+#include <type_traits>
 
 #include "relative_attention_tile.h"
 
@@ -10,10 +11,17 @@ namespace {
 constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a task: packing the keys then costs about 1% of multiplying them
 constexpr int64_t FEW_TASKS = 16;     // below which the heads of a key head are split
 
+template <class E>
+constexpr bool PAIRS = std::is_same_v<E, uint32_t>;
+
+template <class E>
 struct Workspace {
   Visibility visible;
-  BandChunks chunks;
-  float *key, *value, *rows, *query, *rel_query, *strip, *out, *bias, *top, *sum, *alpha, *keep;
+  BandChunks<E> chunks;
+  E *key, *value;  // per key block: [steps(D)][BLOCK], [steps(BLOCK)][wide]
+  E *rows, *query, *rel_query, *weights;
+  float *strip, *out, *bias, *top, *sum, *alpha, *keep;
+  int weight_ld;  // weights [BLOCK][keys], by row
   uint8_t* ready;
   int64_t slots;  // key blocks held packed
   size_t bytes;
@@ -22,14 +30,18 @@ struct Workspace {
       : visible(c, n, first_row, last_row, carver) {
     const int64_t blocks = visible.last_block - visible.first_block;
     const int64_t first = first_row / BLOCK, last = (last_row - 1) / BLOCK;
-    chunks = BandChunks(n.band, visible.first_block - last - 1, visible.last_block - first, false, carver);
+    chunks = BandChunks<E>(n.band, visible.first_block - last - 1, visible.last_block - first, false, carver);
     slots = heads == 1 && first == last ? std::min<int64_t>(blocks, GROUP) : blocks;  // used once: they needn't be kept
     const int wide = std::max(n.wide, n.band.wide);
-    key = carver.take<float>(slots * n.D * BLOCK), value = carver.take<float>(slots * n.wide * BLOCK);
+    key = carver.take<E>(slots * steps_of<E>(n.D) * BLOCK), value = carver.take<E>(slots * n.wide * steps_of<E>(BLOCK));
     ready = carver.take<uint8_t>(blocks);
-    rows = carver.take<float>(BLOCK * n.wide);
-    query = carver.take<float>(BLOCK * n.wide), rel_query = carver.take<float>(BLOCK * n.band.wide);
+    rows = carver.take<E>(BLOCK * row_width<E>(n.D));
+    query = carver.take<E>(BLOCK * row_width<E>(n.D)), rel_query = carver.take<E>(BLOCK * row_width<E>(n.band.E));
     strip = carver.take<float>(BLOCK * n.ld);
+    if constexpr (PAIRS<E>)
+      weight_ld = steps_of<E>(GROUP * BLOCK), weights = carver.take<E>(BLOCK * weight_ld);
+    else
+      weight_ld = n.row, weights = strip + n.start;  // in place
     out = carver.take<float>(BLOCK * n.wide);
     bias = carver.take<float>(wide);
     top = carver.take<float>(BLOCK), sum = carver.take<float>(BLOCK * LANES), alpha = carver.take<float>(BLOCK);
@@ -38,7 +50,7 @@ struct Workspace {
   }
 };
 
-template <class T>
+template <class T, class E>
 struct Forward {
   const RelativeAttention& c;
   const View &out, &lse;
@@ -48,20 +60,25 @@ struct Forward {
 
   Forward(const RelativeAttention& call, const View& o, const View& l) : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p) {}
 
-  int64_t slot(const Workspace& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
+  int64_t slot(const Workspace<E>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
 
-  void pack(int64_t b, int64_t block, int g, Workspace& w) const {
+  E* keys_of(const Workspace<E>& w, int64_t block) const { return w.key + slot(w, block) * steps_of<E>(n.D) * BLOCK; }
+  E* values_of(const Workspace<E>& w, int64_t block) const { return w.value + slot(w, block) * n.wide * steps_of<E>(BLOCK); }
+
+  void pack(int64_t b, int64_t block, int g, Workspace<E>& w) const {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
     pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows);
-    transpose(w.rows, n.wide, BLOCK, n.D, w.key + slot(w, block) * n.D * BLOCK, BLOCK);
-    pack_keys<T>(c.value, n, w.visible, b, block, g, w.value + slot(w, block) * n.wide * BLOCK);
+    transpose(w.rows, row_width<E>(n.D), BLOCK, steps_of<E>(n.D), keys_of(w, block), BLOCK);
+    E* rows = PAIRS<E> ? w.rows : values_of(w, block);
+    pack_keys<T>(c.value, n, w.visible, b, block, g, rows);
+    pair_rows(rows, BLOCK, n.D, values_of(w, block));
   }
 
   // One step of the online softmax; leaves weights where the scores were.
   template <bool MASKED>
-  void softmax(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace& w) const {
+  void softmax(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w) const {
     constexpr int MOST = GROUP * BLOCK / LANES;
     const int vectors = blocks * BLOCK / LANES;
     for (int r = 0; r < rows; ++r) {
@@ -85,36 +102,38 @@ struct Forward {
         Vec p = exp2(x[v] - broadcast(top));
         total = total + p;
         if (dropout) p = p * load(w.keep + v * LANES);
-        store(s + v * LANES, p);
+        if constexpr (PAIRS<E>)
+          store(reinterpret_cast<bf16*>(w.weights + r * w.weight_ld) + v * LANES, p);
+        else
+          store(s + v * LANES, p);
       }
       store(w.sum + r * LANES, total);
     }
   }
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int previous, int head, Workspace& w) const {
+  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int previous, int head, Workspace<E>& w) const {
     slide<T>(n, w.chunks, head, i / BLOCK, rows, block, blocks, previous, w.rel_query, w.strip);
-    const float* keys[GROUP];
+    const E* keys[GROUP];
     for (int k = 0; k < blocks; ++k) {
       pack(b, block + k, head / n.share, w);
-      keys[k] = w.key + slot(w, block + k) * n.D * BLOCK;
+      keys[k] = keys_of(w, block + k);
     }
-    float* scores = w.strip + n.start;
-    multiply_keys(n, rows, blocks, w.query, keys, scores);
+    multiply_keys(n, rows, blocks, w.query, keys, w.strip + n.start);
     w.visible.enter(block, blocks);
     if (w.visible.all(block, blocks, i, rows))
       softmax<false>(b, i, rows, block, blocks, head, w);
     else
       softmax<true>(b, i, rows, block, blocks, head, w);
     for (int k = 0; k < blocks; ++k) {
-      const float* values = w.value + slot(w, block + k) * n.wide * BLOCK;
-      gemm<true>(rows, n.wide / LANES, BLOCK, scores + k * BLOCK, n.row, values, n.wide, [&](int r, int d, Vec x) {
+      const E *weights = w.weights + k * steps_of<E>(BLOCK), *values = values_of(w, block + k);
+      gemm<true>(rows, n.wide / LANES, steps_of<E>(BLOCK), weights, w.weight_ld, values, n.wide, [&](int r, int d, Vec x) {
         float* to = w.out + r * n.wide + d;
         store(to, k ? load(to) + x : fma(load(to), broadcast(w.alpha[r]), x));
       });
     }
   }
 
-  void attend(int64_t b, int64_t i, int rows, int head, Workspace& w) const {
+  void attend(int64_t b, int64_t i, int rows, int head, Workspace<E>& w) const {
     pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
     if (n.band)
       pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head, bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
@@ -136,8 +155,8 @@ struct Forward {
   }
 
   void task(int64_t b, int64_t first_row, int64_t last_row, int first_head, int last_head) const {
-    const Workspace sized(c, n, first_row, last_row, last_head - first_head, Carver(nullptr));
-    Workspace w(c, n, first_row, last_row, last_head - first_head, Carver(scratch(sized.bytes)));
+    const Workspace<E> sized(c, n, first_row, last_row, last_head - first_head, Carver(nullptr));
+    Workspace<E> w(c, n, first_row, last_row, last_head - first_head, Carver(scratch(sized.bytes)));
     w.visible.load(b);
     clear(w.ready, w.visible.last_block - w.visible.first_block);
     if (n.band) w.chunks.reset();
@@ -162,7 +181,7 @@ struct Forward {
 }  // namespace
 
 void relative_attention_forward(const RelativeAttention& call, const View& out, const View& lse, int threads) {
-  by_type(call.query.type, [&](auto t) { Forward<decltype(t)>(call, out, lse).run(threads); });
+  by_storage(call.query.type, [&](auto t, auto e) { Forward<decltype(t), decltype(e)>(call, out, lse).run(threads); });
 }
 
 }  // namespace retro::RETRO_ISA

@@ -157,15 +157,16 @@ class Visibility {
   int64_t block_ = 0, blocks_ = 0, segment_of_allowed_ = 0;
 };
 
-// Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][wide], zeros for keys that nobody may see.
-template <class T>
-void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g, float* to) {
+// Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may see.
+template <class T, class E>
+void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g, E* to) {
+  const int width = row_width<E>(n.D);
   for (int r = 0; r < BLOCK; ++r) {
     const int64_t j = block * BLOCK + r;
     if (visible.seen(j))
-      pack_row(from.at<const T>(b, j, g), nullptr, n.D, to + r * n.wide);
+      pack_row(from.at<const T>(b, j, g), nullptr, n.D, to + r * width);
     else
-      clear(to + r * n.wide, n.wide);
+      clear(to + r * width, width);
   }
 }
 
@@ -177,17 +178,17 @@ const float* bias_of(const View& bias, int head, int width, float* to) {
   return to;
 }
 
-// `rows` rows of one head plus a bias: [rows][pad(width)].
-template <class T>
-void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, float* to) {
-  for (int r = 0; r < rows; ++r) pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * pad(width));
+// `rows` rows of one head plus a bias: [rows][row_width].
+template <class T, class E>
+void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, E* to) {
+  for (int r = 0; r < rows; ++r) pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<E>(width));
 }
 
 // Brings the strip to the key blocks [block, block+blocks) of query block `a`; `previous` of the `previous_blocks` before it
 // are in the strip now (0: nothing is).
-template <class T>
-void slide(const AttentionSizes& n, BandChunks& chunks, int head, int64_t a, int rows, int64_t block, int blocks, int previous_blocks,
-           const float* rel_query, float* strip) {
+template <class T, class E>
+void slide(const AttentionSizes& n, BandChunks<E>& chunks, int head, int64_t a, int rows, int64_t block, int blocks, int previous_blocks,
+           const E* rel_query, float* strip) {
   if (!n.band) return;
   const int64_t chunk = block - a - 1;
   if (previous_blocks)
@@ -198,15 +199,17 @@ void slide(const AttentionSizes& n, BandChunks& chunks, int head, int64_t a, int
   for (int k = 1; k <= blocks; ++k) band_logits<T>(n.band, chunks, head, chunk + k, rows, rel_query, strip + k * BLOCK, n.ld);
 }
 
-// Scores of a tile, before scaling: the product with the transposed keys [D][BLOCK] of each block, onto the position logits.
-inline void multiply_keys(const AttentionSizes& n, int rows, int blocks, const float* query, const float* const* keys, float* scores) {
+// Scores of a tile, before scaling: the product with the transposed keys [steps(D)][BLOCK] of each block, onto the position logits.
+template <class E>
+void multiply_keys(const AttentionSizes& n, int rows, int blocks, const E* query, const E* const* keys, float* scores) {
+  const int steps = steps_of<E>(n.D), width = row_width<E>(n.D);
   for (int k = 0; k < blocks; ++k) {
     float* s = scores + k * BLOCK;
     const int row = n.row;
     if (n.band)
-      gemm<true>(rows, BLOCK / LANES, n.D, query, n.wide, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
+      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
     else
-      gemm<true>(rows, BLOCK / LANES, n.D, query, n.wide, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, v); });
+      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, v); });
   }
 }
 

@@ -12,12 +12,12 @@ namespace {
 constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task: packing the relative keys then costs little
 
 struct Workspace {
-  BandChunks chunks;
+  BandChunks<float> chunks;
   float *query, *strip, *d_query, *bias;
   size_t bytes;
 
   Workspace(const Band& n, int64_t first, int64_t last, bool gradients, Carver carver) {
-    chunks = BandChunks(n, first, last, gradients, carver);
+    chunks = BandChunks<float>(n, first, last, gradients, carver);
     query = carver.take<float>(BLOCK * n.wide), strip = carver.take<float>(BLOCK * BLOCK);
     d_query = carver.take<float>(BLOCK * n.wide), bias = carver.take<float>(n.wide);
     bytes = carver.used();
