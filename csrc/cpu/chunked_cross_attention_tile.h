@@ -158,19 +158,20 @@ inline uint64_t next_call() {
   return ++count;
 }
 
-// Packed relative keys of the last few heads that a thread met; tasks are ordered so that it mostly meets the same.
+// Packed relative keys of the last few heads that a thread met.
 template <class E>
 class RelativeCache {
  public:
-  static constexpr int64_t BYTES = 1 << 20;
-
-  RelativeCache(const Sizes& n, Carver& carver) {
-    const int64_t rows = static_cast<int64_t>(n.band) * row_width<E>(n.E), columns = static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld;
-    const int64_t one = (rows + columns) * sizeof(E);
-    count_ = static_cast<int>(std::clamp<int64_t>(BYTES / std::max<int64_t>(one, 1), 1, n.H / n.G));
-    if (n.E == 0) count_ = 0;
-    for (int i = 0; i < count_ && i < MOST; ++i) entry_[i] = {carver.take<E>(rows), carver.take<E>(columns)};
-    count_ = std::min<int>(count_, MOST);
+  // Heads it holds.
+  static int count(const Sizes& n) {
+    constexpr int64_t BYTES = 2 << 20;  // of a thread: about what L2 and its share of L3 hold
+    return n.E ? static_cast<int>(std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(E)}), 1, std::min(n.H, MOST))) : 1;
+  }
+  RelativeCache(const Sizes& n, Carver& carver) : count_(count(n)) {
+    for (int i = 0; n.E && i < count_; ++i) {
+      entry_[i].rows = carver.take<E>(rows(n));
+      entry_[i].columns = carver.take<E>(columns(n));
+    }
   }
   template <class T>
   const RelativeKeys<E>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
@@ -183,9 +184,29 @@ class RelativeCache {
   }
 
  private:
-  static constexpr int MOST = 16;
+  static constexpr int MOST = 32;
+  static int64_t rows(const Sizes& n) { return static_cast<int64_t>(n.band) * row_width<E>(n.E); }
+  static int64_t columns(const Sizes& n) { return static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld; }
   int count_;
   RelativeKeys<E> entry_[MOST];
+};
+
+// Order of tasks (item = batch and chunk, part = some heads): as many parts side by side as the cache of relative keys
+// serves, since neighbouring heads share memory pages; then the next item; then the next parts.
+struct HeadOrder {
+  struct Place {
+    int64_t item;
+    int part;
+  };
+  int parts, width;
+  int64_t items;
+
+  HeadOrder(int all, int heads, int cached, int64_t count) : parts(all), width(std::clamp(cached / heads, 1, all)), items(count) {}
+  Place operator()(int64_t t) const {
+    const int64_t full = width * items, group = t / full, first = group * width;
+    const int64_t here = std::min<int64_t>(width, parts - first), rest = t - group * full;
+    return {rest / here, static_cast<int>(first + rest % here)};
+  }
 };
 
 // Types that a kernel is compiled for: how a tensor lies in memory, and what products are made of.
