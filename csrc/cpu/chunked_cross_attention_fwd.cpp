@@ -21,14 +21,14 @@ struct Workspace {
   RelativeCache<E> relative;
   int32_t* keys;
   E *rows, *k, *v_rows, *v, *p;
-  float *s, *strip, *bias, *factor, *alpha, *gate, *keep;
-  int32_t* z_row;
+  KeyFactors factors;
+  float *s, *strip, *bias, *alpha, *keep;
   char* states;
   size_t state_bytes;
   size_t bytes;
 
   Workspace(const Sizes& n, int units, Carver carver)
-      : relative(n, carver) {
+      : relative(n, carver), factors(KEYS, carver) {
     const int width = row_width<E>(n.D), wide_row = std::max(width, row_width<E>(n.E));
     keys = carver.take<int32_t>(static_cast<int64_t>(n.K) * n.R);
     rows = carver.take<E>(ROWS * wide_row);
@@ -39,8 +39,7 @@ struct Workspace {
     p = steps_of<E>(2) == 2 ? reinterpret_cast<E*>(s) : carver.take<E>(steps_of<E>(KEYS) * ROWS);  // floats: in place
     strip = carver.take<float>(n.E ? static_cast<int64_t>(ROWS) * n.band_ld + LANES * n.band_ld : 0);
     bias = carver.take<float>(256);
-    factor = carver.take<float>(KEYS), alpha = carver.take<float>(ROWS), gate = carver.take<float>(KEYS), keep = carver.take<float>(ROWS);
-    z_row = carver.take<int32_t>(KEYS);
+    alpha = carver.take<float>(ROWS), keep = carver.take<float>(ROWS);
     Carver one(nullptr);
     state(n, one);
     state_bytes = one.used();
@@ -82,45 +81,14 @@ struct Forward {
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
-  // A piece of a tensor of keys or values that will be packed soon: a list of tokens of one chunk and head.
-  struct Piece {
-    const View* from;
-    int64_t b, u;
-    int g, count;
-    const int32_t* list;
-
-    const T* row(int r, int tokens) const { return from->at<const T>(b, u, list[r] / tokens, list[r] % tokens, g); }
-  };
-
-  // Asks for rows [first, last) of a piece: they lie a page apart, where no hardware prefetcher follows.
-  void prefetch(const Piece& piece, int first, int last) const {
-    for (int r = first; r < std::min(last, piece.count); ++r) {
-      const auto* row = reinterpret_cast<const char*>(piece.row(r, n.R));
-      for (size_t byte = 0; byte < n.D * sizeof(T); byte += 64) __builtin_prefetch(row + byte, 0, 2);
-    }
-  }
-
-  __attribute__((noinline)) void pack(const Piece& piece, E* to) const {
-    const int width = row_width<E>(n.D);
-    for (int r = 0; r < piece.count; ++r) pack_row(piece.row(r, n.R), nullptr, n.D, to + r * width);
-  }
-
-  void factors(const Piece& piece, const Workspace<E>& w) const {
-    for (int r = 0; r < piece.count; ++r) {
-      w.gate[r] = gate_of(c, piece.b, piece.u, piece.list[r] / n.R);
-      w.factor[r] = w.gate[r] * scale2;
-      w.z_row[r] = n.E ? piece.list[r] % n.R * ROWS : 0;
-    }
-  }
-
   // Scores of a block against a unit, and their maximum over the keys.
-  void scores(const Piece& keys, const Piece& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, Vec* top) const {
+  void scores(const Piece<const T>& keys, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, Vec* top) const {
     const int width = row_width<E>(n.D);
     for (int k = 0; k < keys.count; k += SLICE) {
-      prefetch(soon, k, k + SLICE);
+      prefetch(soon, n, k, k + SLICE);
       gemm<true>(std::min(SLICE, keys.count - k), unit.lanes() / LANES, steps_of<E>(n.D), w.k + k * width, width, st.query, ROWS, [&](int r, int i, Vec x) {
         r += k;
-        const Vec s = fma(x, broadcast(w.factor[r]), load(st.z + w.z_row[r] + i));
+        const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
         store(w.s + r * ROWS + i, s);
         top[i / LANES] = max(top[i / LANES], s);
       });
@@ -129,12 +97,12 @@ struct Forward {
 
   // One vector of probabilities, as the product with the values wants them.
   RETRO_INLINE Vec weight(const Workspace<E>& w, int r, int i, Vec p) const {
-    if (c.neighbour_gate) p = p * broadcast(w.gate[r]);
+    if (c.neighbour_gate) p = p * broadcast(w.factors.gate[r]);
     if (dropout) p = p * load(w.keep + i);
     return p;
   }
 
-  __attribute__((noinline)) void softmax(int64_t b, const int32_t* list, int count, const Unit& unit, const Workspace<E>& w, const State<E>& st, const Vec* block_top) const {
+  void softmax(int64_t b, const int32_t* list, int count, const Unit& unit, const Workspace<E>& w, const State<E>& st, const Vec* block_top) const {
     constexpr int MOST = ROWS / LANES;
     Vec top[MOST], sum[MOST];
     const int vectors = unit.lanes() / LANES;
@@ -178,11 +146,11 @@ struct Forward {
     dropout.factors(static_cast<uint32_t>(key), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head), static_cast<uint32_t>(b), unit.lanes(), w.keep);
   }
 
-  void values(const Piece& values, const Piece& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  void values(const Piece<const T>& values, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
     const int ld = pad(n.D), share = (KEYS * SLICE + ROWS - 1) / ROWS;
     const E* v = pair_rows(w.v_rows, values.count, n.D, w.v);
     for (int row = 0; row < unit.rows; row += SLICE) {
-      prefetch(soon, row / SLICE * share, (row / SLICE + 1) * share);
+      prefetch(soon, n, row / SLICE * share, (row / SLICE + 1) * share);
       gemm<false>(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(values.count), w.p + row, ROWS, v, ld, [&](int i, int d, Vec x) {
         float* to = st.out + (i + row) * ld + d;
         store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
@@ -190,12 +158,12 @@ struct Forward {
     }
   }
 
-  void attend(const Piece& k, const Piece& v, const Piece& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, bool pack_values) const {
+  void attend(const Piece<const T>& k, const Piece<const T>& v, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, bool pack_values) const {
     Vec top[ROWS / LANES];
     for (Vec& t : top) t = broadcast(-INFINITY);
     scores(k, v, unit, w, st, top);
     softmax(k.b, k.list, k.count, unit, w, st, top);
-    if (pack_values) pack(v, w.v_rows);
+    if (pack_values) pack(v, n, w.v_rows);
     values(v, soon, unit, w, st);
   }
 
@@ -230,12 +198,12 @@ struct Forward {
     Workspace<E> w(n, most, Carver(scratch(sized.bytes)));
     const int keys = list_keys(c, n, b, u, w.keys);
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
-    const auto piece = [&](const View& from, int k, int head) { return Piece{&from, b, u, head, std::min(KEYS, keys - k), w.keys + k}; };
+    const auto piece = [&](const View& from, int k, int head) { return Piece<const T>{&from, b, u, head, std::min(KEYS, keys - k), w.keys + k}; };
     for (int k = 0; k < keys; k += KEYS) {
-      const Piece block = piece(c.key, k, g);
-      pack(block, w.k), factors(block, w);
+      const Piece<const T> block = piece(c.key, k, g);
+      pack(block, n, w.k), w.factors.fill(c, n, block, scale2);
       // what this thread will probably pack next: the next block, else the first one of the next task's head
-      Piece soon = k + KEYS < keys ? piece(c.key, k + KEYS, g) : piece(c.key, 0, next);
+      Piece<const T> soon = k + KEYS < keys ? piece(c.key, k + KEYS, g) : piece(c.key, 0, next);
       if (soon.g >= n.G) soon.count = 0;
       for (int i = 0; i < count; ++i) attend(block, piece(c.value, k, g), soon, units[i], w, w.state(n, i), i == 0);
     }
