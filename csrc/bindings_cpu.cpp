@@ -111,6 +111,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("isa_name", &retro::isa_name);
   m.def("supported_isas", &retro::supported_isas);
   BIND(chunked_cross_attention_forward);
+  BIND(chunked_cross_attention_backward);
   BIND(leaky_average_forward);
   BIND(leaky_average_backward);
   BIND(relative_attention_forward);

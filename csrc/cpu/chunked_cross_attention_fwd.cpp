@@ -6,6 +6,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
+constexpr int SLICE = 12;   // rows between prefetches, a multiple of the tile's 6
 constexpr int KEYS = 128;  // keys of a block: keys, values and scores of a block stay in L2, each product's operands in L1
 
 // What a unit carries from one block of keys to the next.
@@ -20,14 +21,14 @@ struct Workspace {
   RelativeCache<E> relative;
   int32_t* keys;
   E *rows, *k, *v_rows, *v, *p;
-  float *s, *strip, *bias, *factor, *alpha, *gate, *keep;
-  int32_t* z_row;
+  KeyFactors factors;
+  float *s, *strip, *bias, *alpha, *keep;
   char* states;
   size_t state_bytes;
   size_t bytes;
 
   Workspace(const Sizes& n, int units, Carver carver)
-      : relative(n, carver) {
+      : relative(n, carver), factors(KEYS, carver) {
     const int width = row_width<E>(n.D), wide_row = std::max(width, row_width<E>(n.E));
     keys = carver.take<int32_t>(static_cast<int64_t>(n.K) * n.R);
     rows = carver.take<E>(ROWS * wide_row);
@@ -38,8 +39,7 @@ struct Workspace {
     p = steps_of<E>(2) == 2 ? reinterpret_cast<E*>(s) : carver.take<E>(steps_of<E>(KEYS) * ROWS);  // floats: in place
     strip = carver.take<float>(n.E ? static_cast<int64_t>(ROWS) * n.band_ld + LANES * n.band_ld : 0);
     bias = carver.take<float>(256);
-    factor = carver.take<float>(KEYS), alpha = carver.take<float>(ROWS), gate = carver.take<float>(KEYS), keep = carver.take<float>(ROWS);
-    z_row = carver.take<int32_t>(KEYS);
+    alpha = carver.take<float>(ROWS), keep = carver.take<float>(ROWS);
     Carver one(nullptr);
     state(n, one);
     state_bytes = one.used();
@@ -81,31 +81,23 @@ struct Forward {
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
-  // Packs `count` keys and values of the list.
-  void pack_keys(int64_t b, int64_t u, int g, const int32_t* list, int count, Workspace<E>& w) const {
-    const int width = row_width<E>(n.D);
-    for (int r = 0; r < count; ++r) {
-      const int a = list[r] / n.R, j = list[r] % n.R;
-      pack_row(c.key.at<const T>(b, u, a, j, g), nullptr, n.D, w.k + r * width);
-      pack_row(c.value.at<const T>(b, u, a, j, g), nullptr, n.D, w.v_rows + r * width);
-      w.gate[r] = gate_of(c, b, u, a);
-      w.factor[r] = w.gate[r] * scale2;
-      w.z_row[r] = n.E ? j * ROWS : 0;
-    }
-  }
-
   // Scores of a block against a unit, and their maximum over the keys.
-  void scores(int count, const Unit& unit, const Workspace<E>& w, const State<E>& st, Vec* top) const {
-    gemm<true>(count, unit.lanes() / LANES, steps_of<E>(n.D), w.k, row_width<E>(n.D), st.query, ROWS, [&](int r, int i, Vec x) {
-      const Vec s = fma(x, broadcast(w.factor[r]), load(st.z + w.z_row[r] + i));
-      store(w.s + r * ROWS + i, s);
-      top[i / LANES] = max(top[i / LANES], s);
-    });
+  void scores(const Piece<const T>& keys, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, Vec* top) const {
+    const int width = row_width<E>(n.D);
+    for (int k = 0; k < keys.count; k += SLICE) {
+      prefetch(soon, n, k, k + SLICE);
+      gemm<true>(std::min(SLICE, keys.count - k), unit.lanes() / LANES, steps_of<E>(n.D), w.k + k * width, width, st.query, ROWS, [&](int r, int i, Vec x) {
+        r += k;
+        const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
+        store(w.s + r * ROWS + i, s);
+        top[i / LANES] = max(top[i / LANES], s);
+      });
+    }
   }
 
   // One vector of probabilities, as the product with the values wants them.
   RETRO_INLINE Vec weight(const Workspace<E>& w, int r, int i, Vec p) const {
-    if (c.neighbour_gate) p = p * broadcast(w.gate[r]);
+    if (c.neighbour_gate) p = p * broadcast(w.factors.gate[r]);
     if (dropout) p = p * load(w.keep + i);
     return p;
   }
@@ -154,17 +146,25 @@ struct Forward {
     dropout.factors(static_cast<uint32_t>(key), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head), static_cast<uint32_t>(b), unit.lanes(), w.keep);
   }
 
-  void attend(int64_t b, const int32_t* list, int count, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  void values(const Piece<const T>& values, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+    const int ld = pad(n.D), share = (KEYS * SLICE + ROWS - 1) / ROWS;
+    const E* v = pair_rows(w.v_rows, values.count, n.D, w.v);
+    for (int row = 0; row < unit.rows; row += SLICE) {
+      prefetch(soon, n, row / SLICE * share, (row / SLICE + 1) * share);
+      gemm<false>(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(values.count), w.p + row, ROWS, v, ld, [&](int i, int d, Vec x) {
+        float* to = st.out + (i + row) * ld + d;
+        store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
+      });
+    }
+  }
+
+  void attend(const Piece<const T>& k, const Piece<const T>& v, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, bool pack_values) const {
     Vec top[ROWS / LANES];
     for (Vec& t : top) t = broadcast(-INFINITY);
-    scores(count, unit, w, st, top);
-    softmax(b, list, count, unit, w, st, top);
-    const int ld = pad(n.D);
-    const E* values = pair_rows(w.v_rows, count, n.D, w.v);
-    gemm<false>(unit.rows, ld / LANES, steps_of<E>(count), w.p, ROWS, values, ld, [&](int i, int d, Vec x) {
-      float* to = st.out + i * ld + d;
-      store(to, fma(load(to), broadcast(w.alpha[i]), x));
-    });
+    scores(k, v, unit, w, st, top);
+    softmax(k.b, k.list, k.count, unit, w, st, top);
+    if (pack_values) pack(v, n, w.v_rows);
+    values(v, soon, unit, w, st);
   }
 
   void finish(int64_t b, const Unit& unit, const State<E>& st) const {
@@ -187,7 +187,7 @@ struct Forward {
       }
   }
 
-  void task(int64_t b, int64_t u, int first, int last) const {
+  void task(int64_t b, int64_t u, int first, int last, int next) const {
     const int g = first / (n.H / n.G);
     thread_local std::vector<Unit> units;
     list_units(c, n, u, first, last, units);
@@ -198,10 +198,14 @@ struct Forward {
     Workspace<E> w(n, most, Carver(scratch(sized.bytes)));
     const int keys = list_keys(c, n, b, u, w.keys);
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
+    const auto piece = [&](const View& from, int k, int head) { return Piece<const T>{&from, b, u, head, std::min(KEYS, keys - k), w.keys + k}; };
     for (int k = 0; k < keys; k += KEYS) {
-      const int block = std::min(KEYS, keys - k);
-      pack_keys(b, u, g, w.keys + k, block, w);
-      for (int i = 0; i < count; ++i) attend(b, w.keys + k, block, units[i], w, w.state(n, i));
+      const Piece<const T> block = piece(c.key, k, g);
+      pack(block, n, w.k), w.factors.fill(c, n, block, scale2);
+      // what this thread will probably pack next: the next block, else the first one of the next task's head
+      Piece<const T> soon = k + KEYS < keys ? piece(c.key, k + KEYS, g) : piece(c.key, 0, next);
+      if (soon.g >= n.G) soon.count = 0;
+      for (int i = 0; i < count; ++i) attend(block, piece(c.value, k, g), soon, units[i], w, w.state(n, i), i == 0);
     }
     for (int i = 0; i < count; ++i) finish(b, units[i], w.state(n, i));
   }
@@ -213,11 +217,9 @@ struct Forward {
     while (split < share && whole * split < 2 * threads) ++split;
     while (share % split) ++split;
     const int heads = share / split;
-    // heads outermost: a thread then meets the same relative keys again and again
     parallel_for(whole * split, threads, [&](int64_t t) {
-      const int64_t u = t % chunks, b = t / chunks % n.B;
-      const int head = static_cast<int>(t / chunks / n.B) * heads;
-      task(b, n.first_chunk + u, head, head + heads);
+      const HeadOrder::Place at = HeadOrder(n.G * split, heads, RelativeCache<E>::count(n), chunks * n.B)(t);
+      task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads, (at.part + threads) / split);
     });
     for (int64_t b = 0; b < n.B; ++b) nothing(b);
   }

@@ -95,6 +95,7 @@ template <class E>
 struct RelativeKeys {
   E* rows;     // A by row: [band][row_width(E)]
   E* columns;  // B with k = e: [steps(E)][band_ld]
+  E* lines;    // B with k = t: [steps(band)][pad(E)]; of floats the same as rows
 };
 
 template <class T, class E>
@@ -108,6 +109,7 @@ void pack_relative(const CrossAttention& c, const Sizes& n, int head, const Rela
   }
   clear(to.columns, static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld);
   transpose(to.rows, width, n.band, steps_of<E>(n.E), to.columns, n.band_ld);
+  pair_rows(to.rows, n.band, n.E, to.lines);
 }
 
 // The band columns [begin, end) inside the table: the others of a bounded extent are zero.
@@ -142,19 +144,21 @@ inline uint64_t next_call() {
   return ++count;
 }
 
-// Packed relative keys of the last few heads that a thread met; tasks are ordered so that it mostly meets the same.
+// Packed relative keys of the last few heads that a thread met.
 template <class E>
 class RelativeCache {
  public:
-  static constexpr int64_t BYTES = 1 << 20;
-
-  RelativeCache(const Sizes& n, Carver& carver) {
-    const int64_t rows = static_cast<int64_t>(n.band) * row_width<E>(n.E), columns = static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld;
-    const int64_t one = (rows + columns) * sizeof(E);
-    count_ = static_cast<int>(std::clamp<int64_t>(BYTES / std::max<int64_t>(one, 1), 1, n.H / n.G));
-    if (n.E == 0) count_ = 0;
-    for (int i = 0; i < count_ && i < MOST; ++i) entry_[i] = {carver.take<E>(rows), carver.take<E>(columns)};
-    count_ = std::min<int>(count_, MOST);
+  // Heads it holds.
+  static int count(const Sizes& n) {
+    constexpr int64_t BYTES = 2 << 20;  // of a thread: about what L2 and its share of L3 hold
+    return n.E ? static_cast<int>(std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(E)}), 1, std::min(n.H, MOST))) : 1;
+  }
+  RelativeCache(const Sizes& n, Carver& carver) : count_(count(n)) {
+    for (int i = 0; n.E && i < count_; ++i) {
+      entry_[i].rows = carver.take<E>(rows(n));
+      entry_[i].columns = carver.take<E>(columns(n));
+      entry_[i].lines = steps_of<E>(2) == 2 ? entry_[i].rows : carver.take<E>(static_cast<int64_t>(steps_of<E>(n.band)) * pad(n.E));
+    }
   }
   template <class T>
   const RelativeKeys<E>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
@@ -167,9 +171,73 @@ class RelativeCache {
   }
 
  private:
-  static constexpr int MOST = 16;
+  static constexpr int MOST = 32;
+  static int64_t rows(const Sizes& n) { return static_cast<int64_t>(n.band) * row_width<E>(n.E); }
+  static int64_t columns(const Sizes& n) { return static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld; }
   int count_;
   RelativeKeys<E> entry_[MOST];
+};
+
+// A piece of a tensor of keys or values: tokens of one chunk and key head.
+template <class T>
+struct Piece {
+  const View* from;
+  int64_t b, u;
+  int g, count;
+  const int32_t* list;  // a*R + j
+
+  T* row(int r, int tokens) const { return from->at<T>(b, u, list[r] / tokens, list[r] % tokens, g); }
+};
+
+// Asks for rows [first, last) of a piece: they lie a page apart, where no hardware prefetcher follows.
+template <class T>
+void prefetch(const Piece<T>& piece, const Sizes& n, int first, int last) {
+  for (int r = first; r < std::min(last, piece.count); ++r) {
+    const auto* row = reinterpret_cast<const char*>(piece.row(r, n.R));
+    for (size_t byte = 0; byte < n.D * sizeof(T); byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+}
+
+template <class T, class E>
+void pack(const Piece<T>& piece, const Sizes& n, E* to) {
+  const int width = row_width<E>(n.D);
+  for (int r = 0; r < piece.count; ++r) pack_row(piece.row(r, n.R), nullptr, n.D, to + r * width);
+}
+
+// What each key of a block multiplies and adds to its scores.
+struct KeyFactors {
+  float *gate, *scaled;  // g, g * scale * log2(e)
+  int32_t* z_row;        // offset of the row of position logits
+
+  KeyFactors(int keys, Carver& carver)
+      : gate(carver.take<float>(keys)), scaled(carver.take<float>(keys)), z_row(carver.take<int32_t>(keys)) {}
+
+  template <class T>
+  void fill(const CrossAttention& c, const Sizes& n, const Piece<T>& piece, float scale2) const {
+    for (int r = 0; r < piece.count; ++r) {
+      gate[r] = gate_of(c, piece.b, piece.u, piece.list[r] / n.R);
+      scaled[r] = gate[r] * scale2;
+      z_row[r] = n.E ? piece.list[r] % n.R * ROWS : 0;
+    }
+  }
+};
+
+// Order of tasks (item = batch and chunk, part = some heads): as many parts side by side as the cache of relative keys
+// serves, since neighbouring heads share memory pages; then the next item; then the next parts.
+struct HeadOrder {
+  struct Place {
+    int64_t item;
+    int part;
+  };
+  int parts, width;
+  int64_t items;
+
+  HeadOrder(int all, int heads, int cached, int64_t count) : parts(all), width(std::clamp(cached / heads, 1, all)), items(count) {}
+  Place operator()(int64_t t) const {
+    const int64_t full = width * items, group = t / full, first = group * width;
+    const int64_t here = std::min<int64_t>(width, parts - first), rest = t - group * full;
+    return {rest / here, static_cast<int>(first + rest % here)};
+  }
 };
 
 }  // namespace retro::RETRO_ISA
