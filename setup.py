@@ -30,12 +30,14 @@ CXX_FLAGS = [
     "-fPIC",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fno-strict-aliasing",
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
     "-Wno-psabi",
     "-Wno-ignored-attributes",
-    "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 header
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",  # GCC 12 warns inside its own AVX-512 header
 ]
 
 # Slowest first. The linker keeps the first copy of an inline function that several objects define, so the order also makes
