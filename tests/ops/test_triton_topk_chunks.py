@@ -55,13 +55,13 @@ def test_tiles_and_splits_change_nothing(metric):
     plan = pytest.importorskip("retro_kernels.triton._topk_plan")
     from retro_kernels._target import KNOWN
 
-    kw = inputs.topk(4, B=1, Q=21, S=400, D=32, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=385)
+    kw = inputs.topk(4, B=1, Q=21, S=200, D=16, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=185)
     call = problem(kw)
     want = rk.topk_chunks(**on_device(kw), backend="reference")
     for tile in {tile for target in KNOWN.values() for tile in plan.tiles(call, target)}:
         for count in (1, 3):
-            length = -(-400 // count // tile.block_s) * tile.block_s
-            parts = plan.Split(-(-400 // length), length)
+            length = -(-200 // count // tile.block_s) * tile.block_s
+            parts = plan.Split(-(-200 // length), length)
             with inputs.poisoned_empty():
                 scores, indices, launches = plan.forward(call, KNOWN[90], tile, parts)
             assert len(launches) == (1 if parts.count == 1 else 2)
