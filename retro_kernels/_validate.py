@@ -230,9 +230,7 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
         shape("key_mask", call.key_mask, "B,S", sizes)
         like("key_mask", call.key_mask, call.query, (torch.bool,))
     _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
-    return call._replace(
-        query_offset=offset, rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p)
-    )
+    return call._replace(query_offset=offset, rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p))
 
 
 def _pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:

@@ -5,6 +5,8 @@
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
 //   gt ge select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of min_of                    across lanes, a fixed order
+//   exp exp2                             about 1 ulp
+//   transpose                            LANES vectors, in registers
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane (one instruction on avx512bf16)
 //   load_pairs broadcast_pair interleave to_pairs
 //
@@ -25,6 +27,8 @@
 #define RETRO_INLINE inline __attribute__((always_inline))
 
 namespace retro::RETRO_ISA {
+
+constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
 
 RETRO_INLINE float as_float(uint32_t bits) {
   float x;
@@ -92,7 +96,7 @@ namespace retro::RETRO_ISA {
 
 // exp to about 1 ulp: 2^n * e^r, |r| <= ln2/2; 0 at -inf, inf above 88.7, NaN stays NaN. Polynomial: Cephes' expf.
 RETRO_INLINE Vec exp(Vec x) {
-  constexpr float LOG2E = 1.44269504088896341f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
+  constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
   constexpr float LOWEST = -104.f, HIGHEST = 89.f;  // beyond these the result is 0 or inf
   x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
   const Vec n = round(x * broadcast(LOG2E));
@@ -105,6 +109,20 @@ RETRO_INLINE Vec exp(Vec x) {
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
   return scale2(fma(p, r * r, r) + broadcast(1.f), n);
+}
+
+// 2^x to about 1 ulp, for a softmax in base 2: 0 at -inf, NaN stays NaN. Polynomial: Cephes' exp2f.
+RETRO_INLINE Vec exp2(Vec x) {
+  constexpr float LOWEST = -152.f, HIGHEST = 129.f;  // beyond these the result is 0 or inf
+  x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
+  const Vec n = round(x), r = x - n;
+  Vec p = broadcast(1.535336188319500e-4f);
+  p = fma(p, r, broadcast(1.339887440266574e-3f));
+  p = fma(p, r, broadcast(9.618437357674640e-3f));
+  p = fma(p, r, broadcast(5.550332471162809e-2f));
+  p = fma(p, r, broadcast(2.402264791363012e-1f));
+  p = fma(p, r, broadcast(6.931472028550421e-1f));
+  return scale2(fma(p, r, broadcast(1.f)), n);
 }
 
 }  // namespace retro::RETRO_ISA

@@ -117,4 +117,21 @@ RETRO_INLINE Vec even_of(Pairs x) { return _mm256_castsi256_ps(_mm256_slli_epi32
 RETRO_INLINE Vec odd_of(Pairs x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 
+// x[r][c] becomes x[c][r].
+RETRO_INLINE void transpose(Vec (&x)[LANES]) {
+  Vec y[LANES];
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {  // 4x4 inside each half
+    const Vec a = _mm256_unpacklo_ps(x[i], x[i + 1]), b = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    const Vec c = _mm256_unpacklo_ps(x[i + 2], x[i + 3]), d = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
+    y[i] = _mm256_shuffle_ps(a, c, 0x44), y[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    y[i + 2] = _mm256_shuffle_ps(b, d, 0x44), y[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x20);
+    x[i + 4] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x31);
+  }
+}
+
 }  // namespace retro::RETRO_ISA

@@ -87,4 +87,10 @@ RETRO_INLINE Vec even_of(Pairs x) { return reinterpret_cast<Vec>(x << 16); }
 RETRO_INLINE Vec odd_of(Pairs x) { return reinterpret_cast<Vec>(x & 0xffff0000u); }
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 
+// x[r][c] becomes x[c][r].
+RETRO_INLINE void transpose(Vec (&x)[LANES]) {
+  const Vec a = x[0], b = x[1], c = x[2], d = x[3];
+  for (int i = 0; i < LANES; ++i) x[i] = Vec{a[i], b[i], c[i], d[i]};
+}
+
 }  // namespace retro::RETRO_ISA

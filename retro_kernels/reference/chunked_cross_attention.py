@@ -38,7 +38,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 def _attend(call, chunk: int, rows: range, first: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows `rows` of the query against the K*R tokens of chunk `chunk`'s neighbours."""
-    b, _, h, d = call.query.shape
+    b, _, h, _ = call.query.shape
     neighbours, length, groups = call.key.shape[2:5]
     query = call.query[:, rows.start : rows.stop].to(dtype)
     key, value = call.key[:, chunk].to(dtype), call.value[:, chunk].to(dtype)

@@ -68,7 +68,9 @@ def test_fullgraph_compile_with_changing_lengths(op, backend):
     for size in (9, 11, 14):
         shape = {"S": size} if op == "topk_chunks" else {"N": size}
         builder = {"chunked_cross_attention": inputs.cross_attention, "relative_attention": inputs.self_attention}
-        builder = builder.get(op, {"relative_logits": inputs.relative_logits, "topk_chunks": inputs.topk, "leaky_average": inputs.leaky}.get(op))
+        builder = builder.get(
+            op, {"relative_logits": inputs.relative_logits, "topk_chunks": inputs.topk, "leaky_average": inputs.leaky}.get(op)
+        )
         kw = inputs.differentiable(builder(2, **shape))
         loss = compiled(kw)
         torch.testing.assert_close(loss, total(op, kw, backend))
@@ -96,7 +98,7 @@ def test_any_subset_of_inputs_may_require_grad(op, backend):
 @pytest.mark.skipif(INTERPRETER, reason="autocast's type on CPU is bfloat16, which the interpreter's dot gets wrong")
 def test_autocast(op, backend):
     kw = inputs.differentiable(SMALL[op]())
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(inputs.DEVICE, torch.bfloat16):
         loss = total(op, kw, backend)
     narrow = op != "leaky_average"  # a running sum keeps its input's type, as torch's cumsum does
     same = {n: v.bfloat16() if n in floats(kw) and narrow else v for n, v in kw.items()}

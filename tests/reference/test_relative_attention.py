@@ -85,7 +85,9 @@ def test_without_positions_it_is_torchs_attention():
     kw = inputs.self_attention(3, dtype=F64, rel=None, biases=False)
     for causal in (False, True):
         mine = rk.relative_attention(**kw, causal=causal)
-        theirs = torch.nn.functional.scaled_dot_product_attention(*(kw[n].transpose(1, 2) for n in ("query", "key", "value")), is_causal=causal)
+        theirs = torch.nn.functional.scaled_dot_product_attention(
+            *(kw[n].transpose(1, 2) for n in ("query", "key", "value")), is_causal=causal
+        )
         torch.testing.assert_close(mine, theirs.transpose(1, 2))
 
 

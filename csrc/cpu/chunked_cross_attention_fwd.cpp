@@ -1,0 +1,234 @@
+// Forward: a task is one chunk and one key/value head (or some of its query heads); the softmax is carried over blocks of keys.
+#include <cmath>
+
+#include "chunked_cross_attention_tile.h"
+
+namespace retro::RETRO_ISA {
+namespace {
+
+constexpr int SLICE = 12;   // rows between prefetches, a multiple of the tile's 6
+constexpr int KEYS = 128;  // keys of a block: keys, values and scores of a block stay in L2, each product's operands in L1
+
+// What a unit carries from one block of keys to the next.
+template <class E>
+struct State {
+  E* query;               // B with k = d: [steps(D)][ROWS]
+  float *z, *top, *sum, *out;  // [R][ROWS], running maximum and sum [ROWS], [rows][pad(D)]
+};
+
+template <class E>
+struct Workspace {
+  RelativeCache<E> relative;
+  int32_t* keys;
+  E *rows, *k, *v_rows, *v, *p;
+  KeyFactors factors;
+  float *s, *strip, *bias, *alpha, *keep;
+  char* states;
+  size_t state_bytes;
+  size_t bytes;
+
+  Workspace(const Sizes& n, int units, Carver carver)
+      : relative(n, carver), factors(KEYS, carver) {
+    const int width = row_width<E>(n.D), wide_row = std::max(width, row_width<E>(n.E));
+    keys = carver.take<int32_t>(static_cast<int64_t>(n.K) * n.R);
+    rows = carver.take<E>(ROWS * wide_row);
+    k = carver.take<E>(KEYS * width);
+    v_rows = carver.take<E>(KEYS * width);
+    v = carver.take<E>(steps_of<E>(KEYS) * pad(n.D));
+    s = carver.take<float>(KEYS * ROWS);
+    p = steps_of<E>(2) == 2 ? reinterpret_cast<E*>(s) : carver.take<E>(steps_of<E>(KEYS) * ROWS);  // floats: in place
+    strip = carver.take<float>(n.E ? static_cast<int64_t>(ROWS) * n.band_ld + LANES * n.band_ld : 0);
+    bias = carver.take<float>(256);
+    alpha = carver.take<float>(ROWS), keep = carver.take<float>(ROWS);
+    Carver one(nullptr);
+    state(n, one);
+    state_bytes = one.used();
+    states = carver.take<char>(static_cast<int64_t>(state_bytes) * units);
+    bytes = carver.used();
+  }
+  static State<E> state(const Sizes& n, Carver& carver) {
+    State<E> st;
+    st.query = carver.take<E>(steps_of<E>(n.D) * ROWS);
+    st.z = carver.take<float>((n.E ? n.R : 1) * ROWS);
+    st.top = carver.take<float>(ROWS), st.sum = carver.take<float>(ROWS);
+    st.out = carver.take<float>(ROWS * pad(n.D));
+    return st;
+  }
+  State<E> state(const Sizes& n, int unit) const {
+    Carver carver(states + state_bytes * unit);
+    return state(n, carver);
+  }
+};
+
+template <class T, class E>
+struct Forward {
+  const CrossAttention& c;
+  const View &out, &lse;
+  Sizes n;
+  Dropout dropout;
+  uint64_t id = next_call();
+  float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
+
+  Forward(const CrossAttention& call, const View& o, const View& l) : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p) {}
+
+  void begin(int64_t b, const Unit& unit, Workspace<E>& w, const State<E>& st) const {
+    pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
+    transpose(w.rows, row_width<E>(n.D), unit.rows, steps_of<E>(n.D), st.query, ROWS);
+    std::fill(st.top, st.top + ROWS, -INFINITY);
+    clear(st.sum, ROWS), clear(st.out, ROWS * pad(n.D));
+    if (!n.E) return clear(st.z, ROWS);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E, w.rows);
+    position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
+  }
+
+  // Scores of a block against a unit, and their maximum over the keys.
+  void scores(const Piece<const T>& keys, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, Vec* top) const {
+    const int width = row_width<E>(n.D);
+    for (int k = 0; k < keys.count; k += SLICE) {
+      prefetch(soon, n, k, k + SLICE);
+      gemm<true>(std::min(SLICE, keys.count - k), unit.lanes() / LANES, steps_of<E>(n.D), w.k + k * width, width, st.query, ROWS, [&](int r, int i, Vec x) {
+        r += k;
+        const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
+        store(w.s + r * ROWS + i, s);
+        top[i / LANES] = max(top[i / LANES], s);
+      });
+    }
+  }
+
+  // One vector of probabilities, as the product with the values wants them.
+  RETRO_INLINE Vec weight(const Workspace<E>& w, int r, int i, Vec p) const {
+    if (c.neighbour_gate) p = p * broadcast(w.factors.gate[r]);
+    if (dropout) p = p * load(w.keep + i);
+    return p;
+  }
+
+  void softmax(int64_t b, const int32_t* list, int count, const Unit& unit, const Workspace<E>& w, const State<E>& st, const Vec* block_top) const {
+    constexpr int MOST = ROWS / LANES;
+    Vec top[MOST], sum[MOST];
+    const int vectors = unit.lanes() / LANES;
+    for (int v = 0; v < vectors; ++v) {
+      const Vec old = load(st.top + v * LANES), now = max(old, block_top[v]);
+      top[v] = select(gt(now, broadcast(-INFINITY)), now, zero());  // -inf minus -inf would be NaN
+      const Vec alpha = exp2(old - top[v]);
+      store(st.top + v * LANES, now), store(w.alpha + v * LANES, alpha);
+      sum[v] = load(st.sum + v * LANES) * alpha;
+    }
+    constexpr int STEP = steps_of<E>(2) == 2 ? 1 : 2;  // keys of a step
+    for (int r = 0; r < count; r += STEP) {
+      if constexpr (STEP == 1) {
+        if (dropout) keep(b, list[r], unit, w);
+        for (int v = 0; v < vectors; ++v) {
+          const Vec p = exp2(load(w.s + r * ROWS + v * LANES) - top[v]);
+          sum[v] = sum[v] + p;
+          store(w.p + r * ROWS + v * LANES, weight(w, r, v * LANES, p));
+        }
+      } else {
+        const bool both = r + 1 < count;
+        float* even = w.s + r * ROWS;
+        if (dropout) keep(b, list[r], unit, w);
+        for (int v = 0; v < vectors; ++v) {
+          const Vec p = exp2(load(even + v * LANES) - top[v]);
+          sum[v] = sum[v] + p;
+          store(even + v * LANES, weight(w, r, v * LANES, p));
+        }
+        if (dropout && both) keep(b, list[r + 1], unit, w);
+        for (int v = 0; v < vectors; ++v) {
+          const Vec p = both ? exp2(load(even + ROWS + v * LANES) - top[v]) : zero();
+          sum[v] = sum[v] + p;
+          store_pairs(w.p + r / 2 * ROWS + v * LANES, to_pairs(load(even + v * LANES), both ? weight(w, r + 1, v * LANES, p) : p));
+        }
+      }
+    }
+    for (int v = 0; v < vectors; ++v) store(st.sum + v * LANES, sum[v]);
+  }
+
+  void keep(int64_t b, int key, const Unit& unit, const Workspace<E>& w) const {
+    dropout.factors(static_cast<uint32_t>(key), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head), static_cast<uint32_t>(b), unit.lanes(), w.keep);
+  }
+
+  void values(const Piece<const T>& values, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+    const int ld = pad(n.D), share = (KEYS * SLICE + ROWS - 1) / ROWS;
+    const E* v = pair_rows(w.v_rows, values.count, n.D, w.v);
+    for (int row = 0; row < unit.rows; row += SLICE) {
+      prefetch(soon, n, row / SLICE * share, (row / SLICE + 1) * share);
+      gemm<false>(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(values.count), w.p + row, ROWS, v, ld, [&](int i, int d, Vec x) {
+        float* to = st.out + (i + row) * ld + d;
+        store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
+      });
+    }
+  }
+
+  void attend(const Piece<const T>& k, const Piece<const T>& v, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, bool pack_values) const {
+    Vec top[ROWS / LANES];
+    for (Vec& t : top) t = broadcast(-INFINITY);
+    scores(k, v, unit, w, st, top);
+    softmax(k.b, k.list, k.count, unit, w, st, top);
+    if (pack_values) pack(v, n, w.v_rows);
+    values(v, soon, unit, w, st);
+  }
+
+  void finish(int64_t b, const Unit& unit, const State<E>& st) const {
+    for (int i = 0; i < unit.rows; ++i) {
+      const float sum = st.sum[i], inverse = sum == 0 ? 0.f : 1.f / sum;
+      T* to = out.at<T>(b, unit.row + i, unit.head);
+      const float* from = st.out + i * pad(n.D);
+      for (int d = 0; d < n.D; d += LANES) store(to + d, load(from + d) * broadcast(inverse), n.D - d);
+      *lse.at<float>(b, unit.head, unit.row + i) = sum == 0 ? -INFINITY : (st.top[i] + std::log2(sum)) * LN2;
+    }
+  }
+
+  // Rows before the first complete chunk attend nothing.
+  void nothing(int64_t b) const {
+    const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
+    for (int64_t row = 0; row < end; ++row)
+      for (int h = 0; h < n.H; ++h) {
+        clear(out.at<T>(b, row, h), n.D);
+        *lse.at<float>(b, h, row) = -INFINITY;
+      }
+  }
+
+  void task(int64_t b, int64_t u, int first, int last, int next) const {
+    const int g = first / (n.H / n.G);
+    thread_local std::vector<Unit> units;
+    list_units(c, n, u, first, last, units);
+    const int count = static_cast<int>(units.size());
+    if (!count) return;
+    const int most = n.blocks * (last - first);  // the same for every task, so that the cache of relative keys stays put
+    const Workspace<E> sized(n, most, Carver(nullptr));
+    Workspace<E> w(n, most, Carver(scratch(sized.bytes)));
+    const int keys = list_keys(c, n, b, u, w.keys);
+    for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
+    const auto piece = [&](const View& from, int k, int head) { return Piece<const T>{&from, b, u, head, std::min(KEYS, keys - k), w.keys + k}; };
+    for (int k = 0; k < keys; k += KEYS) {
+      const Piece<const T> block = piece(c.key, k, g);
+      pack(block, n, w.k), w.factors.fill(c, n, block, scale2);
+      // what this thread will probably pack next: the next block, else the first one of the next task's head
+      Piece<const T> soon = k + KEYS < keys ? piece(c.key, k + KEYS, g) : piece(c.key, 0, next);
+      if (soon.g >= n.G) soon.count = 0;
+      for (int i = 0; i < count; ++i) attend(block, piece(c.value, k, g), soon, units[i], w, w.state(n, i), i == 0);
+    }
+    for (int i = 0; i < count; ++i) finish(b, units[i], w.state(n, i));
+  }
+
+  void run(int threads) const {
+    const int64_t chunks = n.last_chunk - n.first_chunk, whole = n.B * chunks * n.G;
+    const int share = n.H / n.G;  // query heads of a key head; split where there are too few tasks for the threads
+    int split = 1;
+    while (split < share && whole * split < 2 * threads) ++split;
+    while (share % split) ++split;
+    const int heads = share / split;
+    parallel_for(whole * split, threads, [&](int64_t t) {
+      const HeadOrder::Place at = HeadOrder(n.G * split, heads, RelativeCache<E>::count(n), chunks * n.B)(t);
+      task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads, (at.part + threads) / split);
+    });
+    for (int64_t b = 0; b < n.B; ++b) nothing(b);
+  }
+};
+
+}  // namespace
+
+void chunked_cross_attention_forward(const CrossAttention& call, const View& out, const View& lse, int threads) {
+  by_storage(call.query.type, [&](auto t, auto e) { Forward<decltype(t), decltype(e)>(call, out, lse).run(threads); });
+}
+
+}  // namespace retro::RETRO_ISA

@@ -1,0 +1,243 @@
+// What forward and backward of chunked cross-attention share: sizes, the rows and keys of a task, packing, position logits.
+//
+// Scores are kept key-major: S[key][query], queries as lanes. So keys and values are used as they lie in memory (rows to
+// broadcast from, or rows of B), only the few queries are transposed, and the softmax runs down the lanes.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "carver.h"
+#include "chunked_cross_attention.h"
+#include "dropout.h"
+#include "pack.h"
+#include "parallel.h"
+
+namespace retro::RETRO_ISA {
+
+constexpr int ROWS = 64;      // queries of a unit: rows of S are 64 lanes apart
+
+struct Sizes {
+  int64_t B, N, L, M;
+  int H, D, K, R, G, E, T;
+  int64_t first_chunk, last_chunk;  // chunks that some query attends
+  int top, band;                    // column t of the band is displacement top - t; `band` columns occur
+  int band_ld;
+  int blocks;                       // units that the rows of a chunk and one head are cut into
+
+  explicit Sizes(const CrossAttention& c)
+      : B(c.query.size[0]), N(c.query.size[1]), L(c.key.size[1]), M(c.chunk_len), H(int(c.query.size[2])),
+        D(int(c.query.size[3])), K(int(c.key.size[2])), R(int(c.key.size[3])), G(int(c.key.size[4])),
+        E(c.rel_key ? int(c.rel_key.size[2]) : 0), T(c.rel_key ? int(c.rel_key.size[1]) : 0) {
+    first_chunk = std::max<int64_t>((c.query_start + 1) / M - 1, 0);
+    last_chunk = std::max((c.query_start + N) / M, first_chunk);
+    int64_t low = M, high = 0;  // indices inside the attending chunk that occur
+    for (int64_t u : {first_chunk, last_chunk - 1}) {
+      const int64_t first = first_row(c, u), begin = std::max<int64_t>(first, 0), end = std::min(first + M, N);
+      if (begin >= end) continue;
+      low = std::min(low, begin - first), high = std::max(high, end - first);
+    }
+    if (last_chunk - first_chunk > 2) low = 0, high = M;
+    if (last_chunk - first_chunk == 2) low = 0, high = M;  // the first ends, the second begins
+    const int64_t rows = std::max<int64_t>(high - low, 1);
+    top = static_cast<int>(low + rows - 1);
+    band = static_cast<int>(rows + R - 1);
+    band_ld = pad(band) + LANES;  // a unit may start at any column, and reads whole vectors
+    blocks = static_cast<int>((rows + ROWS - 1) / ROWS);
+  }
+  // Row of the query that has index 0 in the chunk attending `u`; may be negative.
+  static int64_t first_row(const CrossAttention& c, int64_t u) { return (u + 1) * c.chunk_len - 1 - c.query_start; }
+};
+
+// Up to ROWS consecutive queries of one head.
+struct Unit {
+  int64_t row;  // of the query tensor
+  int rows, index, head;  // index of the first one inside the attending chunk
+  int lanes() const { return pad(rows); }
+};
+
+// Units of the query heads [first, last) that attend chunk u.
+inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int first, int last, std::vector<Unit>& units) {
+  units.clear();
+  const int64_t zero = Sizes::first_row(c, u), begin = std::max<int64_t>(zero, 0), end = std::min(zero + n.M, n.N);
+  for (int h = first; h < last; ++h)
+    for (int64_t row = begin; row < end; row += ROWS)
+      units.push_back({row, static_cast<int>(std::min<int64_t>(ROWS, end - row)), static_cast<int>(row - zero), h});
+}
+
+// The visible tokens of chunk u's neighbours, as a*R + j ascending. Masked ones are never touched: what they hold can't matter.
+inline int list_keys(const CrossAttention& c, const Sizes& n, int64_t b, int64_t u, int32_t* keys) {
+  int count = 0;
+  const View& mask = c.neighbour_mask;
+  for (int a = 0; a < n.K; ++a) {
+    const bool whole = !mask || mask.rank == 3;
+    if (mask && whole && !*mask.at<const uint8_t>(b, u, a)) continue;
+    for (int j = 0; j < n.R; ++j)
+      if (whole || *mask.at<const uint8_t>(b, u, a, j)) keys[count++] = a * n.R + j;
+  }
+  return count;
+}
+
+inline float gate_of(const CrossAttention& c, int64_t b, int64_t u, int a) {
+  const View& g = c.neighbour_gate;
+  return g ? scalar(g, b * g.stride[0] + u * g.stride[1] + a * g.stride[2]) : 1.f;
+}
+
+// bias[head] as floats, or null
+inline const float* bias_row(const View& bias, int head, int n, float* to) {
+  if (!bias) return nullptr;
+  for (int i = 0; i < n; ++i) to[i] = scalar(bias, head * bias.stride[0] + i * bias.stride[1]);
+  return to;
+}
+
+// The relative keys of one head, in order of band columns: column t holds displacement top - t, zeros outside the table.
+template <class E>
+struct RelativeKeys {
+  E* rows;     // A by row: [band][row_width(E)]
+  E* columns;  // B with k = e: [steps(E)][band_ld]
+  E* lines;    // B with k = t: [steps(band)][pad(E)]; of floats the same as rows
+};
+
+template <class T, class E>
+void pack_relative(const CrossAttention& c, const Sizes& n, int head, const RelativeKeys<E>& to) {
+  const int width = row_width<E>(n.E);
+  const int h = c.rel_key.size[0] == 1 ? 0 : head;
+  clear(to.rows, static_cast<int64_t>(n.band) * width);
+  for (int t = 0; t < n.band; ++t) {
+    const int64_t row = n.top - t - c.rel_start;
+    if (row >= 0 && row < n.T) pack_row(c.rel_key.at<const T>(h, row), nullptr, n.E, to.rows + t * width);
+  }
+  clear(to.columns, static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld);
+  transpose(to.rows, width, n.band, steps_of<E>(n.E), to.columns, n.band_ld);
+  pair_rows(to.rows, n.band, n.E, to.lines);
+}
+
+// The band columns [begin, end) inside the table: the others of a bounded extent are zero.
+inline void band_inside(const CrossAttention& c, const Sizes& n, int& begin, int& end) {
+  const int64_t low = n.top - c.rel_start - n.T + 1, high = n.top - c.rel_start + 1;
+  begin = static_cast<int>(std::clamp<int64_t>(low, 0, n.band));
+  end = static_cast<int>(std::clamp<int64_t>(high, begin, n.band));
+}
+
+// Rows of `from` (query, relative query, gradient) of a unit, plus a bias: A by row, [rows][row_width(D)].
+template <class T, class E>
+void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, E* to) {
+  for (int i = 0; i < unit.rows; ++i) pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<E>(width));
+}
+
+// Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows: what every neighbour's token j adds to the scores.
+//
+// The product with the band, C[i][t] for t = j - i + const, is one small matrix product; reading its rows one element closer
+// than they lie apart un-skews it, so the transpose to key-major order does both.
+template <class E>
+void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<E>& rel, const E* rel_query, float factor, float* strip, float* z) {
+  const int skip = n.top - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
+  const int columns = unit.rows + n.R - 1, ld = n.band_ld;
+  const Vec f = broadcast(factor);
+  gemm<true>(unit.rows, pad(columns) / LANES, steps_of<E>(n.E), rel_query, row_width<E>(n.E), rel.columns + skip, ld,
+             [=](int r, int c, Vec x) { store(strip + r * ld + c, x * f); });
+  transpose(strip + unit.rows - 1, ld - 1, unit.rows, n.R, z, ROWS);
+}
+
+inline uint64_t next_call() {
+  static std::atomic<uint64_t> count{0};
+  return ++count;
+}
+
+// Packed relative keys of the last few heads that a thread met.
+template <class E>
+class RelativeCache {
+ public:
+  // Heads it holds.
+  static int count(const Sizes& n) {
+    constexpr int64_t BYTES = 2 << 20;  // of a thread: about what L2 and its share of L3 hold
+    return n.E ? static_cast<int>(std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(E)}), 1, std::min(n.H, MOST))) : 1;
+  }
+  RelativeCache(const Sizes& n, Carver& carver) : count_(count(n)) {
+    for (int i = 0; n.E && i < count_; ++i) {
+      entry_[i].rows = carver.take<E>(rows(n));
+      entry_[i].columns = carver.take<E>(columns(n));
+      entry_[i].lines = steps_of<E>(2) == 2 ? entry_[i].rows : carver.take<E>(static_cast<int64_t>(steps_of<E>(n.band)) * pad(n.E));
+    }
+  }
+  template <class T>
+  const RelativeKeys<E>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
+    thread_local uint64_t owner = 0;
+    thread_local int held[MOST];
+    if (owner != call) std::fill(held, held + MOST, -1), owner = call;
+    const int key = c.rel_key.size[0] == 1 ? 0 : head, slot = key % count_;
+    if (held[slot] != key) pack_relative<T>(c, n, head, entry_[slot]), held[slot] = key;
+    return entry_[slot];
+  }
+
+ private:
+  static constexpr int MOST = 32;
+  static int64_t rows(const Sizes& n) { return static_cast<int64_t>(n.band) * row_width<E>(n.E); }
+  static int64_t columns(const Sizes& n) { return static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld; }
+  int count_;
+  RelativeKeys<E> entry_[MOST];
+};
+
+// A piece of a tensor of keys or values: tokens of one chunk and key head.
+template <class T>
+struct Piece {
+  const View* from;
+  int64_t b, u;
+  int g, count;
+  const int32_t* list;  // a*R + j
+
+  T* row(int r, int tokens) const { return from->at<T>(b, u, list[r] / tokens, list[r] % tokens, g); }
+};
+
+// Asks for rows [first, last) of a piece: they lie a page apart, where no hardware prefetcher follows.
+template <class T>
+void prefetch(const Piece<T>& piece, const Sizes& n, int first, int last) {
+  for (int r = first; r < std::min(last, piece.count); ++r) {
+    const auto* row = reinterpret_cast<const char*>(piece.row(r, n.R));
+    for (size_t byte = 0; byte < n.D * sizeof(T); byte += 64) __builtin_prefetch(row + byte, 0, 2);
+  }
+}
+
+template <class T, class E>
+void pack(const Piece<T>& piece, const Sizes& n, E* to) {
+  const int width = row_width<E>(n.D);
+  for (int r = 0; r < piece.count; ++r) pack_row(piece.row(r, n.R), nullptr, n.D, to + r * width);
+}
+
+// What each key of a block multiplies and adds to its scores.
+struct KeyFactors {
+  float *gate, *scaled;  // g, g * scale * log2(e)
+  int32_t* z_row;        // offset of the row of position logits
+
+  KeyFactors(int keys, Carver& carver)
+      : gate(carver.take<float>(keys)), scaled(carver.take<float>(keys)), z_row(carver.take<int32_t>(keys)) {}
+
+  template <class T>
+  void fill(const CrossAttention& c, const Sizes& n, const Piece<T>& piece, float scale2) const {
+    for (int r = 0; r < piece.count; ++r) {
+      gate[r] = gate_of(c, piece.b, piece.u, piece.list[r] / n.R);
+      scaled[r] = gate[r] * scale2;
+      z_row[r] = n.E ? piece.list[r] % n.R * ROWS : 0;
+    }
+  }
+};
+
+// Order of tasks (item = batch and chunk, part = some heads): as many parts side by side as the cache of relative keys
+// serves, since neighbouring heads share memory pages; then the next item; then the next parts.
+struct HeadOrder {
+  struct Place {
+    int64_t item;
+    int part;
+  };
+  int parts, width;
+  int64_t items;
+
+  HeadOrder(int all, int heads, int cached, int64_t count) : parts(all), width(std::clamp(cached / heads, 1, all)), items(count) {}
+  Place operator()(int64_t t) const {
+    const int64_t full = width * items, group = t / full, first = group * width;
+    const int64_t here = std::min<int64_t>(width, parts - first), rest = t - group * full;
+    return {rest / here, static_cast<int>(first + rest % here)};
+  }
+};
+
+}  // namespace retro::RETRO_ISA

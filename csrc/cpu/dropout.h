@@ -1,0 +1,44 @@
+// Which attention probabilities are kept: Philox4x32-10, the same words as every other backend (Salmon et al., 2011).
+#pragma once
+#include "simd.h"
+
+namespace retro::RETRO_ISA {
+
+struct Dropout {
+  uint32_t seed_low = 0, seed_high = 0;
+  uint64_t threshold = 0;  // kept iff word >= threshold
+  float kept = 1.f;        // what a kept probability is multiplied by
+
+  Dropout(const View& seed, double p) : kept(static_cast<float>(1.0 / (1.0 - p))) {
+    if (!(p > 0)) return;
+    const auto value = static_cast<uint64_t>(*seed.at<int64_t>());
+    seed_low = static_cast<uint32_t>(value), seed_high = static_cast<uint32_t>(value >> 32);
+    threshold = static_cast<uint64_t>(p * 4294967296.0);
+  }
+  explicit operator bool() const { return threshold > 0; }
+
+  // to[i] = kept or 0 for query rows row..row+n-1 and one key; the compiler vectorises the loop over i.
+  void factors(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
+    for (int i = 0; i < n; ++i) to[i] = factor(key, row + static_cast<uint32_t>(i), head, batch);
+  }
+  // The same for keys key..key+n-1 of one query row.
+  void factors_of_row(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
+    for (int i = 0; i < n; ++i) to[i] = factor(key + static_cast<uint32_t>(i), row, head, batch);
+  }
+
+ private:
+  RETRO_INLINE float factor(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) const {
+    constexpr uint32_t A = 0xD2511F53u, B = 0xCD9E8D57u, WEYL_A = 0x9E3779B9u, WEYL_B = 0xBB67AE85u;
+    uint32_t k0 = seed_low, k1 = seed_high;
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = static_cast<uint64_t>(c0) * A, b = static_cast<uint64_t>(c2) * B;
+      c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(b);
+      c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(a);
+      k0 += WEYL_A, k1 += WEYL_B;
+    }
+    return c0 >= threshold ? kept : 0.f;
+  }
+};
+
+}  // namespace retro::RETRO_ISA

@@ -1,0 +1,95 @@
+// Rows of a tensor into the layouts that gemm.h reads. A row is D elements of T; E is float, or a pair of bf16 (uint32_t).
+//
+//   pack_row      one row, plus a bias, times a factor                     -> A by row: [rows][ld], ld = row_width<E>(D)
+//   pair_rows     A by row -> B with k = row: [steps][pad(D)]              (floats: already that, a no-op)
+//   transpose     A by row -> B with k = column: [steps][columns]
+#pragma once
+#include "gemm.h"
+
+namespace retro::RETRO_ISA {
+
+// Elements of E in a packed row of `n` values, padded with zeros to whole vectors.
+template <class E>
+constexpr int row_width(int n) {
+  return steps_of<E>(pad(n));
+}
+
+// to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
+template <class T>
+RETRO_INLINE void pack_row(const T* from, const float* bias, int n, float* to) {
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) store(to + i, bias ? load(from + i) + load(bias + i) : load(from + i));
+  if (i < n) store(to + i, bias ? load(from + i, n - i) + load(bias + i, n - i) : load(from + i, n - i));
+}
+template <class T>
+RETRO_INLINE void pack_row(const T* from, const float* bias, int n, uint32_t* to) {
+  auto* out = reinterpret_cast<bf16*>(to);
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) store(out + i, bias ? load(from + i) + load(bias + i) : load(from + i));
+  if (i < n) store(out + i, bias ? load(from + i, n - i) + load(bias + i, n - i) : load(from + i, n - i));
+}
+
+template <class E>
+RETRO_INLINE void clear(E* to, int64_t n) {
+  std::memset(to, 0, static_cast<size_t>(n) * sizeof(E));
+}
+
+// B with k = row, from A by row; an odd last row is paired with zeros.
+RETRO_INLINE const float* pair_rows(const float* rows, int, int, float*) { return rows; }
+inline const uint32_t* pair_rows(const uint32_t* rows, int n, int width, uint32_t* to) {
+  const auto* from = reinterpret_cast<const bf16*>(rows);
+  static const bf16 NOTHING[LANES] = {};
+  const int ld = pad(width);
+  for (int r = 0; r < n; r += 2)
+    for (int c = 0; c < ld; c += LANES) {
+      const bf16* even = from + r * ld + c;
+      store_pairs(to + r / 2 * ld + c, interleave(even, r + 1 < n ? even + ld : NOTHING));
+    }
+  return to;
+}
+
+// to[c][r] = from[r][c] for c < columns and r < pad(rows), zeros for r >= rows. Strides in elements, any sign.
+inline void transpose(const float* from, int64_t from_stride, int rows, int columns, float* to, int64_t to_stride) {
+  for (int r = 0; r < rows; r += LANES)
+    for (int c = 0; c < columns; c += LANES) {
+      Vec x[LANES];
+      const int height = rows - r, width = columns - c;
+      const float* block = from + r * from_stride + c;
+      if (height >= LANES && width >= LANES) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) x[i] = load(block + i * from_stride);
+      } else {
+        for (int i = 0; i < LANES; ++i) x[i] = i < height ? load(block + i * from_stride, width) : zero();
+      }
+      transpose(x);
+      if (width >= LANES) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; ++i) store(to + (c + i) * to_stride + r, x[i]);
+      } else {
+        for (int i = 0; i < width; ++i) store(to + (c + i) * to_stride + r, x[i]);
+      }
+    }
+}
+// A transpose moves 32-bit elements without looking at them.
+inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int columns, uint32_t* to, int64_t to_stride) {
+  transpose(reinterpret_cast<const float*>(from), from_stride, rows, columns, reinterpret_cast<float*>(to), to_stride);
+}
+
+// Types that a kernel is compiled for: how a tensor lies in memory, and what products are made of.
+template <class F>
+inline void by_storage(Type type, F&& f) {
+  switch (type) {
+    case Type::BF16:
+#if RETRO_ISA_LEVEL >= 3
+      return f(bf16{}, uint32_t{});
+#else
+      return f(bf16{}, float{});
+#endif
+    case Type::F16:
+      return f(fp16{}, float{});
+    default:
+      return f(float{}, float{});
+  }
+}
+
+}  // namespace retro::RETRO_ISA
