@@ -7,6 +7,7 @@ import functools
 
 import torch
 
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """arch: compute capability times ten. shared_memory: bytes that one block may have, opted in to."""
