@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -26,7 +25,18 @@ ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 
 CXX_FLAGS = [
-    "-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-ignored-attributes",
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-strict-aliasing",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+    "-Wno-ignored-attributes",
+    "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 header
 ]
 
@@ -42,41 +52,57 @@ ISA_FLAGS["avx512bf16"] = [*ISA_FLAGS["avx512"], "-mavx512bf16"]
 ONCE = {"isa.cpp", "parallel.cpp"}  # infrastructure: compiled for the baseline only
 
 # Ampere, Hopper, Blackwell; PTX for what comes later
-GENCODE = ["arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a", "arch=compute_100a,code=sm_100a", "arch=compute_80,code=compute_80"]
+GENCODE = [
+    "arch=compute_80,code=sm_80",
+    "arch=compute_90a,code=sm_90a",
+    "arch=compute_100a,code=sm_100a",
+    "arch=compute_80,code=compute_80",
+]
 
 
 def run(command: list[str]) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.stdout.strip() or done.stderr.strip():
-        print((done.stdout + done.stderr).strip(), file=sys.stderr)
     if done.returncode:
+        print((done.stdout + done.stderr).strip(), file=sys.stderr)
         raise CompileError(f"failed: {shlex.join(command)}")
 
 
-def stale(target: Path, command: list[str]) -> bool:
-    """Whether `target` is older than what it was made from, or was made by another command."""
-    stamp, depfile = target.with_suffix(target.suffix + ".cmd"), target.with_suffix(".d")
-    if not (target.exists() and stamp.exists() and stamp.read_text() == shlex.join(command) and depfile.exists()):
-        return True
-    made = target.stat().st_mtime
-    inputs = depfile.read_text().replace("\\\n", " ").split(":", 1)[1].split()
-    return any(not (ROOT / name).exists() or (ROOT / name).stat().st_mtime > made for name in inputs)
+def ninja_build(folder: Path, jobs: list[tuple[Path, list[str]]], link: tuple[Path, list[str]]) -> None:
+    """Runs (object, compile command) and then the link: what changed since the last time, several at a time."""
+    try:
+        from ninja import BIN_DIR
 
+        ninja = str(Path(BIN_DIR) / "ninja")
+    except ImportError:
+        ninja = shutil.which("ninja")
+    if ninja is None:
+        raise CompileError("ninja not found (pip install ninja)")
 
-def compile_all(jobs: list[tuple[Path, list[str]]]) -> list[Path]:
-    """Runs the stale ones of (object, command), several at a time."""
+    def quoted(path) -> str:
+        return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
-    def one(job):
-        target, command = job
-        if stale(target, command):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            run(command)
-            target.with_suffix(target.suffix + ".cmd").write_text(shlex.join(command))
+    def command(arguments: list[str]) -> str:
+        return shlex.join(arguments).replace("$", "$$")
 
-    workers = int(os.environ.get("MAX_JOBS", 0)) or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, jobs))
-    return [target for target, _ in jobs]
+    lines = [
+        f"builddir = {quoted(folder)}",
+        "rule compile",
+        "  command = $cmd",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = $out",
+        "rule link",
+        "  command = $cmd",
+    ]
+    for output, arguments in jobs:
+        lines += [f"build {quoted(output)}: compile", f"  cmd = {command([*arguments, '-MMD', '-MF', f'{output}.d'])}"]
+    objects = " ".join(quoted(output) for output, _ in jobs)
+    lines += [f"build {quoted(link[0])}: link {objects}", f"  cmd = {command(link[1])}", ""]
+    folder.mkdir(parents=True, exist_ok=True)
+    link[0].parent.mkdir(parents=True, exist_ok=True)
+    (folder / "build.ninja").write_text("\n".join(lines))
+    jobs_at_once = [f"-j{os.environ['MAX_JOBS']}"] if os.environ.get("MAX_JOBS") else []
+    run([ninja, "-f", str(folder / "build.ninja"), "--quiet", *jobs_at_once])
 
 
 def compiler() -> list[str]:
@@ -121,7 +147,7 @@ def build_cpu(objects: Path, target: Path) -> None:
 
     def job(source: Path, name: str, flags: list[str]):
         output = objects / "cpu" / f"{name}.o"
-        jobs.append((output, [*base, *flags, "-MMD", "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
+        jobs.append((output, [*base, *flags, "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
 
     job(CSRC / "bindings_cpu.cpp", "bindings_cpu", includes())
     sources = sorted((CSRC / "cpu").glob("*.cpp"))
@@ -134,11 +160,10 @@ def build_cpu(objects: Path, target: Path) -> None:
                 job(source, f"{source.stem}.{isa}", [*ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}"])
     database = [{"directory": str(ROOT), "command": shlex.join(c), "file": c[-3]} for _, c in jobs]
     (ROOT / "compile_commands.json").write_text(json.dumps(database, indent=1))
-    built = compile_all(jobs)
-    target.parent.mkdir(parents=True, exist_ok=True)
     undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     link = shlex.split(os.environ.get("LDFLAGS", ""))
-    run([*cxx, "-shared", *undefined, *extra, *map(str, built), "-o", str(target), "-pthread", *link])
+    objects_made = [str(output) for output, _ in jobs]
+    ninja_build(objects / "cpu", jobs, (target, [*cxx, "-shared", *undefined, *extra, *objects_made, "-o", str(target), "-pthread", *link]))
 
 
 def build_cuda(objects: Path, target: Path) -> None:
@@ -150,10 +175,10 @@ def build_cuda(objects: Path, target: Path) -> None:
     for source in [*sorted((CSRC / "cuda").glob("*.cu")), CSRC / "bindings_cuda.cpp"]:
         output = objects / "cuda" / f"{source.stem}.o"
         flags = gencode if source.suffix == ".cu" else includes()
-        jobs.append((output, [nvcc, *host, *flags, "-MMD", "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
-    built = compile_all(jobs)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    run([nvcc, f"-ccbin={cxx[0]}", "-shared", "-cudart=static", *map(str, built), "-o", str(target)])
+        jobs.append((output, [nvcc, *host, *flags, "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
+    objects_made = [str(output) for output, _ in jobs]
+    link = [nvcc, f"-ccbin={cxx[0]}", "-shared", "-cudart=static", *objects_made, "-o", str(target)]
+    ninja_build(objects / "cuda", jobs, (target, link))
 
 
 def cuda_compiler() -> str | None:

@@ -4,6 +4,7 @@
 #include "cpu/chunked_cross_attention.h"
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
+#include "cpu/topk_chunks.h"
 #include "view_caster.h"
 
 namespace py = pybind11;
@@ -66,4 +67,6 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(chunked_cross_attention_backward);
   BIND(leaky_average_forward);
   BIND(leaky_average_backward);
+  BIND(topk_chunks_forward);
+  BIND(topk_chunks_backward);
 }

@@ -8,16 +8,16 @@ Importing this package imports no triton and touches no device.
 """
 
 from ._dispatch import BackendStatus, backends, use_backend
+from ._version import __version__
 from .ops.chunked_cross_attention import chunked_cross_attention
 from .ops.leaky_average import leaky_average
 from .ops.relative_attention import relative_attention
 from .ops.relative_logits import relative_logits
 from .ops.topk_chunks import topk_chunks
 
-__version__ = "0.1.0"
-
 __all__ = [
     "BackendStatus",
+    "__version__",
     "backends",
     "chunked_cross_attention",
     "leaky_average",

@@ -49,7 +49,7 @@ def use_backend(name: str | None) -> Iterator[None]:
     Process-wide, like every default of torch that `torch.compile` can see. Raises ValueError for an unknown name.
     """
     global _default
-    previous, _default = _default, named(name)
+    previous, _default = _default, None if name is None else named(name)
     try:
         yield
     finally:

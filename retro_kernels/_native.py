@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 
 import torch
@@ -18,7 +18,7 @@ _TYPE = {
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(name: str) -> tuple[ModuleType | None, str | None]:
     try:
         return importlib.import_module(f"retro_kernels.{name}"), None
@@ -53,3 +53,8 @@ def view(tensor: Tensor | None) -> View | None:
 def problem(call) -> tuple:
     """What C++ sees of a call: its fields in order, tensors as views."""
     return tuple(view(x) if isinstance(x, Tensor) else x for x in call)
+
+
+def cpu_isa() -> str:
+    """The instruction set whose CPU kernels run on this machine, or "none" without the extension."""
+    return "none" if missing("_cpu") else extension("_cpu").isa_name()

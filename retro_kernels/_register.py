@@ -7,6 +7,7 @@ first, the raw ones trust what they are given.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -39,7 +40,8 @@ def register(op: str, problem: type, arguments: str, returns: Sequence[str], fak
 
     def forward(*args):
         call = problem(*args[:fields])
-        outs = tuple(out.contiguous() for out in _dispatch.choose(op, call, args[fields]).forward(call))
+        with _full_precision(call):
+            outs = tuple(out.contiguous() for out in _dispatch.choose(op, call, args[fields]).forward(call))
         return outs if count > 1 else outs[0]
 
     def forward_fake(*args):
@@ -51,7 +53,8 @@ def register(op: str, problem: type, arguments: str, returns: Sequence[str], fak
         outs = args[fields + 1 : fields + 1 + count]
         # an expanded gradient (out.sum().backward()) has no rows to read: this is the one copy that is made of it
         given = tuple(g if g is None or _has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
-        found = _dispatch.choose(op, call, backend).backward(call, outs, given, needs)
+        with _full_precision(call):
+            found = _dispatch.choose(op, call, backend).backward(call, outs, given, needs)
         return [grad.contiguous() for grad, needed in zip(found, needs, strict=True) if needed]
 
     def backward_fake(*args):
@@ -97,13 +100,19 @@ def _has_rows(tensor: Tensor) -> bool:
     return tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
 
 
+def _full_precision(call) -> contextlib.AbstractContextManager:
+    """Autocast off: it would narrow the float32 products inside a backend, which chose its types itself."""
+    device = call[0].device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
 def autocast(call):
     """The call with its floating tensors in autocast's type, where autocast is on for the first tensor's device.
 
     What torch does for its own attention. float64 is left alone, as autocast does.
     """
     device = call[0].device.type if isinstance(call[0], Tensor) else "cpu"
-    if not torch.is_autocast_enabled(device):
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return call
     dtype = torch.get_autocast_dtype(device)
     return type(call)(*(_cast(value, dtype) for value in call))

@@ -10,7 +10,13 @@ import math
 import torch
 from torch import Tensor
 
-from ._problem import ChunkedCrossAttention, LeakyAverage, RelativeAttention, RelativeLogits, TopkChunks
+from ._problem import (
+    ChunkedCrossAttention,
+    LeakyAverage,
+    RelativeAttention,
+    RelativeLogits,
+    TopkChunks,
+)
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -224,9 +230,7 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
         shape("key_mask", call.key_mask, "B,S", sizes)
         like("key_mask", call.key_mask, call.query, (torch.bool,))
     _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
-    return call._replace(
-        query_offset=offset, rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p)
-    )
+    return call._replace(query_offset=offset, rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p))
 
 
 def _pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:

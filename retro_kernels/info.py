@@ -8,7 +8,8 @@ import platform
 
 import torch
 
-from . import __version__, _dispatch
+from . import _dispatch
+from ._version import __version__
 
 
 def lines() -> list[str]:

@@ -60,7 +60,7 @@ def run(op: str, kw: dict, backend: str, grad_seed: int = 1) -> dict[str, Tensor
     outs = outs if isinstance(outs, tuple) else (outs,)
     g = inputs.generator(grad_seed)
     floating = [o for o in outs if o.is_floating_point()]
-    grads = [inputs.randn(g, *o.shape, dtype=o.dtype) for o in floating]
+    grads = [inputs.randn(g, *o.shape, dtype=o.dtype).to(o.device) for o in floating]
     grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip(floating, grads, strict=True)]
     names = [n for n, v in leaves.items() if isinstance(v, Tensor) and v.requires_grad]
     found = torch.autograd.grad(floating, [leaves[n] for n in names], grads)

@@ -1,4 +1,8 @@
-"""Which backends a test process covers: `reference` and `cpu` here, `triton` in a process of its own (interpreter or GPU)."""
+"""Which backends a test process covers, and on which device.
+
+Without a GPU: `reference` and `cpu` in the ordinary process, `triton` in one of its own (TRITON_INTERPRET=1). With a GPU all
+of them, `triton` and `cuda` on it.
+"""
 
 import os
 
@@ -7,6 +11,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
+from tests import inputs
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -16,16 +21,24 @@ hypothesis.settings.load_profile("repeatable")
 
 def fast_backends(op: str) -> list[str]:
     """Backends of `op`, the reference left out, that this process can run; `triton` alone under its interpreter."""
-    names = ["triton"] if INTERPRETER else ["cpu"]
+    names = ["triton"] if INTERPRETER else ["cpu", "triton", "cuda"]
     return [name for name in names if rk.backends()[op][name]]
 
 
 def pytest_generate_tests(metafunc):
     """`backend` in a test module with `OP = "..."`: every fast backend of that op that this process can run."""
-    if "backend" in metafunc.fixturenames:
+    if "backend" in metafunc.fixturenames and hasattr(metafunc.module, "OP"):
         metafunc.parametrize("backend", fast_backends(metafunc.module.OP))
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _device(request, monkeypatch):
+    """Inputs go where the test's backend runs."""
+    callspec = getattr(request.node, "callspec", None)
+    backend = callspec.params.get("backend") if callspec else None
+    monkeypatch.setattr(inputs, "DEVICE", "cuda" if backend in ("triton", "cuda") and not INTERPRETER else "cpu")

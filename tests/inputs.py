@@ -9,6 +9,9 @@ from torch import Tensor
 
 GUARD = 64  # NaN elements before and after a guarded tensor
 
+#: where the builders put their tensors; conftest sets it to "cuda" for a backend that runs on a GPU
+DEVICE = "cpu"
+
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -16,6 +19,10 @@ def generator(seed: int) -> torch.Generator:
 
 def randn(g: torch.Generator, *shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def _placed(kw: dict) -> dict:
+    return {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in kw.items()}
 
 
 def cross_attention(
@@ -49,7 +56,7 @@ def cross_attention(
         kw["neighbour_mask"] = torch.rand(B, L, K, generator=g) < 0.6
     elif mask == "token":
         kw["neighbour_mask"] = torch.rand(B, L, K, R, generator=g) < 0.6
-    return kw
+    return _placed(kw)
 
 
 def self_attention(
@@ -75,7 +82,7 @@ def self_attention(
     if segments:
         kw["query_segment"] = torch.randint(0, 3, (B, N), generator=g).sort(1).values
         kw["key_segment"] = torch.randint(0, 3, (B, S), generator=g).sort(1).values
-    return kw
+    return _placed(kw)
 
 
 def _relative(g, kw, dtype, B, N, H, D, E, heads, rows, biases) -> None:
@@ -94,7 +101,7 @@ def relative_logits(seed: int = 0, *, dtype=torch.float32, B=2, N=7, H=3, E=16, 
     kw["rel_key"] = randn(g, H if heads == "each" else 1, N + key_len - 1 if T is None else T, E, dtype=dtype)
     if biases:
         kw["position_bias"] = randn(g, H, E, dtype=dtype)
-    return kw
+    return _placed(kw)
 
 
 def topk(seed: int = 0, *, dtype=torch.float32, B=2, Q=7, S=23, D=16, k=4, shared=False, docs=False, mask=False, integers=False, **options):
@@ -112,7 +119,7 @@ def topk(seed: int = 0, *, dtype=torch.float32, B=2, Q=7, S=23, D=16, k=4, share
         kw["key_doc"] = torch.randint(0, 4, (keys, S), generator=g)
     if mask:
         kw["key_mask"] = torch.rand(keys, S, generator=g) < 0.7
-    return kw
+    return _placed(kw)
 
 
 def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None, initial=True):
@@ -122,7 +129,7 @@ def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None
     kw = {"x": randn(g, B, N, H, D, dtype=dtype), "decay": decay.to(dtype)}
     if initial:
         kw["initial"] = randn(g, B, H, D, dtype=dtype)
-    return kw
+    return _placed(kw)
 
 
 def cast(kw: dict, dtype: torch.dtype) -> dict:
@@ -132,9 +139,7 @@ def cast(kw: dict, dtype: torch.dtype) -> dict:
 
 def differentiable(kw: dict) -> dict:
     """Fresh leaves that require grad, for every floating tensor."""
-    return {
-        name: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in kw.items()
-    }
+    return {name: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in kw.items()}
 
 
 def guarded(tensor: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 def _attend(call, chunk: int, rows: range, first: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows `rows` of the query against the K*R tokens of chunk `chunk`'s neighbours."""
-    b, _, h, d = call.query.shape
+    b, _, h, _ = call.query.shape
     neighbours, length, groups = call.key.shape[2:5]
     query = call.query[:, rows.start : rows.stop].to(dtype)
     key, value = call.key[:, chunk].to(dtype), call.value[:, chunk].to(dtype)
@@ -71,7 +71,7 @@ def _attend(call, chunk: int, rows: range, first: int, dtype: torch.dtype) -> tu
     if call.dropout_p > 0:
         queries = torch.arange(rows.start, rows.stop, device=query.device)
         keep = _attention.dropout_keep(call.seed, call.dropout_p, b, h, queries, neighbours * length)
-    return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, -1), value, keep, call.dropout_p)
+    return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p)
 
 
 def reason(call) -> None:

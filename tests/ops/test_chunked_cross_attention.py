@@ -87,7 +87,7 @@ def test_layouts_give_the_same_bits(backend, view):
     assert torch.equal(out, want["out0"]) and torch.equal(lse, want["out1"])
     names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
     g = inputs.generator(1)
-    grads = [inputs.randn(g, *o.shape, dtype=o.dtype) for o in (out, lse)]
+    grads = [inputs.randn(g, *o.shape, dtype=o.dtype).to(o.device) for o in (out, lse)]
     grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip((out, lse), grads, strict=True)]
     got = torch.autograd.grad((out, lse), [leaves[n] for n in names], grads)
     for name, grad in zip(names, got, strict=True):

@@ -1,0 +1,36 @@
+# `make bench`: every op checked and timed on this machine.  `make test`: everything a change must pass.
+# Both make .venv and build the extension first. Variables: PYTHON, TORCH (what pip installs as torch), TORCH_INDEX.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+PY = .venv/bin/python
+
+.PHONY: setup build bench test lint clean
+.DELETE_ON_ERROR:
+
+setup: .venv/ready build
+
+.venv/ready: pyproject.toml tools/setup.sh
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX="$(TORCH_INDEX)" bash tools/setup.sh
+	touch $@
+
+# In place and incremental; no network. On a machine that has torch and triton: make build PY=python3
+build:
+	$(PY) setup.py -q build_ext --inplace
+
+bench: setup
+	$(PY) -m bench run --json bench/out/latest.jsonl --fresh
+	$(PY) -m bench report bench/out/latest.jsonl
+
+# Triton's interpreter changes what `import triton` means, so its tests have a process of their own.
+test: setup lint
+	$(PY) -m pytest tests
+	TRITON_INTERPRET=1 $(PY) -m pytest tests/ops
+
+lint: .venv/ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+clean:
+	rm -rf build .venv bench/out retro_kernels/*.so compile_commands.json

@@ -1,0 +1,180 @@
+"""Two trees against each other: fresh pairs of worker processes, interleaved A B B A; `statistics` makes the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import environment, statistics
+
+WORKER_PAIRS, ABBA_PAIRS = 5, 20
+LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Item:
+    """One measurement that both trees make."""
+
+    kernel: str
+    backend: str
+    case: str
+    dtype: str
+    mode: str
+
+    @property
+    def id(self) -> str:
+        return "/".join((self.kernel, self.backend, self.case, self.dtype, self.mode))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A tree that can't make a measurement: side is "base" or "head"."""
+
+    side: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    item: Item
+    verdict: str  # of statistics.verdict, or numerics | vanished | new | skipped
+    reason: str = ""
+    first: statistics.Ratio | None = None
+    second: statistics.Ratio | None = None
+    control: statistics.Ratio | None = None
+
+
+class Worker:
+    """A process with one tree's kernels."""
+
+    def __init__(self, tree: Path):
+        # passive waiting: the idle one of the pair must not spin on the cores that the other is timed on
+        env = os.environ | {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
+        command = [sys.executable, str(HERE / "ab_worker.py"), str(tree)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=tree)
+
+    def ask(self, message: dict) -> dict:
+        self.process.stdin.write(json.dumps(message) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            return {"status": "error", "reason": f"the worker died with code {self.process.wait()}"}
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def batch(
+    base: Path, head: Path, items: list[Item], threads: int, check: bool, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
+) -> dict[Item, list[statistics.Pair] | Refusal]:
+    """Samples of every item from fresh process pairs, or why one of the trees has none."""
+    found: dict[Item, list[statistics.Pair] | Refusal] = {item: [] for item in items}
+    for number in range(worker_pairs):
+        say(f"worker pair {number + 1} of {worker_pairs}")
+        workers = {"base": Worker(base), "head": Worker(head)}
+        try:
+            for item in items:
+                if isinstance(found[item], Refusal):
+                    continue
+                result = _measure(workers, item, threads, check and number == 0, seed=number)
+                if isinstance(result, Refusal):
+                    found[item] = result
+                else:
+                    found[item].append(result)
+        finally:
+            for worker in workers.values():
+                worker.close()
+    return found
+
+
+def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, seed: int) -> statistics.Pair | Refusal:
+    wanted = vars(item) | {"seed": seed, "threads": threads, "check": check}
+    slowest = 0.0
+    for side, worker in workers.items():
+        answer = worker.ask({"prepare": wanted})
+        if not answer.get("ok"):
+            return Refusal(side, answer["status"], answer["reason"])
+        slowest = max(slowest, answer["seconds"])
+    repeats = max(int(LEAST_SAMPLE_S / slowest), 1)
+    times: dict[str, list[float]] = {"base": [], "head": []}
+    for pair in range(ABBA_PAIRS):
+        for side in ("base", "head", "head", "base") if pair % 2 == 0 else ("head", "base", "base", "head"):
+            answer = workers[side].ask({"sample": repeats})
+            if "seconds" not in answer:
+                return Refusal(side, answer["status"], answer["reason"])
+            times[side].append(answer["seconds"])
+    return times["base"], times["head"]
+
+
+def compare(
+    base: Path, head: Path, items: list[Item], threads: int, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
+) -> list[Outcome]:
+    """One verdict an item: a batch, a control of base against itself, and a second batch of whatever looks slower."""
+    say("base against head")
+    first = batch(base, head, items, threads, True, say, worker_pairs)
+    outcomes = [_refused(item, result) for item, result in first.items() if isinstance(result, Refusal)]
+    ratios = {item: statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
+    if not ratios:
+        return outcomes
+    say("control: base against base")
+    controls = batch(base, base, list(ratios), threads, False, say, worker_pairs)
+    suspects = [item for item, found in ratios.items() if statistics.looks_slower(found)]
+    again = {}
+    if suspects:
+        say(f"second batch of {len(suspects)}")
+        again = batch(base, head, suspects, threads, False, say, worker_pairs)
+    for item, found in ratios.items():
+        control, second = _ratio(controls[item]), _ratio(again.get(item))
+        verdict = "inconclusive" if control is None else statistics.verdict(found, second, control)
+        outcomes.append(Outcome(item, verdict, "", found, second, control))
+    return outcomes
+
+
+def _ratio(pairs) -> statistics.Ratio | None:
+    return statistics.ratio(pairs) if isinstance(pairs, list) and pairs else None
+
+
+def _refused(item: Item, refusal: Refusal) -> Outcome:
+    """A head that fails is a failure; a kernel that only the base has has vanished; one that only the head has is new."""
+    reason = f"{refusal.side}: {refusal.reason}"
+    if refusal.side == "base":
+        verdict = "new" if refusal.status == "unsupported" else "skipped"
+    elif refusal.status == "unsupported":
+        verdict = "vanished"  # the base was prepared before and had it
+    else:
+        verdict = "numerics"
+    return Outcome(item, verdict, reason)
+
+
+@contextlib.contextmanager
+def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
+    """A temporary worktree of `ref`. Raises ValueError for a ref that git doesn't know."""
+    with tempfile.TemporaryDirectory(prefix="retro-ab-") as folder:
+        path = Path(folder) / "base"
+        done = subprocess.run(["git", "-C", str(root), "worktree", "add", "--detach", str(path), ref], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"--base {ref}: {done.stderr.strip().splitlines()[-1]}")
+        try:
+            yield path
+        finally:
+            subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(path)], capture_output=True)
+
+
+def build(tree: Path) -> None:
+    """Build the tree's extension in place, by its own setup.py. Raises RuntimeError with the compiler's last words."""
+    if not (tree / "setup.py").exists():
+        return
+    done = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"build of {tree.name} failed: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1]}")

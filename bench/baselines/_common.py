@@ -1,0 +1,83 @@
+"""What the baselines share: the skew, the materialised position bias, compiled twins, FlexAttention."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..registry import Contender
+
+#: finite, so that a row that sees nothing stays free of NaN; it is zeroed afterwards
+HIDDEN = {torch.float16: -6e4, torch.bfloat16: -1e30, torch.float32: -1e30}
+
+
+def full_table(rel_key: Tensor, rel_start: int | None, lowest: int, rows: int) -> Tensor:
+    """The table cut or zero-padded to displacements lowest .. lowest+rows-1: [H or 1, rows, E]."""
+    before = (lowest if rel_start is None else rel_start) - lowest
+    return F.pad(rel_key, (0, 0, before, rows - before - rel_key.shape[1]))
+
+
+def skewed(band: Tensor, keys: int) -> Tensor:
+    """band [..., n, n+keys-1], column n-1-i+j for the pair (i, j) -> [..., n, keys]: Transformer-XL's shift by reshaping."""
+    n, width = band.shape[-2:]
+    flat = band.flatten(-2)[..., n - 1 :]
+    return flat[..., : n * (width - 1)].unflatten(-1, (n, width - 1))[..., :keys]
+
+
+def position_bias(rel_query: Tensor, rel_key: Tensor, keys: int, lowest: int, rel_start: int | None) -> Tensor:
+    """rel_query [..., n, H, E] against every displacement i-j+const -> [..., H, n, keys]; pair (i, j) has displacement lowest+keys-1+i-j."""
+    n, h = rel_query.shape[-3:-1]
+    table = full_table(rel_key, rel_start, lowest, n + keys - 1).flip(1).expand(h, -1, -1)
+    return skewed(torch.einsum("...nhe,hte->...hnt", rel_query, table), keys)
+
+
+def repeat_groups(tensor: Tensor, heads: int) -> Tensor:
+    """[..., G, D] -> [..., H, D]."""
+    groups = tensor.shape[-2]
+    return tensor if groups == heads else tensor.repeat_interleave(heads // groups, dim=-2)
+
+
+def attend(logits: Tensor, visible: Tensor | None, value: Tensor, equation: str) -> Tensor:
+    """Softmax over the visible keys in the tensors' own type; a row that sees nothing gives 0."""
+    if visible is None:
+        return torch.einsum(equation, logits.softmax(-1), value)
+    probabilities = logits.masked_fill(~visible, HIDDEN[logits.dtype]).softmax(-1)
+    return torch.einsum(equation, probabilities * visible.any(-1, keepdim=True), value)
+
+
+def compiled(contender: Contender) -> Contender:
+    """The same function under `torch.compile`; on CPUs only on request, since each case costs tens of seconds of compilation."""
+    return dataclasses.replace(
+        contender, name=f"{contender.name}_compiled", function=CompiledTwin(contender.function), default_on=("cuda",)
+    )
+
+
+class CompiledTwin:
+    """Compiles at its first call; the compiler is reset when another shape comes, so that every shape is specialised."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, **arguments):
+        return self._of(tuple((name, _signature(value)) for name, value in sorted(arguments.items())))(**arguments)
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019  (one twin per baseline, for the life of the process)
+    def _of(self, key):
+        torch.compiler.reset()
+        return torch.compile(self.function, dynamic=False)
+
+
+def _signature(value):
+    return (tuple(value.shape), value.dtype, value.requires_grad) if isinstance(value, Tensor) else value
+
+
+@functools.cache
+def flex_attention():
+    """FlexAttention, compiled (uncompiled it materialises the scores)."""
+    from torch.nn.attention import flex_attention as flex
+
+    return torch.compile(flex.flex_attention, dynamic=False)

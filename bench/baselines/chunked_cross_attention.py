@@ -1,0 +1,197 @@
+"""Chunked cross-attention as RETRO's listing 1 writes it: shift the queries by M-1, fold them into chunks, attend in one batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..registry import Contender
+from ._common import HIDDEN, attend, compiled, flex_attention, position_bias, repeat_groups
+
+
+def _fold(query: Tensor, chunk_len: int, query_start: int) -> tuple[Tensor, int, int]:
+    """query [B,N,H,D] -> [B,C,M,H,D] by attended chunk, its first chunk, and the zero rows put in front."""
+    front = (query_start + 1) % chunk_len
+    first = (query_start + 1) // chunk_len - 1
+    rows = front + query.shape[1]
+    folded = F.pad(query, (0, 0, 0, 0, front, -rows % chunk_len)).unflatten(1, (-1, chunk_len))
+    return (folded[:, 1:], 0, front - chunk_len) if first < 0 else (folded, first, front)
+
+
+def _unfold(out: Tensor, front: int, n: int) -> Tensor:
+    """out [B,C,M,H,D] -> [B,N,H,D]; rows before the first chunk are 0."""
+    out = out.flatten(1, 2)
+    return F.pad(out, (0, 0, 0, 0, -front, 0))[:, :n] if front < 0 else out[:, front : front + n]
+
+
+def _memory(tensor: Tensor, first: int, chunks: int, gate: Tensor | None, heads: int) -> Tensor:
+    """[B,L,K,R,G,D] -> [B,C,K*R,H,D], gated."""
+    tensor = tensor[:, first : first + chunks]
+    if gate is not None:
+        tensor = tensor * gate[:, first : first + chunks, :, None, None, None]
+    return repeat_groups(tensor.flatten(2, 3), heads)
+
+
+def _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position) -> Tensor | None:
+    """Position logits of every pair, [B,C,H,M,R]: the same for all K neighbours."""
+    if rel_key is None:
+        return None
+    rel_query = query if rel_query is None else rel_query
+    rel_query = rel_query if position is None else rel_query + position
+    length = key.shape[3]
+    return position_bias(_fold(rel_query, chunk_len, query_start)[0], rel_key, length, 1 - length, rel_start)
+
+
+def _visible(mask: Tensor | None, first: int, chunks: int, length: int) -> Tensor | None:
+    """bool [B,C,1,1,K*R]."""
+    if mask is None:
+        return None
+    mask = mask[:, first : first + chunks]
+    mask = mask if mask.dim() == 4 else mask.unsqueeze(-1).expand(-1, -1, -1, length)
+    return mask.flatten(2)[:, :, None, None]
+
+
+def eager(
+    query,
+    key,
+    value,
+    *,
+    chunk_len,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    neighbour_mask=None,
+    neighbour_gate=None,
+    scale=None,
+    query_start=0,
+) -> Tensor:
+    """Whole batch at once, every logit in memory."""
+    n, h, d = query.shape[1:]
+    neighbours, length = key.shape[2:4]
+    folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
+    keys, values = (_memory(t, first, folded.shape[1], neighbour_gate, h) for t in (key, value))
+    logits = torch.einsum("bcmhd,bcshd->bchms", folded, keys)
+    bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
+    if bias is not None:
+        logits = logits + bias.repeat(1, 1, 1, 1, neighbours)
+    visible = _visible(neighbour_mask, first, folded.shape[1], length)
+    out = attend(logits * (d**-0.5 if scale is None else scale), visible, values, "bchms,bcshd->bcmhd")
+    return _unfold(out, front, n)
+
+
+def sdpa_bias(
+    query,
+    key,
+    value,
+    *,
+    chunk_len,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    neighbour_mask=None,
+    neighbour_gate=None,
+    scale=None,
+    query_start=0,
+) -> Tensor:
+    """torch's scaled dot-product attention over the folded chunks, the position logits materialised as its additive mask."""
+    n, h, d = query.shape[1:]
+    b, _, neighbours, length = key.shape[:4]
+    scale = d**-0.5 if scale is None else scale
+    folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
+    chunks = folded.shape[1]
+    keys, values = (_memory(t, first, chunks, neighbour_gate, h) for t in (key, value))
+    bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
+    visible = _visible(neighbour_mask, first, chunks, length)
+    if bias is not None:
+        bias = (bias * scale).repeat(1, 1, 1, 1, neighbours)
+    if visible is not None:
+        empty = query.new_zeros(b, chunks, h, chunk_len, neighbours * length) if bias is None else bias
+        bias = empty.masked_fill(~visible, HIDDEN[query.dtype])
+    sides = [t.flatten(0, 1).transpose(1, 2) for t in (folded, keys, values)]
+    out = F.scaled_dot_product_attention(*sides, attn_mask=None if bias is None else bias.flatten(0, 1), scale=scale)
+    out = out.transpose(1, 2).unflatten(0, (b, chunks))
+    if visible is not None:
+        out = out * visible.any(-1)[..., None]
+    return _unfold(out, front, n)
+
+
+def sdpa_plain(query, key, value, *, chunk_len, neighbour_gate=None, neighbour_mask=None, scale=None, query_start=0) -> Tensor:
+    """The same without position logits: what the positions cost."""
+    return sdpa_bias(
+        query,
+        key,
+        value,
+        chunk_len=chunk_len,
+        neighbour_gate=neighbour_gate,
+        neighbour_mask=neighbour_mask,
+        scale=scale,
+        query_start=query_start,
+    )
+
+
+def flex(
+    query,
+    key,
+    value,
+    *,
+    chunk_len,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    neighbour_mask=None,
+    neighbour_gate=None,
+    scale=None,
+    query_start=0,
+) -> Tensor:
+    """FlexAttention over the folded chunks; the un-repeated position logits [.., M, R] are a captured tensor."""
+    n, h, d = query.shape[1:]
+    b, _, _, length = key.shape[:4]
+    scale = d**-0.5 if scale is None else scale
+    folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
+    chunks = folded.shape[1]
+    keys, values = (_memory(t, first, chunks, neighbour_gate, h) for t in (key, value))
+    bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
+    score = None
+    if bias is not None:
+        captured = (bias * scale).flatten(0, 1)
+
+        def score(value, sequence, head, i, j):
+            return value + captured[sequence, head, i, j % length]
+
+    sides = [t.flatten(0, 1).transpose(1, 2).contiguous() for t in (folded, keys, values)]
+    out = flex_attention()(*sides, score_mod=score, scale=scale)
+    return _unfold(out.transpose(1, 2).unflatten(0, (b, chunks)), front, n)
+
+
+def _logit_bytes(case, itemsize: int, backward: bool) -> float:
+    """Logits, position logits and probabilities of every pair, and as much again for the backward."""
+    s = case.shape
+    pairs = s["B"] * s["H"] * s["N"] * s["K"] * s["R"]
+    return pairs * itemsize * (7 if backward else 4)
+
+
+def _no_retro_pytorch(case, dtype, device) -> str:
+    return "retro-pytorch computes another function: a learned null key and rotary positions that collapse; it can't pass the check"
+
+
+def _no_masks(case, dtype, device) -> str | None:
+    return "this FlexAttention baseline has no neighbour masks" if "neighbour_mask" in case.extras else None
+
+
+OP = "chunked_cross_attention"
+_EAGER = Contender(OP, "eager", eager, peak_bytes=_logit_bytes)
+BASELINES = (
+    _EAGER,
+    compiled(_EAGER),
+    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_logit_bytes),
+    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
+    Contender(OP, "flex", flex, devices=("cuda",), reason=_no_masks),
+    Contender(OP, "retro_pytorch", eager, reason=_no_retro_pytorch, default_on=()),
+)

@@ -1,0 +1,197 @@
+"""Relative attention: the whole [N,S] matrix in PyTorch, SDPA with the position logits as its mask, FlexAttention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..registry import Contender
+from ._common import HIDDEN, attend, compiled, flex_attention, repeat_groups
+from ._common import position_bias as skewed_bias
+
+
+def _offset(query: Tensor, key: Tensor, causal: bool, query_offset: int | None) -> int:
+    if query_offset is not None:
+        return query_offset
+    return key.shape[1] - query.shape[1] if causal else 0
+
+
+def _visible(n: int, keys: int, offset: int, causal, causal_gap, window, key_mask, device) -> Tensor | None:
+    """bool [1 or B,1,N,S], None where everything is visible."""
+    visible = None
+    if causal or window is not None:
+        ones = torch.ones(n, keys, dtype=torch.bool, device=device)
+        visible = ones
+        if causal:
+            visible = visible & ones.tril(offset - causal_gap)
+        if window is not None:
+            visible = visible & ones.triu(offset - window + 1)
+        visible = visible[None, None]
+    if key_mask is not None:
+        visible = key_mask[:, None, None] if visible is None else visible & key_mask[:, None, None]
+    return visible
+
+
+def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position) -> Tensor | None:
+    """Position logits [B,H,N,S]: by the skew for a full table, by a gather for a bounded one."""
+    if rel_key is None:
+        return None
+    rel_query = query if rel_query is None else rel_query
+    rel_query = rel_query if position is None else rel_query + position
+    n, rows = query.shape[1], rel_key.shape[1]
+    lowest = offset - (keys - 1)
+    if 4 * rows >= n + keys - 1:
+        return skewed_bias(rel_query, rel_key, keys, lowest, rel_start)
+    start = lowest if rel_start is None else rel_start
+    logits = F.pad(torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(query.shape[2], -1, -1)), (1, 1))
+    # column 0 and the last are zero: where a displacement outside the table lands
+    column = torch.arange(n, device=query.device)[:, None] + (offset - start + 1) - torch.arange(keys, device=query.device)
+    return logits.gather(-1, column.clamp(0, rows + 1).expand(*logits.shape[:2], -1, -1))
+
+
+def eager(
+    query,
+    key,
+    value,
+    *,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    causal=False,
+    causal_gap=0,
+    window=None,
+    query_offset=None,
+    key_mask=None,
+    scale=None,
+) -> Tensor:
+    """Every logit in memory."""
+    n, h, d = query.shape[1:]
+    keys, offset = key.shape[1], _offset(query, key, causal, query_offset)
+    logits = torch.einsum("bnhd,bshd->bhns", query if content_bias is None else query + content_bias, repeat_groups(key, h))
+    bias = _bias(query, keys, offset, rel_key, rel_query, rel_start, position_bias)
+    if bias is not None:
+        logits = logits + bias
+    visible = _visible(n, keys, offset, causal, causal_gap, window, key_mask, query.device)
+    return attend(logits * (d**-0.5 if scale is None else scale), visible, repeat_groups(value, h), "bhns,bshd->bnhd")
+
+
+def sdpa_bias(
+    query,
+    key,
+    value,
+    *,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    causal=False,
+    causal_gap=0,
+    window=None,
+    query_offset=None,
+    key_mask=None,
+    scale=None,
+) -> Tensor:
+    """torch's scaled dot-product attention, the position logits and the mask materialised as its additive mask."""
+    n, h, d = query.shape[1:]
+    keys, offset = key.shape[1], _offset(query, key, causal, query_offset)
+    scale = d**-0.5 if scale is None else scale
+    visible = _visible(n, keys, offset, causal, causal_gap, window, key_mask, query.device)
+    bias = _bias(query, keys, offset, rel_key, rel_query, rel_start, position_bias)
+    if bias is not None:
+        bias = bias * scale
+        mask = bias if visible is None else bias.masked_fill(~visible, HIDDEN[query.dtype])
+    else:
+        mask = visible
+    whole_triangle = bias is None and causal and causal_gap == 0 and window is None and key_mask is None and n == keys and offset == 0
+    content = query if content_bias is None else query + content_bias
+    sides = [t.transpose(1, 2) for t in (content, repeat_groups(key, h), repeat_groups(value, h))]
+    out = F.scaled_dot_product_attention(*sides, attn_mask=None if whole_triangle else mask, is_causal=whole_triangle, scale=scale)
+    out = out.transpose(1, 2)
+    if visible is not None and not whole_triangle:
+        out = out.masked_fill(~visible.any(-1).transpose(1, 2)[..., None], 0)  # rows that see nothing
+    return out
+
+
+def sdpa_plain(query, key, value, *, causal=False, causal_gap=0, window=None, query_offset=None, key_mask=None, scale=None) -> Tensor:
+    """The same without position logits: what the positions cost."""
+    return sdpa_bias(
+        query, key, value, causal=causal, causal_gap=causal_gap, window=window, query_offset=query_offset, key_mask=key_mask, scale=scale
+    )
+
+
+def flex(
+    query,
+    key,
+    value,
+    *,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    causal=False,
+    causal_gap=0,
+    window=None,
+    query_offset=None,
+    key_mask=None,
+    scale=None,
+) -> Tensor:
+    """FlexAttention: a block mask, and the un-skewed position logits [B,H,N,T] as a captured tensor."""
+    n, h, d = query.shape[1:]
+    keys, offset = key.shape[1], _offset(query, key, causal, query_offset)
+    scale = d**-0.5 if scale is None else scale
+    score = None
+    if rel_key is not None:
+        start = offset - (keys - 1) if rel_start is None else rel_start
+        wanted = query if rel_query is None else rel_query
+        wanted = wanted if position_bias is None else wanted + position_bias
+        rows = rel_key.shape[1]
+        # a zero row on either side is where a displacement outside the table lands
+        band = F.pad(torch.einsum("bnhe,hte->bhnt", wanted, rel_key.expand(h, -1, -1)) * scale, (1, 1))
+
+        def score(value, batch, head, i, j):
+            return value + band[batch, head, i, (i + offset - j - start + 1).clamp(0, rows + 1)]
+
+    content = query if content_bias is None else query + content_bias
+    sides = [t.transpose(1, 2).contiguous() for t in (content, key, value)]
+    mask = _block_mask(n, keys, offset, causal, causal_gap, window, query.device)
+    out = flex_attention()(*sides, score_mod=score, block_mask=mask, scale=scale, enable_gqa=key.shape[2] != h)
+    return out.transpose(1, 2)
+
+
+def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, device):
+    if not causal and window is None:
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def mask(batch, head, i, j):
+        displacement = i + offset - j
+        visible = displacement >= (causal_gap if causal else -keys)
+        return visible & (displacement < window) if window is not None else visible
+
+    return create_block_mask(mask, None, None, n, keys, device=device)
+
+
+def _logit_bytes(case, itemsize: int, backward: bool) -> float:
+    s = case.shape
+    pairs = s["B"] * s["H"] * s["N"] * s["S"]
+    return pairs * itemsize * (8 if backward else 5)
+
+
+def _no_masks(case, dtype, device) -> str | None:
+    return "this FlexAttention baseline has no key masks" if "key_mask" in case.extras else None
+
+
+OP = "relative_attention"
+_EAGER = Contender(OP, "eager", eager, peak_bytes=_logit_bytes)
+BASELINES = (
+    _EAGER,
+    compiled(_EAGER),
+    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_logit_bytes),
+    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
+    Contender(OP, "flex", flex, devices=("cuda",), reason=_no_masks),
+)

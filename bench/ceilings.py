@@ -1,0 +1,111 @@
+"""What this machine can do, measured once a run: copy bandwidth and the best matrix product in each type.
+
+A datasheet promises more than any program gets, and a rented machine less than its datasheet; a fraction of a measured ceiling is honest.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import environment
+from .work import Work
+
+COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
+CACHED_COPY_BYTES = 2 << 20  # source and target stay in the last-level cache
+#: (m, n, k): square, and the long-row shapes on which libraries differ
+GEMMS = {"cpu": ((1024, 1024, 1024), (2048, 1024, 512)), "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096))}
+REPEATS = {"cpu": 5, "cuda": 20}
+LEAST_S, MOST_REPEATS = 0.1, 1000
+
+
+def measure(device: str) -> dict[str, Any]:
+    """{"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}; what can't be measured is None.
+
+    The cached rate holds for CPUs, where inputs are warm; GPUs are timed with a cold L2.
+    """
+    types = ("float32", "bfloat16") if device == "cpu" else ("float32", "tf32", "float16", "bfloat16")
+    cache = environment.last_level_cache() if device == "cpu" else None
+    cached = _copy(device, CACHED_COPY_BYTES) if cache else None
+    found = {"bytes_per_s": _copy(device, COPY_BYTES[device]), "cached_bytes_per_s": cached, "cache_bytes": cache}
+    return found | {"flops_per_s": {dtype: _products(device, dtype) for dtype in types}}
+
+
+def _copy(device: str, size: int) -> float:
+    """Bytes read plus bytes written per second."""
+    elements = size // 4
+    source = torch.ones(elements, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    best = _best(lambda: target.copy_(source), device)
+    return 2 * 4 * elements / best
+
+
+def _products(device: str, dtype: str) -> float | None:
+    rates = []
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        for m, n, k in GEMMS[device]:
+            kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+            a, b = (torch.randn(*shape, device=device).to(kind) for shape in ((m, k), (n, k)))
+            rates += [2.0 * m * n * k / _best(form, device) for form in _formulations(a, b, device)]
+    except RuntimeError:
+        return None
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return max(rates)
+
+
+def _formulations(a, b, device: str):
+    """The same product as a library call may reach different kernels: plain, transposed, and oneDNN's packed linear."""
+    straight = b.mT.contiguous()
+    yield lambda: a @ straight
+    yield lambda: F.linear(a, b)
+    if device == "cpu" and torch.backends.mkldnn.is_available():
+        packed = b.to_mkldnn() if b.dtype == torch.float32 else None
+        if packed is not None:
+            yield lambda: F.linear(a.to_mkldnn(), packed).to_dense()
+
+
+def _best(call, device: str) -> float:
+    """Least seconds over some repeats, and over LEAST_S of them where they are short."""
+    times = []
+    with torch.no_grad():
+        while len(times) <= REPEATS[device] or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
+            if device == "cuda":
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                call()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end) * 1e-3)
+            else:
+                begun = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - begun)
+    return min(times[1:])
+
+
+def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
+    """FLOP/s of a type. float16 on a CPU computes in float32, at float32's rate."""
+    rates = ceilings["flops_per_s"]
+    return rates.get(dtype) or (rates.get("float32") if dtype == "float16" else None)
+
+
+def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:
+    """Time floor max(bytes/bandwidth, FLOPs/rate), what binds it, and the fraction of it that was reached; None without ceilings."""
+    flops = rate(ceilings, dtype) if ceilings else None
+    if flops is None:
+        return None
+    memory, compute = work.bytes / _bandwidth(work, ceilings), work.flops / flops
+    floor = max(memory, compute)
+    return {"floor_s": floor, "bound": "memory" if memory >= compute else "compute", "fraction": floor / seconds}
+
+
+def _bandwidth(work: Work, ceilings: dict[str, Any]) -> float:
+    """Of memory; of the cache for a case that moves no more than it holds: its inputs may be warm there."""
+    cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
+    return cached if cache and cached and work.bytes <= cache else ceilings["bytes_per_s"]

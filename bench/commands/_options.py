@@ -1,0 +1,59 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from .. import exits, plan
+from ..registry import MODES
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """--device --kernel --backend --case --dtype --mode --baselines; names may be comma-separated and hold * and ?."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    for name in ("kernel", "backend", "case"):
+        parser.add_argument(f"--{name}", type=_names, metavar="NAME[,NAME]")
+    parser.add_argument("--dtype", type=_names, metavar="TYPE", help=f"of {', '.join(DTYPES)}")
+    parser.add_argument("--mode", type=_names, metavar="MODE", help=f"of {', '.join(MODES)}")
+    parser.add_argument("--baselines", type=_names, metavar="NAMES", help="all, none, or names; eager is always there: it is the yardstick")
+
+
+def selection(arguments: argparse.Namespace) -> plan.Selection:
+    """Raises UsageError for a name that doesn't exist or a device that isn't there."""
+    for given, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
+        for name in given or ():
+            if name not in known:
+                raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can")
+    baselines = () if arguments.baselines == ("none",) else arguments.baselines
+    chosen = plan.Selection(device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines)
+    try:
+        if not plan.cases(chosen):
+            raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
+    except plan.EmptySelection as e:
+        raise exits.UsageError(str(e)) from None
+    return chosen
+
+
+def add_effort(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive, help="CPU threads of torch and of the kernels (default: what torch chose)")
+    parser.add_argument("--seed", type=int, help="repeat the inputs of a record; default: fresh ones every time")
+    parser.add_argument("--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number; got {text}")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())

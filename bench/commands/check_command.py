@@ -1,0 +1,35 @@
+"""numerics only: every kernel and baseline against the float64 reference
+
+Fresh random inputs each time, outputs and gradients in every type; one line a case and type. Exit code 2 if anything fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .. import record
+from ..report import terminal
+from . import _measure, _options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _options.add_selection(parser)
+    _options.add_effort(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    chosen = _options.selection(arguments)
+    run = _measure.start(arguments, chosen, timed=False)
+    writer = record.Writer(arguments.json) if arguments.json else None
+    records = []
+
+    def keep(found: dict) -> None:
+        records.append(found)
+        if writer:
+            writer.write(found)
+
+    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet)
+    print(terminal.checks(records))
+    return _measure.exit_code(counts, sum(r["status"] == "ok" and r["role"] != "baseline" for r in records))

@@ -1,0 +1,42 @@
+"""two record files: what broke, vanished, got slower or faster
+
+Measures nothing. Exit code 1 for a kernel that broke or vanished and for static regressions; 3 where the files come from
+different machines. Slow-downs are shown and don't fail: `ab` measures them properly.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .. import comparison, exits
+from ..report import markdown, terminal
+from .report_command import load
+
+HEADER = ("measurement", "change", "detail", "ratio")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", type=Path, metavar="A", help="records of before")
+    parser.add_argument("b", type=Path, metavar="B", help="records of after")
+    parser.add_argument("--format", choices=("term", "md"), default="term")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    a, b = load([arguments.a]), load([arguments.b])
+    why = comparison.incomparable(a, b)
+    found = comparison.changes(a, b)
+    if why:
+        print(f"not comparable: {why}; times are left out")
+        found = [change for change in found if change.ratio is None]
+    lines = [(c.id, c.kind, c.detail, f"{c.ratio:.3f}" if c.ratio else "-") for c in found]
+    if not lines:
+        print("no differences")
+    elif arguments.format == "md":
+        header = "| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER)
+        print("\n".join(markdown.folded(header, ["| " + " | ".join(map(markdown.escape, line)) + " |" for line in lines])))
+    else:
+        print(terminal.align([HEADER, *lines]))
+    if any(change.fails for change in found):
+        return exits.REGRESSION
+    return exits.INCONCLUSIVE if why else exits.OK

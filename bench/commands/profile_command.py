@@ -1,0 +1,67 @@
+"""GPU: ceilings, roofline fraction, peak memory, launches, and a Chrome trace of each kernel
+
+The same on a CPU without launches. Kernels are checked first; one that fails is not timed. One trace a kernel, case, type and mode goes to
+--trace DIR; open it in chrome://tracing or Perfetto.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from .. import ceilings, runner
+from ..registry import CASES, CONTENDERS
+from ..report import summary, terminal
+from . import _measure, _options
+
+HEADER = ("measurement", "time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches")
+WARMUPS, STEPS = 2, 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _options.add_selection(parser)
+    _options.add_effort(parser)
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="leave Chrome traces there")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    given = argparse.Namespace(**{**vars(arguments), "baselines": arguments.baselines or ("none",)})
+    chosen = _options.selection(given)
+    run = _measure.start(arguments, chosen, ceilings=ceilings.measure(chosen.device))
+    records = []
+    counts = _measure.walk(run, chosen, records.append, quiet=arguments.quiet)
+    timed = [r for r in records if r["time"] and r["role"] != "baseline"]
+    print("\n".join(summary.machine(timed or records)) + "\n")
+    print(terminal.align([HEADER, *map(_row, timed)]) if timed else "no kernel was timed")
+    if arguments.trace:
+        arguments.trace.mkdir(parents=True, exist_ok=True)
+        for record in timed:
+            _trace(record, chosen.device, arguments.trace / f"{record['id'].replace('/', '-')}.json")
+    return _measure.exit_code(counts, len(timed))
+
+
+def _row(record: dict) -> tuple[str, ...]:
+    row = summary.rows([record])[0]
+    floor, bound = (record["roofline"]["floor_s"], record["roofline"]["bound"]) if record["roofline"] else (None, "-")
+    rates = (f"{record['work']['flops'] / row.seconds / 1e12:.3g}", f"{record['work']['bytes'] / row.seconds / 1e9:.3g}")
+    shown = (record["id"], summary.duration(row.seconds), summary.duration(floor), bound, summary.percent(row.fraction))
+    return (*shown, *rates, summary.megabytes(record), "-" if record["launches"] is None else str(record["launches"]))
+
+
+def _trace(record: dict, device: str, path: Path) -> None:
+    """The same call again, from the record's seed, under the profiler."""
+    case = CASES[(record["kernel"], record["case"]["name"])]
+    tensors = case.make(record["seed"], device, getattr(torch, record["dtype"]))
+    call = runner.step(CONTENDERS[(record["kernel"], record["backend"])], case, tensors, record["mode"] == "fwdbwd", record["seed"])
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    for _ in range(WARMUPS):
+        call()
+    with profile(activities=activities, record_shapes=True) as trace:
+        for _ in range(STEPS):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    trace.export_chrome_trace(str(path))

@@ -1,0 +1,67 @@
+"""check, then time, then record
+
+Every record is appended to a JSON-lines file as soon as it exists: an interrupted run keeps what it has, and
+`--resume FILE` measures only what is missing there. A case that fails its check is never timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .. import ceilings, environment, exits, record, timing
+from ..report import terminal
+from . import _measure, _options
+
+RESULTS = environment.ROOT / "bench" / "results"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _options.add_selection(parser)
+    _options.add_effort(parser)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--json", type=Path, metavar="FILE", help="append records to this file (default: a new one in bench/results)")
+    where.add_argument("--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree")
+    parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
+    usual = timing.Effort()
+    parser.add_argument("--samples", type=_options.positive, default=usual.least, help=f"least samples a contender (default {usual.least})")
+    parser.add_argument("--seconds", type=float, default=usual.seconds, help=f"time for a contender's samples (default {usual.seconds} s)")
+    parser.add_argument("--no-ceilings", action="store_true", help="skip measuring the machine: no roofline")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    chosen = _options.selection(arguments)
+    effort = timing.Effort(arguments.samples, max(timing.Effort.most, arguments.samples), arguments.seconds)
+    run = _measure.start(arguments, chosen, effort=effort)
+    path = arguments.resume or arguments.json or RESULTS / f"{chosen.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
+    if arguments.fresh and arguments.json:
+        path.unlink(missing_ok=True)
+    skip = _finished(path, run.git) if arguments.resume else frozenset()
+    writer = record.Writer(path)
+    if not arguments.no_ceilings:
+        run.ceilings = ceilings.measure(chosen.device)
+    records = []
+
+    def keep(found: dict) -> None:
+        writer.write(found)
+        records.append(found)
+
+    try:
+        counts = _measure.walk(run, chosen, keep, skip, arguments.quiet)
+    finally:
+        if records:
+            print(terminal.times(records))
+            print(f"\n{len(records)} records in {path}")
+    if not records and skip:
+        print(f"nothing left to measure in {path}")
+        return exits.OK
+    return _measure.exit_code(counts, sum(r["time"] is not None and r["role"] != "baseline" for r in records))
+
+
+def _finished(path: Path, git: dict) -> frozenset[str]:
+    """Ids in the file that were measured on this very tree; an error is tried again."""
+    if not path.exists():
+        raise exits.UsageError(f"--resume {path}: no such file")
+    records = record.latest(record.read(path)).values()
+    return frozenset(r["id"] for r in records if r["git"]["sha"] == git["sha"] and r["status"] != "error")

@@ -1,0 +1,72 @@
+"""Two record files against each other. Only records of one machine are comparable, and times of separate runs prove little.
+
+So a slow-down here is a hint (`slower`), and `ab` is the gate; what fails is what needs no clock: numerics that broke, a kernel that
+vanished, static metrics that got worse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import record, static
+from .timing import estimate
+
+HINT = 1.05  # times of separate runs within 5% are called equal
+
+
+@dataclass(frozen=True)
+class Change:
+    id: str
+    kind: str  # broke | vanished | static | slower | faster | new | fixed
+    detail: str
+    ratio: float | None = None
+
+    @property
+    def fails(self) -> bool:
+        return self.kind in ("broke", "vanished", "static")
+
+
+def incomparable(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> str | None:
+    """Why the times of two files can't be compared: other devices, thread counts or torch versions."""
+    sides = []
+    for records in (a, b):
+        timed = [r for r in records if r["time"]]
+        sides.append({(r["device"]["name"], r["environment"]["threads"], r["environment"]["torch"]) for r in timed})
+    if not sides[0] or not sides[1] or sides[0] == sides[1]:
+        return None
+    shown = ["; ".join(f"{name}, {threads} threads, torch {torch}" for name, threads, torch in sorted(side, key=str)) for side in sides]
+    return f"measured on {shown[0]} against {shown[1]}"
+
+
+def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
+    """What differs from `a` to `b`, failures first. Baselines are left out: they are not ours."""
+    before, after = ({i: r for i, r in record.latest(side).items() if r["role"] != "baseline"} for side in (a, b))
+    found = [Change(*line.split(": ", 1)[:1], "static", line.split(": ", 1)[1]) for line in _static(before, after)]
+    for name, old in before.items():
+        if old["mode"] != "static":
+            found += _one(name, old, after.get(name))
+    found += [Change(name, "new", new["status"]) for name, new in after.items() if name not in before and new["status"] == "ok"]
+    return sorted(found, key=lambda c: (not c.fails, -abs((c.ratio or 1) - 1)))
+
+
+def _one(name: str, old: dict[str, Any], new: dict[str, Any] | None) -> list[Change]:
+    if old["status"] == "ok" and (new is None or new["status"] == "unsupported"):
+        return [Change(name, "vanished", "no record" if new is None else new["reason"])]
+    if new is None:
+        return []
+    if old["status"] == "ok" and new["status"] != "ok":
+        return [Change(name, "broke", f"{new['status']}: {new['reason']}")]
+    if old["status"] != "ok" and new["status"] == "ok":
+        return [Change(name, "fixed", f"was {old['status']}")]
+    if old["time"] and new["time"]:
+        ratio = estimate(new["time"]) / estimate(old["time"])
+        if max(ratio, 1 / ratio) > HINT:
+            detail = f"{estimate(old['time']) * 1e3:.3f} ms -> {estimate(new['time']) * 1e3:.3f} ms"
+            return [Change(name, "slower" if ratio > 1 else "faster", detail, ratio)]
+    return []
+
+
+def _static(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:
+    old, new = ([r for r in side.values() if r["mode"] == "static"] for side in (before, after))
+    return static.regressions(old, new) if old and new else []

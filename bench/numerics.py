@@ -1,0 +1,147 @@
+"""Is a contender right? Errors against the float64 oracle, judged by what eager PyTorch loses in the same type.
+
+A kernel passes iff the relative Frobenius error of every output and gradient is at most twice eager's, plus a floor: the one
+table of the repository, `tests/tolerances.py`. Inputs are fresh every time; memory that a kernel allocates holds NaN before it writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests import tolerances
+
+from .operators import floating
+from .oracle import Oracle
+from .registry import Contender, Operator
+
+#: what a baseline may lose and still be the same function: half-type formulations round every intermediate
+SAME_FUNCTION = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1, "float64": 1e-9}
+
+
+@dataclass(frozen=True)
+class Error:
+    """Relative Frobenius norm and greatest absolute difference; None where the tensors are not comparable (NaN, other shape)."""
+
+    frobenius: float | None
+    maximum: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`tensors`: name -> {frobenius, maximum, yardstick, limit, passed}."""
+
+    passed: bool
+    checked: str
+    tensors: dict[str, dict[str, Any]]
+
+    def as_record(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def complaint(self) -> str:
+        """The worst tensor and by how much, for a person."""
+        bad = {name: t for name, t in self.tensors.items() if not t["passed"]}
+        if not bad:
+            return ""
+        name = max(bad, key=lambda n: bad[n]["frobenius"] if bad[n]["frobenius"] is not None else float("inf"))
+        error = bad[name]["frobenius"]
+        shown = "not comparable (NaN, or another shape)" if error is None else f"error {error:.2e}"
+        return f"{name}: {shown}, limit {bad[name]['limit']:.2e}; {len(bad)} of {len(self.tensors)} tensors fail"
+
+
+def error(found: Tensor, expected: Tensor) -> Error:
+    """Error of `found` against a float64 tensor; infinities must coincide and then count nothing."""
+    if found.shape != expected.shape:
+        return Error(None, None)
+    found, expected = found.double(), expected.double()
+    same = (found == expected) & expected.isinf()
+    difference = torch.where(same, 0.0, found - expected)
+    if not bool(difference.isfinite().all()):
+        return Error(None, None)
+    size = float(torch.where(same, 0.0, expected).norm())
+    return Error(float(difference.norm()) / (size or 1.0), float(difference.abs().max()) if difference.numel() else 0.0)
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Inside, memory from torch.empty and its kin holds NaN: what a kernel forgets to write shows."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ops without a deterministic form warn; only the filling is wanted here
+        try:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def first_output(result) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def differentiate(
+    contender: Contender, arguments: dict[str, Any], names: list[str], upstream: Tensor
+) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """Outputs, and the gradients of output 0 for `names`, by autograd through the contender."""
+    leaves = {name: arguments[name].detach().requires_grad_() for name in names}
+    with torch.enable_grad():
+        result = contender.function(**(arguments | leaves))
+    outs = (result,) if isinstance(result, Tensor) else tuple(result)
+    grads = torch.autograd.grad(outs[0], list(leaves.values()), upstream.to(outs[0].dtype), allow_unused=True)
+    grads = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves.values(), strict=True)]
+    return tuple(out.detach() for out in outs), grads
+
+
+def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], oracle: Oracle) -> dict[str, Error]:
+    """Errors of every output the contender returns, and of every gradient where the oracle has an upstream gradient.
+
+    A kernel's forward is run without autograd too: it may take another path, and returns all its outputs there.
+    """
+    backward = oracle.upstream is not None and contender.differentiable
+    with contextlib.nullcontext() if contender.role == "baseline" else poisoned():
+        found, names, grads = None, floating(arguments, operator.differentiable), []
+        if backward:
+            found, grads = differentiate(contender, arguments, names, oracle.upstream)
+        if not backward or contender.role != "baseline":
+            with torch.no_grad():
+                found = (contender.outputs or contender.function)(**arguments)
+            found = (found,) if isinstance(found, Tensor) else tuple(found)
+    measured = _output_errors(operator, arguments, found, oracle)
+    if backward:
+        expected = list(oracle.gradients.values())
+        if operator.gradients is not None:
+            expected = operator.gradients(arguments, (oracle.upstream,), found)
+        measured |= {f"d_{name}": error(g, e) for name, g, e in zip(names, grads, expected, strict=True)}
+    return measured
+
+
+def _output_errors(operator: Operator, arguments: dict[str, Any], found: tuple[Tensor, ...], oracle: Oracle) -> dict[str, Error]:
+    axes = operator.row_axes or (1,) * len(found)
+    if operator.compare is not None:
+        found = tuple(t.index_select(axis, oracle.rows) for t, axis in zip(found, axes, strict=True))
+        return {name: error(*pair) for name, pair in operator.compare(arguments, oracle.rows, found, oracle.outputs).items()}
+    pairs = zip(operator.outputs, axes, found, oracle.outputs, strict=False)  # a baseline may return `out` alone
+    return {name: error(t.index_select(axis, oracle.rows.to(t.device)), e) for name, axis, t, e in pairs}
+
+
+def judge(measured: dict[str, Error], yardstick: dict[str, Error] | None, dtype: str, checked: str) -> Verdict:
+    """Kernels: the table's limit for the yardstick's error; with no yardstick (baselines, or eager did not fit): SAME_FUNCTION.
+
+    An output that eager does not return (`lse`) is held to the limit of the first output.
+    """
+    tensors = {}
+    for name, found in measured.items():
+        eager = (yardstick.get(name) or next(iter(yardstick.values()))).frobenius if yardstick else None
+        limit = SAME_FUNCTION[dtype] if eager is None else tolerances.allowed(eager, getattr(torch, dtype))
+        passed = found.frobenius is not None and found.frobenius <= limit
+        tensors[name] = asdict(found) | {"yardstick": eager, "limit": limit, "passed": passed}
+    return Verdict(bool(tensors) and all(t["passed"] for t in tensors.values()), checked, tensors)

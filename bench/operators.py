@@ -1,0 +1,154 @@
+"""The five operators of `retro_kernels`, as the harness sees them, and their backends as contenders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import retro_kernels as rk
+from retro_kernels._dispatch import ORDER
+
+from . import inputs, selection, work
+from .registry import Contender, Operator
+
+POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
+
+
+def _attention(name: str):
+    op = getattr(rk, name)
+    return lambda arguments, backend: op(**arguments, return_lse=True, backend=backend)
+
+
+def _single(name: str):
+    op = getattr(rk, name)
+    return lambda arguments, backend: (op(**arguments, backend=backend),)
+
+
+def _topk(arguments: dict[str, Any], backend: str | None) -> tuple:
+    return rk.topk_chunks(**arguments, backend=backend)
+
+
+def _cut(arguments: dict[str, Any], names: tuple[str, ...], first: int, last: int) -> dict[str, Any]:
+    return arguments | {name: arguments[name][:, first:last] for name in names if arguments.get(name) is not None}
+
+
+def _cross_rows(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """Queries first .. last-1 against the chunks they attend alone: gradients of whole key tensors are what is slow."""
+    m = arguments["chunk_len"]
+    start = arguments.get("query_start", 0) + first
+    low = max((start + 1) // m - 1, 0)
+    high = max((start + last - first) // m, low)
+    cut = _cut(arguments, ("query", "rel_query"), first, last)
+    cut = _cut(cut, ("key", "value", "neighbour_mask", "neighbour_gate"), low, high)
+    return cut | {"query_start": start - low * m}
+
+
+def _attention_rows(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    n, keys = arguments["query"].shape[1], arguments["key"].shape[1]
+    offset = arguments.get("query_offset")
+    if offset is None:
+        offset = keys - n if arguments.get("causal") else 0
+    cut = _cut(arguments, ("query", "rel_query", "query_segment"), first, last) | {"query_offset": offset + first}
+    if arguments.get("rel_key") is not None and arguments.get("rel_start") is None:
+        cut["rel_start"] = offset - (keys - 1)
+    return cut
+
+
+def _logits_rows(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    offset = arguments.get("query_offset", 0)
+    cut = _cut(arguments, ("query",), first, last) | {"query_offset": offset + first}
+    if arguments.get("rel_start") is None:
+        cut["rel_start"] = offset - (arguments["key_len"] - 1)
+    return cut
+
+
+def _topk_rows(arguments: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    cut = _cut(arguments, ("query", "query_doc"), first, last)
+    if arguments.get("causal_gap") is not None:
+        cut["query_offset"] = arguments.get("query_offset", 0) + first
+    return cut
+
+
+def operators() -> list[Operator]:
+    biases = ("rel_key", "rel_query", "content_bias", "position_bias")
+    cross, self_, logits, topk, leaky = "chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average"
+    attention = {"outputs": ("out", "lse"), "row_axes": (1, 2)}
+    return [
+        Operator(
+            cross,
+            differentiable=("query", "key", "value", *biases, "neighbour_gate"),
+            build=inputs.chunked_cross_attention,
+            call=_attention(cross),
+            work=work.chunked_cross_attention,
+            rows=_cross_rows,
+            **attention,
+        ),
+        Operator(
+            self_,
+            differentiable=("query", "key", "value", *biases),
+            build=inputs.relative_attention,
+            call=_attention(self_),
+            work=work.relative_attention,
+            rows=_attention_rows,
+            **attention,
+        ),
+        Operator(
+            logits,
+            ("logits",),
+            ("query", "rel_key", "position_bias"),
+            inputs.relative_logits,
+            _single(logits),
+            work.relative_logits,
+            rows=_logits_rows,
+            row_axes=(2,),
+        ),
+        Operator(
+            topk,
+            ("scores", "indices"),
+            ("query", "key"),
+            inputs.topk_chunks,
+            _topk,
+            work.topk_chunks,
+            rows=_topk_rows,
+            row_axes=(1, 1),
+            compare=selection.compare,
+            gradients=selection.gradients,
+        ),
+        Operator(leaky, ("y",), ("x", "decay", "initial"), inputs.leaky_average, _single(leaky), work.leaky_average),
+    ]
+
+
+def kernels() -> list[Contender]:
+    """Every backend of every operator, the reference included; those this machine can't run say why."""
+    return [_backend(operator, name) for operator in operators() for name in ORDER]
+
+
+def _backend(operator: Operator, backend: str) -> Contender:
+    op = getattr(rk, operator.name)
+
+    def reason(case, dtype: str, device: str) -> str | None:
+        status = rk.backends()[operator.name][backend]
+        return None if status else status.reason
+
+    return Contender(
+        operator.name,
+        backend,
+        lambda **arguments: op(**arguments, backend=backend),
+        role="reference" if backend == "reference" else "kernel",
+        reason=reason,
+        outputs=lambda **arguments: operator.call(arguments, backend),
+    )
+
+
+def without_positions(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in POSITIONS}
+
+
+def rows_in(operator: Operator, arguments: dict[str, Any]) -> int:
+    return arguments[operator.differentiable[0]].shape[1]
+
+
+def floating(arguments: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    """Those of `names` that this call has as floating tensors."""
+    return [n for n in names if isinstance(arguments.get(n), torch.Tensor) and arguments[n].is_floating_point()]

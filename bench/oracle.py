@@ -1,0 +1,106 @@
+"""The float64 answer to one call: the reference backend in float64, by ranges of queries so that it fits in memory.
+
+Exact for every query it covers. Where a whole case would take minutes, the first and last ranges of queries are covered and the
+gradient of the others is zero; `checked` says so and goes into the record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operators import floating, rows_in
+from .registry import Case, Operator
+
+#: float64 elements of one slice of the score matrix; about ten such temporaries live at once
+SLICE_ELEMENTS = {"cpu": 2**20, "cuda": 2**27}
+#: elements of the score matrix computed for one case: a few seconds
+TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
+SORT_COST = 10  # the reference of top-k sorts all scores
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """`outputs` at the queries `rows` only; `gradients` by input; `upstream` is the gradient that was given to output 0."""
+
+    rows: Tensor
+    checked: str
+    outputs: tuple[Tensor, ...]
+    upstream: Tensor | None
+    gradients: dict[str, Tensor]
+
+
+def solve(operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool, share: float = 1.0) -> Oracle:
+    """The float64 outputs of `arguments`, and with `backward` the gradients for a fresh Gaussian upstream gradient.
+
+    `share` of the usual budget of elements is spent: a large case covers fewer queries.
+    """
+    wide = {name: value.double() if _is_float(value) else value for name, value in arguments.items()}
+    names = floating(arguments, operator.differentiable) if backward and operator.gradients is None else []
+    leaves = [wide[name].requires_grad_() for name in names]
+    ranges, rows, checked = _ranges(operator, case, arguments, share)
+    upstream, outputs, totals = None, [], [torch.zeros_like(leaf) for leaf in leaves]
+    for first, last in ranges:
+        part = wide if operator.rows is None else operator.rows(wide, first, last)
+        with torch.set_grad_enabled(bool(names)):
+            found = operator.call(part, "reference")
+        outputs.append([t.detach() for t in found])
+        if not backward:
+            continue
+        if upstream is None:
+            upstream = _upstream(operator, found[0], arguments, seed, rows)
+        if names:
+            piece = upstream if operator.rows is None else upstream.narrow(operator.row_axes[0], first, last - first)
+            for total, grad in zip(totals, torch.autograd.grad(found[0], leaves, piece.double(), allow_unused=True), strict=True):
+                if grad is not None:
+                    total += grad
+    joined = tuple(torch.cat(parts, axis) for parts, axis in zip(zip(*outputs, strict=True), operator.row_axes or (1,) * 9, strict=False))
+    return Oracle(rows, checked, joined, upstream, dict(zip(names, totals, strict=True)))
+
+
+def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], seed: int, rows: Tensor) -> Tensor:
+    """Gaussian, in the type the op's output 0 has for these arguments, zero for queries that are not checked."""
+    axis = operator.row_axes[0] if operator.row_axes else 1
+    shape = list(output.shape)
+    shape[axis] = rows_in(operator, arguments)
+    generator = torch.Generator(device=output.device).manual_seed(seed + 1)
+    drawn = torch.randn(shape, generator=generator, device=output.device, dtype=torch.float32)
+    kept = torch.zeros(shape[axis], dtype=torch.bool, device=output.device).index_fill_(0, rows, True)
+    drawn = drawn * kept.view([-1 if a == axis else 1 for a in range(len(shape))])
+    narrow = arguments[operator.differentiable[0]].dtype
+    return drawn if operator.name == "topk_chunks" else drawn.to(narrow)
+
+
+def _ranges(operator: Operator, case: Case, arguments: dict[str, Any], share: float) -> tuple[list[tuple[int, int]], Tensor, str]:
+    """Ranges of queries to compute, all their rows, and the words for the record."""
+    first_input = arguments[operator.differentiable[0]]
+    n, device = rows_in(operator, arguments), first_input.device
+    if operator.rows is None or n == 0:
+        return [(0, n)], torch.arange(n, device=device), "every element"
+    width, cost = _row_elements(case)
+    step = max(int(SLICE_ELEMENTS[device.type] / width), 1)
+    affordable = int(min(max(share * TOTAL_ELEMENTS[device.type] / (width * cost), 8), n))
+    if affordable >= n:
+        spans, checked = [(0, n)], "every element"
+    else:
+        half = affordable // 2
+        spans, checked = [(0, half), (n - half, n)], f"the first and last {half} of {n} queries, the others' gradient zero"
+    ranges = [(a, min(a + step, last)) for first, last in spans for a in range(first, last, step)]
+    return ranges, torch.cat([torch.arange(*span, device=device) for span in spans]), checked
+
+
+def _row_elements(case: Case) -> tuple[float, int]:
+    """Elements of the score matrix a query takes over the whole batch, and a factor of cost."""
+    s = case.shape
+    if case.kernel == "chunked_cross_attention":
+        return s["B"] * s["H"] * s["K"] * s["R"], 1
+    if case.kernel == "topk_chunks":
+        return s["B"] * s["S"] * (s["D"] if case.options.get("metric") == "l2" else 1), SORT_COST
+    return s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1)), 1
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

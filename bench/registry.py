@@ -1,0 +1,105 @@
+"""What can be measured: operators, cases, contenders. Declarative values; everything else in `bench` only reads these tables.
+
+An operator says how its inputs are drawn, what its float64 definition is and how much work a case is. A case is one shape.
+A contender computes the operator: a backend of `retro_kernels`, a baseline, or a user's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: types a case runs in unless it says otherwise; float16 has no fast path on CPUs
+DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
+MODES = ("fwd", "fwdbwd", "decode")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of one operator; `shape` uses the letters of the op's docstring, `options` go to the op as they are."""
+
+    kernel: str
+    name: str
+    shape: Mapping[str, int]
+    source: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    extras: tuple[str, ...] = ()  # optional tensor inputs to draw
+    modes: tuple[str, ...] = ("fwd", "fwdbwd")
+    devices: tuple[str, ...] = ("cpu", "cuda")  # where it is part of the default selection
+    dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DTYPES)
+    memory_gib: float = 1.0  # inputs, gradients and one slice of the oracle; a machine with less skips the case
+
+    def make(self, seed: int, device: str, dtype) -> dict[str, Any]:
+        """Keyword arguments of one call: fresh Gaussian inputs from `seed`, never zeros."""
+        from .inputs import Draw
+
+        return OPERATORS[self.kernel].build(self, Draw(seed, device, dtype))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`call(arguments, backend)` returns all outputs; `rows` cuts out a range of queries exactly, None where that can't be."""
+
+    name: str
+    outputs: tuple[str, ...]
+    differentiable: tuple[str, ...]
+    build: Callable[..., dict[str, Any]]
+    call: Callable[..., tuple]
+    work: Callable[..., Any]
+    rows: Callable[..., dict[str, Any]] | None = None
+    row_axes: tuple[int, ...] = ()
+    compare: Callable[..., dict] | None = None  # None: error norms output by output
+    gradients: Callable[..., list] | None = None  # None: autograd of `call` with the reference backend
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`function(**arguments)` returns the op's first output, or several of its outputs in order."""
+
+    kernel: str
+    name: str
+    function: Callable[..., Any]
+    role: str = "baseline"  # baseline | kernel | reference
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    default_on: tuple[str, ...] = ("cpu", "cuda")
+    without_positions: bool = False  # computes the op without its position logits, and is checked as that
+    differentiable: bool = True
+    reason: Callable[..., str | None] = lambda case, dtype, device: None  # why it can't serve a case
+    peak_bytes: Callable[..., float] = lambda case, itemsize, backward: 0.0  # memory it needs beyond the inputs
+    outputs: Callable[..., tuple] | None = None  # all outputs, for the check; None: `function` alone
+
+
+OPERATORS: dict[str, Operator] = {}
+CASES: dict[tuple[str, str], Case] = {}
+CONTENDERS: dict[tuple[str, str], Contender] = {}
+
+
+def register(item: Operator | Case | Contender, *, replace: bool = False) -> None:
+    """Add an operator, a case or a contender of your own; a name that is taken needs `replace=True`.
+
+    Raises: TypeError for anything else; ValueError for a name that is taken or a case of an unknown operator.
+    """
+    if isinstance(item, Operator):
+        table, key = OPERATORS, item.name
+    elif isinstance(item, Case):
+        table, key = CASES, (item.kernel, item.name)
+    elif isinstance(item, Contender):
+        table, key = CONTENDERS, (item.kernel, item.name)
+    else:
+        raise TypeError(f"register: expected an Operator, a Case or a Contender; got {type(item).__name__}")
+    if not isinstance(item, Operator) and item.kernel not in OPERATORS:
+        raise ValueError(f"register: kernel {item.kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
+    if key in table and not replace:
+        raise ValueError(f"register: {key!r} is taken; pass replace=True to replace it")
+    if isinstance(item, Case) and (bad := [mode for mode in item.modes if mode not in MODES]):
+        raise ValueError(f"register: case {item.name!r} names unknown modes {bad}; known: {', '.join(MODES)}")
+    table[key] = item
+
+
+def cases_of(kernel: str) -> list[Case]:
+    return [case for (name, _), case in CASES.items() if name == kernel]
+
+
+def contenders_of(kernel: str) -> list[Contender]:
+    return [contender for (name, _), contender in CONTENDERS.items() if name == kernel]

@@ -1,0 +1,1 @@
+"""Rendering of records: terminal, Markdown, HTML, PNG. Nothing here measures."""

@@ -1,0 +1,52 @@
+"""Markdown fit for a pull-request comment: at most 20 rows in sight, the rest folded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import summary
+
+VISIBLE_ROWS = 20
+HEADER = (
+    "| case | type | mode | backend | time | vs eager | vs best baseline | roofline | error/limit |\n|---|---|---|---|--:|--:|--:|--:|--:|"
+)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """The kernels of `records`, the slowest against their rivals first."""
+    found = [row for row in summary.rows(records) if row.seconds is not None]
+    found.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
+    lines = [f"{line}  " for line in summary.machine(records)]
+    bad = [r for r in records if r["status"] in ("numerics_fail", "error", "oom")]
+    lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
+    return "\n".join([*lines, "", *folded(HEADER, [_line(row) for row in found])]) + "\n"
+
+
+def folded(header: str, lines: list[str]) -> list[str]:
+    """The header with the first lines, and the others under a fold."""
+    if not lines:
+        return ["Nothing to show."]
+    shown, hidden = lines[:VISIBLE_ROWS], lines[VISIBLE_ROWS:]
+    fold = ["", f"<details><summary>{len(hidden)} more</summary>", "", header, *hidden, "", "</details>"] if hidden else []
+    return [header, *shown, *fold]
+
+
+def _line(row: summary.Row) -> str:
+    record = row.record
+    rival = "-" if row.rival is None else f"{summary.ratio(row.rival_speedup)} {row.rival}"
+    cells = (
+        f"{record['kernel']}/{record['case']['name']}",
+        record["dtype"],
+        record["mode"],
+        record["backend"],
+        summary.duration(row.seconds),
+        summary.ratio(row.speedup),
+        rival,
+        summary.percent(row.fraction),
+        summary.number(row.margin),
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

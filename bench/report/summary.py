@@ -1,0 +1,105 @@
+"""Rows that every format shows: one a kernel, case, type and mode, with its best rivals of the same run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..timing import estimate
+
+#: baselines that compute something else than the op; they show a cost and are no rivals
+NOT_RIVALS = ("sdpa_plain",)
+
+
+@dataclass(frozen=True)
+class Row:
+    """`speedup`: over eager. `rival`: the fastest baseline that computes the same function, with the speed-up over it."""
+
+    record: dict[str, Any]
+    seconds: float | None
+    speedup: float | None
+    rival: str | None
+    rival_speedup: float | None
+
+    @property
+    def fraction(self) -> float | None:
+        roofline = self.record["roofline"]
+        return roofline["fraction"] if roofline else None
+
+    @property
+    def margin(self) -> float | None:
+        """The worst error over its limit; above 1 is a failure."""
+        return margin(self.record)
+
+
+def rows(records: list[dict[str, Any]]) -> list[Row]:
+    """Kernels and references; baselines appear as their rivals."""
+    return [_row(record) for record in records if record["role"] != "baseline" and record["mode"] not in ("check", "static")]
+
+
+def _row(record: dict[str, Any]) -> Row:
+    speedups = record["speedup"] or {}
+    rivals = {name: ratio for name, ratio in speedups.items() if name not in NOT_RIVALS}
+    rival = min(rivals, key=rivals.get) if rivals else None
+    seconds = estimate(record["time"]) if record["time"] else None
+    return Row(record, seconds, speedups.get("eager"), rival, rivals.get(rival))
+
+
+def margin(record: dict[str, Any]) -> float | None:
+    if not record["numerics"]:
+        return None
+    tensors = record["numerics"]["tensors"].values()
+    if any(t["frobenius"] is None for t in tensors):
+        return float("inf")
+    return max((t["frobenius"] / t["limit"] for t in tensors), default=None)
+
+
+def problems(records: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Records that are not ok, by status and reason."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        if record["status"] != "ok":
+            found.setdefault((record["status"], record["reason"]), []).append(record)
+    return found
+
+
+def duration(seconds: float | None) -> str:
+    """1.23 ms, 45.6 us, 1.20 s; a dash for a missing value."""
+    if seconds is None:
+        return "-"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def megabytes(record: dict[str, Any]) -> str:
+    return "-" if not record["memory"] else f"{record['memory']['peak_extra_bytes'] / 1e6:.1f}"
+
+
+def machine(records: list[dict[str, Any]]) -> list[str]:
+    """A line a device and tree: what the numbers below belong to."""
+    lines = {}
+    for record in records:
+        env, git = record["environment"], record["git"]
+        tree = (git["sha"] or "no git")[:10] + (" + changes" if git["dirty"] else "")
+        lines[
+            f"{record['device']['name']}, {env['threads']} threads, torch {env['torch']}, triton {env['triton'] or 'none'}, tree {tree}"
+        ] = None
+        if record["ceilings"]:
+            rates = record["ceilings"]["flops_per_s"]
+            shown = ", ".join(f"{kind} {value / 1e12:.3g} TFLOP/s" for kind, value in rates.items() if value)
+            lines[f"ceilings measured: copy {record['ceilings']['bytes_per_s'] / 1e9:.3g} GB/s, {shown}"] = None
+    return list(lines)

@@ -1,0 +1,224 @@
+"""One case in one type: check every contender, time those that passed side by side, and hand out the records."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import ceilings, environment, memory, numerics, oracle, plan, record, timing
+from .operators import floating, without_positions
+from .registry import OPERATORS, Case, Contender
+
+CHECK = "check"  # the mode of a record that holds numerics alone
+BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
+
+
+@dataclass
+class Run:
+    """What all records of one invocation share."""
+
+    device: str
+    timed: bool = True
+    effort: timing.Effort = field(default_factory=timing.Effort)
+    seed: int | None = None
+    oracle_share: float = 1.0  # of the oracle's usual budget; infinite: every element of every case
+    ceilings: dict[str, Any] | None = None
+    run: str = field(default_factory=record.new_run)
+    git: dict[str, Any] = field(default_factory=environment.git_state)
+
+
+@dataclass
+class Entry:
+    """A contender on its way through one case."""
+
+    contender: Contender
+    status: str = "ok"
+    reason: str | None = None
+    verdict: numerics.Verdict | None = None
+
+    def fail(self, status: str, reason: str) -> None:
+        self.status, self.reason = status, reason
+
+
+def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]) -> Iterator[dict[str, Any]]:
+    """Records of every contender and mode; one check covers all modes of a type."""
+    seed = secrets.randbits(31) if run.seed is None else run.seed
+    misfit = plan.misfit(case, run.device)
+    entries = [Entry(contender) for contender in contenders]
+    backward = "fwdbwd" in modes
+    if misfit:
+        for entry in entries:
+            entry.fail("unsupported", misfit)
+    else:
+        arguments = case.make(seed, run.device, getattr(torch, dtype))
+        _check(run, case, dtype, arguments, seed, backward, entries)
+    if not run.timed:
+        yield from (_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
+        return
+    for mode in modes:
+        yield from _timed(run, case, dtype, mode, {} if misfit else arguments, seed, entries)
+
+
+def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]) -> None:
+    """Fill in every entry's verdict; oracle and yardstick are computed once, and once more for those without positions."""
+    operator = OPERATORS[case.kernel]
+    yardstick = None
+    for bare in (False, True):
+        group = [entry for entry in entries if entry.contender.without_positions == bare]
+        for entry in group:
+            why = plan.unfit(entry.contender, case, dtype, run.device, False)
+            if why:
+                entry.fail("unsupported", why)
+        if all(entry.status != "ok" for entry in group):
+            continue
+        given = without_positions(arguments) if bare else arguments
+        truth = oracle.solve(operator, case, given, seed, backward, run.oracle_share * (BARE_SHARE if bare else 1.0))
+        for entry in group:
+            if entry.status == "ok":
+                judged = yardstick if entry.contender.role != "baseline" else None
+                found = _judge(operator, entry, given, truth, judged, dtype)
+                if entry.contender.name == plan.YARDSTICK and entry.status == "ok":
+                    yardstick = found
+    _release(run.device)
+
+
+def _judge(operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
+    """The contender's errors; whatever it raises becomes its status."""
+    try:
+        found = numerics.errors(operator, entry.contender, arguments, truth)
+    except Exception as e:  # a check must survive any contender: the message is the record
+        entry.fail(*_status_of(e))
+        return None
+    entry.verdict = numerics.judge(found, yardstick, dtype, truth.checked)
+    if not entry.verdict.passed:
+        entry.fail("numerics_fail", entry.verdict.complaint())
+    return found
+
+
+def _status_of(e: Exception) -> tuple[str, str]:
+    text = (str(e).strip() or "no message").splitlines()[0]
+    if isinstance(e, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(e):
+        return "oom", text
+    if isinstance(e, ValueError) and "cannot serve" in text:
+        return "unsupported", text
+    return "error", f"{type(e).__name__}: {text}"
+
+
+def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]) -> Iterator[dict[str, Any]]:
+    """Time the contenders that passed, in turns, and yield a record for each, timed or not."""
+    backward = mode == "fwdbwd"
+    now = {id(entry): Entry(entry.contender, entry.status, entry.reason, entry.verdict) for entry in entries}
+    calls = {}
+    for entry in now.values():
+        if entry.status == "ok" and (why := plan.unfit(entry.contender, case, dtype, run.device, backward)):
+            entry.fail("unsupported", why)
+        if entry.status == "ok":
+            calls[entry.contender.name] = step(entry.contender, case, arguments, backward, seed)
+    times = timing.measure(calls, run.device, run.effort)
+    extra = {}
+    for entry in now.values():
+        outcome = times.get(entry.contender.name)
+        if isinstance(outcome, Exception):
+            entry.fail(*_status_of(outcome))
+        elif outcome is not None and timing.estimate(outcome) < timing.SLOW_CALL_S:
+            extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
+    _release(run.device)
+    seconds = {name: timing.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
+    baselines = {
+        e.contender.name: seconds[e.contender.name] for e in now.values() if e.contender.role == "baseline" and e.contender.name in seconds
+    }
+    for entry in now.values():
+        name = entry.contender.name
+        done = _record(run, case, dtype, mode, entry, seed)
+        if name in seconds:
+            done["time"] = times[name]
+            done["roofline"] = ceilings.roofline(_work(case, dtype, mode), run.ceilings, dtype, seconds[name])
+            done["speedup"] = {other: t / seconds[name] for other, t in baselines.items() if other != name} or None
+            done["memory"], done["launches"] = extra.get(name, (None, None))
+        yield done
+
+
+def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: bool, seed: int):
+    """The timed call: a forward without autograd, or forward and backward to every floating input."""
+    operator = OPERATORS[case.kernel]
+    given = without_positions(arguments) if contender.without_positions else arguments
+    if not backward:
+
+        def forward():
+            with torch.no_grad():
+                return contender.function(**given)
+
+        return forward
+    names = floating(given, operator.differentiable)
+    leaves = {name: given[name].detach().requires_grad_() for name in names}
+    inputs = list(leaves.values())
+    both = given | leaves
+    upstream = None
+
+    def forward_and_backward():
+        nonlocal upstream
+        with torch.enable_grad():
+            out = numerics.first_output(contender.function(**both))
+        if upstream is None:  # drawn in the first, untimed call
+            upstream = _gaussian_like(out, seed)
+        return torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+
+    return forward_and_backward
+
+
+def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator(device=out.device).manual_seed(seed + 1)
+    return torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
+
+
+def _work(case: Case, dtype: str, mode: str):
+    return OPERATORS[case.kernel].work(case, plan.ITEMSIZE[dtype], mode)
+
+
+def _record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
+    """A complete record without a measurement."""
+    work = None if mode == CHECK else _work(case, dtype, mode)
+    return {
+        "schema": record.SCHEMA,
+        "run": run.run,
+        "at": record.now(),
+        "id": record.identity(case.kernel, entry.contender.name, case.name, dtype, mode),
+        "kernel": case.kernel,
+        "backend": entry.contender.name,
+        "role": entry.contender.role,
+        "dtype": dtype,
+        "mode": mode,
+        "status": entry.status,
+        "reason": entry.reason,
+        "git": run.git,
+        "environment": environment.environment(),
+        "device": environment.device(run.device),
+        "ceilings": run.ceilings,
+        "case": {
+            "name": case.name,
+            "shape": dict(case.shape),
+            "options": dict(case.options),
+            "extras": list(case.extras),
+            "source": case.source,
+        },
+        "seed": seed,
+        "numerics": entry.verdict.as_record() if entry.verdict else None,
+        "time": None,
+        "work": None if work is None else {"flops": work.flops, "bytes": work.bytes},
+        "roofline": None,
+        "speedup": None,
+        "memory": None,
+        "launches": None,
+        "static": None,
+    }
+
+
+def _release(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,107 @@
+"""Machine code of a cubin: its opcodes, the hot loop, and a lower bound of that loop in cycles. Needs no GPU."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+#: of one SM, by compute capability: CUDA C++ Programming Guide, technical specifications
+REGISTERS, WARPS, BLOCKS, SCHEDULERS = 65536, 64, 32, 4
+SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
+RESERVED_SHARED_BYTES = 1024  # the system takes this of every block
+REGISTER_GRAIN, WARP_REGISTER_GRAIN = 8, 256
+#: dense half-type FLOPs a cycle and SM of the tensor cores, from peak rate / (SMs * boost clock); A100, H100, B200 data sheets
+TENSOR_FLOPS = {80: 2048, 90: 4096, 100: 8192}
+
+TENSOR = ("HMMA", "IMMA", "BMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
+ASYNC_COPY = ("LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG")
+LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P[T0-9]+\s+)?([A-Z0-9_]+(?:\.[A-Za-z0-9_]+)*)\s*([^;]*);")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    opcode: str  # with its modifiers
+    operands: str
+
+    @property
+    def name(self) -> str:
+        return self.opcode.split(".")[0]
+
+
+def disassemble(cubin: Path, tool: str) -> str:
+    """Text of `cuobjdump -sass`."""
+    return subprocess.run([tool, "-sass", str(cubin)], capture_output=True, text=True, check=True).stdout
+
+
+def functions(text: str) -> dict[str, list[Instruction]]:
+    """Instructions of every function, padding left out."""
+    found: dict[str, list[Instruction]] = {}
+    current = None
+    for line in text.splitlines():
+        if "Function :" in line:
+            current = found.setdefault(line.split(":", 1)[1].strip(), [])
+        elif current is not None and (match := LINE.search(line)) and match[2] != "NOP":
+            current.append(Instruction(int(match[1], 16), match[2], match[3].strip()))
+    return found
+
+
+def hot_loop(code: list[Instruction]) -> list[Instruction]:
+    """The innermost loop with the most tensor instructions (with none: the longest innermost loop); empty without loops."""
+    spans = []
+    for instruction in code:
+        target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
+        if target and int(target[1], 16) < instruction.address:
+            spans.append((int(target[1], 16), instruction.address))
+    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
+    loops = [[i for i in code if first <= i.address <= last] for first, last in inner]
+    return max(loops, key=lambda loop: (sum(i.name in TENSOR for i in loop), len(loop)), default=[])
+
+
+def summarise(code: list[Instruction], warps: int, arch: int) -> dict:
+    """What is compared between two builds of a kernel; issue slots count every warp of a block."""
+    loop = hot_loop(code)
+    counts = collections.Counter(i.name for i in loop)
+    names = collections.Counter(i.name for i in code)
+    return {
+        "instructions": len(code),
+        "opcode_hash": hashlib.sha256("\n".join(i.opcode for i in code).encode()).hexdigest()[:16],
+        "tensor_instructions": sum(names[name] for name in TENSOR),
+        "async_copies": sum(names[name] for name in ASYNC_COPY),
+        "loop_opcodes": dict(sorted(counts.items())),
+        "loop_issue_slots": len(loop) * warps if loop else None,
+        "loop_tensor_instructions": sum(counts[name] for name in TENSOR) if loop else None,
+        "loop_cycles_at_least": cycles(loop, warps, arch) if loop else None,
+    }
+
+
+def cycles(loop: list[Instruction], warps: int, arch: int) -> float:
+    """Lower bound of one pass of all warps of one block: issue (4 schedulers), tensor cores, whichever takes longer."""
+    issue = len(loop) * warps / SCHEDULERS
+    tensor = sum(_tensor_flops(i.opcode) for i in loop) * warps / TENSOR_FLOPS[arch]
+    return max(issue, tensor)
+
+
+def _tensor_flops(opcode: str) -> float:
+    """FLOPs a warp, at the half-type rate (TF32 products count double: they run at half of it); 0 for what is not known."""
+    name = opcode.split(".")[0]
+    if name == "HMMA" and (shape := re.search(r"\.(16816|1688|1684)\b", opcode)):
+        flops = {"16816": 2.0 * 16 * 8 * 16, "1688": 2.0 * 16 * 8 * 8, "1684": 2.0 * 16 * 8 * 4}[shape[1]]
+        return 2 * flops if "TF32" in opcode else flops
+    if name == "HGMMA" and (shape := re.search(r"\.(\d+)x(\d+)x(\d+)", opcode)):
+        m, n, k = (int(x) for x in shape.groups())
+        return 2.0 * m * n * k / 4 * (2 if "TF32" in opcode else 1)  # issued by each of a group's four warps
+    return 0.0
+
+
+def blocks_per_sm(registers: int, shared: int, warps: int, arch: int) -> int:
+    """CTAs that fit one SM at once."""
+    per_warp = -(-registers // REGISTER_GRAIN) * REGISTER_GRAIN * 32
+    per_warp = -(-per_warp // WARP_REGISTER_GRAIN) * WARP_REGISTER_GRAIN
+    by_registers = REGISTERS // (max(per_warp, 1) * warps)
+    by_shared = SHARED_BYTES[arch] // (shared + RESERVED_SHARED_BYTES)
+    return min(by_registers, by_shared, WARPS // warps, BLOCKS)

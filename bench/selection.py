@@ -1,0 +1,74 @@
+"""How top-k results are judged: by the float64 scores of the keys that were chosen.
+
+Two formulations may order near-equal keys differently, so indices are not compared one by one. `scores` is the error of
+the returned scores against the float64 scores of the same keys; `chosen` is what the choice lost against the float64 best; an
+index that is repeated, out of order, not a candidate, or -1 where a candidate was left is an error without bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
+    """float64 scores [B,Q,k] of the chosen keys; slots of -1 are -inf. Differentiable in query and key."""
+    query, key = arguments["query"].double(), arguments["key"].double()
+    chosen = indices.clamp(0, key.shape[1] - 1)
+    batch = torch.arange(query.shape[0], device=query.device)[:, None, None] if key.shape[0] > 1 else torch.zeros_like(chosen)
+    picked = key[batch, chosen]  # [B,Q,k,D]
+    if arguments.get("metric", "dot") == "l2":
+        scores = -(query[:, :, None] - picked).square().sum(-1)
+    else:
+        scores = torch.einsum("bqd,bqkd->bqk", query, picked)
+    return scores.masked_fill(indices < 0, -torch.inf)
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def compare(arguments: dict[str, Any], rows: Tensor, found: tuple[Tensor, ...], best: tuple[Tensor, ...]) -> dict[str, Pair]:
+    """{"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`, to be judged by their error norms."""
+    arguments = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
+    scores, indices = found
+    truth = true_scores(arguments, indices)
+    invalid = torch.full_like(truth, torch.nan)
+    valid = _valid(arguments, rows, indices) & (scores[..., 1:] <= scores[..., :-1]).all(-1)
+    valid = valid & ((indices < 0) == (best[1] < 0)).all(-1)
+    return {"scores": (torch.where(valid[..., None], scores.double(), invalid), truth), "chosen": (truth, best[0].double())}
+
+
+def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
+    """bool [B,Q]: indices in range, unique, and candidates of their query."""
+    keys = arguments["key"].shape[1]
+    taken = indices >= 0
+    good = (indices >= -1) & (indices < keys)
+    ordered = torch.where(taken, indices, -1 - torch.arange(indices.shape[-1], device=indices.device)).sort(-1).values
+    unique = (ordered[..., 1:] != ordered[..., :-1]).all(-1)
+    chosen = indices.clamp(0, keys - 1)
+    if arguments.get("causal_gap") is not None:
+        limit = rows[:, None] + arguments.get("query_offset", 0) - arguments["causal_gap"]
+        good = good & (~taken | (indices <= limit))
+    if arguments.get("query_doc") is not None:
+        own = _gather(arguments["key_doc"], chosen) == arguments["query_doc"][:, :, None]
+        good = good & (~taken | ~own)
+    if arguments.get("key_mask") is not None:
+        good = good & (~taken | _gather(arguments["key_mask"], chosen))
+    return good.all(-1) & unique
+
+
+def _gather(per_key: Tensor, chosen: Tensor) -> Tensor:
+    """per_key [B or 1,S] at chosen [B,Q,k]."""
+    return per_key.expand(chosen.shape[0], -1)[:, None].expand(-1, chosen.shape[1], -1).gather(-1, chosen)
+
+
+def gradients(arguments: dict[str, Any], grad_outputs: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> list[Tensor]:
+    """Float64 gradients of query and key for the keys that were chosen."""
+    query, key = (arguments[name].double().detach().requires_grad_() for name in ("query", "key"))
+    indices = found[1]
+    with torch.enable_grad():
+        scores = true_scores(arguments | {"query": query, "key": key}, indices)
+        weighted = torch.where(indices < 0, 0.0, scores.masked_fill(indices < 0, 0) * grad_outputs[0].double()).sum()
+    return list(torch.autograd.grad(weighted, (query, key)))

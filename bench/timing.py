@@ -1,0 +1,141 @@
+"""Timing: raw samples, contenders interleaved so that drift of the machine hits all of them alike.
+
+CPU: wall clock, inputs warm as in a training step, every sample kept; the minimum is the estimate that repeats best, the median is
+stored beside it. GPU: device events, the L2 cache overwritten before each sample, a delay kernel ahead so that the host runs ahead.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WARMUPS = 2
+LONG_CALL_S = 0.2  # a call this long needs no second warm-up
+SLOW_CALL_S = 1.0  # a call this long is sampled once: a reference or a baseline far from the headline
+LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
+SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
+L2_MULTIPLE = 2  # bytes written to evict, in units of the L2
+DEFAULT_L2_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure one contender: at least `least` samples (one of a call beyond SLOW_CALL_S), at most `most`, about `seconds`."""
+
+    least: int = 3
+    most: int = 50
+    seconds: float = 0.4
+
+
+def measure(calls: dict[str, Callable[[], Any]], device: str, effort: Effort) -> dict[str, dict[str, Any] | Exception]:
+    """The `time` record of every call, or the exception it raised; samples are taken in turns."""
+    sampler = _CudaSampler() if device == "cuda" else _CpuSampler()
+    failed: dict[str, Exception] = {}
+    spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
+    for name, call in calls.items():
+        try:
+            sampler.prepare(name, call)
+        except Exception as e:  # out of memory, a launch that fails: a status, not the end of the run
+            failed[name] = e
+    pending = [name for name in calls if name not in failed]
+    while pending:
+        for name in list(pending):
+            begun = time.perf_counter()
+            try:
+                samples[name].append(sampler.sample(name, calls[name]))
+            except Exception as e:
+                failed[name] = e
+                pending.remove(name)
+                continue
+            spent[name] += time.perf_counter() - begun
+            count = len(samples[name])
+            least = effort.least if spent[name] < SLOW_CALL_S * count else 1
+            if count >= effort.most or (count >= least and spent[name] >= effort.seconds):
+                pending.remove(name)
+    return {name: failed.get(name) or summary(samples[name], sampler.method(name)) for name in calls}
+
+
+def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:
+    """samples in seconds, with minimum, median, p10, p90."""
+    ordered = sorted(samples)
+    return {
+        "samples": samples,
+        "minimum": ordered[0],
+        "median": statistics.median(ordered),
+        "p10": quantile(ordered, 0.1),
+        "p90": quantile(ordered, 0.9),
+        "method": method,
+    }
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """Linear interpolation between the order statistics of a sorted list."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def estimate(record_time: dict[str, Any]) -> float:
+    """The one number of a `time` record that ratios are made of: the minimum on CPUs, the median on GPUs."""
+    return record_time["minimum"] if record_time["method"]["clock"] == "wall" else record_time["median"]
+
+
+class _CpuSampler:
+    def __init__(self):
+        self.repeats: dict[str, int] = {}
+
+    def prepare(self, name: str, call: Callable[[], Any]) -> None:
+        for _ in range(WARMUPS):
+            begun = time.perf_counter()
+            call()
+            took = time.perf_counter() - begun
+            if took > LONG_CALL_S:
+                break
+        self.repeats[name] = max(int(LEAST_SAMPLE_S / max(took, 1e-7)), 1)
+
+    def sample(self, name: str, call: Callable[[], Any]) -> float:
+        repeats = self.repeats[name]
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - begun) / repeats
+
+    def method(self, name: str) -> dict[str, Any]:
+        return {"clock": "wall", "cache": "warm", "threads": torch.get_num_threads(), "repeats": self.repeats.get(name, 1)}
+
+
+class _CudaSampler:
+    """Device events around one call, behind a cache flush and a delay that hides the time the host takes to launch."""
+
+    def __init__(self):
+        cache = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", None) or DEFAULT_L2_BYTES
+        self.flush = torch.empty(L2_MULTIPLE * cache, dtype=torch.int8, device="cuda")
+        self.cycles: dict[str, int] = {}
+
+    def prepare(self, name: str, call: Callable[[], Any]) -> None:
+        for _ in range(WARMUPS):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            call()
+            launched = time.perf_counter() - begun
+        torch.cuda.synchronize()
+        self.cycles[name] = int(min(2 * launched + 50e-6, 0.05) * SLEEP_CYCLES_PER_S)
+
+    def sample(self, name: str, call: Callable[[], Any]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        torch.cuda._sleep(self.cycles[name])
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) * 1e-3
+
+    def method(self, name: str) -> dict[str, Any]:
+        return {"clock": "device events", "cache": "cold L2", "threads": torch.get_num_threads(), "repeats": 1}

@@ -1,0 +1,38 @@
+"""Run the harness of this tree on the kernels of another: `python bench/tree.py TREE ARGUMENTS...`.
+
+`ab` measures an older commit with it: the harness, its cases and its checks are the same on both sides, only `retro_kernels`
+differs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def load(tree: Path):
+    """The `bench` package of this file, with `retro_kernels` imported from `tree`."""
+    sys.path[:] = [str(tree), *(p for p in sys.path if Path(p or ".").resolve() not in (HERE, HERE.parent))]
+    import retro_kernels
+
+    found = Path(retro_kernels.__file__).resolve().parent.parent
+    if found != tree.resolve():
+        raise SystemExit(f"tree: retro_kernels came from {found}, not from {tree}")
+    for name in ("tests", "bench"):  # `tests` holds the tolerances
+        _package(name)
+    return sys.modules["bench"]
+
+
+def _package(name: str) -> None:
+    folder = HERE.parent / name
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    sys.exit(load(Path(sys.argv[1])).main(sys.argv[2:]))

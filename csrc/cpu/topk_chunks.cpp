@@ -1,0 +1,293 @@
+// A task scans a range of keys for a group of queries, a tile of keys at a time (topk_scan.h), and keeps each query's
+// k best in a sorted list, in the outputs themselves. Few queries against many keys are cut over the keys as well: the
+// partial lists are then merged in the order of the keys. (score descending, index ascending) is a total order and a
+// score's bits don't depend on the cut, so neither does the result.
+//
+// l2: the scan compares 2 q.k - q.q - k.k, which cancels, against the k-th score less a bound on its rounding error; what
+// passes is scored by its differences. So the lists hold no cancelled score and nothing that belongs there is lost.
+#include "topk_chunks.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "parallel.h"
+#include "topk_scan.h"
+
+namespace retro::RETRO_ISA {
+namespace {
+
+constexpr int64_t GROUP_BYTES = 256 << 10;   // packed queries of a task: a part of L2
+constexpr int64_t PARTIAL_BYTES = 8 << 20;   // all partial lists together
+constexpr int64_t TASKS_PER_THREAD = 4;      // so that an unlucky thread delays the end little
+constexpr int64_t LEAST_KEYS = 2048;         // of a range: below, filling the lists costs more than the threads gain
+constexpr int64_t L1_PERIOD = 4096;          // bytes after which addresses share a set of L1
+constexpr int64_t L1_WAYS = 8;
+constexpr float HUGE_SQUARE = 1e37f;         // norms below it can't overflow a product or a difference
+constexpr float TINY = 1e-35f;               // more than the subnormals that D products can lose
+
+struct Problem {
+  const View &query, &key, &query_doc, &key_doc, &key_mask;
+  bool l2, causal;
+  int64_t shift, batch, queries, keys, dim, k;
+};
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The batch entry of a tensor that may be shared by all.
+int64_t entry(const View& v, int64_t b) { return v.size[0] > 1 ? b : 0; }
+
+int64_t integer(const View& v, int64_t b, int64_t i) {
+  const int64_t at = entry(v, b) * v.stride[0] + i * v.stride[1];
+  switch (v.type) {
+    case Type::I64:
+      return reinterpret_cast<const int64_t*>(v.data)[at];
+    case Type::I32:
+      return reinterpret_cast<const int32_t*>(v.data)[at];
+    case Type::I16:
+      return reinterpret_cast<const int16_t*>(v.data)[at];
+    case Type::I8:
+      return reinterpret_cast<const int8_t*>(v.data)[at];
+    default:
+      return reinterpret_cast<const uint8_t*>(v.data)[at];
+  }
+}
+
+// Sorted lists of k scores and key indices, one a row.
+struct Lists {
+  float* scores;
+  int64_t* indices;
+  int64_t k;
+
+  Lists row(int64_t r) const { return {scores + r * k, indices + r * k, k}; }
+  void clear(int64_t rows) const {
+    std::fill_n(scores, rows * k, -INFINITY);
+    std::fill_n(indices, rows * k, int64_t{-1});
+  }
+  float least() const { return scores[k - 1]; }
+  // Behind its equals: keys come in ascending order. A NaN never beats least().
+  bool insert(float score, int64_t index) const {
+    if (!(score > least())) return false;
+    int64_t at = k - 1;
+    for (; at > 0 && scores[at - 1] < score; --at) scores[at] = scores[at - 1], indices[at] = indices[at - 1];
+    scores[at] = score, indices[at] = index;
+    return true;
+  }
+};
+
+// How the work is cut: `groups` of `tiles` query tiles for each batch entry, `ranges` of keys for each group.
+struct Plan {
+  int64_t tiles, groups, ranges, range;
+
+  Plan(const Problem& p, int threads) {
+    const int64_t all = ceil_div(p.queries, LANES), wanted = threads > 1 ? TASKS_PER_THREAD * threads : 1;
+    tiles = std::clamp<int64_t>(GROUP_BYTES / (p.dim * LANES * 4), 1, all);
+    while (tiles > 2 && p.batch * ceil_div(all, tiles) < wanted) --tiles;
+    groups = ceil_div(all, tiles);
+    const int64_t lists = p.batch * p.queries * p.k * static_cast<int64_t>(sizeof(float) + sizeof(int64_t));
+    ranges = std::min({ceil_div(wanted, p.batch * groups), ceil_div(p.keys, LEAST_KEYS), PARTIAL_BYTES / lists});
+    ranges = std::max<int64_t>(ranges, 1);
+    range = ceil_div(ceil_div(p.keys, ranges), KEYS) * KEYS;
+    ranges = ceil_div(p.keys, range);
+  }
+  int64_t tasks(const Problem& p) const { return p.batch * groups * ranges; }
+};
+
+template <class T>
+class Scan {
+  using K = typename Multiplied<T>::K;
+  static constexpr int64_t WIDTH = Operand<K>::WIDTH;
+  static constexpr bool SAME = std::is_same_v<T, K>;
+
+ public:
+  // Rows [first, last) of batch entry b; `lists` starts at row `first`.
+  Scan(const Problem& p, int64_t b, int64_t first, int64_t last, Lists lists)
+      : p_(p), b_(b), kb_(entry(p.key, b)), first_(first), last_(last), lists_(lists) {
+    tiles_ = ceil_div(last - first, LANES);
+    words_ = ceil_div(p.dim, WIDTH);
+    stride_ = (words_ + LINE / 4) * WIDTH;  // of a copied row; one line more, so that equal elements of two rows never share a set
+    const int64_t bytes = p.key.stride[1] * static_cast<int64_t>(sizeof(T));
+    int64_t period = 1;
+    while (period < KEYS && period * bytes % L1_PERIOD) ++period;
+    aliased_ = KEYS / period > L1_WAYS - 1;
+    const int64_t lanes = tiles_ * LANES;
+    auto* memory = static_cast<char*>(scratch(4 * (lanes * words_ + 2 * lanes + KEYS * (words_ + LINE / 4))));
+    packed_ = reinterpret_cast<uint32_t*>(memory);
+    threshold_ = reinterpret_cast<float*>(packed_ + lanes * words_);
+    discount_ = threshold_ + lanes;
+    copy_ = reinterpret_cast<K*>(discount_ + lanes);
+    // the error of a sum of n terms, n - 1 additions and n products, times 4: q.k twice, q.q, k.k, and the distance itself
+    const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH) + p.dim / FOLD + 8);
+    kept_ = static_cast<float>(0.5 * (1 - 4 * n * 0x1p-24));
+    pack();
+  }
+
+  void run(int64_t begin, int64_t end) {
+    lists_.clear(last_ - first_);
+    if (p_.causal) end = std::min(end, last_ + p_.shift);  // the last row's limit, inclusive, is last - 1 + shift
+    for (int64_t next = begin; next < end;) {
+      next = gather(next, end);
+      if (count_ == 0) return;
+      for (int64_t t = 0; t < tiles_;) {
+        const int mq = tiles_ - t >= 2 ? 2 : 1;
+        mq == 2 ? sweep<2>(t) : sweep<1>(t);
+        t += mq;
+      }
+    }
+  }
+
+ private:
+  void pack() {
+    auto* rows = reinterpret_cast<uint32_t*>(copy_);
+    const int64_t stride = stride_ / WIDTH;
+    force_ = false;
+    for (int64_t t = 0; t < tiles_; ++t) {
+      for (int lane = 0; lane < LANES; ++lane) {
+        const int64_t row = first_ + t * LANES + lane, at = t * LANES + lane;
+        uint32_t* to = rows + lane * stride;
+        threshold_[at] = INFINITY, discount_[at] = 0;
+        if (row >= last_) {  // a lane without a query: nothing beats its threshold
+          std::fill_n(to, words_, 0u);
+          continue;
+        }
+        convert_row(p_.query.at<const T>(b_, row), reinterpret_cast<K*>(to), p_.dim);
+        threshold_[at] = -INFINITY;
+        if (!p_.l2) continue;
+        const float square = squares(reinterpret_cast<const K*>(to), p_.dim);
+        discount_[at] = kept_ * square - TINY;
+        force_ |= !(square < HUGE_SQUARE);
+      }
+      transpose(rows, stride, words_, packed_ + t * LANES * words_);
+    }
+  }
+
+  // The next candidate keys from [begin, end) into the tile; returns where to go on.
+  int64_t gather(int64_t begin, int64_t end) {
+    count_ = 0;
+    int64_t j = begin;
+    for (; j < end && count_ < KEYS; ++j)
+      if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j * p_.key_mask.stride[1])) index_[count_++] = j;
+    if (count_ == 0) return end;
+    const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
+    if constexpr (SAME) {
+      if (adjacent && count_ == KEYS && !aliased_) {
+        tile_.rows = p_.key.at<const K>(kb_, index_[0]);
+        tile_.stride = p_.key.stride[1];
+        return measure(), j;
+      }
+    }
+    for (int i = 0; i < count_; ++i) convert_row(p_.key.at<const T>(kb_, index_[i]), copy_ + i * stride_, p_.dim);
+    tile_.rows = copy_, tile_.stride = stride_;
+    return measure(), j;
+  }
+
+  void measure() {
+    tile_.force = p_.l2 && force_;
+    for (int i = 0; i < KEYS; ++i) {
+      if (i >= count_) {
+        norm_[i] = INFINITY;  // a row of the tile without a key
+      } else if (!p_.l2) {
+        norm_[i] = 0;
+      } else {
+        const float square = squares(tile_.rows + i * tile_.stride, p_.dim);
+        norm_[i] = kept_ * square;
+        tile_.force |= !(square < HUGE_SQUARE);
+      }
+    }
+  }
+
+  template <int MQ>
+  void sweep(int64_t t) {
+    constexpr int NK = KEYS / MQ;
+    alignas(LINE) float out[KEYS * LANES];
+    const int64_t q_tile = LANES * words_;
+    const int64_t after = std::min(last_, first_ + (t + MQ) * LANES) + p_.shift;  // the last row's causal limit, exclusive
+    for (int from = 0; from < count_; from += NK) {
+      if (p_.causal && index_[from] >= after) return;
+      Tile<K> part{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
+      if (t == 0 && tile_.rows != copy_) part.ahead = reinterpret_cast<const char*>(part.rows + TILES_AHEAD * KEYS * tile_.stride);
+      const uint32_t hits = score<K, MQ>(packed_ + t * q_tile, q_tile, part, p_.dim, threshold_ + t * LANES, out);
+      for (int m = 0; m < MQ; ++m)
+        if (hits >> m & 1) consider(t + m, from, std::min(NK, count_ - from), out + m * NK * LANES);
+    }
+  }
+
+  __attribute__((noinline)) void consider(int64_t t, int from, int keys, const float* scores) {
+    float* threshold = threshold_ + t * LANES;
+    const int64_t rows = std::min<int64_t>(LANES, last_ - first_ - t * LANES);
+    const uint32_t valid = (1u << rows) - 1u;
+    for (int j = 0; j < keys; ++j) {
+      const Vec s = load(scores + j * LANES) - broadcast(norm_[from + j]);
+      uint32_t hits = (tile_.force ? ~0u : bits(gt(s, load(threshold)))) & valid;
+      for (; hits; hits &= hits - 1) {
+        const int lane = __builtin_ctz(hits);
+        offer(t * LANES + lane, index_[from + j], scores[j * LANES + lane]);
+      }
+    }
+  }
+
+  void offer(int64_t r, int64_t key, float score) {
+    const int64_t row = first_ + r;
+    if (p_.causal && key > row + p_.shift) return;
+    if (p_.query_doc && integer(p_.query_doc, b_, row) == integer(p_.key_doc, b_, key)) return;
+    if (p_.l2) score = -squared_distance(p_.query.at<const T>(b_, row), p_.key.at<const T>(kb_, key), p_.dim);
+    const Lists list = lists_.row(r);
+    if (list.insert(score, key)) threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
+  }
+
+  const Problem& p_;
+  int64_t b_, kb_, first_, last_;
+  Lists lists_;
+  int64_t tiles_, words_, stride_;
+  bool aliased_, force_;  // force: some query is too large for the comparison of l2
+  uint32_t* packed_;      // [tiles][words][LANES]
+  float* threshold_;      // [tiles][LANES] what q.k less the key's discount must beat
+  float* discount_;       // [tiles][LANES] l2: a half of q.q, less the bound
+  K* copy_;               // [KEYS][stride]
+  float kept_;            // l2: a half less the relative error bound
+  Tile<K> tile_{};
+  int count_ = 0;
+  int64_t index_[KEYS];
+  float norm_[KEYS];
+};
+
+// Row r of `out` from the same row of every range, which follow one another in the order of the keys.
+void merge(const Lists& out, const Lists& partial, int64_t rows, int64_t ranges, int64_t r) {
+  const Lists to = out.row(r);
+  to.clear(1);
+  for (int64_t part = 0; part < ranges; ++part) {
+    const Lists from = partial.row(part * rows + r);
+    for (int64_t i = 0; i < out.k && to.insert(from.scores[i], from.indices[i]); ++i) {
+    }
+  }
+}
+
+template <class T>
+void forward(const Problem& p, const Lists& out, int threads) {
+  const Plan plan(p, threads);
+  const int64_t rows = p.batch * p.queries;
+  std::vector<float> scores(plan.ranges > 1 ? plan.ranges * rows * p.k : 0);
+  std::vector<int64_t> indices(scores.size());
+  const Lists partial{scores.data(), indices.data(), p.k};
+  parallel_for(plan.tasks(p), threads, [&](int64_t task) {
+    const int64_t part = task % plan.ranges, group = plan.groups - 1 - task / plan.ranges % plan.groups;  // long causal rows first
+    const int64_t b = task / (plan.ranges * plan.groups), begin = part * plan.range;
+    const int64_t first = group * plan.tiles * LANES, last = std::min(p.queries, first + plan.tiles * LANES);
+    const int64_t row = b * p.queries + first;
+    Scan<T> scan(p, b, first, last, plan.ranges > 1 ? partial.row(part * rows + row) : out.row(row));
+    scan.run(begin, std::min(p.keys, begin + plan.range));
+  });
+  if (plan.ranges > 1) parallel_for(rows, threads, [&](int64_t r) { merge(out, partial, rows, plan.ranges, r); });
+}
+
+}  // namespace
+
+void topk_chunks_forward(const View& query, const View& key, const View& query_doc, const View& key_doc,
+                         const View& key_mask, const View& scores, const View& indices, bool l2, bool causal, int64_t shift,
+                         int threads) {
+  const Problem p{query,  key,           query_doc,     key_doc,     key_mask,      l2,            causal,
+                  shift,  query.size[0], query.size[1], key.size[1], query.size[2], scores.size[2]};
+  const Lists out{scores.at<float>(), indices.at<int64_t>(), p.k};
+  by_type(query.type, [&](auto t) { forward<decltype(t)>(p, out, threads); });
+}
+
+}  // namespace retro::RETRO_ISA

@@ -1,0 +1,225 @@
+// Scores of a tile of keys against a few tiles of queries: 16 queries are the lanes of a register, keys are broadcast
+// from memory, every score has one accumulator. Only tiles that hold a score above a row's current k-th are written.
+//
+// A score is summed in the order of the embedding's elements wherever the key lies in its tile and the query in its own,
+// so its bits don't depend on how the work is cut.
+#pragma once
+#include "simd.h"
+
+namespace retro::RETRO_ISA {
+
+constexpr int KEYS = LANES == 16 ? 24 : 12;  // keys of a tile: the accumulators that registers hold beside the operands
+constexpr int64_t FOLD = 512;                // steps after which the running sums move to a second one (rounding)
+constexpr int LINE = 64;                     // bytes of a cache line
+constexpr int64_t Q_AHEAD = 16;              // steps: packed queries beyond L1 come from L2 in time
+constexpr int64_t TILES_AHEAD = 2;           // key tiles: enough to hide memory's latency, few enough to stay in cache
+
+#if RETRO_ISA_LEVEL >= 3
+using NarrowKey = bf16;  // multiplied as it is, in pairs
+#else
+using NarrowKey = float;
+#endif
+
+// How keys of storage type T are multiplied: as K, after widening unless K is T.
+template <class T>
+struct Multiplied {
+  using K = float;
+};
+template <>
+struct Multiplied<bf16> {
+  using K = NarrowKey;
+};
+
+// A step is one 32-bit word of a row: a float, or two bf16.
+template <class K>
+struct Operand;
+
+template <>
+struct Operand<float> {
+  static constexpr int WIDTH = 1;
+  static RETRO_INLINE Vec lanes(const uint32_t* packed) { return load(reinterpret_cast<const float*>(packed)); }
+  static RETRO_INLINE Vec key(const float* row, int64_t step) { return broadcast(row[step]); }
+  static RETRO_INLINE Vec last(const float* row, int64_t dim) { return broadcast(row[dim - 1]); }
+  static RETRO_INLINE Vec mad(Vec acc, Vec q, Vec k) { return fma(q, k, acc); }
+};
+
+template <>
+struct Operand<bf16> {
+  static constexpr int WIDTH = 2;
+  static RETRO_INLINE Pairs lanes(const uint32_t* packed) { return load_pairs(packed); }
+  static RETRO_INLINE Pairs key(const bf16* row, int64_t step) {
+    uint32_t two;
+    std::memcpy(&two, row + 2 * step, 4);
+    return broadcast_pair(two);
+  }
+  // the odd last element alone: what follows it belongs to somebody else, and 0 * NaN isn't 0
+  static RETRO_INLINE Pairs last(const bf16* row, int64_t dim) { return broadcast_pair(row[dim - 1].bits); }
+  static RETRO_INLINE Vec mad(Vec acc, Pairs q, Pairs k) { return dot(acc, q, k); }
+};
+
+template <class K>
+struct Tile {
+  const K* rows;
+  int64_t stride;        // elements
+  const char* ahead;     // memory soon needed, to be prefetched; null: it isn't known, or cached
+  const float* discount; // [KEYS] subtracted from a score before it is compared
+  bool force;            // the comparison can't be trusted: every score goes on
+};
+
+// acc[m][j] += q_m . key_j over the steps [s, to)
+template <class K, int MQ, int NK>
+RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int64_t stride, int64_t s, int64_t to,
+                           const char*& ahead, Vec (&acc)[MQ][NK]) {
+  using O = Operand<K>;
+  constexpr int UNROLL = LANES == 16 ? 4 / MQ : (MQ == 1 ? 2 : 1);  // a row's address is then fetched once for several products
+  constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
+  for (; s + UNROLL <= to; s += UNROLL) {
+    decltype(O::lanes(q)) lanes[MQ][UNROLL];
+#pragma GCC unroll 4
+    for (int m = 0; m < MQ; ++m)
+#pragma GCC unroll 4
+      for (int u = 0; u < UNROLL; ++u) {
+        lanes[m][u] = O::lanes(q + m * q_tile + (s + u) * LANES);
+        __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
+      }
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j)
+#pragma GCC unroll 4
+      for (int u = 0; u < UNROLL; ++u) {
+        const auto k = O::key(key + j * stride, s + u);
+#pragma GCC unroll 4
+        for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], lanes[m][u], k);
+      }
+    if (ahead) {
+#pragma GCC unroll 8
+      for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * LINE, 0, 3);
+      ahead += LINES * LINE;
+    }
+  }
+  for (; s < to; ++s)
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j) {
+      const auto k = O::key(key + j * stride, s);
+#pragma GCC unroll 4
+      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + s * LANES), k);
+    }
+}
+
+// MQ query tiles against KEYS/MQ keys. Bit m of the result: tile m holds a score that beats its row's threshold; then its
+// scores are in out[m][j][lane].
+template <class K, int MQ>
+__attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<K>& tile, int64_t dim,
+                                         const float* threshold, float* out) {
+  using O = Operand<K>;
+  constexpr int NK = KEYS / MQ;
+  const int64_t steps = dim / O::WIDTH;
+  const char* ahead = tile.ahead;
+  Vec acc[MQ][NK];
+#pragma GCC unroll 4
+  for (int m = 0; m < MQ; ++m)
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j) acc[m][j] = zero();
+  int64_t s = 0;
+  for (; steps - s > FOLD; s += FOLD) {
+    multiply<K, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, s + FOLD, ahead, acc);
+#pragma GCC unroll 4
+    for (int m = 0; m < MQ; ++m)
+#pragma GCC unroll 24
+      for (int j = 0; j < NK; ++j) {
+        float* sum = out + (m * NK + j) * LANES;
+        store(sum, s == 0 ? acc[m][j] : acc[m][j] + load(sum));
+        acc[m][j] = zero();
+      }
+  }
+  multiply<K, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, steps, ahead, acc);
+  if (steps * O::WIDTH != dim)
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j) {
+      const auto k = O::last(tile.rows + j * tile.stride, dim);
+#pragma GCC unroll 4
+      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + steps * LANES), k);
+    }
+  if (s > 0)
+#pragma GCC unroll 4
+    for (int m = 0; m < MQ; ++m)
+#pragma GCC unroll 24
+      for (int j = 0; j < NK; ++j) acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES);
+  uint32_t hits = 0;
+#pragma GCC unroll 4
+  for (int m = 0; m < MQ; ++m) {
+    Vec best = broadcast(-INFINITY);
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j) best = max(acc[m][j] - broadcast(tile.discount[j]), best);  // max(NaN, x) is x
+    if (!tile.force && !any(gt(best, load(threshold + m * LANES)))) continue;
+    hits |= 1u << m;
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j) store(out + (m * NK + j) * LANES, acc[m][j]);
+  }
+  return hits;
+}
+
+// A row as it is multiplied: widened, or copied where it already has the type; an odd last half gets a zero beside it.
+template <class T>
+inline void convert_row(const T* from, float* to, int64_t dim) {
+  int64_t i = 0;
+  for (; i + LANES <= dim; i += LANES) store(to + i, load(from + i));
+  if (i < dim) store(to + i, load(from + i, static_cast<int>(dim - i)), static_cast<int>(dim - i));
+}
+inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
+  std::memcpy(to, from, 2 * static_cast<size_t>(dim));
+  if (dim % 2) to[dim].bits = 0;
+}
+
+// rows [LANES][words] at `stride` words -> packed [words][LANES]
+inline void transpose(const uint32_t* rows, int64_t stride, int64_t words, uint32_t* packed) {
+  typedef uint32_t Four __attribute__((vector_size(16), aligned(4), may_alias));
+  int64_t w = 0;
+  for (; w + 4 <= words; w += 4)
+    for (int lane = 0; lane < LANES; lane += 4) {
+      const auto row = [&](int i) { return *reinterpret_cast<const Four*>(rows + (lane + i) * stride + w); };
+      const auto to = [&](int i) -> Four& { return *reinterpret_cast<Four*>(packed + (w + i) * LANES + lane); };
+      const Four a = row(0), b = row(1), c = row(2), d = row(3);
+      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const Four AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      to(0) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+      to(1) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+      to(2) = __builtin_shufflevector(AB, CD, 0, 1, 4, 5);
+      to(3) = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
+    }
+  for (; w < words; ++w)
+    for (int lane = 0; lane < LANES; ++lane) packed[w * LANES + lane] = rows[lane * stride + w];
+}
+
+// Several sums, so that the products don't wait for one another; their number and order follow from `dim` alone.
+template <class Term>
+RETRO_INLINE float reduce(int64_t dim, Term&& term) {
+  Vec sum[4] = {zero(), zero(), zero(), zero()};
+  int64_t i = 0;
+  for (; i + 4 * LANES <= dim; i += 4 * LANES)
+    for (int u = 0; u < 4; ++u) sum[u] = term(i + u * LANES, LANES, sum[u]);
+  for (; i < dim; i += LANES) sum[0] = term(i, static_cast<int>(dim - i < LANES ? dim - i : LANES), sum[0]);
+  return retro::RETRO_ISA::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+template <class T>
+RETRO_INLINE Vec some(const T* p, int n) {
+  return n == LANES ? load(p) : load(p, n);
+}
+
+template <class T>
+inline float squares(const T* row, int64_t dim) {
+  return reduce(dim, [=](int64_t i, int n, Vec sum) {
+    const Vec x = some(row + i, n);
+    return fma(x, x, sum);
+  });
+}
+
+template <class T>
+inline float squared_distance(const T* a, const T* b, int64_t dim) {
+  return reduce(dim, [=](int64_t i, int n, Vec sum) {
+    const Vec x = some(a + i, n) - some(b + i, n);
+    return fma(x, x, sum);
+  });
+}
+
+}  // namespace retro::RETRO_ISA

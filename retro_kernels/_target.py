@@ -1,0 +1,35 @@
+"""The machine that a kernel is chosen or compiled for, as a plain value: never a probe at import."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """arch: compute capability times ten. shared_memory: bytes that one block may have, opted in to."""
+
+    arch: int
+    shared_memory: int
+    multiprocessors: int = 132
+
+
+#: the data-centre chips, A100, H100 SXM and H200, B200 (CUDA C++ Programming Guide, technical specifications: 163 and 227 KiB a block)
+KNOWN = {80: Target(80, 166912, 108), 90: Target(90, 232448, 132), 100: Target(100, 232448, 148)}
+
+#: what the interpreter stands in for: so few multiprocessors that small tests fill them, and tiny ones don't
+INTERPRETED = Target(90, 232448, 12)
+
+
+def current_target(device: torch.device) -> Target:
+    """The target of a CUDA device; INTERPRETED for any other."""
+    return _cuda_target(device.index) if device.type == "cuda" else INTERPRETED
+
+
+@functools.cache
+def _cuda_target(index: int | None) -> Target:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+    arch = properties.major * 10 + properties.minor
+    return Target(arch, properties.shared_memory_per_block_optin, properties.multi_processor_count)

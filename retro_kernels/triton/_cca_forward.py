@@ -1,0 +1,154 @@
+"""Forward kernels of chunked cross-attention: one pass over the keys, and the merge of passes over parts of them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._cca_tile import LN2, LOG2E, add_bias, load_gate, load_keys, load_rows, visible_keys, wide
+from ._dropout import dropout_keep
+from ._relative import position_logits
+
+#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+SIZES = (
+    "N", "M", "K", "R", "H", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "blocks", "keys_per_split",
+    "neighbours_per_split", "neighbour_splits", "dropout_limit",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _cca_forward_kernel(
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr, out_ptr, lse_ptr,
+    stride_qb, stride_qn, stride_qh,
+    stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
+    stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk,
+    N, M, K, R, H, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, blocks,
+    keys_per_split, neighbours_per_split, neighbour_splits,
+    scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One (chunk, time block, head), batch and split: out [split, B, N, H, D] and lse [split, B, H, N], both contiguous."""
+    # heads vary fastest: the programs that run together read whole tokens, all heads of them
+    pid = tl.program_id(0)
+    head = pid % H
+    block = (pid // H) % blocks
+    chunk = first_chunk + (pid // H) // blocks
+    batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    group = head // HEADS_PER_GROUP
+    MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
+
+    # rows of the query that attend this chunk: [first_row, first_row + M), cut to [0, N)
+    first_row = (chunk + 1) * M - 1 - query_start
+    start = tl.maximum(first_row, 0) + block * BLOCK_M
+    n = start + tl.arange(0, BLOCK_M)
+    live = n < tl.minimum(first_row + M, N)
+    local = tl.arange(0, BLOCK_M)
+    start64 = start.to(tl.int64)
+    q = load_rows(q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh, local, live, stride_qn, D, BLOCK_D)
+    qc = add_bias(q, content_ptr + head * stride_ch if content_ptr is not None else None, D, BLOCK_D)
+    if rel_ptr is not None:
+        rq = q
+        if rq_ptr is not None:
+            rq_base = rq_ptr + batch * stride_rqb + start64 * stride_rqn + head * stride_rqh
+            rq = load_rows(rq_base, local, live, stride_rqn, E, BLOCK_E)
+        rq = add_bias(rq, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+        rel_base = rel_ptr + head.to(tl.int64) * stride_rh
+
+    k_base = k_ptr + batch * stride_kb + chunk.to(tl.int64) * stride_kl + group * stride_kg
+    v_base = v_ptr + batch * stride_vb + chunk.to(tl.int64) * stride_vl + group * stride_vg
+    first_key = (split // neighbour_splits) * keys_per_split
+    first_neighbour = (split % neighbour_splits) * neighbours_per_split
+    last_neighbour = tl.minimum(first_neighbour + neighbours_per_split, K)
+    last_key = tl.minimum(first_key + keys_per_split, R)
+    if chunk < 0:
+        last_key = first_key  # tokens before the first complete chunk attend nothing
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    scale2 = scale * LOG2E
+    for j0 in range(first_key, last_key, BLOCK_N):
+        j = j0 + tl.arange(0, BLOCK_N)
+        if rel_ptr is not None:
+            zero = j0 >> 30  # R is far below 2**30
+            base = start - first_row - j0 - (BLOCK_N - 1) - rel_start
+            position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+        for a in range(first_neighbour, last_neighbour):
+            mask_at = None
+            if mask_ptr is not None:
+                mask_at = mask_ptr + batch * stride_mb + chunk.to(tl.int64) * stride_ml + wide(a) * stride_mk
+            visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
+            k = load_keys(k_base + wide(a) * stride_kk, j, visible, stride_kr, D, BLOCK_D, MASKED)
+            logits = tl.dot(qc, tl.trans(k), input_precision=PRECISION)
+            if gate_ptr is not None:
+                gate = load_gate(gate_ptr + batch * stride_gb + chunk * stride_gl + wide(a) * stride_gk, visible, MASKED)
+                logits = logits * gate
+            if rel_ptr is not None:
+                logits = logits + position
+            logits = logits * scale2
+            if MASKED:
+                logits = tl.where(visible[None, :], logits, float("-inf"))
+            new_top = tl.maximum(top, tl.max(logits, 1))
+            shift = new_top
+            if MASKED:
+                shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf - -inf would be NaN
+            p = tl.exp2(logits - shift[:, None])
+            decay = tl.exp2(top - shift)
+            total = total * decay + tl.sum(p, 1)
+            acc = acc * decay[:, None]
+            if seed_ptr is not None:
+                keep = dropout_keep(tl.load(seed_ptr), dropout_limit, (a * R + j)[None, :], n[:, None], head, batch)
+                p = tl.where(keep, p * dropout_scale, 0.0)
+            if gate_ptr is not None:
+                p = p * gate
+            v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+            top = new_top
+
+    # rows anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
+    n = start + tl.minimum(blocks, 0) + tl.arange(0, BLOCK_M)
+    live = n < tl.minimum(first_row + M, N)
+    row = n.to(tl.int64)
+    some = total > 0
+    acc = acc / tl.where(some, total, 1.0)[:, None]
+    lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
+    part = split * tl.num_programs(1) + batch  # int64
+    column = tl.arange(0, BLOCK_D)
+    out_at = out_ptr + (part * N + row)[:, None] * (H * D) + head * D + column[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & (column < D)[None, :])
+    tl.store(lse_ptr + (part * H + head) * N + row, lse, mask=live)
+
+
+@triton.jit(do_not_specialize=("N", "H", "splits"))
+def _cca_merge_kernel(
+    part_ptr, part_lse_ptr, out_ptr, lse_ptr, N, H, splits,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """out and lse of one (token, head) and batch from those of `splits` disjoint sets of keys, weighed by their lse."""
+    n, head, batch = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
+    column, s = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
+    top, total, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
+    for first in range(0, splits, BLOCK_S):
+        inside = first + s < splits
+        part = (first + s) * tl.num_programs(1) + batch
+        lse = tl.load(part_lse_ptr + (part * H + head) * N + n, mask=inside, other=float("-inf"))
+        x = tl.load(
+            part_ptr + ((part * N + n) * H + head)[:, None] * D + column[None, :],
+            mask=inside[:, None] & (column < D)[None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2((lse - shift) * LOG2E)
+        decay = tl.exp2((top - shift) * LOG2E)
+        total = total * decay + tl.sum(weight, 0)
+        acc = acc * decay + tl.sum(x * weight[:, None], 0)
+        top = new_top
+    some = total > 0
+    safe = tl.where(some, total, 1.0)
+    out_at = out_ptr + ((batch * N + n) * H + head) * D + column
+    tl.store(out_at, (acc / safe).to(out_ptr.dtype.element_ty), mask=column < D)
+    tl.store(lse_ptr + (batch * H + head) * N + n, tl.where(some, top + tl.log(safe), float("-inf")))

@@ -1,0 +1,107 @@
+"""What the kernels of chunked cross-attention share: visible keys of a tile, loads, dropout and one tile's gradients."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._dropout import dropout_keep
+
+LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): the hardware's exponential has base 2
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def wide(index):
+    """A loop index as int64; it is a plain int in the interpreter."""
+    return tl.full([], 0, tl.int64) + index
+
+
+@triton.jit
+def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """[len(rows), BLOCK] from base + row * stride; rows not inside and columns past WIDTH are zero. rows may be int64."""
+    column = tl.arange(0, BLOCK)
+    pointers = base + rows[:, None] * stride + column[None, :]
+    if BLOCK == WIDTH:
+        x = tl.load(pointers, mask=inside[:, None], other=0.0)
+    else:
+        x = tl.load(pointers, mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0)
+    return x
+
+
+@triton.jit
+def load_keys(base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero, whatever memory holds there."""
+    column = tl.arange(0, BLOCK_D)
+    pointers = base + j[:, None] * stride + column[None, :]
+    if MASKED and BLOCK_D == D:
+        x = tl.load(pointers, mask=visible[:, None], other=0.0)
+    elif MASKED:
+        x = tl.load(pointers, mask=visible[:, None] & (column < D)[None, :], other=0.0)
+    elif BLOCK_D == D:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=(column < D)[None, :], other=0.0)
+    return x
+
+
+@triton.jit
+def add_bias(x, bias_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """x + bias, rounded to x's type as an eager sum would be."""
+    if bias_ptr is not None:
+        column = tl.arange(0, BLOCK)
+        bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)
+        x = (x.to(tl.float32) + bias.to(tl.float32)[None, :]).to(x.dtype)
+    return x
+
+
+@triton.jit
+def visible_keys(mask_ptr, stride_mr, j, R, MASK_TOKENS: tl.constexpr):
+    """bool [BLOCK_N]: which tokens of a neighbour can be attended. mask_ptr points at the neighbour's first entry."""
+    if mask_ptr is None:
+        visible = j < R
+    elif MASK_TOKENS:
+        visible = tl.load(mask_ptr + j * stride_mr, mask=j < R, other=0) != 0
+    else:
+        visible = j < tl.where(tl.load(mask_ptr) != 0, R, 0)
+    return visible
+
+
+@triton.jit
+def load_gate(gate_ptr, visible, MASKED: tl.constexpr):
+    """float32 gate of a neighbour; 0 where none of its tile is visible, for a masked neighbour's gate may be anything."""
+    gate = tl.load(gate_ptr).to(tl.float32)
+    if MASKED:
+        gate = tl.where(tl.max(visible.to(tl.int32), 0) > 0, gate, 0.0)
+    return gate
+
+
+@triton.jit
+def tile_gradients(
+    qc, do, k, v, position, lse2, delta, visible, gate, scale2,
+    seed_ptr, dropout_limit, dropout_scale, key_index, n, head, batch,
+    HAS_POSITION: tl.constexpr, MASKED: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of the backward: probabilities that met the values, gradient of the logits, and both raw products.
+
+    scale2 = scale * log2(e); lse2 in base 2, +inf for a row that attends nothing (its probabilities are then 0).
+    """
+    content = tl.dot(qc, tl.trans(k), input_precision=PRECISION)
+    dp_raw = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+    logits = content
+    if HAS_GATE:
+        logits = logits * gate
+    if HAS_POSITION:
+        logits = logits + position
+    p = tl.exp2(logits * scale2 - lse2[:, None])
+    if MASKED:
+        p = tl.where(visible[None, :], p, 0.0)
+    dropped, dp = p, dp_raw
+    if seed_ptr is not None:
+        keep = dropout_keep(tl.load(seed_ptr), dropout_limit, key_index[None, :], n[:, None], head, batch)
+        dropped = tl.where(keep, p * dropout_scale, 0.0)
+        dp = tl.where(keep, dp * dropout_scale, 0.0)
+    if HAS_GATE:
+        dp = dp * gate
+    ds = p * (dp - delta[:, None])
+    return dropped, ds, content, dp_raw

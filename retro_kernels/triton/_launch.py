@@ -1,0 +1,37 @@
+"""A kernel launch as a value: what `run` executes on a GPU is what `aot` compiles without one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+from triton.runtime.jit import KernelInterface
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel over one grid. `arguments` names every parameter, constants included; tensors may be on the meta device."""
+
+    kernel: KernelInterface
+    grid: tuple[int, ...]
+    arguments: dict[str, Tensor | int | float | bool | str | None]
+    num_warps: int = 4
+    num_stages: int = 2
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__.strip("_").removesuffix("_kernel")
+
+    def run(self) -> None:
+        self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+
+
+def power_of_two(n: int, least: int = 16) -> int:
+    """Smallest power of two >= n and >= least: a tile's side; 16 is the smallest that a tensor-core product takes."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
+    """{"stride_<prefix><letter>": stride} for the leading dimensions; zeros where there is no tensor."""
+    found = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
+    return {f"stride_{prefix}{letter}": s for letter, s in zip(letters, found, strict=True)}

@@ -1,0 +1,96 @@
+"""Gradients of the chosen scores: a gather for the queries, a sorted segment sum for the keys. No atomics."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _topk_chunks_dquery_kernel(
+    grad_ptr,  # [B*Q,k] float32
+    indices_ptr,  # [B*Q,k] int64
+    query_ptr,
+    key_ptr,
+    dquery_ptr,  # [B*Q,D] in the query's type
+    stride_qb,
+    stride_qn,
+    stride_kb,
+    stride_ks,
+    Q,
+    D,
+    k,
+    IS_L2: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    batch = row // Q
+    d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    d_ok = d < D
+    key_base = key_ptr + batch * stride_kb
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    weight = tl.zeros([BLOCK_K], tl.float32)
+    for start in range(0, k, BLOCK_K):
+        slot = start + tl.arange(0, BLOCK_K)
+        index = tl.load(indices_ptr + row * k + slot, mask=slot < k, other=-1)
+        chosen = index >= 0
+        grad = tl.load(grad_ptr + row * k + slot, mask=chosen, other=0.0)
+        key = tl.load(key_base + index[:, None] * stride_ks + d[None, :], mask=chosen[:, None] & d_ok[None, :], other=0.0)
+        acc += tl.sum(grad[:, None] * key.to(tl.float32), 0)
+        weight += grad
+    if IS_L2:
+        query = tl.load(query_ptr + batch * stride_qb + (row % Q) * stride_qn + d, mask=d_ok, other=0.0).to(tl.float32)
+        acc = 2.0 * (acc - tl.sum(weight, 0) * query)
+    tl.store(dquery_ptr + row * D + d, acc, mask=d_ok)
+
+
+@triton.jit
+def _topk_chunks_dkey_kernel(
+    grad_ptr,  # [B*Q*k] float32
+    target_ptr,  # [B*Q*k] int64, sorted: key row b*S + j of each chosen slot; KEYS for a slot that chose none
+    slot_ptr,  # [B*Q*k] int64: where in `grad` the sorted entry came from
+    query_ptr,
+    key_ptr,
+    dkey_ptr,  # [KEYS,D] in the key's type, zeroed
+    stride_qb,
+    stride_qn,
+    stride_kb,
+    stride_ks,
+    count,  # B*Q*k
+    keys,  # rows of dkey
+    Q,
+    S,
+    D,
+    k,
+    IS_L2: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    # one program for each sorted entry; those that don't start a run of equal targets leave at once
+    first = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + first)
+    before = tl.load(target_ptr + first - 1, mask=first > 0, other=-1)
+    if (target != before) & (target < keys):
+        d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+        d_ok = d < D
+        acc = tl.zeros([BLOCK_D], tl.float32)
+        weight = tl.zeros([BLOCK_N], tl.float32)
+        start = first
+        more = 1
+        while more > 0:
+            n = start + tl.arange(0, BLOCK_N)
+            mine = tl.load(target_ptr + n, mask=n < count, other=-1) == target
+            slot = tl.load(slot_ptr + n, mask=mine, other=0)
+            grad = tl.load(grad_ptr + slot, mask=mine, other=0.0)
+            row = slot // k
+            query_rows = query_ptr + (row // Q) * stride_qb + (row % Q) * stride_qn
+            query = tl.load(query_rows[:, None] + d[None, :], mask=mine[:, None] & d_ok[None, :], other=0.0)
+            acc += tl.sum(grad[:, None] * query.to(tl.float32), 0)
+            weight += grad
+            start += BLOCK_N
+            more = tl.min(mine.to(tl.int32), 0)
+        if IS_L2:
+            key = tl.load(key_ptr + (target // S) * stride_kb + (target % S) * stride_ks + d, mask=d_ok, other=0.0)
+            acc = 2.0 * (acc - tl.sum(weight, 0) * key.to(tl.float32))
+        tl.store(dkey_ptr + target * D + d, acc, mask=d_ok)

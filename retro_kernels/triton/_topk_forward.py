@@ -1,0 +1,152 @@
+"""The scan over the keys and the merge of its splits."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._topk_select import FULL, absorb_packed, absorb_scores, empty_list, store_sorted
+
+
+@triton.jit
+def _square_norm(rows_ptr, rows_ok, D, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[BLOCK_Q] sum of squares of the rows that `rows_ptr` [BLOCK_Q] points to."""
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    for start in range(0, D, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        x = tl.load(rows_ptr[:, None] + d[None, :], mask=rows_ok[:, None] & (d[None, :] < D), other=0.0).to(tl.float32)
+        total += tl.sum(x * x, 1)
+    return total
+
+
+@triton.jit
+def _topk_chunks_scan_kernel(
+    query_ptr,
+    key_ptr,
+    query_doc_ptr,
+    key_doc_ptr,
+    key_mask_ptr,
+    scores_ptr,  # [B*Q,k] float32, used where SPLIT is False
+    indices_ptr,  # [B*Q,k] int64, used where SPLIT is False
+    partial_ptr,  # [B*Q,splits,k] packed int64, used where SPLIT is True
+    stride_qb,
+    stride_qn,
+    stride_kb,
+    stride_ks,
+    stride_qdb,
+    stride_qdn,
+    stride_kdb,
+    stride_kds,
+    stride_mb,
+    stride_ms,
+    Q,
+    S,
+    D,
+    k,
+    causal_shift,  # key j is a candidate of query i where j <= i + causal_shift
+    splits,
+    split_len,  # keys a split, a multiple of BLOCK_S
+    IS_L2: tl.constexpr,
+    HAS_CAUSAL: tl.constexpr,
+    HAS_DOC: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EVEN_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    # neighbouring programs scan the same keys for different queries, so that L2 serves all but the first
+    program = tl.program_id(0)
+    q_blocks = tl.cdiv(Q, BLOCK_Q)
+    # the last queries have the most keys to scan where causal: they start first
+    q_block = q_blocks - 1 - program % q_blocks
+    split = (program // q_blocks) % splits
+    batch = (program // q_blocks // splits).to(tl.int64)
+
+    q = q_block * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    q_ok = q < Q
+    query_rows = query_ptr + batch * stride_qb + q.to(tl.int64) * stride_qn  # [BLOCK_Q]
+    key_base = key_ptr + batch * stride_kb
+    first = split * split_len
+    end = tl.minimum(first + split_len, S)
+    if HAS_CAUSAL:
+        end = tl.minimum(end, tl.minimum(q_block * BLOCK_Q + BLOCK_Q, Q) + causal_shift)
+    if IS_L2:
+        query_norm = _square_norm(query_rows, q_ok, D, BLOCK_Q, BLOCK_D)
+    if HAS_DOC:
+        query_doc = tl.load(query_doc_ptr + batch * stride_qdb + q.to(tl.int64) * stride_qdn, mask=q_ok, other=0)
+
+    # a row past Q has a list that nothing enters
+    best = tl.where(q_ok[:, None], empty_list(k, BLOCK_Q, SLOTS), FULL)
+    for start in range(first, end, BLOCK_S):
+        s = start + tl.arange(0, BLOCK_S)
+        s_ok = s < end
+        key_rows = key_base + s.to(tl.int64) * stride_ks  # [BLOCK_S]
+        acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
+        key_norm = tl.zeros([BLOCK_S], tl.float32)
+        for start_d in range(0, D, BLOCK_D):
+            d = start_d + tl.arange(0, BLOCK_D)
+            if EVEN_D:
+                q_mask = q_ok[:, None]
+                k_mask = s_ok[None, :]
+            else:
+                q_mask = q_ok[:, None] & (d[None, :] < D)
+                k_mask = s_ok[None, :] & (d[:, None] < D)
+            query = tl.load(query_rows[:, None] + d[None, :], mask=q_mask, other=0.0)  # [BLOCK_Q, BLOCK_D]
+            key = tl.load(key_rows[None, :] + d[:, None], mask=k_mask, other=0.0)  # [BLOCK_D, BLOCK_S]
+            acc = tl.dot(query, key, acc, input_precision=PRECISION)
+            if IS_L2:
+                wide = key.to(tl.float32)
+                key_norm += tl.sum(wide * wide, 0)
+        score = acc
+        if IS_L2:
+            score = 2.0 * acc - (query_norm[:, None] + key_norm[None, :])
+            # rounding may leave a distance just below 0; a comparison, so that NaN stays NaN
+            score = tl.where(score > 0.0, 0.0, score)
+        # one mask after the other: together they hold a tile of predicates in registers
+        # score == score: NaN is no candidate
+        score = tl.where(score == score, score, float("-inf"))
+        keep = s_ok
+        if HAS_MASK:
+            keep &= tl.load(key_mask_ptr + batch * stride_mb + s.to(tl.int64) * stride_ms, mask=s_ok, other=0) != 0
+        score = tl.where(keep[None, :], score, float("-inf"))
+        if HAS_CAUSAL:
+            score = tl.where((s - causal_shift)[None, :] <= q[:, None], score, float("-inf"))
+        if HAS_DOC:
+            key_doc = tl.load(key_doc_ptr + batch * stride_kdb + s.to(tl.int64) * stride_kds, mask=s_ok, other=0)
+            score = tl.where(query_doc[:, None] != key_doc[None, :], score, float("-inf"))
+        best = absorb_scores(best, score, s)
+
+    row = batch * Q + q
+    if SPLIT:
+        slot = tl.arange(0, SLOTS)[None, :] - (SLOTS - k)
+        offset = (row[:, None] * splits + split) * k + slot
+        tl.store(partial_ptr + offset, best, mask=q_ok[:, None] & (slot >= 0))
+    else:
+        store_sorted(scores_ptr, indices_ptr, best, row, q_ok, k)
+
+
+@triton.jit
+def _topk_chunks_merge_kernel(
+    partial_ptr,  # [rows,count] packed int64
+    scores_ptr,  # [rows,k]
+    indices_ptr,  # [rows,k]
+    rows,
+    count,  # candidates a row
+    k,
+    SLOTS: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    row_ok = row < rows
+    best = empty_list(k, BLOCK_Q, SLOTS)
+    for start in range(0, count, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        ok = row_ok[:, None] & (n[None, :] < count)
+        packed = tl.load(partial_ptr + row[:, None] * count + n[None, :], mask=ok, other=-0x8000000000000000)
+        best = absorb_packed(best, packed)
+    store_sorted(scores_ptr, indices_ptr, best, row, row_ok, k)

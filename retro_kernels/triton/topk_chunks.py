@@ -1,0 +1,73 @@
+"""Exact top-k by one scan over the keys: scores of a tile on the tensor cores, each row's list of k in registers.
+
+A program holds BLOCK_Q queries and walks key tiles in ascending order. A tile's scores are masked where they stand and
+compared with each row's k-th score; only a tile with a survivor costs more than that. Keys past the causal limit of the
+tile's last query are never read. Where queries are too few to fill the device the keys are split, every split leaves its
+k candidates, and a second kernel merges them.
+
+Selection is exact and its order total: (higher score, lower index). The number of splits changes nothing, because a
+candidate's score is one dot product, summed in one order, wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .._problem import TopkChunks
+from .._target import Target, current_target
+from ..aot import Case
+from . import _topk_cases, _topk_plan, unsupported
+from ._launch import Launch
+from ._topk_select import MAX_KEYS
+
+MAX_K = 128
+
+
+def reason(call: TopkChunks) -> str | None:
+    """Why this backend can't serve the call; None if it can."""
+    if call.k > MAX_K:
+        return f"k={call.k} exceeds {MAX_K}"
+    if call.query.shape[1] + call.key.shape[1] > MAX_KEYS:
+        return f"Q+S={call.query.shape[1] + call.key.shape[1]} exceeds {MAX_KEYS}"
+    return unsupported({"query": call.query, "key": call.key})
+
+
+def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
+    """scores [B,Q,k] float32, indices [B,Q,k] int64."""
+    scores, indices, launches = _topk_plan.forward(call, current_target(call.query.device))
+    _run(launches, call.query)
+    return scores, indices
+
+
+def backward(call: TopkChunks, outputs, grads, needs) -> list[Tensor | None]:
+    """dquery and dkey from the chosen slots alone, without atomics; a slot of -1 gives nothing."""
+    found: list[Tensor | None] = [None, None]
+    if grads[0] is None:
+        return [torch.zeros_like(t) if needed else None for t, needed in zip((call.query, call.key), needs, strict=True)]
+    indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
+    for i, plan in enumerate((_topk_plan.dquery, _topk_plan.dkey)):
+        if needs[i]:
+            found[i], launches = plan(call, indices, grad)
+            _run(launches, call.query)
+    return found
+
+
+def aot_cases(target: Target) -> Iterator[Case]:
+    """Every kernel of this op, as the calls of `_topk_cases` launch it."""
+    for name, dtype, call, gradients in _topk_cases.calls():
+        scores, indices, launches = _topk_plan.forward(call, target)
+        if gradients:
+            for plan in (_topk_plan.dquery, _topk_plan.dkey):
+                launches += plan(call, indices, scores)[1]
+        for launch in launches:
+            yield Case(name, dtype, launch)
+
+
+def _run(launches: list[Launch], where: Tensor) -> None:
+    with torch.cuda.device(where.device) if where.is_cuda else contextlib.nullcontext():
+        for launch in launches:
+            launch.run()

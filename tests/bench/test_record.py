@@ -1,0 +1,71 @@
+"""The schema: what it accepts, what it refuses, and that a file survives."""
+
+import copy
+
+import pytest
+
+from bench import record
+
+
+@pytest.fixture
+def good():
+    numerics = {"passed": True, "checked": "every element", "tensors": {"out": {"frobenius": 1e-7, "limit": 1e-6, "passed": True}}}
+    time = {"samples": [0.1, 0.2], "minimum": 0.1, "median": 0.15, "p10": 0.11, "p90": 0.19, "method": {"clock": "wall"}}
+    return {
+        "schema": 1, "run": "a", "at": record.now(), "id": "op/cpu/case/float32/fwd", "kernel": "op", "backend": "cpu", "role": "kernel",
+        "dtype": "float32", "mode": "fwd", "status": "ok", "reason": None, "git": {"sha": None, "dirty": None}, "environment": {}, "device": {},
+        "ceilings": None, "case": {"name": "case", "shape": {}}, "seed": 1, "numerics": numerics, "time": time, "work": None, "roofline": None,
+        "speedup": None, "memory": None, "launches": None, "static": None,
+    }  # fmt: skip
+
+
+def test_round_trip(good, tmp_path):
+    path = tmp_path / "deep" / "a.jsonl"
+    writer = record.Writer(path)
+    writer.write(good)
+    writer.write(good)
+    assert record.read(path) == [good, good]
+    assert record.latest(record.read(path)) == {good["id"]: good}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"status": "fine"}, "status: expected one of"),
+        ({"status": "oom", "time": None}, "reason: a status other than ok needs one"),
+        ({"status": "numerics_fail", "reason": "out"}, "only a case that passed its check is timed"),
+        ({"launches": "3"}, "launches: expected int; got str"),
+        ({"launches": True}, "launches: expected int; got bool"),
+        ({"kernel": None}, "kernel: null"),
+        ({"id": "other"}, "id: expected op/cpu/case/float32/fwd"),
+        ({"extra": 1}, "extra: not a field"),
+        ({"schema": 99}, "schema: expected 1"),
+        ({"work": {"flops": float("nan"), "bytes": 1.0}}, "work.flops: not a finite number"),
+        ({"work": {"flops": 1.0}}, "work.bytes: missing"),
+    ],
+)
+def test_a_record_that_breaks_the_schema_is_refused(good, tmp_path, change, complaint):
+    bad = good | change
+    assert any(complaint in wrong for wrong in record.validate(bad)), record.validate(bad)
+    with pytest.raises(record.BadRecord, match=r"op/cpu|other"):
+        record.Writer(tmp_path / "a.jsonl").write(bad)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_every_field_is_required(good):
+    for name in record.FIELDS:
+        assert record.validate({k: v for k, v in good.items() if k != name})
+
+
+def test_a_time_of_zero_is_no_measurement(good):
+    bad = copy.deepcopy(good)
+    bad["time"]["samples"] = [0.0]
+    assert any("positive seconds" in wrong for wrong in record.validate(bad))
+
+
+def test_a_torn_line_in_the_middle_is_an_error(good, tmp_path):
+    path = tmp_path / "a.jsonl"
+    record.Writer(path).write(good)
+    path.write_text('{"schema"\n' + path.read_text())
+    with pytest.raises(record.BadRecord, match=":1:"):
+        record.read(path)

@@ -1,0 +1,169 @@
+"""check and run from end to end on a tiny case: what is timed, what is refused, what a file holds, which code is returned."""
+
+import json
+
+import pytest
+import torch
+
+import bench
+import retro_kernels as rk
+from bench import record
+from bench.baselines import relative_attention as baselines
+
+QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
+
+
+def run(path, *more):
+    code = bench.main(["run", *QUICK, "--json", str(path), "--no-ceilings", "--samples", "2", "--seconds", "0", *more])
+    return code, record.read(path) if path.exists() else []
+
+
+def by_backend(records, mode="fwd"):
+    return {r["backend"]: r for r in records if r["mode"] == mode}
+
+
+def wrong(scale):
+    def kernel(**arguments):
+        return rk.relative_attention(**arguments, backend="reference") * scale
+
+    return bench.Contender("relative_attention", "mine", kernel, role="kernel")
+
+
+def test_run_checks_times_and_records(tiny, tmp_path, capsys):
+    code, records = run(tmp_path / "a.jsonl", "--backend", "reference")
+    assert code == 0
+    found = by_backend(records, "fwdbwd")
+    reference = found["reference"]
+    assert reference["status"] == "ok" and reference["numerics"]["passed"]
+    assert {"out", "lse", "d_query", "d_key", "d_value", "d_rel_key", "d_content_bias", "d_position_bias"} == set(
+        reference["numerics"]["tensors"]
+    )
+    assert len(reference["time"]["samples"]) >= 2 and reference["time"]["minimum"] > 0
+    assert reference["speedup"]["eager"] == pytest.approx(found["eager"]["time"]["minimum"] / reference["time"]["minimum"])
+    assert reference["roofline"] is None and reference["launches"] is None and reference["static"] is None
+    assert found["flex"]["status"] == "unsupported" if "flex" in found else True
+    assert "tiny" in capsys.readouterr().out
+
+
+def test_a_kernel_that_is_wrong_by_a_part_in_ten_thousand_fails_and_is_not_timed(tiny, tmp_path):
+    bench.register(wrong(1.0001))
+    code, records = run(tmp_path / "a.jsonl", "--backend", "mine")
+    mine = by_backend(records)["mine"]
+    assert code == 2
+    assert mine["status"] == "numerics_fail" and mine["time"] is None and "limit" in mine["reason"]
+    assert by_backend(records)["eager"]["time"] is not None
+    assert bench.main(["check", *QUICK, "--backend", "mine"]) == 2
+
+
+def test_a_kernel_that_forgets_to_write_fails(tiny, tmp_path):
+    """Its output comes from torch.empty and the last row is never written: the poison shows."""
+
+    def forgets(query, **arguments):
+        out = torch.empty_like(query)
+        out[:, :-1] = rk.relative_attention(query, **arguments, backend="reference")[:, :-1]
+        return out
+
+    bench.register(bench.Contender("relative_attention", "forgets", forgets, role="kernel"))
+    code, records = run(tmp_path / "a.jsonl", "--backend", "forgets", "--mode", "fwd")
+    assert code == 2
+    tensor = by_backend(records)["forgets"]["numerics"]["tensors"]["out"]
+    assert tensor["frobenius"] is None and not tensor["passed"]
+
+
+def test_a_baseline_with_the_mask_inverted_is_refused(tiny, tmp_path):
+    def inverted(query, key, value, *, causal, scale=None):
+        seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).triu()
+        sides = [t.transpose(1, 2) for t in (query, key, value)]
+        return torch.nn.functional.scaled_dot_product_attention(*sides, attn_mask=seen, scale=scale).transpose(1, 2)
+
+    bench.register(bench.Contender("relative_attention", "upside_down", inverted, without_positions=True))
+    code, records = run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
+    found = by_backend(records)
+    assert found["upside_down"]["status"] == "numerics_fail" and found["upside_down"]["time"] is None
+    assert "upside_down" not in found["reference"]["speedup"] and found["sdpa_plain"]["status"] == "ok"
+    assert code == 2
+
+
+def test_out_of_memory_and_a_backend_that_declines_are_statuses(tiny, tmp_path):
+    def greedy(**arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
+
+    def picky(**arguments):
+        raise ValueError("backend: 'mine' cannot serve this call of relative_attention: head dimension 16")
+
+    def broken(**arguments):
+        raise RuntimeError("illegal memory access")
+
+    for name, function in (("greedy", greedy), ("picky", picky), ("broken", broken)):
+        bench.register(bench.Contender("relative_attention", name, function, role="kernel"))
+    code, records = run(tmp_path / "a.jsonl", "--backend", "greedy,picky,reference", "--mode", "fwd")
+    statuses = {name: r["status"] for name, r in by_backend(records).items()}
+    assert code == 0 and statuses["greedy"] == "oom" and statuses["picky"] == "unsupported" and statuses["reference"] == "ok"
+    code, records = run(tmp_path / "b.jsonl", "--backend", "broken", "--mode", "fwd")
+    assert code == 2 and "illegal memory access" in by_backend(records)["broken"]["reason"]
+
+
+def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
+    def interrupts(**arguments):
+        raise KeyboardInterrupt
+
+    bench.register(bench.Case(**{**vars(tiny), "name": "second"}))
+    bench.register(bench.Contender("relative_attention", "mine", wrong(1.0).function, role="kernel"))
+    bench.register(
+        bench.Contender(
+            "relative_attention", "stops", interrupts, role="kernel", reason=lambda c, t, d: None if c.name == "second" else "no"
+        )
+    )
+    path = tmp_path / "a.jsonl"
+    assert bench.main(["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"]) == 5
+    kept = record.read(path)
+    assert {r["case"]["name"] for r in kept} == {"tiny"}
+    with open(path, "a") as f:
+        f.write('{"schema": 1, "run"')  # killed inside a write
+    assert len(record.read(path)) == len(kept)
+    bench.register(bench.Contender("relative_attention", "stops", wrong(1.0).function, role="kernel"), replace=True)
+    assert bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
+    records = record.read(path)
+    assert [r["case"]["name"] for r in records if r["backend"] == "mine"] == ["tiny", "second"]
+    assert bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
+    assert len(record.read(path)) == len(records)
+
+
+def test_usage_errors_and_nothing_measured(tiny, tmp_path, capsys):
+    assert bench.main(["run", "--case", "no-such-case"]) == 4
+    assert "matches none of" in capsys.readouterr().err
+    assert bench.main(["check", *QUICK, "--dtype", "int8"]) == 4
+    assert bench.main(["frobnicate"]) == 4
+    assert bench.main(["report", str(tmp_path / "absent.jsonl")]) == 4
+    if not torch.cuda.is_available():
+        assert bench.main(["run", "--device", "cuda"]) == 4
+    bench.register(bench.Contender("relative_attention", "absent", wrong(1.0).function, role="kernel", reason=lambda c, t, d: "not built"))
+    assert bench.main(["check", *QUICK, "--backend", "absent"]) == 5
+
+
+def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
+    assert bench.main(["list", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("chunked_cross_attention", "topk_chunks", "leaky_average", "relative_logits", "tiny"))
+    assert "flex" in out and "runs on cuda only" in out
+
+
+def test_registered_names_are_checked(tables):
+    with pytest.raises(ValueError, match="is taken"):
+        bench.register(bench.Contender("relative_attention", "eager", baselines.eager))
+    with pytest.raises(ValueError, match="not an operator"):
+        bench.register(bench.Case("no_such_op", "a", {}, "a test"))
+    with pytest.raises(TypeError, match="expected an Operator"):
+        bench.register("relative_attention")
+
+
+def test_one_seed_repeats_the_inputs_and_none_does_not(tiny):
+    a, b, c = (tiny.make(seed, "cpu", torch.float32)["query"] for seed in (1, 1, 2))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_records_are_json_lines(tiny, tmp_path):
+    _, records = run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == records
+    assert len({r["run"] for r in records}) == 1

@@ -1,0 +1,81 @@
+"""The statistics of `ab` on planted slowdowns: found at 5%, silent without one, inconclusive where the control moves."""
+
+import math
+import random
+
+import pytest
+
+from bench import statistics
+from bench.statistics import Ratio
+
+PAIRS, SAMPLES = 5, 40
+
+
+def batch(rng, slowdown, noise=0.02, layout=0.004, spikes=0.05):
+    """A worker pair draws a small offset of its own; samples share a drift and have noise and rare spikes, as measured machines do."""
+    pairs = []
+    for _ in range(PAIRS):
+        offset, drift, base, head = rng.gauss(0, layout), 0.0, [], []
+        for _ in range(SAMPLES):
+            drift += rng.gauss(0, 0.01)
+            for times, factor in ((base, 1.0), (head, slowdown * math.exp(offset))):
+                spike = rng.uniform(1.1, 2) if rng.random() < spikes else 1.0
+                times.append(1e-3 * factor * math.exp(drift + rng.gauss(0, noise)) * spike)
+        pairs.append((base, head))
+    return pairs
+
+
+def decide(rng, slowdown):
+    first, control = statistics.ratio(batch(rng, slowdown)), statistics.ratio(batch(rng, 1.0))
+    second = statistics.ratio(batch(rng, slowdown)) if statistics.looks_slower(first) else None
+    return statistics.verdict(first, second, control)
+
+
+def test_no_false_alarm_in_200_comparisons_of_equal_trees():
+    rng = random.Random(1)
+    verdicts = [decide(rng, 1.0) for _ in range(200)]
+    assert verdicts.count("regression") == 0 and verdicts.count("warn") == 0
+
+
+@pytest.mark.parametrize("slowdown", [1.08, 1.15, 1.5])
+def test_a_planted_slowdown_is_found(slowdown):
+    rng = random.Random(2)
+    verdicts = [decide(rng, slowdown) for _ in range(50)]
+    assert verdicts.count("regression") >= 48, verdicts
+
+
+def test_a_slowdown_of_four_percent_warns_and_does_not_fail():
+    rng = random.Random(3)
+    verdicts = [decide(rng, 1.04) for _ in range(50)]
+    assert verdicts.count("warn") >= 45 and verdicts.count("regression") <= 1
+
+
+def test_a_speed_up_is_no_regression():
+    rng = random.Random(4)
+    assert {decide(rng, 0.8) for _ in range(20)} == {"faster"}
+
+
+def test_the_interval_comes_from_pairs_not_from_samples():
+    """One slow pair of five with a thousand samples each proves nothing."""
+    quiet, slow = ([1.0] * 1000, [1.0] * 1000), ([1.0] * 1000, [1.5] * 1000)
+    found = statistics.ratio([quiet] * 4 + [slow])
+    assert found.value == 1.0 and found.low == 1.0
+    assert statistics.verdict(found, None, Ratio(1, 1, 1)) == "ok"
+
+
+def test_an_unquiet_control_makes_any_verdict_inconclusive():
+    slow = Ratio(1.2, 1.15, 1.25)
+    for control in (Ratio(1.03, 1.0, 1.05), Ratio(0.97, 0.95, 1.0)):
+        assert statistics.verdict(slow, slow, control) == "inconclusive"
+    assert statistics.verdict(slow, slow, Ratio(1.01, 0.99, 1.02)) == "regression"
+
+
+def test_one_batch_alone_never_fails():
+    slow = Ratio(1.2, 1.15, 1.25)
+    assert statistics.verdict(slow, None, Ratio(1, 1, 1)) == "warn"
+    assert statistics.verdict(slow, Ratio(1.01, 0.99, 1.03), Ratio(1, 1, 1)) == "warn"
+
+
+def test_slow_spikes_of_the_machine_do_not_move_the_estimate():
+    base = [1.0, 1.0, 9.0, 1.0, 1.0]
+    assert statistics.pair_ratio((base, [1.0, 1.0, 1.0, 1.0, 30.0])) == 1.0

@@ -1,0 +1,191 @@
+"""What every op is: a torch.library operator that survives opcheck, compile, autocast, checkpointing and any requires_grad."""
+
+import itertools
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _dispatch, _problem, _validate
+from tests import compare, inputs
+from tests.conftest import INTERPRETER, fast_backends
+
+SMALL = {
+    "chunked_cross_attention": lambda **kw: inputs.cross_attention(1, B=1, N=9, M=4, R=5, H=2, gate=True, mask="token", **kw),
+    "relative_attention": lambda **kw: inputs.self_attention(1, B=1, N=9, H=2, key_mask=True, causal=True, **kw),
+    "relative_logits": lambda **kw: inputs.relative_logits(1, **kw),
+    "topk_chunks": lambda **kw: inputs.topk(1, docs=True, mask=True, causal_gap=1, query_offset=9, **kw),
+    "leaky_average": lambda **kw: inputs.leaky(1, **kw),
+}
+PROBLEM = {op: getattr(_problem, "".join(part.title() for part in op.split("_"))) for op in _dispatch.OPS}
+EVERY = [(op, backend) for op in _dispatch.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
+every = pytest.mark.parametrize("op, backend", EVERY)
+
+
+def resolved(op, kw):
+    """The arguments of the raw operator."""
+    problem = PROBLEM[op]
+    defaults = {"causal": False, "causal_gap": 0, "dropout_p": 0.0, "query_start": 0, "metric": "dot"}
+    if op in ("topk_chunks", "relative_logits"):
+        defaults["query_offset"] = 0
+    return getattr(_validate, op)(problem(**{f: kw.get(f, defaults.get(f)) for f in problem._fields}))
+
+
+def floats(kw):
+    return [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+
+def total(op, kw, backend):
+    outs = getattr(rk, op)(**kw, backend=backend)
+    out = outs[0] if isinstance(outs, tuple) else outs
+    return out.where(out.isfinite(), 0).float().square().sum()
+
+
+@every
+def test_opcheck(op, backend):
+    kw = inputs.differentiable(SMALL[op]())
+    call = resolved(op, kw)
+    # aot dispatch runs the backward twice and compares: any hidden state or aliasing shows
+    torch.library.opcheck(getattr(torch.ops.retro_kernels, op), (*call, backend))
+    outs = getattr(torch.ops.retro_kernels, op)(*inputs_detached(call), backend)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    grads = [torch.ones_like(o) if o.is_floating_point() else None for o in outs]
+    needs = [getattr(call, n) is not None for n in call.DIFFERENTIABLE]
+    backward = getattr(torch.ops.retro_kernels, f"{op}_backward")
+    torch.library.opcheck(backward, (*inputs_detached(call), backend, *outs, *grads, needs), test_utils=("test_schema", "test_faketensor"))
+
+
+def inputs_detached(call):
+    return [v.detach() if isinstance(v, torch.Tensor) else v for v in call]
+
+
+@every
+def test_fullgraph_compile_with_changing_lengths(op, backend):
+    if op != "leaky_average" and INTERPRETER:
+        pytest.skip("the interpreter runs eagerly whatever compiles around it; one op is enough to show the path")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda kw: total(op, kw, backend), fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (9, 11, 14):
+        shape = {"S": size} if op == "topk_chunks" else {"N": size}
+        builder = {"chunked_cross_attention": inputs.cross_attention, "relative_attention": inputs.self_attention}
+        builder = builder.get(
+            op, {"relative_logits": inputs.relative_logits, "topk_chunks": inputs.topk, "leaky_average": inputs.leaky}.get(op)
+        )
+        kw = inputs.differentiable(builder(2, **shape))
+        loss = compiled(kw)
+        torch.testing.assert_close(loss, total(op, kw, backend))
+        got = torch.autograd.grad(loss, [kw[n] for n in floats(kw)])
+        want = torch.autograd.grad(total(op, kw, backend), [kw[n] for n in floats(kw)])
+        for name, a, b in zip(floats(kw), got, want, strict=True):
+            torch.testing.assert_close(a, b, msg=name)
+
+
+@every
+def test_any_subset_of_inputs_may_require_grad(op, backend):
+    kw = SMALL[op]()
+    names = floats(kw)
+    leaves = inputs.differentiable(kw)
+    want = dict(zip(names, torch.autograd.grad(total(op, leaves, backend), [leaves[n] for n in names]), strict=True))
+    subsets = list(itertools.chain.from_iterable(itertools.combinations(names, r) for r in (1, 2, len(names) - 1)))
+    for subset in subsets:
+        some = {n: v.detach().requires_grad_(n in subset) if n in names else v for n, v in kw.items()}
+        got = torch.autograd.grad(total(op, some, backend), [some[n] for n in subset])
+        for name, grad in zip(subset, got, strict=True):
+            torch.testing.assert_close(grad, want[name], msg=lambda m, s=subset, n=name: f"{n} of {s}: {m}")
+
+
+@every
+@pytest.mark.skipif(INTERPRETER, reason="autocast's type on CPU is bfloat16, which the interpreter's dot gets wrong")
+def test_autocast(op, backend):
+    kw = inputs.differentiable(SMALL[op]())
+    with torch.autocast(inputs.DEVICE, torch.bfloat16):
+        loss = total(op, kw, backend)
+    narrow = op != "leaky_average"  # a running sum keeps its input's type, as torch's cumsum does
+    same = {n: v.bfloat16() if n in floats(kw) and narrow else v for n, v in kw.items()}
+    torch.testing.assert_close(loss, total(op, same, backend))
+    for name, grad in zip(floats(kw), torch.autograd.grad(loss, [kw[n] for n in floats(kw)]), strict=True):
+        assert grad.dtype == torch.float32 and grad.isfinite().all(), name
+
+
+@every
+def test_checkpointing(op, backend):
+    kw = inputs.differentiable(SMALL[op](**({"dropout_p": 0.3} if "attention" in op else {})))
+    results = []
+    for wrap in (lambda f: f(), lambda f: torch.utils.checkpoint.checkpoint(f, use_reentrant=False)):
+        torch.manual_seed(3)
+        loss = wrap(lambda: total(op, kw, backend))
+        results.append([loss, *torch.autograd.grad(loss, [kw[n] for n in floats(kw)])])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@every
+def test_second_derivative_is_refused(op, backend):
+    kw = inputs.differentiable(SMALL[op]())
+    name = floats(kw)[0]
+    (grad,) = torch.autograd.grad(total(op, kw, backend), kw[name], create_graph=True)
+    with pytest.raises(RuntimeError, match=f"{op}: second derivatives"):
+        grad.sum().backward()
+
+
+@every
+def test_empty_inputs(op, backend):
+    kw = SMALL[op]()
+    for name in floats(kw):  # batch 0 wherever a batch is
+        if kw[name].dim() >= 3 and name not in ("rel_key",):
+            kw[name] = kw[name][:0]
+    kw = {n: v[:0] if n.endswith(("mask", "doc")) else v for n, v in kw.items()}
+    kw = inputs.differentiable(kw)
+    loss = total(op, kw, backend)
+    loss.backward()
+    assert loss == 0
+    for name in floats(kw):
+        assert kw[name].grad is None or (kw[name].grad == 0).all()
+
+
+def test_meta_tensors_give_shapes():
+    kw = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in SMALL["chunked_cross_attention"]().items()}
+    out, lse = rk.chunked_cross_attention(**kw, return_lse=True)
+    assert out.shape == (1, 9, 2, 16) and lse.shape == (1, 2, 9) and out.is_meta and lse.dtype == torch.float32
+
+
+@pytest.mark.parametrize("op", _dispatch.OPS)
+def test_float64_falls_to_the_reference(op):
+    kw = inputs.cast(SMALL[op](), torch.float64)
+    out = getattr(rk, op)(**kw)
+    assert (out[0] if isinstance(out, tuple) else out).dtype == torch.float64
+    for backend in fast_backends(op):
+        with pytest.raises(ValueError, match=f"backend: '{backend}' cannot serve .*float64"):
+            getattr(rk, op)(**kw, backend=backend)
+
+
+def test_use_backend_sets_and_restores_the_default():
+    kw = SMALL["chunked_cross_attention"]()
+    with rk.use_backend("reference"):
+        assert _dispatch.named(None) == "reference"
+        out = rk.chunked_cross_attention(**kw)
+        with pytest.raises(ZeroDivisionError), rk.use_backend(None):
+            assert _dispatch.named(None) is None
+            raise ZeroDivisionError
+        assert _dispatch.named(None) == "reference"
+    assert _dispatch.named(None) is None
+    assert torch.equal(out, rk.chunked_cross_attention(**kw, backend="reference"))
+    with pytest.raises(ValueError, match="backend: expected None or one of"), rk.use_backend("cublas"):
+        pass
+
+
+def test_a_backend_that_is_not_there_says_why():
+    missing = {(op, n): s.reason for op, d in rk.backends().items() for n, s in d.items() if not s}
+    for (op, name), reason in missing.items():
+        with pytest.raises(ValueError, match=f"backend: '{name}' cannot serve this call of {op}: ") as error:
+            getattr(rk, op)(**SMALL[op](), backend=name)
+        assert str(error.value).endswith(reason)
+
+
+def test_errors_of_relative_error_are_seen():
+    """Negative control of the comparison itself."""
+    want = torch.ones(4, dtype=torch.float64)
+    with pytest.raises(AssertionError, match="relative error"):
+        compare.assert_passes("x", want.float() * (1 + 1e-4), want, want.float(), torch.float32)
+    with pytest.raises(AssertionError, match="1 NaN of 4"):
+        compare.assert_passes("x", torch.tensor([1, torch.nan, 1, 1]), want, None, torch.float32)

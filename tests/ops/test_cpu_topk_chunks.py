@@ -1,0 +1,89 @@
+"""topk_chunks on the CPU: every instruction set, every way of cutting the work, any number of threads."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _native
+from tests import compare, inputs
+
+from .test_cpu_infrastructure import isas, native  # noqa: F401
+
+OP = "topk_chunks"
+pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+
+CASES = {
+    "a tile and a rest": dict(Q=17, S=29),
+    "two tiles at a time, and one": dict(B=1, Q=45, S=61, D=33, k=7),
+    "all masks": dict(Q=40, S=70, docs=True, mask=True, causal_gap=2, query_offset=31, shared=True),
+    "keys are cut": dict(B=1, Q=3, S=9000, D=5, k=11),
+    "keys are cut, causal": dict(B=1, Q=5, S=9000, D=4, causal_gap=1, query_offset=5000),
+    "rows that alias in L1": dict(B=1, Q=18, S=50, D=2048),
+    "sums that fold": dict(B=1, Q=3, S=30, D=1031),
+    "the widest": dict(B=1, Q=2, S=26, D=4096),
+}
+
+
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(native, name, dtype, isa, metric):  # noqa: F811
+    native.set_isa(isa)
+    compare.check(OP, inputs.topk(3, dtype=dtype, metric=metric, integers=True, **CASES[name]), "cpu")
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_nan_and_infinity_on_every_isa(native, isa):  # noqa: F811
+    """The vector maximum must not let a NaN hide a score, nor a masked key's infinity."""
+    native.set_isa(isa)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for metric in ("dot", "l2"):
+            kw = inputs.topk(4, Q=20, S=100, D=7, dtype=dtype, metric=metric, integers=True, mask=True)
+            kw["key"][:, ::3, 6] = torch.nan
+            kw["key"][:, 1::5, 0] = torch.inf
+            want = rk.topk_chunks(**kw, backend="reference")
+            got = rk.topk_chunks(**kw, backend="cpu")
+            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+@pytest.mark.parametrize("case", [dict(B=1, Q=1, S=20011, D=9), dict(B=3, Q=70, S=60), dict(B=1, Q=40, S=9000, D=8, k=100)], ids=str)
+def test_bits_do_not_depend_on_threads(case, metric, dtype):
+    threads = torch.get_num_threads()
+    kw, results = inputs.topk(5, metric=metric, dtype=dtype, **case), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(compare.run(OP, kw, "cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    for name, value in results[0].items():
+        assert all(torch.equal(r[name], value) for r in results[1:]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_bits_do_not_depend_on_the_place_in_a_tile(dtype):
+    """One key among others scores the same wherever it lies, and so do queries."""
+    kw = inputs.topk(6, B=1, Q=33, S=53, D=37, k=53, dtype=dtype)
+    scores, indices = rk.topk_chunks(**kw, backend="cpu")
+    dense = torch.empty(1, 33, 53).scatter_(-1, indices, scores)
+    for shift in (1, 13, 30):
+        moved = {**kw, "key": kw["key"].roll(shift, 1).contiguous(), "query": kw["query"].roll(shift, 1).contiguous()}
+        scores, indices = rk.topk_chunks(**moved, backend="cpu")
+        again = torch.empty(1, 33, 53).scatter_(-1, indices, scores)
+        assert torch.equal(again, dense.roll((shift, shift), (1, 2)))
+
+
+def test_refuses_what_it_cannot_read():
+    kw = inputs.topk(7, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"query is torch\.float64"):
+        rk.topk_chunks(**kw, backend="cpu")
+
+
+def test_huge_offsets():
+    kw = inputs.topk(8, integers=True, causal_gap=0)
+    everything = rk.topk_chunks(**{**kw, "query_offset": 2**62}, backend="cpu")
+    assert torch.equal(everything[1], rk.topk_chunks(**{**kw, "causal_gap": None}, backend="cpu")[1])
+    assert (rk.topk_chunks(**{**kw, "query_offset": -(2**62)}, backend="cpu")[1] == -1).all()

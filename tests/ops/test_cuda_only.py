@@ -1,0 +1,61 @@
+"""What only a GPU can show: CUDA graph capture, no host synchronisation, non-default streams. Skipped where there is none."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _dispatch
+from tests import inputs
+from tests.conftest import INTERPRETER, fast_backends
+from tests.ops.test_contract import SMALL, floats, total
+
+pytestmark = pytest.mark.skipif(INTERPRETER or not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+EVERY = [(op, b) for op in _dispatch.OPS for b in fast_backends(op) if b != "cpu"] or [("leaky_average", "triton")]
+every = pytest.mark.parametrize("op, backend", EVERY)
+
+
+@every
+def test_cuda_graph_capture(op, backend):
+    kw = inputs.differentiable(SMALL[op](**({"dropout_p": 0.2} if "attention" in op else {})))
+    names = floats(kw)
+
+    def step():
+        loss = total(op, kw, backend)
+        return loss, torch.autograd.grad(loss, [kw[n] for n in names])
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss, grads = step()
+    with torch.no_grad():
+        for name in names:
+            kw[name].mul_(0.9)
+    torch.cuda.manual_seed(1)
+    graph.replay()
+    if kw.get("dropout_p"):
+        first = loss.clone()
+        graph.replay()
+        assert loss != first, "each replay draws a fresh dropout mask"
+        return
+    want, want_grads = step()
+    torch.testing.assert_close(loss, want)
+    for got, grad in zip(grads, want_grads, strict=True):
+        torch.testing.assert_close(got, grad)
+
+
+@every
+def test_no_host_synchronisation(op, backend):
+    kw = inputs.differentiable(SMALL[op]())
+    total(op, kw, backend).backward()
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            getattr(rk, op)(**kw, backend=backend)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,99 @@
+"""Rules that hold the tree together: who imports whom, what importing does, that the tree reads as a table."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retro_kernels import _dispatch, _problem
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "retro_kernels"
+BACKENDS = ("triton", "cuda", "cpu", "reference")
+LONGEST_FILE = 450  # lines
+
+
+def imported(path: Path) -> set[str]:
+    """Absolute names of the modules a file imports, function bodies included."""
+    package = ["retro_kernels", *path.relative_to(PACKAGE).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = [*base, *(node.module.split(".") if node.module else [])]
+            found |= {".".join([*base, alias.name]) for alias in node.names}
+    return found
+
+
+def files(folder: str) -> list[Path]:
+    return sorted((PACKAGE / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", [p for b in BACKENDS for p in files(b)], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_backends_never_import_ops(path):
+    upward = ("retro_kernels.ops", "retro_kernels._validate", "retro_kernels._register", "retro_kernels._dispatch")
+    assert not [name for name in imported(path) if name.startswith(upward)]
+
+
+@pytest.mark.parametrize("path", files("reference"), ids=lambda p: p.name)
+def test_the_reference_imports_only_torch(path):
+    roots = {name.split(".")[0] for name in imported(path) if not name.startswith("retro_kernels.reference")}
+    assert roots <= {"torch", "__future__", "collections", "math"}
+
+
+def test_the_package_never_imports_bench_or_tests():
+    for path in PACKAGE.rglob("*.py"):
+        assert not [name for name in imported(path) if name.split(".")[0] in ("bench", "tests")], path
+
+
+def test_importing_loads_no_triton_and_touches_no_device():
+    code = (
+        "import sys, os, torch; before = dict(os.environ); import retro_kernels; "
+        "assert not [m for m in sys.modules if m == 'triton' or m.startswith('triton.')], 'triton was imported'; "
+        "assert not torch.cuda.is_initialized(), 'CUDA was initialised'; "
+        "assert dict(os.environ) == before, 'the environment was written'; print('clean')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "clean", done.stderr
+
+
+def test_one_name_everywhere():
+    for op in _dispatch.OPS:
+        assert (PACKAGE / "ops" / f"{op}.py").exists() and (PACKAGE / "reference" / f"{op}.py").exists()
+        assert hasattr(_problem, "".join(part.title() for part in op.split("_")))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_module_serves_the_protocol(backend):
+    """Read, not imported: triton need not be installed."""
+    for op in _dispatch.OPS:
+        path = PACKAGE / backend / f"{op}.py"
+        if not path.exists():
+            continue
+        tree = ast.parse(path.read_text()).body
+        names = {n.name for n in tree if isinstance(n, ast.FunctionDef)}
+        names |= {t.id for n in tree if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+        names |= {a.asname or a.name for n in tree if isinstance(n, ast.ImportFrom) for a in n.names}
+        assert {"reason", "forward", "backward"} <= names, path
+
+
+def test_files_stay_readable():
+    sources = [p for folder in ("retro_kernels", "csrc", "bench", "tests") for p in (ROOT / folder).rglob("*") if p.is_file()]
+    long = {str(p.relative_to(ROOT)): n for p in sources if p.suffix in (".py", ".cpp", ".cu", ".h")
+            and (n := len(p.read_text().splitlines())) > LONGEST_FILE}  # fmt: skip
+    assert not long
+
+
+def test_nothing_names_a_machine():
+    """No absolute path of a machine in the tracked sources."""
+    bad = []
+    for path in [p for p in ROOT.rglob("*") if p.suffix in (".py", ".cpp", ".cu", ".h", ".md", ".toml", ".sh", ".yml", ".jsonl")]:
+        if {".venv", "build", "out", ".git"} & set(path.relative_to(ROOT).parts):
+            continue
+        text = path.read_text(errors="replace")
+        bad += [f"{path.relative_to(ROOT)}: {needle}" for needle in ("/" + "home/", "/" + "root/", "/" + "Users/") if needle in text]
+    assert not bad

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that `make bench` and `make test` need. Called by the Makefile, from the repository root.
+#
+# torch comes from, in this order: the Python that makes the environment, if it has torch and triton (no network is
+# used then); pip, CPU build, where there is no NVIDIA GPU; pip, CUDA build, where there is one.
+set -euo pipefail
+say() { printf '== %s\n' "$*"; }
+pip() { .venv/bin/python -m pip --disable-pip-version-check -q "$@"; }
+
+if "$PYTHON" -c 'import torch, triton' 2>/dev/null; then
+  say "using the torch and triton of $PYTHON"
+  "$PYTHON" -m venv --system-site-packages .venv
+else
+  "$PYTHON" -m venv .venv
+fi
+
+if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+  index=(${TORCH_INDEX:+--index-url "$TORCH_INDEX"})
+  if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
+    say "an NVIDIA GPU is here: installing $TORCH with CUDA"
+  else
+    # ask what pip would fetch before it fetches gigabytes of CUDA libraries that nothing here could use
+    plan=$(.venv/bin/python -m pip --disable-pip-version-check install --dry-run --quiet --report - "${index[@]}" "$TORCH")
+    if grep -qE '"name": "(nvidia-|cuda-)' <<<"$plan"; then
+      printf '%s\n' "No GPU here, but pip's '$TORCH' is the CUDA build (gigabytes). Give the address of the CPU builds" \
+        "(the CPU command on pytorch.org, 'Get started') and run again:  make setup TORCH_INDEX=ADDRESS" >&2
+      exit 1
+    fi
+    say "no NVIDIA GPU here: installing the CPU build of $TORCH"
+  fi
+  pip install "${index[@]}" "$TORCH"
+fi
+
+say "installing what builds and tests the package"
+if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && pip install --no-build-isolation -e '.[dev]'; then
+  say "ready: .venv"
+elif .venv/bin/python -c 'import torch, triton, pybind11, setuptools, pytest'; then
+  say "no network: building with what $PYTHON has"
+  pip install --no-build-isolation --no-deps --no-index -e .
+else
+  exit 1
+fi
