@@ -36,8 +36,8 @@ CXX_FLAGS = [
     "-Wextra",
     "-Wno-psabi",
     "-Wno-ignored-attributes",
-    "-Wno-uninitialized",
-    "-Wno-maybe-uninitialized",  # GCC 12 warns inside its own AVX-512 header
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",  # GCC 12 warns inside its own AVX-512 header
 ]
 
 # Slowest first. The linker keeps the first copy of an inline function that several objects define, so the order also makes

@@ -101,7 +101,7 @@ SELF = [
         memory_gib=32,
     ),
     _relative("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", N=1500, devices=CUDA, memory_gib=4),
-    _relative("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", N=750, devices=CPU),
+    _relative("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", N=750, devices=()),
     _relative("t5", "arXiv 1910.10683: a scalar bias per displacement", N=512, E=1, extras=("rel_key", "rel_query"), devices=BOTH),
     _relative(
         "grouped-4k", "grouped-query decoder", N=4096, H=16, G=4, D=128, T=4096, options=_causal(rel_start=0), devices=CUDA, memory_gib=24

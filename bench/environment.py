@@ -20,8 +20,9 @@ ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx51
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
 
 
-def git_state(root: Path = ROOT) -> dict[str, Any]:
-    """{"sha", "dirty"} of the tree, both None outside a repository."""
+def git_state(root: Path | None = None) -> dict[str, Any]:
+    """{"sha", "dirty"} of the tree that `retro_kernels` comes from (`ab` measures another than this), both None outside a repository."""
+    root = root or Path(importlib.import_module("retro_kernels").__file__).resolve().parent.parent
     sha = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
     return {"sha": sha or None, "dirty": None if status is None or not sha else bool(status)}
@@ -129,7 +130,9 @@ def last_level_cache() -> int | None:
 
 def free_memory(kind: str) -> int | None:
     """Bytes that can still be allocated on the device."""
-    return torch.cuda.mem_get_info()[0] if kind == "cuda" else _meminfo("MemAvailable")
+    if kind != "cuda":
+        return _meminfo("MemAvailable")
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def _cpuinfo(field: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -136,9 +137,17 @@ def _backend(operator: Operator, backend: str) -> Contender:
         backend,
         lambda **arguments: op(**arguments, backend=backend),
         role="reference" if backend == "reference" else "kernel",
+        devices=_devices(backend),
         reason=reason,
         outputs=lambda **arguments: operator.call(arguments, backend),
     )
+
+
+def _devices(backend: str) -> tuple[str, ...]:
+    """Where a backend's kernels run; Triton's on CPU tensors only under its interpreter, which is checked but no machine to time."""
+    if backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+        return ("cpu",)
+    return {"cpu": ("cpu",), "triton": ("cuda",), "cuda": ("cuda",)}.get(backend, ("cpu", "cuda"))
 
 
 def without_positions(arguments: dict[str, Any]) -> dict[str, Any]:

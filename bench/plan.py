@@ -64,12 +64,16 @@ def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
     """The yardstick first, then kernels (all but the reference, if any can run here), then the other baselines."""
     everyone = contenders_of(case.kernel)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
-    if selection.backends is None and any(c.role == "kernel" and not c.reason(case, None, selection.device) for c in kernels):
+    if selection.backends is None and any(_can_run(c, case, selection.device) for c in kernels):
         kernels = [c for c in kernels if c.role != "reference"]  # the definition is timed only where nothing faster exists
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
     yield from sorted(baselines, key=lambda c: c.name != YARDSTICK)[:1] if any(c.name == YARDSTICK for c in baselines) else ()
     yield from kernels
     yield from (c for c in baselines if c.name != YARDSTICK)
+
+
+def _can_run(contender: Contender, case: Case, device: str) -> bool:
+    return contender.role == "kernel" and device in contender.devices and not contender.reason(case, None, device)
 
 
 def _wanted(contender: Contender, selection: Selection) -> bool:
@@ -90,13 +94,13 @@ def misfit(case: Case, device: str) -> str | None:
 
 def unfit(contender: Contender, case: Case, dtype: str, device: str, backward: bool) -> str | None:
     """Why this contender can't serve the case, as far as can be told without trying."""
+    why = contender.reason(case, dtype, device)
+    if why:
+        return why
     if device not in contender.devices:
         return f"runs on {', '.join(contender.devices)} only"
     if backward and not contender.differentiable:
         return "has no gradient"
-    why = contender.reason(case, dtype, device)
-    if why:
-        return why
     needed, free = contender.peak_bytes(case, ITEMSIZE[dtype], backward), environment.free_memory(device)
     if free is not None and needed > MEMORY_SHARE * free:
         return f"needs about {needed / 2**30:.1f} GiB beyond its inputs; {free / 2**30:.1f} GiB are free"

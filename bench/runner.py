@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import secrets
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 
 from . import ceilings, environment, memory, numerics, oracle, plan, record, timing
 from .operators import floating, without_positions
-from .registry import OPERATORS, Case, Contender
+from .registry import OPERATORS, Case, Contender, contenders_of
 
 CHECK = "check"  # the mode of a record that holds numerics alone
+LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
 
 
@@ -51,17 +53,31 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
     misfit = plan.misfit(case, run.device)
     entries = [Entry(contender) for contender in contenders]
     backward = "fwdbwd" in modes
+    arguments: dict[str, Any] = {}
     if misfit:
         for entry in entries:
             entry.fail("unsupported", misfit)
     else:
+        arguments = _prepare(run, case, dtype, seed, backward, entries)
+    if not run.timed:
+        yield from (blank_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
+    for mode in modes if run.timed else ():
+        yield from _timed(run, case, dtype, mode, arguments, seed, entries)
+    arguments = None
+    _release(run.device)
+
+
+def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
+    """The inputs, with every entry's verdict filled in. Inputs or an oracle that don't fit are a status of all, not the run's end."""
+    arguments: dict[str, Any] = {}
+    try:
         arguments = case.make(seed, run.device, getattr(torch, dtype))
         _check(run, case, dtype, arguments, seed, backward, entries)
-    if not run.timed:
-        yield from (_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
-        return
-    for mode in modes:
-        yield from _timed(run, case, dtype, mode, {} if misfit else arguments, seed, entries)
+    except Exception as e:  # out of memory above all: nothing unchecked is timed
+        for entry in entries:
+            if entry.status == "ok" and entry.verdict is None:
+                entry.fail(*_status_of(e))
+    return arguments
 
 
 def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]) -> None:
@@ -84,7 +100,15 @@ def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: in
                 found = _judge(operator, entry, given, truth, judged, dtype)
                 if entry.contender.name == plan.YARDSTICK and entry.status == "ok":
                     yardstick = found
-    _release(run.device)
+
+
+def checked(run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int) -> tuple[Entry, dict[str, Any]]:
+    """One contender's verdict beside the yardstick's, and the arguments it was reached on: for callers with a timer of their own."""
+    yardstick = next(c for c in contenders_of(case.kernel) if c.name == plan.YARDSTICK)
+    entries = [Entry(yardstick), Entry(contender)]
+    arguments = case.make(seed, run.device, getattr(torch, dtype))
+    _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries)
+    return entries[1], arguments
 
 
 def _judge(operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
@@ -125,16 +149,15 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
         outcome = times.get(entry.contender.name)
         if isinstance(outcome, Exception):
             entry.fail(*_status_of(outcome))
-        elif outcome is not None and timing.estimate(outcome) < timing.SLOW_CALL_S:
+        elif outcome is not None and timing.estimate(outcome) < LONG_CALL_S:
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
-    _release(run.device)
     seconds = {name: timing.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
     baselines = {
         e.contender.name: seconds[e.contender.name] for e in now.values() if e.contender.role == "baseline" and e.contender.name in seconds
     }
     for entry in now.values():
         name = entry.contender.name
-        done = _record(run, case, dtype, mode, entry, seed)
+        done = blank_record(run, case, dtype, mode, entry, seed)
         if name in seconds:
             done["time"] = times[name]
             done["roofline"] = ceilings.roofline(_work(case, dtype, mode), run.ceilings, dtype, seconds[name])
@@ -180,7 +203,7 @@ def _work(case: Case, dtype: str, mode: str):
     return OPERATORS[case.kernel].work(case, plan.ITEMSIZE[dtype], mode)
 
 
-def _record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
+def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
     """A complete record without a measurement."""
     work = None if mode == CHECK else _work(case, dtype, mode)
     return {
@@ -220,5 +243,7 @@ def _record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int
 
 def _release(device: str) -> None:
     gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # every case's shapes are compiled for, not a limited number of them
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ import torch
 
 WARMUPS = 2
 LONG_CALL_S = 0.2  # a call this long needs no second warm-up
-SLOW_CALL_S = 1.0  # a call this long is sampled once: a reference or a baseline far from the headline
+SLOW_CALL_S = 0.4  # a call this long is sampled once by default: a reference, or a baseline far from the headline
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
 SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
 L2_MULTIPLE = 2  # bytes written to evict, in units of the L2
@@ -25,11 +25,12 @@ DEFAULT_L2_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one contender: at least `least` samples (one of a call beyond SLOW_CALL_S), at most `most`, about `seconds`."""
+    """How long to measure one contender: at least `least` samples (one of a call beyond `slow_s`), at most `most`, about `seconds`."""
 
     least: int = 3
     most: int = 50
     seconds: float = 0.4
+    slow_s: float = SLOW_CALL_S
 
 
 def measure(calls: dict[str, Callable[[], Any]], device: str, effort: Effort) -> dict[str, dict[str, Any] | Exception]:
@@ -54,7 +55,7 @@ def measure(calls: dict[str, Callable[[], Any]], device: str, effort: Effort) ->
                 continue
             spent[name] += time.perf_counter() - begun
             count = len(samples[name])
-            least = effort.least if spent[name] < SLOW_CALL_S * count else 1
+            least = effort.least if spent[name] < effort.slow_s * count else 1
             if count >= effort.most or (count >= least and spent[name] >= effort.seconds):
                 pending.remove(name)
     return {name: failed.get(name) or summary(samples[name], sampler.method(name)) for name in calls}

@@ -5,6 +5,8 @@
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
 #include "cpu/topk_chunks.h"
+#include "cpu/relative_attention.h"
+#include "cpu/relative_logits.h"
 #include "view_caster.h"
 
 namespace py = pybind11;
@@ -42,6 +44,52 @@ struct type_caster<retro::CrossAttentionGrads> {
   }
 };
 
+// The same for `RelativeAttention`; an unbounded window is None there and negative here.
+template <>
+struct type_caster<retro::RelativeAttention> {
+  PYBIND11_TYPE_CASTER(retro::RelativeAttention, const_name("RelativeAttention"));
+
+  bool load(handle source, bool) {
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 18) return false;
+    auto field = reinterpret_borrow<tuple>(source);
+    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
+    const auto integer = [&](int i) { return field[i].is_none() ? -1 : field[i].cast<int64_t>(); };
+    const auto number = [&](int i) { return field[i].cast<double>(); };
+    value = {view(0),     view(1),     view(2),  view(3),  view(4),  integer(5), view(6),    view(7),    field[8].cast<bool>(),
+             integer(9),  integer(10), integer(11), view(12), view(13), view(14),   number(15), number(16), view(17)};
+    return true;
+  }
+};
+
+// Seven views, in the order of `RelativeAttention.DIFFERENTIABLE`.
+template <>
+struct type_caster<retro::RelativeAttentionGrads> {
+  PYBIND11_TYPE_CASTER(retro::RelativeAttentionGrads, const_name("RelativeAttentionGrads"));
+
+  bool load(handle source, bool) {
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 7) return false;
+    auto field = reinterpret_borrow<tuple>(source);
+    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
+    value = {view(0), view(1), view(2), view(3), view(4), view(5), view(6)};
+    return true;
+  }
+};
+
+// The same for `RelativeLogits`.
+template <>
+struct type_caster<retro::RelativeLogits> {
+  PYBIND11_TYPE_CASTER(retro::RelativeLogits, const_name("RelativeLogits"));
+
+  bool load(handle source, bool) {
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 6) return false;
+    auto field = reinterpret_borrow<tuple>(source);
+    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
+    const auto integer = [&](int i) { return field[i].cast<int64_t>(); };
+    value = {view(0), view(1), integer(2), integer(3), view(4), integer(5)};
+    return true;
+  }
+};
+
 }  // namespace pybind11::detail
 
 namespace {
@@ -69,4 +117,8 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(leaky_average_backward);
   BIND(topk_chunks_forward);
   BIND(topk_chunks_backward);
+  BIND(relative_attention_forward);
+  BIND(relative_attention_backward);
+  BIND(relative_logits_forward);
+  BIND(relative_logits_backward);
 }

@@ -50,11 +50,11 @@ def view(tensor: Tensor | None) -> View | None:
     return tensor.data_ptr(), _TYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()
 
 
-def problem(call) -> tuple:
-    """What C++ sees of a call: its fields in order, tensors as views."""
-    return tuple(view(x) if isinstance(x, Tensor) else x for x in call)
-
-
 def cpu_isa() -> str:
     """The instruction set whose CPU kernels run on this machine, or "none" without the extension."""
     return "none" if missing("_cpu") else extension("_cpu").isa_name()
+
+
+def problem(call) -> tuple:
+    """What C++ sees of a call: its fields in order, tensors as views."""
+    return tuple(view(x) if isinstance(x, Tensor) else x for x in call)

@@ -167,7 +167,7 @@ def table(rows: list[Row]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m retro_kernels.aot", description="Compile every Triton kernel without a GPU.")
-    parser.add_argument("--arch", default="80,90,100", help="comma-separated, of %s" % ",".join(map(str, KNOWN)))
+    parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
     parser.add_argument("--kernel", help="only kernels whose op/name contains this")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--keep", type=Path, help="leave the cubins in this folder")

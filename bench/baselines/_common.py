@@ -24,6 +24,8 @@ def full_table(rel_key: Tensor, rel_start: int | None, lowest: int, rows: int) -
 def skewed(band: Tensor, keys: int) -> Tensor:
     """band [..., n, n+keys-1], column n-1-i+j for the pair (i, j) -> [..., n, keys]: Transformer-XL's shift by reshaping."""
     n, width = band.shape[-2:]
+    if n == 1:
+        return band  # one query: its columns are its keys, and there is nothing to shift
     flat = band.flatten(-2)[..., n - 1 :]
     return flat[..., : n * (width - 1)].unflatten(-1, (n, width - 1))[..., :keys]
 
@@ -57,22 +59,17 @@ def compiled(contender: Contender) -> Contender:
 
 
 class CompiledTwin:
-    """Compiles at its first call; the compiler is reset when another shape comes, so that every shape is specialised."""
+    """Compiles at its first call, and again for every new shape; the runner resets the compiler between cases."""
 
     def __init__(self, function):
         self.function = function
 
-    def __call__(self, **arguments):
-        return self._of(tuple((name, _signature(value)) for name, value in sorted(arguments.items())))(**arguments)
-
-    @functools.lru_cache(maxsize=4)  # noqa: B019  (one twin per baseline, for the life of the process)
-    def _of(self, key):
-        torch.compiler.reset()
+    @functools.cached_property
+    def compiled(self):
         return torch.compile(self.function, dynamic=False)
 
-
-def _signature(value):
-    return (tuple(value.shape), value.dtype, value.requires_grad) if isinstance(value, Tensor) else value
+    def __call__(self, **arguments):
+        return self.compiled(**arguments)
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -163,6 +165,7 @@ def flex(
     return out.transpose(1, 2)
 
 
+@functools.lru_cache(maxsize=8)  # a model builds it once and uses it in every layer
 def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, device):
     if not causal and window is None:
         return None

@@ -39,7 +39,9 @@ def walk(
                 continue
             for record in runner.run_case(run, case, dtype, left, list(plan.contenders(case, chosen))):
                 keep(record)
-                counts[record["status"]] = counts.get(record["status"], 0) + 1
+                # a baseline that breaks is shown and not used; one that computes something else makes the run red
+                counted = "baseline error" if record["status"] == "error" and record["role"] == "baseline" else record["status"]
+                counts[counted] = counts.get(counted, 0) + 1
                 if record["status"] in ("numerics_fail", "error", "oom"):
                     bar.note(f"{record['status']}: {record['id']}: {record['reason']}")
     return counts

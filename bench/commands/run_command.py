@@ -7,6 +7,7 @@ Every record is appended to a JSON-lines file as soon as it exists: an interrupt
 from __future__ import annotations
 
 import argparse
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,14 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree")
     parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
     usual = timing.Effort()
-    parser.add_argument("--samples", type=_options.positive, default=usual.least, help=f"least samples a contender (default {usual.least})")
+    parser.add_argument(
+        "--samples", type=_options.positive, help=f"least samples (default {usual.least}; 1 of calls beyond {usual.slow_s} s)"
+    )
     parser.add_argument("--seconds", type=float, default=usual.seconds, help=f"time for a contender's samples (default {usual.seconds} s)")
     parser.add_argument("--no-ceilings", action="store_true", help="skip measuring the machine: no roofline")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     chosen = _options.selection(arguments)
-    effort = timing.Effort(arguments.samples, max(timing.Effort.most, arguments.samples), arguments.seconds)
+    usual, least = timing.Effort(), arguments.samples
+    effort = timing.Effort(least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s)
     run = _measure.start(arguments, chosen, effort=effort)
     path = arguments.resume or arguments.json or RESULTS / f"{chosen.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
     if arguments.fresh and arguments.json:

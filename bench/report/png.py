@@ -25,6 +25,7 @@ def write(records: list[dict[str, Any]], path: Path) -> None:
     _roofline(top, html.scatter(rows), html.roofs(latest))
     groups = list(dict.fromkeys(group for _, _, group in bars))
     middle.barh([b[0] for b in bars][::-1], [b[1] for b in bars][::-1], color=[colour(groups, b[2]) for b in bars][::-1])
+    middle.set_xscale("log")
     middle.axvline(1, color="#a40000", linestyle="--")
     middle.set_xlabel("speed-up over the fastest baseline that computes the same")
     middle.tick_params(labelsize=7)

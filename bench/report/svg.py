@@ -48,22 +48,23 @@ def roofline(points: list[tuple[float, float, str, str]], roofs: list[tuple[str,
     return _svg(parts + _legend(groups))
 
 
-def bars(values: list[tuple[str, float, str]], unit_line: float = 1.0) -> str:
-    """values: (label, ratio, group), one horizontal bar each, with a line at 1."""
+def bars(values: list[tuple[str, float, str]]) -> str:
+    """values: (label, ratio, group), one horizontal bar each from 1, leftwards below it; the axis is logarithmic."""
     if not values:
         return ""
     height, label_width = 18 * len(values) + 40, 380
-    top = max([v for _, v, _ in values] + [unit_line]) * 1.08
     groups = list(dict.fromkeys(group for _, _, group in values))
-    scale = (WIDTH - label_width - 60) / top
+    logs = [math.log10(v) for _, v, _ in values] + [0.0]
+    low, high = min(logs), max(max(logs), min(logs) + 0.1)
+    scale = (WIDTH - label_width - 70) / (high - low)
+    one = label_width - low * scale
     parts = []
     for i, (label, value, group) in enumerate(values):
-        y = 10 + 18 * i
+        y, end = 10 + 18 * i, one + math.log10(value) * scale
         parts.append(_text(label_width - 6, y + 11, label, "end"))
-        parts.append(f'<rect x="{label_width}" y="{y}" width="{value * scale:.1f}" height="13" fill="{colour(groups, group)}"/>')
-        parts.append(_text(label_width + value * scale + 4, y + 11, f"{value:.2f}x", "start"))
-    x = label_width + unit_line * scale
-    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height - 24}" stroke="#a40000" stroke-dasharray="4 3"/>')
+        parts.append(f'<rect x="{min(one, end):.1f}" y="{y}" width="{abs(end - one):.1f}" height="13" fill="{colour(groups, group)}"/>')
+        parts.append(_text(max(one, end) + 4, y + 11, f"{value:.2f}x", "start"))
+    parts.append(f'<line x1="{one:.1f}" x2="{one:.1f}" y1="4" y2="{height - 24}" stroke="#a40000" stroke-dasharray="4 3"/>')
     return _svg(parts, height)
 
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <vector>
 
+#include "carver.h"
 #include "chunked_cross_attention.h"
 #include "dropout.h"
 #include "pack.h"
@@ -15,23 +16,6 @@
 namespace retro::RETRO_ISA {
 
 constexpr int ROWS = 64;      // queries of a unit: rows of S are 64 lanes apart
-constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
-
-// Hands out pieces of a buffer; with a null buffer it only counts.
-class Carver {
- public:
-  explicit Carver(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
-  template <class X>
-  X* take(int64_t n) {
-    auto* piece = reinterpret_cast<X*>(at_);
-    at_ += (static_cast<size_t>(n) * sizeof(X) + 63) / 64 * 64;
-    return piece;
-  }
-  size_t used() const { return at_ - start_; }
-
- private:
-  uintptr_t at_, start_;
-};
 
 struct Sizes {
   int64_t B, N, L, M;
@@ -255,22 +239,5 @@ struct HeadOrder {
     return {rest / here, static_cast<int>(first + rest % here)};
   }
 };
-
-// Types that a kernel is compiled for: how a tensor lies in memory, and what products are made of.
-template <class F>
-inline void by_storage(Type type, F&& f) {
-  switch (type) {
-    case Type::BF16:
-#if RETRO_ISA_LEVEL >= 3
-      return f(bf16{}, uint32_t{});
-#else
-      return f(bf16{}, float{});
-#endif
-    case Type::F16:
-      return f(fp16{}, float{});
-    default:
-      return f(float{}, float{});
-  }
-}
 
 }  // namespace retro::RETRO_ISA

@@ -17,20 +17,27 @@ struct Dropout {
   }
   explicit operator bool() const { return threshold > 0; }
 
-  // to[i] = kept or 0 for query rows row..row+n-1 and one key; the loop over i is the one that the compiler vectorises.
+  // to[i] = kept or 0 for query rows row..row+n-1 and one key; the compiler vectorises the loop over i.
   void factors(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
+    for (int i = 0; i < n; ++i) to[i] = factor(key, row + static_cast<uint32_t>(i), head, batch);
+  }
+  // The same for keys key..key+n-1 of one query row.
+  void factors_of_row(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
+    for (int i = 0; i < n; ++i) to[i] = factor(key + static_cast<uint32_t>(i), row, head, batch);
+  }
+
+ private:
+  RETRO_INLINE float factor(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) const {
     constexpr uint32_t A = 0xD2511F53u, B = 0xCD9E8D57u, WEYL_A = 0x9E3779B9u, WEYL_B = 0xBB67AE85u;
-    for (int i = 0; i < n; ++i) {
-      uint32_t c0 = key, c1 = row + static_cast<uint32_t>(i), c2 = head, c3 = batch, k0 = seed_low, k1 = seed_high;
+    uint32_t k0 = seed_low, k1 = seed_high;
 #pragma GCC unroll 10
-      for (int round = 0; round < 10; ++round) {
-        const uint64_t a = static_cast<uint64_t>(c0) * A, b = static_cast<uint64_t>(c2) * B;
-        c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(b);
-        c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(a);
-        k0 += WEYL_A, k1 += WEYL_B;
-      }
-      to[i] = c0 >= threshold ? kept : 0.f;
+    for (int round = 0; round < 10; ++round) {
+      const uint64_t a = static_cast<uint64_t>(c0) * A, b = static_cast<uint64_t>(c2) * B;
+      c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(b);
+      c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(a);
+      k0 += WEYL_A, k1 += WEYL_B;
     }
+    return c0 >= threshold ? kept : 0.f;
   }
 };
 

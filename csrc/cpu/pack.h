@@ -75,4 +75,21 @@ inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int c
   transpose(reinterpret_cast<const float*>(from), from_stride, rows, columns, reinterpret_cast<float*>(to), to_stride);
 }
 
+// Types that a kernel is compiled for: how a tensor lies in memory, and what products are made of.
+template <class F>
+inline void by_storage(Type type, F&& f) {
+  switch (type) {
+    case Type::BF16:
+#if RETRO_ISA_LEVEL >= 3
+      return f(bf16{}, uint32_t{});
+#else
+      return f(bf16{}, float{});
+#endif
+    case Type::F16:
+      return f(fp16{}, float{});
+    default:
+      return f(float{}, float{});
+  }
+}
+
 }  // namespace retro::RETRO_ISA

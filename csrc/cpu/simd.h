@@ -28,6 +28,8 @@
 
 namespace retro::RETRO_ISA {
 
+constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+
 RETRO_INLINE float as_float(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, 4);
@@ -94,7 +96,7 @@ namespace retro::RETRO_ISA {
 
 // exp to about 1 ulp: 2^n * e^r, |r| <= ln2/2; 0 at -inf, inf above 88.7, NaN stays NaN. Polynomial: Cephes' expf.
 RETRO_INLINE Vec exp(Vec x) {
-  constexpr float LOG2E = 1.44269504088896341f, LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
+  constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
   constexpr float LOWEST = -104.f, HIGHEST = 89.f;  // beyond these the result is 0 or inf
   x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
   const Vec n = round(x * broadcast(LOG2E));

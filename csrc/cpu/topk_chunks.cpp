@@ -149,6 +149,7 @@ class Scan {
           std::fill_n(to, words_, 0u);
           continue;
         }
+        if (row + 1 < last_) prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * static_cast<int64_t>(sizeof(T)));
         convert_row(p_.query.at<const T>(b_, row), reinterpret_cast<K*>(to), p_.dim);
         threshold_[at] = -INFINITY;
         if (!p_.l2) continue;
@@ -168,6 +169,7 @@ class Scan {
       if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j * p_.key_mask.stride[1])) index_[count_++] = j;
     if (count_ == 0) return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
+    look_ahead(adjacent && j < end ? end - j : 0);
     if constexpr (SAME) {
       if (adjacent && count_ == KEYS && !aliased_) {
         tile_.rows = p_.key.at<const K>(kb_, index_[0]);
@@ -178,6 +180,13 @@ class Scan {
     for (int i = 0; i < count_; ++i) convert_row(p_.key.at<const T>(kb_, index_[i]), copy_ + i * stride_, p_.dim);
     tile_.rows = copy_, tile_.stride = stride_;
     return measure(), j;
+  }
+
+  // Where the keys lie that come some tiles later, if `left` keys follow this tile one after another.
+  void look_ahead(int64_t left) {
+    const int64_t bytes = KEYS * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
+    const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
+    ahead_ = left >= tiles * KEYS ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes : nullptr;
   }
 
   void measure() {
@@ -204,7 +213,7 @@ class Scan {
     for (int from = 0; from < count_; from += NK) {
       if (p_.causal && index_[from] >= after) return;
       Tile<K> part{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
-      if (t == 0 && tile_.rows != copy_) part.ahead = reinterpret_cast<const char*>(part.rows + TILES_AHEAD * KEYS * tile_.stride);
+      if (t == 0 && ahead_) part.ahead = ahead_ + from * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));
       const uint32_t hits = score<K, MQ>(packed_ + t * q_tile, q_tile, part, p_.dim, threshold_ + t * LANES, out);
       for (int m = 0; m < MQ; ++m)
         if (hits >> m & 1) consider(t + m, from, std::min(NK, count_ - from), out + m * NK * LANES);
@@ -245,6 +254,7 @@ class Scan {
   K* copy_;               // [KEYS][stride]
   float kept_;            // l2: a half less the relative error bound
   Tile<K> tile_{};
+  const char* ahead_ = nullptr;  // keys soon needed; null where they are masked or the range ends
   int count_ = 0;
   int64_t index_[KEYS];
   float norm_[KEYS];

@@ -4,6 +4,8 @@
 // A score is summed in the order of the embedding's elements wherever the key lies in its tile and the query in its own,
 // so its bits don't depend on how the work is cut.
 #pragma once
+#include <utility>
+
 #include "simd.h"
 
 namespace retro::RETRO_ISA {
@@ -12,7 +14,7 @@ constexpr int KEYS = LANES == 16 ? 24 : 12;  // keys of a tile: the accumulators
 constexpr int64_t FOLD = 512;                // steps after which the running sums move to a second one (rounding)
 constexpr int LINE = 64;                     // bytes of a cache line
 constexpr int64_t Q_AHEAD = 16;              // steps: packed queries beyond L1 come from L2 in time
-constexpr int64_t TILES_AHEAD = 2;           // key tiles: enough to hide memory's latency, few enough to stay in cache
+constexpr int64_t KEYS_AHEAD = 48 << 10;     // bytes: enough to hide memory's latency, little enough to stay in cache
 
 #if RETRO_ISA_LEVEL >= 3
 using NarrowKey = bf16;  // multiplied as it is, in pairs
@@ -158,6 +160,11 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
   return hits;
 }
 
+// Asks for a row that will be read next; a hardware prefetcher stops at the end of a page.
+inline void prefetch_row(const void* row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(static_cast<const char*>(row) + i, 0, 2);
+}
+
 // A row as it is multiplied: widened, or copied where it already has the type; an odd last half gets a zero beside it.
 template <class T>
 inline void convert_row(const T* from, float* to, int64_t dim) {
@@ -170,22 +177,39 @@ inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   if (dim % 2) to[dim].bits = 0;
 }
 
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+
+// a0 b0 a1 b1 ... from the element `FROM` on
+template <int FROM, int... I>
+RETRO_INLINE Words interleave(Words a, Words b, std::integer_sequence<int, I...>) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, (FROM + I / 2 + I % 2 * LANES)...);
+#else  // GCC before 12
+  return __builtin_shuffle(a, b, Words{static_cast<uint32_t>(FROM + I / 2 + I % 2 * LANES)...});
+#endif
+}
+
 // rows [LANES][words] at `stride` words -> packed [words][LANES]
 inline void transpose(const uint32_t* rows, int64_t stride, int64_t words, uint32_t* packed) {
-  typedef uint32_t Four __attribute__((vector_size(16), aligned(4), may_alias));
+  constexpr std::make_integer_sequence<int, LANES> every{};
   int64_t w = 0;
-  for (; w + 4 <= words; w += 4)
-    for (int lane = 0; lane < LANES; lane += 4) {
-      const auto row = [&](int i) { return *reinterpret_cast<const Four*>(rows + (lane + i) * stride + w); };
-      const auto to = [&](int i) -> Four& { return *reinterpret_cast<Four*>(packed + (w + i) * LANES + lane); };
-      const Four a = row(0), b = row(1), c = row(2), d = row(3);
-      const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-      const Four AB = __builtin_shufflevector(a, b, 2, 6, 3, 7), CD = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      to(0) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
-      to(1) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-      to(2) = __builtin_shufflevector(AB, CD, 0, 1, 4, 5);
-      to(3) = __builtin_shufflevector(AB, CD, 2, 3, 6, 7);
+  for (; w + LANES <= words; w += LANES) {
+    Words x[LANES], y[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) std::memcpy(&x[i], rows + i * stride + w, sizeof(Words));
+#pragma GCC unroll 4
+    for (int done = 1; done < LANES; done *= 2) {  // after log2(LANES) perfect shuffles rows are columns
+#pragma GCC unroll 8
+      for (int i = 0; i < LANES / 2; ++i) {
+        y[2 * i] = interleave<0>(x[i], x[i + LANES / 2], every);
+        y[2 * i + 1] = interleave<LANES / 2>(x[i], x[i + LANES / 2], every);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; ++i) x[i] = y[i];
     }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) std::memcpy(packed + (w + i) * LANES, &x[i], sizeof(Words));
+  }
   for (; w < words; ++w)
     for (int lane = 0; lane < LANES; ++lane) packed[w * LANES + lane] = rows[lane * stride + w];
 }

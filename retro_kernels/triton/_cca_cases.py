@@ -7,8 +7,6 @@ from torch import Tensor
 
 from .._problem import ChunkedCrossAttention
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 
 def call(
     dtype: torch.dtype, *, B=8, N=2048, M=64, K=2, R=128, H=16, G=None, D=128, E=None, rel=True, biases=True, gate=False,
@@ -30,22 +28,24 @@ def call(
     )  # fmt: skip
 
 
-#: the presets of RETRO (heads x head width); the head count is no constant of a kernel, so 12, 16 and 32 heads compile once
-PRESETS = {"retro d64": dict(D=64), "retro d128": dict(D=128)}
+BF16, HALVES, ALL = (torch.bfloat16,), (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)
 
-CALLS = {
-    **PRESETS,
-    **{f"{name} gate mask": dict(options, gate=True, mask_dims=4) for name, options in PRESETS.items()},
-    **{f"{name} decode": dict(options, N=1, query_start=2047, B=1) for name, options in PRESETS.items()},
-    "no positions": dict(rel=False, biases=False),
-    "neighbour mask": dict(mask_dims=3),
-    "dropout": dict(dropout_p=0.1),
-    "grouped heads": dict(G=4),
-    "narrow relative": dict(E=16),
-    "table": dict(E=1),
-    "head of 24": dict(D=24),
-    "head of 96": dict(D=96),
-    "head of 256": dict(D=256),
-    "long chunk": dict(M=256),
-    "short chunk": dict(M=16, R=32),
+#: the presets of RETRO (heads x head width); the head count is no constant of a kernel, so 12, 16 and 32 heads compile once
+PRESETS: dict[str, dict] = {"retro d64": {"D": 64}, "retro d128": {"D": 128}}
+
+#: name -> (options of `call`, types). float16 compiles to bfloat16's code but for the instruction's type: the presets stand for it
+CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
+    **{name: (options, ALL) for name, options in PRESETS.items()},
+    **{f"{name} gate mask": ({**options, "gate": True, "mask_dims": 4}, HALVES) for name, options in PRESETS.items()},
+    **{f"{name} decode": ({**options, "N": 1, "query_start": 2047, "B": 1}, BF16) for name, options in PRESETS.items()},
+    "no positions": ({"rel": False, "biases": False}, BF16),
+    "neighbour mask": ({"mask_dims": 3}, BF16),
+    "dropout": ({"dropout_p": 0.1}, BF16),
+    "grouped heads": ({"G": 4}, (torch.bfloat16, torch.float32)),
+    "narrow relative": ({"E": 16}, BF16),
+    "head of 24": ({"D": 24}, BF16),
+    "head of 96": ({"D": 96}, BF16),
+    "head of 256": ({"D": 256}, (torch.bfloat16, torch.float32)),
+    "long chunk": ({"M": 256}, BF16),
+    "short chunk": ({"M": 16, "R": 32}, BF16),
 }

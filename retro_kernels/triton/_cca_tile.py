@@ -33,7 +33,7 @@ def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constex
 def load_keys(base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
     """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero, whatever memory holds there."""
     column = tl.arange(0, BLOCK_D)
-    pointers = base + j[:, None] * stride + column[None, :]
+    pointers = base + (j[:, None] * stride + column[None, :])
     if MASKED and BLOCK_D == D:
         x = tl.load(pointers, mask=visible[:, None], other=0.0)
     elif MASKED:
@@ -74,6 +74,26 @@ def load_gate(gate_ptr, visible, MASKED: tl.constexpr):
     if MASKED:
         gate = tl.where(tl.max(visible.to(tl.int32), 0) > 0, gate, 0.0)
     return gate
+
+
+@triton.jit
+def load_band(band_at, band_keys, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """float32 [BLOCK_M, BLOCK_N] tile of a workspace with band_keys columns; `zero` as in `_relative`."""
+    row = (tl.arange(0, BLOCK_M) + zero)[:, None] * band_keys
+    return tl.load(band_at + (row + tl.arange(0, BLOCK_N)[None, :])).to(tl.float32)
+
+
+@triton.jit
+def locate(pid, H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M: tl.constexpr):
+    """head, slot in the slab, item, block, chunk, batch (int64), first row of the chunk, first row of the tile."""
+    head, slot = pid % H, pid // H
+    item = first_item + slot
+    block = item % blocks
+    chunk = first_chunk + (item // blocks) % chunks
+    batch = (item // (blocks * chunks)).to(tl.int64)
+    # tiles start at index 0 of the attending chunk, so that every chunk's band meets the table at the same rows
+    first_row = (chunk + 1) * M - 1 - query_start
+    return head, slot, item, block, chunk, batch, first_row, first_row + block * BLOCK_M
 
 
 @triton.jit

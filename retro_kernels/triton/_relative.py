@@ -46,7 +46,7 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
     e = tl.arange(0, BLOCK_E)
     inside = (t >= 0) & (t < rows)
     # a row outside the table may lie outside the allocation: clamp the address as well as masking the load
-    pointers = rel_ptr + tl.where(inside, t, 0)[:, None] * stride_t + e[None, :]
+    pointers = rel_ptr + (tl.where(inside, t, 0)[:, None] * stride_t + e[None, :])
     if BLOCK_E == E:
         rel = tl.load(pointers, mask=inside[:, None], other=0.0)
     else:

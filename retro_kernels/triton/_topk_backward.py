@@ -30,18 +30,18 @@ def _topk_chunks_dquery_kernel(
     d_ok = d < D
     key_base = key_ptr + batch * stride_kb
     acc = tl.zeros([BLOCK_D], tl.float32)
-    weight = tl.zeros([BLOCK_K], tl.float32)
+    if IS_L2:
+        query = tl.load(query_ptr + batch * stride_qb + (row % Q) * stride_qn + d, mask=d_ok, other=0.0).to(tl.float32)
     for start in range(0, k, BLOCK_K):
         slot = start + tl.arange(0, BLOCK_K)
         index = tl.load(indices_ptr + row * k + slot, mask=slot < k, other=-1)
         chosen = index >= 0
         grad = tl.load(grad_ptr + row * k + slot, mask=chosen, other=0.0)
-        key = tl.load(key_base + index[:, None] * stride_ks + d[None, :], mask=chosen[:, None] & d_ok[None, :], other=0.0)
-        acc += tl.sum(grad[:, None] * key.to(tl.float32), 0)
-        weight += grad
-    if IS_L2:
-        query = tl.load(query_ptr + batch * stride_qb + (row % Q) * stride_qn + d, mask=d_ok, other=0.0).to(tl.float32)
-        acc = 2.0 * (acc - tl.sum(weight, 0) * query)
+        key = tl.load(key_base + index[:, None] * stride_ks + d[None, :], mask=chosen[:, None] & d_ok[None, :], other=0.0).to(tl.float32)
+        if IS_L2:
+            # differences, not sums of each: those cancel where both are large
+            key = tl.where(chosen[:, None], 2.0 * (key - query[None, :]), 0.0)
+        acc += tl.sum(grad[:, None] * key, 0)
     tl.store(dquery_ptr + row * D + d, acc, mask=d_ok)
 
 
@@ -75,7 +75,8 @@ def _topk_chunks_dkey_kernel(
         d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
         d_ok = d < D
         acc = tl.zeros([BLOCK_D], tl.float32)
-        weight = tl.zeros([BLOCK_N], tl.float32)
+        if IS_L2:
+            key = tl.load(key_ptr + (target // S) * stride_kb + (target % S) * stride_ks + d, mask=d_ok, other=0.0).to(tl.float32)
         start = first
         more = 1
         while more > 0:
@@ -85,12 +86,10 @@ def _topk_chunks_dkey_kernel(
             grad = tl.load(grad_ptr + slot, mask=mine, other=0.0)
             row = slot // k
             query_rows = query_ptr + (row // Q) * stride_qb + (row % Q) * stride_qn
-            query = tl.load(query_rows[:, None] + d[None, :], mask=mine[:, None] & d_ok[None, :], other=0.0)
-            acc += tl.sum(grad[:, None] * query.to(tl.float32), 0)
-            weight += grad
+            query = tl.load(query_rows[:, None] + d[None, :], mask=mine[:, None] & d_ok[None, :], other=0.0).to(tl.float32)
+            if IS_L2:
+                query = tl.where(mine[:, None], 2.0 * (query - key[None, :]), 0.0)
+            acc += tl.sum(grad[:, None] * query, 0)
             start += BLOCK_N
             more = tl.min(mine.to(tl.int32), 0)
-        if IS_L2:
-            key = tl.load(key_ptr + (target // S) * stride_kb + (target % S) * stride_ks + d, mask=d_ok, other=0.0)
-            acc = 2.0 * (acc - tl.sum(weight, 0) * key.to(tl.float32))
         tl.store(dkey_ptr + target * D + d, acc, mask=d_ok)

@@ -20,6 +20,42 @@ def _square_norm(rows_ptr, rows_ok, D, BLOCK_Q: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
+def _products(query_rows, q_ok, key_rows, s_ok, D, NORMS: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+              BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """q·k [BLOCK_Q, BLOCK_S] and, for NORMS, k·k [BLOCK_S]."""
+    acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
+    key_norm = tl.zeros([BLOCK_S], tl.float32)
+    for start in range(0, D, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        if EVEN_D:
+            q_mask = q_ok[:, None]
+            k_mask = s_ok[None, :]
+        else:
+            q_mask = q_ok[:, None] & (d[None, :] < D)
+            k_mask = s_ok[None, :] & (d[:, None] < D)
+        query = tl.load(query_rows[:, None] + d[None, :], mask=q_mask, other=0.0)  # [BLOCK_Q, BLOCK_D]
+        key = tl.load(key_rows[None, :] + d[:, None], mask=k_mask, other=0.0)  # [BLOCK_D, BLOCK_S]
+        acc = tl.dot(query, key, acc, input_precision=PRECISION)
+        if NORMS:
+            wide = key.to(tl.float32)
+            key_norm += tl.sum(wide * wide, 0)
+    return acc, key_norm
+
+
+@triton.jit
+def _squared_differences(query_rows, q_ok, key_rows, s_ok, D, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+    """||q-k||^2 [BLOCK_Q, BLOCK_S], exact near 0 where the difference of norms and products has no digit left."""
+    acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
+    for start in range(0, D, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        query = tl.load(query_rows[:, None] + d[None, :], mask=q_ok[:, None] & (d[None, :] < D), other=0.0).to(tl.float32)
+        key = tl.load(key_rows[:, None] + d[None, :], mask=s_ok[:, None] & (d[None, :] < D), other=0.0).to(tl.float32)
+        gap = query[:, None, :] - key[None, :, :]
+        acc += tl.sum(gap * gap, 2)
+    return acc
+
+
+@triton.jit
 def _topk_chunks_scan_kernel(
     query_ptr,
     key_ptr,
@@ -47,6 +83,7 @@ def _topk_chunks_scan_kernel(
     splits,
     split_len,  # keys a split, a multiple of BLOCK_S
     IS_L2: tl.constexpr,
+    DIRECT: tl.constexpr,  # l2 by squared differences, not by norms and products
     HAS_CAUSAL: tl.constexpr,
     HAS_DOC: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -74,7 +111,7 @@ def _topk_chunks_scan_kernel(
     end = tl.minimum(first + split_len, S)
     if HAS_CAUSAL:
         end = tl.minimum(end, tl.minimum(q_block * BLOCK_Q + BLOCK_Q, Q) + causal_shift)
-    if IS_L2:
+    if IS_L2 and not DIRECT:
         query_norm = _square_norm(query_rows, q_ok, D, BLOCK_Q, BLOCK_D)
     if HAS_DOC:
         query_doc = tl.load(query_doc_ptr + batch * stride_qdb + q.to(tl.int64) * stride_qdn, mask=q_ok, other=0)
@@ -85,27 +122,15 @@ def _topk_chunks_scan_kernel(
         s = start + tl.arange(0, BLOCK_S)
         s_ok = s < end
         key_rows = key_base + s.to(tl.int64) * stride_ks  # [BLOCK_S]
-        acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
-        key_norm = tl.zeros([BLOCK_S], tl.float32)
-        for start_d in range(0, D, BLOCK_D):
-            d = start_d + tl.arange(0, BLOCK_D)
-            if EVEN_D:
-                q_mask = q_ok[:, None]
-                k_mask = s_ok[None, :]
-            else:
-                q_mask = q_ok[:, None] & (d[None, :] < D)
-                k_mask = s_ok[None, :] & (d[:, None] < D)
-            query = tl.load(query_rows[:, None] + d[None, :], mask=q_mask, other=0.0)  # [BLOCK_Q, BLOCK_D]
-            key = tl.load(key_rows[None, :] + d[:, None], mask=k_mask, other=0.0)  # [BLOCK_D, BLOCK_S]
-            acc = tl.dot(query, key, acc, input_precision=PRECISION)
+        if DIRECT:
+            score = -_squared_differences(query_rows, q_ok, key_rows, s_ok, D, BLOCK_Q, BLOCK_S, BLOCK_D)
+        else:
+            acc, key_norm = _products(query_rows, q_ok, key_rows, s_ok, D, IS_L2, EVEN_D, PRECISION, BLOCK_Q, BLOCK_S, BLOCK_D)
+            score = acc
             if IS_L2:
-                wide = key.to(tl.float32)
-                key_norm += tl.sum(wide * wide, 0)
-        score = acc
-        if IS_L2:
-            score = 2.0 * acc - (query_norm[:, None] + key_norm[None, :])
-            # rounding may leave a distance just below 0; a comparison, so that NaN stays NaN
-            score = tl.where(score > 0.0, 0.0, score)
+                score = 2.0 * acc - (query_norm[:, None] + key_norm[None, :])
+                # rounding may leave a distance just below 0; a comparison, so that NaN stays NaN
+                score = tl.where(score > 0.0, 0.0, score)
         # one mask after the other: together they hold a tile of predicates in registers
         # score == score: NaN is no candidate
         score = tl.where(score == score, score, float("-inf"))

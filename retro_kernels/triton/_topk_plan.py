@@ -27,8 +27,8 @@ _BUSY = 0.75
 _ROUNDS = 4
 #: elements, in bytes' stead: what Triton itself must see of a row's start to copy 16 bytes at once
 _ALIGNED = 16
-#: candidates that one program of the merge holds
-_MERGE_TILE = 2048
+#: candidates and list slots that one program of the merge holds: 128 registers a thread
+_MERGE_TILE = 2304
 #: gathered rows by columns that one step of a gradient loads
 _GATHER_ROWS, _GATHER_COLUMNS = 16, 256
 
@@ -58,6 +58,8 @@ class Split:
 def kernel(call: TopkChunks) -> str:
     """The table's name for what limits the registers: squares in the loop, masks, or rows that can't be
     copied 16 bytes at once."""
+    if _direct(call):
+        return "scan_differences"
     if not (_aligned(call.query) and _aligned(call.key)):
         return "scan_unaligned"
     masked = call.causal_gap is not None or call.key_doc is not None or call.key_mask is not None
@@ -104,7 +106,9 @@ def split(keys: int, block_s: int, blocks: int, places: int) -> Split:
     return Split(_cdiv(keys, length), length)
 
 
-def forward(call: TopkChunks, target: Target, chosen: Tile | None = None, parts: Split | None = None) -> tuple[Tensor, Tensor, list[Launch]]:
+def forward(
+    call: TopkChunks, target: Target, chosen: Tile | None = None, parts: Split | None = None
+) -> tuple[Tensor, Tensor, list[Launch]]:
     """scores, indices (not filled yet) and the launches that fill them: one, or a scan of split keys and its merge."""
     b, q, _ = call.query.shape
     s = call.key.shape[1]
@@ -139,17 +143,26 @@ def _inputs(call: TopkChunks) -> dict:
 
 def _constants(call: TopkChunks, chosen: Tile, parts: Split) -> dict:
     return {
-        "IS_L2": call.metric == "l2", "HAS_CAUSAL": call.causal_gap is not None, "HAS_DOC": call.query_doc is not None,
+        "IS_L2": call.metric == "l2", "DIRECT": _direct(call), "HAS_CAUSAL": call.causal_gap is not None, "HAS_DOC": call.query_doc is not None,
         "HAS_MASK": call.key_mask is not None, "SPLIT": parts.count > 1, "EVEN_D": call.key.shape[2] % chosen.block_d == 0,
         "PRECISION": chosen.precision, "SLOTS": chosen.slots,
         "BLOCK_Q": chosen.block_q, "BLOCK_S": chosen.block_s, "BLOCK_D": chosen.block_d,
     }  # fmt: skip
 
 
+def _direct(call: TopkChunks) -> bool:
+    """float32 distances are summed as differences: its callers count on digits that norms and products cancel away.
+
+    Between halves a difference is either 0 or at least an ulp of 2**-11, far above what float32 sums lose.
+    """
+    return call.metric == "l2" and call.query.dtype == torch.float32
+
+
 def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
     """Of `count` candidates in each of `rows` rows the k best."""
     block_n = min(1024, power_of_two(count))
-    block_q = max(1, min(16, _MERGE_TILE // max(block_n, slots)))
+    fit = _MERGE_TILE // (block_n + slots)
+    block_q = min(16, 1 << (fit.bit_length() - 1))  # a power of two, as every tile
     arguments = {**out, "rows": rows, "count": count, "k": k, "SLOTS": slots, "BLOCK_Q": block_q, "BLOCK_N": block_n}
     return Launch(_topk_chunks_merge_kernel, (_cdiv(rows, block_q),), arguments, num_warps=4, num_stages=1)
 

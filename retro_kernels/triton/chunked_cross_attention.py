@@ -10,6 +10,7 @@ from .._problem import ChunkedCrossAttention
 from .._target import Target, current_target
 from ..aot import Case
 from . import _cca_cases, _cca_plan, unsupported
+from ._cca_backward_plan import Backward
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
@@ -34,7 +35,7 @@ def backward(
     call: ChunkedCrossAttention, outputs: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """One gradient per entry of DIFFERENTIABLE, None where not needed."""
-    plan = _cca_plan.backward(call, outputs, grads, needs, current_target(call.query.device))
+    plan = Backward(call, outputs, grads, needs, current_target(call.query.device))
     for launch in plan.launches:
         launch.run()
     return plan.gradients()
@@ -42,11 +43,11 @@ def backward(
 
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `_cca_cases` launch it."""
-    for name, options in _cca_cases.CALLS.items():
-        for dtype in _cca_cases.DTYPES:
+    for name, (options, dtypes) in _cca_cases.CALLS.items():
+        for dtype in dtypes:
             call = _cca_cases.call(dtype, **options)
             out, lse, launches = _cca_plan.forward(call, target)
             needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
-            launches += _cca_plan.backward(call, (out, lse), (out, lse), needs, target).launches
+            launches += Backward(call, (out, lse), (out, lse), needs, target).launches
             for launch in launches:
                 yield Case(name, str(dtype).removeprefix("torch."), launch)

@@ -40,7 +40,17 @@ def emulation(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     library = tmp_path_factory.mktemp("emulation") / "emulation.so"
-    flags = ["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC", f"-I{ROOT / 'tests/cuda'}"]
+    flags = [
+        "-std=c++17",
+        "-O2",
+        "-U_FORTIFY_SOURCE",
+        "-Wall",
+        "-Werror",
+        "-Wno-unknown-pragmas",
+        "-shared",
+        "-fPIC",
+        f"-I{ROOT / 'tests/cuda'}",
+    ]
     subprocess.run(["g++", *flags, "-o", str(library), str(ROOT / "tests/cuda/emulate_topk_chunks.cpp")], check=True)
     loaded = ctypes.CDLL(str(library))
     assert loaded.topk_chunks_size() == ctypes.sizeof(Call)
@@ -57,14 +67,28 @@ def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0, wgmma=False):
     """scores, indices and the splits' packed lists [B,Q,splits,k]."""
     b, q, d = call.query.shape
     s = call.key.shape[1]
-    length = -(-(-(-s // backend.TILE_S)) // splits) * backend.TILE_S
+    tiles = -(-s // backend.TILE_S)
+    length = -(-tiles // splits) * backend.TILE_S
     splits = -(-s // length)
     partial = torch.full((b, q, splits, call.k), -1, dtype=torch.int64)
     scores, indices = torch.full((b, q, call.k), torch.nan), torch.full((b, q, call.k), -7)
     tensors = (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
     bytes_of = [8 if t is None else t.element_size() for t in (call.query_doc, call.key_doc)]
-    numbers = (b, q, s, d, call.k, call.causal_gap is not None, shift, splits, length, *bytes_of, call.query.dtype == torch.bfloat16, call.metric == "l2")
+    numbers = (
+        b,
+        q,
+        s,
+        d,
+        call.k,
+        call.causal_gap is not None,
+        shift,
+        splits,
+        length,
+        *bytes_of,
+        call.query.dtype == torch.bfloat16,
+        call.metric == "l2",
+    )
     pairs = [stride for tensor in tensors[:5] for stride in strides(tensor)]
     native = Call(*(None if t is None else t.data_ptr() for t in tensors), *pairs, *numbers)
     library.emulate_topk_chunks(ctypes.byref(native), blocks, seed, wgmma)

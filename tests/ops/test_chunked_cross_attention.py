@@ -165,7 +165,7 @@ def test_lse_merges_shards_exactly(backend):
 
 def test_large_logits_do_not_overflow_float16(backend):
     kw = inputs.cross_attention(12, dtype=torch.float16, rel=None, biases=False)
-    kw["query"], kw["key"] = kw["query"] * 100, kw["key"] * 100  # logits near 1e5: past float16's 65504
+    kw["query"], kw["key"] = kw["query"] * 200, kw["key"] * 200  # logits near 1.5e5: past float16's 65504
     out, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)
     want, want_lse = rk.chunked_cross_attention(**inputs.cast(kw, torch.float64), return_lse=True, backend="reference")
     assert lse.abs()[lse.isfinite()].max() > 65504

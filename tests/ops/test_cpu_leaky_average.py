@@ -20,6 +20,8 @@ CASES = {
     "time is cut": dict(B=1, N=2500, H=2, D=24),
     "time is cut, no initial state": dict(B=2, N=2049, H=1, D=8, initial=False),
     "no decay and slow decay": dict(H=2, decay=[0.0, 0.999], N=300),
+    "decays of 0, a half and 0.99": dict(H=3, decay=[0.0, 0.5, 0.99], N=200),
+    "decays of 0, a half and 0.99, time is cut": dict(B=1, H=3, decay=[0.0, 0.5, 0.99], N=2100),
 }
 
 
@@ -61,3 +63,11 @@ def test_layouts_give_the_same_bits(view):
 def test_float32_decay_beside_bfloat16():
     kw = inputs.leaky(6, dtype=torch.bfloat16) | {"decay": torch.tensor([0.5, 0.9, 0.999])}
     compare.check(OP, kw, "cpu")
+
+
+@pytest.mark.parametrize("N", [40, 2100])
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
+def test_gradient_of_each_decay(decay, N):
+    """One head at a time: beside a slow decay's large gradient, an error at 0 would not show in the norm of all of them."""
+    got = compare.check(OP, inputs.leaky(7, B=1, N=N, H=1, D=16, decay=[decay]), "cpu")
+    assert got["grad_decay"].abs().item() > 0

@@ -24,7 +24,9 @@ def stream(kw: dict, cuts: list[int], **options):
 @given(
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 6), st.integers(0, 60), st.integers(1, 12)),
     cuts=st.lists(st.integers(0, 60), max_size=4),
-    options=st.fixed_dictionaries(dict(docs=st.booleans(), mask=st.booleans(), shared=st.booleans(), metric=st.sampled_from(["dot", "l2"]))),
+    options=st.fixed_dictionaries(
+        dict(docs=st.booleans(), mask=st.booleans(), shared=st.booleans(), metric=st.sampled_from(["dot", "l2"]))
+    ),
     causal=st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 60))),
     seed=st.integers(0, 99),
 )

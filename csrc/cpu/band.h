@@ -1,0 +1,161 @@
+// The band of position logits, for queries in blocks of BLOCK rows.
+//
+// Query row i and key j meet in column c = j - i, whose row of rel_key is query_offset - rel_start - c. Columns are cut into
+// chunks: chunk m holds c = BLOCK*m + 1 .. BLOCK*(m+1). Query rows BLOCK*a.. and keys BLOCK*b.. need chunks b-a-1 and b-a,
+// and the next keys need b-a again. So a strip [query][column] that slides along the keys is multiplied once per chunk: as
+// much work as query times key. Scores lie in the strip where their column is: un-skewing is a row stride one shorter.
+//
+//        c:  1 2 3 4 | 5 6 7 8        BLOCK = 4, keys 4..7 of query rows 0..3 (a = 0, b = 1)
+//   row 0    . . . 4   5 6 7 .
+//   row 1    . . 4 5   6 7 . .        j = c + i
+//   row 2    . 4 5 6   7 . . .
+//   row 3    4 5 6 7   . . . .
+#pragma once
+#include <algorithm>
+
+#include "carver.h"
+#include "pack.h"
+
+namespace retro::RETRO_ISA {
+
+constexpr int BLOCK = 64;   // rows of a query block, keys of a key block, columns of a chunk
+constexpr int NARROW = 4;   // widths up to here take inner products along the columns
+
+inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+struct Band {
+  View table;  // [H or 1,T,E]
+  int E = 0, wide = 0;
+  int64_t T = 0;
+  int64_t zero = 0;             // column c reads row zero - c
+  int64_t low = 0, high = 0;    // the columns that matter: inside the table, and visible
+  int64_t first = 0, last = 0;  // their chunks
+
+  Band(const View& rel_key, int64_t query_offset, int64_t rel_start, int64_t lowest, int64_t highest) : table(rel_key) {
+    if (!rel_key) return;
+    T = table.size[1], E = static_cast<int>(table.size[2]), wide = pad(E), zero = query_offset - rel_start;
+    low = std::max(lowest, zero - T + 1), high = std::min(highest, zero + 1);
+    if (low < high) first = floor_divide(low - 1, BLOCK), last = floor_divide(high - 2, BLOCK) + 1;
+  }
+  explicit operator bool() const { return E > 0; }
+  int tables() const { return static_cast<int>(table.size[0]); }
+  bool holds(int64_t m) const { return m >= first && m < last; }
+  // Columns of chunk m that matter, as [begin, end) inside the chunk, in whole vectors.
+  void inside(int64_t m, int& begin, int& end) const {
+    begin = static_cast<int>(std::clamp<int64_t>(low - 1 - m * BLOCK, 0, BLOCK)) / LANES * LANES;
+    end = pad(static_cast<int>(std::clamp<int64_t>(high - 1 - m * BLOCK, 0, BLOCK)));
+  }
+};
+
+// Chunks of one head's relative keys, packed when first needed: rel_key rows in the order of columns, and transposed.
+// E is what products are made of: float, or a pair of bf16.
+template <class E>
+class BandChunks {
+ public:
+  BandChunks() = default;
+  BandChunks(const Band& band, int64_t first, int64_t last, bool with_rows, Carver& carver)
+      : band_(&band), first_(std::max(first, band.first)), count_(std::max<int64_t>(std::min(last, band.last) - first_, 0)) {
+    steps_ = steps_of<E>(band.E), width_ = row_width<E>(band.E);
+    columns_ = carver.take<E>(count_ * steps_ * BLOCK);
+    keep_rows_ = with_rows && band.E > NARROW;
+    rows_ = carver.take<E>((keep_rows_ ? count_ : 1) * BLOCK * width_);
+    ready_ = carver.take<uint8_t>(count_);
+  }
+  void reset() { clear(ready_, count_); }
+  const E* columns(int64_t m) const { return columns_ + (m - first_) * steps_ * BLOCK; }  // [steps(E)][BLOCK]
+  const E* rows(int64_t m) const { return rows_ + (m - first_) * BLOCK * width_; }        // [BLOCK][wide]
+  int steps() const { return steps_; }
+  int width() const { return width_; }
+
+  template <class T>
+  void prepare(int head, int64_t m) {
+    if (ready_[m - first_]) return;
+    ready_[m - first_] = 1;
+    const Band& n = *band_;
+    E* to = keep_rows_ ? rows_ + (m - first_) * BLOCK * width_ : rows_;
+    const int h = n.tables() == 1 ? 0 : head;
+    for (int x = 0; x < BLOCK; ++x) {
+      const int64_t row = n.zero - (m * BLOCK + 1 + x);
+      if (row >= 0 && row < n.T)
+        pack_row(n.table.at<const T>(h, row), nullptr, n.E, to + x * width_);
+      else
+        clear(to + x * width_, width_);
+    }
+    transpose(to, width_, BLOCK, steps_, columns_ + (m - first_) * steps_ * BLOCK, BLOCK);
+  }
+
+ private:
+  const Band* band_ = nullptr;
+  int64_t first_ = 0, count_ = 0;
+  bool keep_rows_ = false;
+  int steps_ = 0, width_ = 0;
+  E *columns_ = nullptr, *rows_ = nullptr;
+  uint8_t* ready_ = nullptr;
+};
+
+inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end) {
+  for (int r = 0; r < rows; ++r)
+    for (int x = begin; x < end; x += LANES) store(strip + r * ld + x, zero());
+}
+
+// strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros where they don't matter.
+template <class T, class E>
+void band_logits(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query, float* strip, int64_t ld) {
+  int begin = 0, end = 0;
+  if (n.holds(m)) n.inside(m, begin, end);
+  clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
+  if (begin >= end) return;
+  chunks.template prepare<T>(head, m);
+  gemm<true>(rows, (end - begin) / LANES, chunks.steps(), rel_query, chunks.width(), chunks.columns(m) + begin, BLOCK,
+             [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
+}
+
+// What a chunk of the strip, now holding the gradients of the scores, adds to
+//   d_query [rows][wide]   if not null: gradient · relative keys
+//   d_table [E][BLOCK]     if not null: the chunk's relative keys, transposed
+template <class T>
+void band_gradients(const Band& n, BandChunks<float>& chunks, int head, int64_t m, int rows, const float* rel_query, const float* strip, int64_t ld,
+                    float* d_query, float* d_table) {
+  int begin = 0, end = 0;
+  if (n.holds(m)) n.inside(m, begin, end);
+  if (begin >= end) return;
+  if (d_table)
+    gemm<false>(n.E, (end - begin) / LANES, rows, rel_query, n.wide, strip + begin, ld, [=](int e, int x, Vec s) {
+      float* to = d_table + e * BLOCK + begin + x;
+      store(to, load(to) + s);
+    });
+  if (!d_query) return;
+  chunks.prepare<T>(head, m);
+  if (n.E > NARROW)
+    return gemm<true>(rows, n.wide / LANES, end - begin, strip + begin, ld, chunks.rows(m) + begin * n.wide, n.wide, [=](int r, int e, Vec s) {
+      float* to = d_query + r * n.wide + e;
+      store(to, load(to) + s);
+    });
+  for (int r = 0; r < rows; ++r)
+    for (int e = 0; e < n.E; ++e) {
+      Vec s = zero();
+      for (int x = begin; x < end; x += LANES) s = fma(load(strip + r * ld + x), load(chunks.columns(m) + e * BLOCK + x), s);
+      d_query[r * n.wide + e] += sum(s);
+    }
+}
+
+// Zeros for the rows of the gradient that no chunk covers.
+template <class T>
+void clear_unused_rows(const Band& n, const View& to) {
+  for (int h = 0; h < n.tables(); ++h)
+    for (int64_t row = 0; row < n.T; ++row)
+      if (!n.holds(floor_divide(n.zero - row - 1, BLOCK))) clear(to.at<T>(h, row), n.E);
+}
+
+// d_rel_key[h] rows of chunk m = factor * total [E][BLOCK]; `temporary` [BLOCK][wide].
+template <class T>
+void write_table_gradient(const Band& n, const View& to, int h, int64_t m, const float* total, float factor, float* temporary) {
+  transpose(total, BLOCK, n.E, BLOCK, temporary, n.wide);
+  for (int x = 0; x < BLOCK; ++x) {
+    const int64_t row = n.zero - (m * BLOCK + 1 + x);
+    if (row < 0 || row >= n.T) continue;
+    for (int e = 0; e < n.E; e += LANES) store(to.at<T>(h, row) + e, load(temporary + x * n.wide + e) * broadcast(factor), n.E - e);
+  }
+}
+
+}  // namespace retro::RETRO_ISA

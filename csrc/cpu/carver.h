@@ -1,0 +1,23 @@
+// One buffer of scratch memory cut into aligned pieces: carve once with a null base to learn the size, then for real.
+#pragma once
+#include "simd.h"
+
+namespace retro::RETRO_ISA {
+
+// Hands out pieces of a buffer; with a null buffer it only counts.
+class Carver {
+ public:
+  explicit Carver(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
+  template <class X>
+  X* take(int64_t n) {
+    auto* piece = reinterpret_cast<X*>(at_);
+    at_ += (static_cast<size_t>(n) * sizeof(X) + 63) / 64 * 64;
+    return piece;
+  }
+  size_t used() const { return at_ - start_; }
+
+ private:
+  uintptr_t at_, start_;
+};
+
+}  // namespace retro::RETRO_ISA

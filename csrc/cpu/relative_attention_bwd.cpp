@@ -1,0 +1,324 @@
+// Backward: one pass over tiles, each recomputed once. A task is a part of the query blocks of one key head's query heads,
+// and adds to gradients of its own: dQ in registers and scratch, dK, dV and the sums over rows in partial buffers that are added
+// up afterwards in a fixed order. How the work is cut follows from the sizes alone.
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "cut.h"
+#include "relative_attention_tile.h"
+
+namespace retro::RETRO_ISA {
+namespace {
+
+struct Workspace {
+  Visibility visible;
+  BandChunks<float> chunks;
+  float *key, *key_rows, *value;  // per key block: [D][BLOCK], [BLOCK][wide], [D][BLOCK]
+  float *rows, *query, *rel_query, *dout, *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta;
+  uint8_t* ready;
+  float* own;  // dK, dV of the task, where nobody else adds to them
+  size_t bytes;
+
+  Workspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row, int64_t last_row, bool alone, Carver carver)
+      : visible(c, n, first_row, last_row, carver) {
+    const int64_t blocks = visible.last_block - visible.first_block;
+    chunks = BandChunks<float>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1, visible.last_block - first_row / BLOCK, true, carver);
+    const int wide = std::max(n.wide, n.band.wide);
+    key = carver.take<float>(blocks * n.D * BLOCK), value = carver.take<float>(blocks * n.D * BLOCK);
+    key_rows = carver.take<float>(blocks * n.wide * BLOCK);
+    ready = carver.take<uint8_t>(blocks);
+    rows = carver.take<float>(BLOCK * wide);
+    query = carver.take<float>(BLOCK * n.wide), rel_query = carver.take<float>(BLOCK * n.band.wide);
+    dout = carver.take<float>(BLOCK * n.wide);
+    strip = carver.take<float>(BLOCK * n.ld), weights = carver.take<float>(BLOCK * BLOCK * GROUP);
+    keep = carver.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
+    d_query = carver.take<float>(BLOCK * n.wide), d_rel_query = carver.take<float>(BLOCK * n.band.wide);
+    bias = carver.take<float>(wide), lse = carver.take<float>(BLOCK), delta = carver.take<float>(BLOCK);
+    own = carver.take<float>(alone ? 2 * blocks * BLOCK * n.wide : 0);
+    bytes = carver.used();
+  }
+};
+
+// Sums of one task over its rows: [share] heads each, relative keys [tables of the task][chunks][E][BLOCK].
+struct Sums {
+  float *key, *value;  // [key blocks of the task][BLOCK][wide], of the batch entry at hand
+  float *table, *content, *position;
+};
+
+template <class T>
+struct Backward {
+  const RelativeAttention& c;
+  const View &out, &lse, &dout, &dlse;
+  const RelativeAttentionGrads& grads;
+  AttentionSizes n;
+  Cut cut{n.B, n.G, n.N};
+  Dropout dropout;
+  float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
+  bool any_key, any_query, any_rel_query;
+  int64_t chunks = n.band.last - n.band.first, key_blocks = (n.S + BLOCK - 1) / BLOCK;
+  int64_t table_size, content_size, position_size;  // of a task's partial sums
+  std::unique_ptr<float[]> partial_keys, partial_tables, partial_content, partial_position;
+
+  Backward(const RelativeAttention& call, const View& o, const View& l, const View& go, const View& gl, const RelativeAttentionGrads& g)
+      : c(call), out(o), lse(l), dout(go), dlse(gl), grads(g), n(call), dropout(call.seed, call.dropout_p) {
+    any_key = g.key || g.value;
+    any_query = g.query || g.content_bias || (!call.rel_query && g.query);
+    any_rel_query = n.band && (g.rel_query || g.position_bias || (!call.rel_query && g.query));
+    const int tables = n.band && n.band.tables() > 1 ? n.share : 1;
+    table_size = g.rel_key ? tables * chunks * n.band.E * BLOCK : 0;
+    content_size = g.content_bias ? n.share * n.wide : 0;
+    position_size = g.position_bias ? n.share * n.band.wide : 0;
+    if (cut.parts > 1 && any_key) partial_keys.reset(new float[cut.tasks * 2 * key_blocks * BLOCK * n.wide]);
+    partial_tables.reset(new float[cut.tasks * table_size + 1]);
+    partial_content.reset(new float[cut.tasks * content_size + 1]);
+    partial_position.reset(new float[cut.tasks * position_size + 1]);
+  }
+
+  void pack(int64_t b, int64_t block, int g, Workspace& w) const {
+    const int64_t k = block - w.visible.first_block;
+    if (w.ready[k]) return;
+    w.ready[k] = 1;
+    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows);
+    transpose(w.rows, n.wide, BLOCK, n.D, w.value + k * n.D * BLOCK, BLOCK);
+    float* rows = w.key_rows + k * n.wide * BLOCK;
+    pack_keys<T>(c.key, n, w.visible, b, block, g, rows);
+    transpose(rows, n.wide, BLOCK, n.D, w.key + k * n.D * BLOCK, BLOCK);
+  }
+
+  // Scores to probabilities, in w.weights; with dropout also what each is multiplied by.
+  template <bool MASKED>
+  void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace& w) const {
+    const int columns = blocks * BLOCK;
+    for (int r = 0; r < rows; ++r) {
+      const float* s = w.strip + n.start + r * n.row;
+      float* p = w.weights + r * BLOCK * GROUP;
+      Visibility::Row row{};
+      if (MASKED) row = w.visible.row(i + r);
+      for (int x = 0; x < columns; x += LANES) {
+        const Vec e = exp2(fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r])));
+        store(p + x, MASKED ? row.hide(e, x, zero()) : e);
+      }
+      if (dropout) dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), columns, w.keep + r * BLOCK * GROUP);
+    }
+  }
+
+  // Gradients of the scores, over the scores; drops the weights afterwards, which the values' gradient needs.
+  void score_gradients(int rows, int64_t block, int blocks, Workspace& w) const {
+    constexpr int LD = BLOCK * GROUP;
+    for (int k = 0; k < blocks; ++k) {
+      float* s = w.strip + n.start + k * BLOCK;
+      const float *p = w.weights + k * BLOCK, *keep = w.keep + k * BLOCK, *delta = w.delta;
+      const float* values = w.value + (block + k - w.visible.first_block) * n.D * BLOCK;
+      const int row = n.row;
+      if (dropout)
+        gemm<true>(rows, BLOCK / LANES, n.D, w.dout, n.wide, values, BLOCK, [=](int r, int x, Vec dp) {
+          store(s + r * row + x, load(p + r * LD + x) * (dp * load(keep + r * LD + x) - broadcast(delta[r])));
+        });
+      else
+        gemm<true>(rows, BLOCK / LANES, n.D, w.dout, n.wide, values, BLOCK,
+                   [=](int r, int x, Vec dp) { store(s + r * row + x, load(p + r * LD + x) * (dp - broadcast(delta[r]))); });
+    }
+    for (int r = 0; dropout && r < rows; ++r)
+      for (int x = 0; x < blocks * BLOCK; x += LANES) store(w.weights + r * LD + x, load(w.weights + r * LD + x) * load(w.keep + r * LD + x));
+  }
+
+  // to[m][wide] += A B for B = [k][wide]
+  template <bool BY_ROW>
+  void add(int m, int k, const float* a, int lda, const float* b, float* to) const {
+    const int wide = n.wide;
+    gemm<BY_ROW>(m, wide / LANES, k, a, lda, b, wide, [=](int r, int d, Vec x) { store(to + r * wide + d, load(to + r * wide + d) + x); });
+  }
+
+  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace& w, const Sums& sums) const {
+    const float* keys[GROUP];
+    const int64_t first = block - w.visible.first_block;
+    for (int k = 0; k < blocks; ++k) {
+      pack(b, block + k, head / n.share, w);
+      keys[k] = w.key + (first + k) * n.D * BLOCK;
+    }
+    float* scores = w.strip + n.start;
+    multiply_keys(n, rows, blocks, w.query, keys, scores);
+    w.visible.enter(block, blocks);
+    if (w.visible.all(block, blocks, i, rows))
+      probabilities<false>(b, i, rows, block, blocks, head, w);
+    else
+      probabilities<true>(b, i, rows, block, blocks, head, w);
+    score_gradients(rows, block, blocks, w);
+    const int64_t at = first * BLOCK * n.wide;
+    if (grads.value) add<false>(blocks * BLOCK, rows, w.weights, BLOCK * GROUP, w.dout, sums.value + at);
+    if (grads.key) add<false>(blocks * BLOCK, rows, scores, n.row, w.query, sums.key + at);
+    if (any_query) add<true>(rows, blocks * BLOCK, scores, n.row, w.key_rows + at, w.d_query);
+  }
+
+  // Chunks [begin, end) of the strip are complete: they go to the relative queries and keys.
+  void band(int64_t chunk, int begin, int end, int rows, int head, Workspace& w, const Sums& sums) const {
+    const int table = n.band.tables() > 1 ? head % n.share : 0;
+    for (int k = begin; k < end; ++k) {
+      const int64_t m = chunk + k;
+      float* d_table = grads.rel_key && n.band.holds(m) ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK : nullptr;
+      band_gradients<T>(n.band, w.chunks, head, m, rows, w.rel_query, w.strip + k * BLOCK, n.ld, any_rel_query ? w.d_rel_query : nullptr, d_table);
+    }
+  }
+
+  void begin(int64_t b, int64_t i, int rows, int head, Workspace& w) const {
+    pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
+    if (n.band)
+      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head, bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
+    clear(w.d_query, BLOCK * n.wide), clear(w.d_rel_query, BLOCK * n.band.wide);
+    if (dout)
+      pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
+    else
+      clear(w.dout, BLOCK * n.wide);
+    for (int r = 0; r < rows; ++r) {
+      const float l = *lse.at<const float>(b, head, i + r);
+      const bool empty = l == -INFINITY;
+      Vec product = zero();
+      const T* o = out.at<const T>(b, i + r, head);
+      for (int d = 0; d < n.D; d += LANES) product = fma(load(w.dout + r * n.wide + d, n.D - d), load(o + d, n.D - d), product);
+      w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
+      w.delta[r] = empty ? 0.f : sum(product) - (dlse ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f);
+    }
+  }
+
+  void finish(int64_t b, int64_t i, int rows, int head, Workspace& w, const Sums& sums) const {
+    const Vec f = broadcast(scale);
+    const int own = head % n.share;
+    for (int r = 0; r < rows; ++r) {
+      float *dq = w.d_query + r * n.wide, *dr = w.d_rel_query + r * n.band.wide;
+      if (grads.content_bias)
+        for (int d = 0; d < n.wide; d += LANES) store(sums.content + own * n.wide + d, fma(load(dq + d), f, load(sums.content + own * n.wide + d)));
+      if (grads.position_bias)
+        for (int e = 0; e < n.band.wide; e += LANES)
+          store(sums.position + own * n.band.wide + e, fma(load(dr + e), f, load(sums.position + own * n.band.wide + e)));
+      if (grads.rel_query)
+        for (int e = 0; e < n.band.E; e += LANES) store(grads.rel_query.at<T>(b, i + r, head) + e, load(dr + e) * f, n.band.E - e);
+      if (!grads.query) continue;
+      const bool same = n.band && !c.rel_query;
+      for (int d = 0; d < n.D; d += LANES)
+        store(grads.query.at<T>(b, i + r, head) + d, (same ? load(dq + d) + load(dr + d) : load(dq + d)) * f, n.D - d);
+    }
+  }
+
+  void block(int64_t b, int64_t i, int rows, int head, Workspace& w, const Sums& sums) const {
+    begin(b, i, rows, head, w);
+    int64_t at, end, after = -1, a = i / BLOCK;
+    int previous = 0;
+    w.visible.range(i, rows, at, end);
+    for (int blocks; (blocks = w.visible.next(at, end, i, rows)); at += blocks) {
+      const bool slides = previous && at == after;
+      slide<T>(n, w.chunks, head, a, rows, at, blocks, slides ? previous : 0, w.rel_query, w.strip);
+      tile(b, i, rows, at, blocks, head, w, sums);
+      previous = blocks, after = at + blocks;
+      if (!n.band) continue;
+      int64_t next = after;
+      const bool last = !w.visible.next(next, end, i, rows) || next != after;
+      for (int r = 0; r < rows; ++r) {  // columns of keys outside the tiles hold position logits, no gradients
+        float* row = w.strip + r * n.ld;
+        if (!slides) std::fill(row, row + BLOCK - 1 - r, 0.f);
+        if (last) std::fill(row + BLOCK - 1 - r + blocks * BLOCK, row + (blocks + 1) * BLOCK, 0.f);
+      }
+      band(at - a - 1, 0, last ? blocks + 1 : blocks, rows, head, w, sums);
+    }
+    finish(b, i, rows, head, w, sums);
+  }
+
+  void write_keys(int64_t b, int g, int64_t first, int64_t last, const float* const* key, int parts, int64_t stride) const {
+    for (int which = 0; which < 2; ++which) {
+      const View& to = which ? grads.value : grads.key;
+      if (!to) continue;
+      const Vec f = broadcast(which ? 1.f : scale);
+      for (int64_t j = first; j < last; ++j)
+        for (int d = 0; d < n.D; d += LANES) {
+          Vec s = zero();
+          for (int p = 0; p < parts; ++p)
+            if (key[p]) s = s + load(key[p] + which * stride + (j - first) * n.wide + d);
+          store(to.at<T>(b, j, g) + d, s * f, n.D - d);
+        }
+    }
+  }
+
+  void task(int64_t t) const {
+    const Cut::Share mine = cut.share(t);
+    const int64_t first_row = mine.first_row, last_row = mine.last_row, slot = mine.slot;
+    const int g = mine.head;
+    const bool alone = cut.parts == 1 && any_key;
+    const Workspace sized(c, n, dropout, first_row, last_row, alone, Carver(nullptr));
+    Workspace w(c, n, dropout, first_row, last_row, alone, Carver(scratch(sized.bytes)));
+    const int64_t blocks = w.visible.last_block - w.visible.first_block, size = blocks * BLOCK * n.wide;
+    Sums sums;
+    sums.key = alone ? w.own : partial_keys ? partial_keys.get() + slot * 2 * key_blocks * BLOCK * n.wide : nullptr;
+    sums.value = sums.key + (alone ? size : key_blocks * BLOCK * n.wide);
+    sums.table = partial_tables.get() + slot * table_size, clear(sums.table, table_size);
+    sums.content = partial_content.get() + slot * content_size, clear(sums.content, content_size);
+    sums.position = partial_position.get() + slot * position_size, clear(sums.position, position_size);
+    if (n.band) w.chunks.reset();
+    for (int64_t b = mine.first_batch; b < mine.last_batch; ++b) {
+      w.visible.load(b);
+      clear(w.ready, blocks);
+      if (sums.key) clear(sums.key, size), clear(sums.value, size);
+      for (int head = g * n.share; head < (g + 1) * n.share; ++head) {
+        if (n.band && n.band.tables() > 1 && n.share > 1) w.chunks.reset();
+        for (int64_t i = first_row; i < last_row; i += BLOCK) block(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w, sums);
+      }
+      if (!alone) continue;
+      const int64_t first = std::min(w.visible.first_block * BLOCK, n.S), last = std::min(w.visible.last_block * BLOCK, n.S);
+      const float* key = w.own;
+      write_keys(b, g, 0, first, nullptr, 0, 0);
+      write_keys(b, g, first, last, &key, 1, size);
+      write_keys(b, g, last, n.S, nullptr, 0, 0);
+    }
+  }
+
+  // dK, dV of a key block: the parts of the rows, in order.
+  void sum_parts(int64_t t) const {
+    const int64_t at = t % key_blocks, b = t / key_blocks / n.G;
+    const int g = static_cast<int>(t / key_blocks % n.G);
+    std::vector<const float*> found;
+    for (int64_t part = 0; part < cut.parts; ++part) {
+      Carver none(nullptr);
+      const Visibility seen(c, n, part * cut.part_rows, std::min(n.N, (part + 1) * cut.part_rows), none);
+      if (at < seen.first_block || at >= seen.last_block) continue;
+      found.push_back(partial_keys.get() + (cut.slot(b, g, part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.wide);
+    }
+    write_keys(b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()), key_blocks * BLOCK * n.wide);
+  }
+
+  // One chunk of the gradient of one table of relative keys.
+  void write_table(int64_t t) const {
+    const int h = static_cast<int>(t / chunks);
+    const bool each = n.band.tables() > 1;
+    const int64_t k = t % chunks, size = n.band.E * BLOCK, offset = ((each ? h % n.share : 0) * chunks + k) * size;
+    auto* total = static_cast<float*>(scratch((size + BLOCK * n.band.wide) * sizeof(float)));
+    sum_table(cut, each ? h / n.share : -1, partial_tables.get() + offset, table_size, size, total);
+    write_table_gradient<T>(n.band, grads.rel_key, h, n.band.first + k, total, scale, total + size);
+  }
+
+  void sum_bias(const View& to, const float* partial, int64_t size, int width) const {
+    for (int h = 0; to && h < n.H; ++h)
+      for (int d = 0; d < width; d += LANES) {
+        Vec total = zero();
+        cut.each_slot(h / n.share, [&](int64_t slot) { total = total + load(partial + slot * size + h % n.share * pad(width) + d); });
+        store(to.at<T>(h) + d, total, width - d);
+      }
+  }
+
+  void run(int threads) const {
+    parallel_for(cut.tasks, threads, [&](int64_t t) { task(t); });
+    if (cut.parts > 1 && any_key) parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
+    sum_bias(grads.content_bias, partial_content.get(), content_size, n.D);
+    sum_bias(grads.position_bias, partial_position.get(), position_size, n.band.E);
+    if (!grads.rel_key) return;
+    clear_unused_rows<T>(n.band, grads.rel_key);
+    parallel_for(n.band.tables() * chunks, threads, [&](int64_t t) { write_table(t); });
+  }
+};
+
+}  // namespace
+
+void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout, const View& dlse,
+                                 const RelativeAttentionGrads& grads, int threads) {
+  by_type(call.query.type, [&](auto t) { Backward<decltype(t)>(call, out, lse, dout, dlse, grads).run(threads); });
+}
+
+}  // namespace retro::RETRO_ISA

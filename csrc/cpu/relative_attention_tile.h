@@ -1,0 +1,216 @@
+// What forward and backward of relative attention share: sizes, what is visible, packed keys, a tile of scores.
+//
+// Scores are query-major, keys as lanes, and lie skewed in the strip of position logits (band.h): S[r][x] = strip[start + r*row + x].
+#pragma once
+#include "band.h"
+#include "dropout.h"
+#include "parallel.h"
+#include "relative_attention.h"
+
+namespace retro::RETRO_ISA {
+
+constexpr int GROUP = 2;  // key blocks of a tile: one softmax step covers GROUP * BLOCK keys
+
+struct AttentionSizes {
+  int64_t B, N, S;
+  int H, G, D, wide, share;  // share: query heads of a key head
+  int64_t offset, gap, window;
+  bool causal;
+  Band band;
+  int64_t first_key, last_key;  // keys that some query sees, by causality and window
+  // the strip
+  int ld, row, start;
+
+  explicit AttentionSizes(const RelativeAttention& c)
+      : B(c.query.size[0]), N(c.query.size[1]), S(c.key.size[1]), H(int(c.query.size[2])), G(int(c.key.size[2])), D(int(c.query.size[3])),
+        wide(pad(D)), share(H / G), offset(c.query_offset), gap(c.causal_gap), window(c.window), causal(c.causal),
+        band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, window >= 0 ? offset - window + 1 : 1 - N),
+             std::min(S, causal ? offset - gap + 1 : S)) {
+    first_key = low(0), last_key = std::max(first_key, high(N - 1));
+    ld = BLOCK * (GROUP + (band ? 1 : 0)) + LANES;  // not a power of two apart
+    row = band ? ld - 1 : ld, start = band ? BLOCK - 1 : 0;
+  }
+  // Keys [low, high) are visible to query row i by causality and window; may be empty.
+  int64_t low(int64_t i) const { return window >= 0 ? std::clamp<int64_t>(i + offset - window + 1, 0, S) : 0; }
+  int64_t high(int64_t i) const { return causal ? std::clamp<int64_t>(i + offset - gap + 1, 0, S) : S; }
+};
+
+inline int64_t integer(const View& v, int64_t offset) {
+  switch (v.type) {
+    case Type::I64:
+      return reinterpret_cast<const int64_t*>(v.data)[offset];
+    case Type::I32:
+      return reinterpret_cast<const int32_t*>(v.data)[offset];
+    case Type::I16:
+      return reinterpret_cast<const int16_t*>(v.data)[offset];
+    case Type::I8:
+      return reinterpret_cast<const int8_t*>(v.data)[offset];
+    default:
+      return reinterpret_cast<const uint8_t*>(v.data)[offset];
+  }
+}
+
+// What the queries [first_row, last_row) of one batch entry can see, beyond causality and window: key mask and segments.
+class Visibility {
+ public:
+  Visibility() = default;
+  Visibility(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, Carver& carver)
+      : c_(&c), n_(&n), first_row_(first_row), rows_(last_row - first_row) {
+    first_block = n.low(first_row) / BLOCK, last_block = std::max(first_block, (n.high(last_row - 1) + BLOCK - 1) / BLOCK);
+    const int64_t blocks = last_block - first_block;
+    filtered_ = c.key_mask || c.query_segment;
+    seen_ = carver.take<uint8_t>(filtered_ ? blocks * BLOCK : 0);
+    some_ = carver.take<uint8_t>(blocks);
+    segment_ = carver.take<int64_t>(c.query_segment ? blocks * BLOCK + rows_ + 2 * blocks : 0);
+    allowed_ = carver.take<float>(GROUP * BLOCK);
+  }
+
+  void load(int64_t b) {
+    const int64_t begin = first_block * BLOCK, blocks = last_block - first_block;
+    for (int64_t k = 0; k < blocks; ++k) {
+      some_[k] = !c_->key_mask;
+      for (int64_t j = k * BLOCK; filtered_ && j < (k + 1) * BLOCK; ++j) {
+        seen_[j] = exists(begin + j) && (!c_->key_mask || *c_->key_mask.at<const uint8_t>(b, begin + j));
+        some_[k] |= seen_[j];
+      }
+    }
+    if (!c_->query_segment) return;
+    const View &q = c_->query_segment, &k = c_->key_segment;
+    keys_ = segment_, queries_ = keys_ + blocks * BLOCK, lowest_ = queries_ + rows_, highest_ = lowest_ + blocks;
+    for (int64_t i = 0; i < rows_; ++i) queries_[i] = integer(q, b * q.stride[0] + (first_row_ + i) * q.stride[1]);
+    for (int64_t block = 0; block < blocks; ++block) {
+      int64_t low = INT64_MAX, high = INT64_MIN;
+      for (int64_t j = block * BLOCK; j < (block + 1) * BLOCK; ++j) {
+        keys_[j] = seen_[j] ? integer(k, b * k.stride[0] + (begin + j) * k.stride[1]) : 0;
+        if (seen_[j]) low = std::min(low, keys_[j]), high = std::max(high, keys_[j]);
+      }
+      lowest_[block] = low, highest_[block] = high;
+    }
+  }
+
+  bool exists(int64_t j) const { return j >= n_->first_key && j < n_->last_key; }  // some query may see it
+  bool seen(int64_t j) const { return exists(j) && (!filtered_ || seen_[j - first_block * BLOCK]); }
+
+  // Key blocks [begin, end) that the query rows [i, i+rows) may see.
+  void range(int64_t i, int rows, int64_t& begin, int64_t& end) const {
+    const int64_t low = n_->low(i), high = n_->high(i + rows - 1);
+    begin = low / BLOCK, end = low < high ? (high + BLOCK - 1) / BLOCK : begin;
+  }
+  bool hidden(int64_t block, int64_t i, int rows) const {
+    const int64_t k = block - first_block;
+    if (!some_[k]) return true;
+    if (!c_->query_segment) return false;
+    for (int r = 0; r < rows; ++r)
+      if (const int64_t s = queries_[i - first_row_ + r]; s >= lowest_[k] && s <= highest_[k]) return false;
+    return true;
+  }
+  // The next tile of up to GROUP neighbouring key blocks from `block` on; 0 where there is none before `end`.
+  int next(int64_t& block, int64_t end, int64_t i, int rows) const {
+    while (block < end && hidden(block, i, rows)) ++block;
+    int count = 0;
+    while (count < GROUP && block + count < end && !hidden(block + count, i, rows)) ++count;
+    return count;
+  }
+
+  // Whether every query of the tile sees every key.
+  bool all(int64_t block, int blocks, int64_t i, int rows) const {
+    const int64_t begin = block * BLOCK, end = begin + blocks * BLOCK;
+    return !filtered_ && n_->low(i + rows - 1) <= begin && n_->high(i) >= end;
+  }
+  // Sets what row(...) needs for tile columns of these keys.
+  void enter(int64_t block, int blocks) { block_ = block, blocks_ = blocks, known_ = false; }
+  struct Row {
+    int low, high;         // columns of the tile by causality and window
+    const float* allowed;  // 1 or 0 by mask and segment, or null
+    RETRO_INLINE Vec hide(Vec s, int x, Vec hidden) const {
+      s = select(first(high - x), s, hidden);
+      if (low > x) s = select(first(low - x), hidden, s);
+      if (allowed) s = select(gt(retro::RETRO_ISA::load(allowed + x), zero()), s, hidden);
+      return s;
+    }
+  };
+  Row row(int64_t i) {
+    const int64_t begin = block_ * BLOCK, width = blocks_ * BLOCK;
+    const int low = static_cast<int>(std::clamp<int64_t>(n_->low(i) - begin, 0, width));
+    const int high = static_cast<int>(std::clamp<int64_t>(n_->high(i) - begin, 0, width));
+    if (!filtered_) return {low, high, nullptr};
+    const int64_t segment = c_->query_segment ? queries_[i - first_row_] : 0;
+    if (!known_ || segment != segment_of_allowed_) {
+      const int64_t at = begin - first_block * BLOCK;
+      for (int64_t x = 0; x < width; ++x)
+        allowed_[x] = seen_[at + x] && (!c_->query_segment || keys_[at + x] == segment) ? 1.f : 0.f;
+      known_ = true, segment_of_allowed_ = segment;
+    }
+    return {low, high, allowed_};
+  }
+
+  int64_t first_block = 0, last_block = 0;  // key blocks that the rows may see by causality and window
+
+ private:
+  const RelativeAttention* c_ = nullptr;
+  const AttentionSizes* n_ = nullptr;
+  int64_t first_row_ = 0, rows_ = 0;
+  bool filtered_ = false, known_ = false;
+  uint8_t *seen_ = nullptr, *some_ = nullptr;
+  int64_t *segment_ = nullptr, *keys_ = nullptr, *queries_ = nullptr, *lowest_ = nullptr, *highest_ = nullptr;
+  float* allowed_ = nullptr;
+  int64_t block_ = 0, blocks_ = 0, segment_of_allowed_ = 0;
+};
+
+// Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may see.
+template <class T, class E>
+void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g, E* to) {
+  const int width = row_width<E>(n.D);
+  for (int r = 0; r < BLOCK; ++r) {
+    const int64_t j = block * BLOCK + r;
+    if (visible.seen(j))
+      pack_row(from.at<const T>(b, j, g), nullptr, n.D, to + r * width);
+    else
+      clear(to + r * width, width);
+  }
+}
+
+// bias[head] as floats, or null
+template <class T>
+const float* bias_of(const View& bias, int head, int width, float* to) {
+  if (!bias) return nullptr;
+  pack_row(bias.at<const T>(head), nullptr, width, to);
+  return to;
+}
+
+// `rows` rows of one head plus a bias: [rows][row_width].
+template <class T, class E>
+void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, E* to) {
+  for (int r = 0; r < rows; ++r) pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<E>(width));
+}
+
+// Brings the strip to the key blocks [block, block+blocks) of query block `a`; `previous` of the `previous_blocks` before it
+// are in the strip now (0: nothing is).
+template <class T, class E>
+void slide(const AttentionSizes& n, BandChunks<E>& chunks, int head, int64_t a, int rows, int64_t block, int blocks, int previous_blocks,
+           const E* rel_query, float* strip) {
+  if (!n.band) return;
+  const int64_t chunk = block - a - 1;
+  if (previous_blocks)
+    for (int r = 0; r < rows; ++r)
+      for (int x = 0; x < BLOCK; x += LANES) store(strip + r * n.ld + x, load(strip + r * n.ld + previous_blocks * BLOCK + x));
+  else
+    band_logits<T>(n.band, chunks, head, chunk, rows, rel_query, strip, n.ld);
+  for (int k = 1; k <= blocks; ++k) band_logits<T>(n.band, chunks, head, chunk + k, rows, rel_query, strip + k * BLOCK, n.ld);
+}
+
+// Scores of a tile, before scaling: the product with the transposed keys [steps(D)][BLOCK] of each block, onto the position logits.
+template <class E>
+void multiply_keys(const AttentionSizes& n, int rows, int blocks, const E* query, const E* const* keys, float* scores) {
+  const int steps = steps_of<E>(n.D), width = row_width<E>(n.D);
+  for (int k = 0; k < blocks; ++k) {
+    float* s = scores + k * BLOCK;
+    const int row = n.row;
+    if (n.band)
+      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
+    else
+      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, v); });
+  }
+}
+
+}  // namespace retro::RETRO_ISA

@@ -1,0 +1,178 @@
+// A chunk of the band at a time in scratch (band.h): written to, or read from, the skewed place where its logits are.
+#include "relative_logits.h"
+
+#include <memory>
+
+#include "cut.h"
+#include "parallel.h"
+
+namespace retro::RETRO_ISA {
+namespace {
+
+constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task: packing the relative keys then costs little
+
+struct Workspace {
+  BandChunks<float> chunks;
+  float *query, *strip, *d_query, *bias;
+  size_t bytes;
+
+  Workspace(const Band& n, int64_t first, int64_t last, bool gradients, Carver carver) {
+    chunks = BandChunks<float>(n, first, last, gradients, carver);
+    query = carver.take<float>(BLOCK * n.wide), strip = carver.take<float>(BLOCK * BLOCK);
+    d_query = carver.take<float>(BLOCK * n.wide), bias = carver.take<float>(n.wide);
+    bytes = carver.used();
+  }
+};
+
+template <class T>
+struct Logits {
+  const RelativeLogits& c;
+  const View& logits;  // [B,H,N,key_len], or their gradient
+  int64_t B = c.query.size[0], N = c.query.size[1], S = c.key_len;
+  int H = static_cast<int>(c.query.size[2]);
+  Band n{c.rel_key, c.query_offset, c.rel_start, 1 - N, S};
+
+  Logits(const RelativeLogits& call, const View& l) : c(call), logits(l) {}
+
+  // Chunks that the query rows of block a meet.
+  int64_t first_chunk(int64_t a) const { return -a - 1; }
+  int64_t last_chunk(int64_t a) const { return floor_divide(S - 2 - a * BLOCK, BLOCK) + 1; }
+  // Columns [begin, end) of chunk m whose key exists for query row i; the key of column 0 is returned.
+  int64_t keys(int64_t m, int64_t i, int& begin, int& end) const {
+    const int64_t zero = m * BLOCK + 1 + i;
+    begin = static_cast<int>(std::clamp<int64_t>(-zero, 0, BLOCK)), end = static_cast<int>(std::clamp<int64_t>(S - zero, begin, BLOCK));
+    return zero;
+  }
+
+  void load_queries(int64_t b, int64_t i, int rows, int h, Workspace& w) const {
+    if (c.position_bias) pack_row(c.position_bias.at<const T>(h), nullptr, n.E, w.bias);
+    for (int r = 0; r < rows; ++r) pack_row(c.query.at<const T>(b, i + r, h), c.position_bias ? w.bias : nullptr, n.E, w.query + r * n.wide);
+  }
+
+  void store_chunk(int64_t b, int64_t i, int rows, int h, int64_t m, const float* strip) const {
+    for (int r = 0; r < rows; ++r) {
+      int begin, end;
+      const int64_t zero = keys(m, i + r, begin, end);
+      T* to = logits.at<T>(b, h, i + r) + zero;
+      int x = begin;
+      for (; x + LANES <= end; x += LANES) store(to + x, load(strip + r * BLOCK + x));
+      if (x < end) store(to + x, load(strip + r * BLOCK + x, end - x), end - x);
+    }
+  }
+
+  void load_chunk(int64_t b, int64_t i, int rows, int h, int64_t m, float* strip) const {
+    const int64_t step = logits.stride[3];
+    for (int r = 0; r < rows; ++r) {
+      int begin, end;
+      const int64_t zero = keys(m, i + r, begin, end);
+      const T* from = logits.at<const T>(b, h, i + r) + zero * step;
+      float* to = strip + r * BLOCK;
+      if (end - begin < BLOCK) clear(to, BLOCK);
+      int x = begin;
+      for (; x + LANES <= end; x += LANES) store(to + x, load(from + x));
+      if (x < end) store(to + x, load(from + x, end - x), end - x);
+    }
+  }
+
+  void forward(int64_t b, int h, int64_t first_row, int64_t last_row) const {
+    const int64_t first = first_chunk((last_row - 1) / BLOCK), last = last_chunk(first_row / BLOCK);
+    const Workspace sized(n, first, last, false, Carver(nullptr));
+    Workspace w(n, first, last, false, Carver(scratch(sized.bytes)));
+    w.chunks.reset();
+    for (int64_t i = first_row; i < last_row; i += BLOCK) {
+      const int rows = static_cast<int>(std::min<int64_t>(BLOCK, last_row - i));
+      load_queries(b, i, rows, h, w);
+      for (int64_t m = first_chunk(i / BLOCK); m < last_chunk(i / BLOCK); ++m) {
+        band_logits<T>(n, w.chunks, h, m, rows, w.query, w.strip, BLOCK);
+        store_chunk(b, i, rows, h, m, w.strip);
+      }
+    }
+  }
+
+  void run(int threads) const {
+    const int64_t parts = (N + TASK_ROWS - 1) / TASK_ROWS;
+    parallel_for(B * H * parts, threads, [&](int64_t t) {
+      const int64_t first = t % parts * TASK_ROWS;
+      forward(t / parts / H, static_cast<int>(t / parts % H), first, std::min<int64_t>(N, first + TASK_ROWS));
+    });
+  }
+};
+
+template <class T>
+struct LogitsBackward : Logits<T> {
+  using Logits<T>::n;
+  using Logits<T>::H;
+  using Logits<T>::N;
+  using Logits<T>::B;
+
+  const View &dquery, &drel_key, &dbias;
+  Cut cut{B, H, N};
+  int64_t chunks = n.last - n.first, table_size = drel_key ? chunks * n.E * BLOCK : 0;
+  std::unique_ptr<float[]> tables{new float[cut.tasks * table_size + 1]}, biases{new float[cut.tasks * n.wide]};
+
+  LogitsBackward(const RelativeLogits& call, const View& dlogits, const View& dq, const View& dr, const View& dv)
+      : Logits<T>(call, dlogits), dquery(dq), drel_key(dr), dbias(dv) {}
+
+  void block(int64_t b, int64_t i, int rows, int h, Workspace& w, float* table, float* bias) const {
+    this->load_queries(b, i, rows, h, w);
+    clear(w.d_query, BLOCK * n.wide);
+    for (int64_t m = this->first_chunk(i / BLOCK); m < this->last_chunk(i / BLOCK); ++m) {
+      if (!n.holds(m)) continue;
+      this->load_chunk(b, i, rows, h, m, w.strip);
+      band_gradients<T>(n, w.chunks, h, m, rows, w.query, w.strip, BLOCK, dquery || dbias ? w.d_query : nullptr,
+                        drel_key ? table + (m - n.first) * n.E * BLOCK : nullptr);
+    }
+    for (int r = 0; r < rows; ++r)
+      for (int e = 0; e < n.E; e += LANES) {
+        const Vec g = load(w.d_query + r * n.wide + e);
+        if (dquery) store(dquery.at<T>(b, i + r, h) + e, g, n.E - e);
+        store(bias + e, load(bias + e) + g);
+      }
+  }
+
+  void task(int64_t t) const {
+    const Cut::Share mine = cut.share(t);
+    const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK), last = this->last_chunk(mine.first_row / BLOCK);
+    const Workspace sized(n, first, last, true, Carver(nullptr));
+    Workspace w(n, first, last, true, Carver(scratch(sized.bytes)));
+    float *table = tables.get() + mine.slot * table_size, *bias = biases.get() + mine.slot * n.wide;
+    clear(table, table_size), clear(bias, n.wide);
+    w.chunks.reset();
+    for (int64_t b = mine.first_batch; b < mine.last_batch; ++b)
+      for (int64_t i = mine.first_row; i < mine.last_row; i += BLOCK)
+        block(b, i, static_cast<int>(std::min<int64_t>(BLOCK, mine.last_row - i)), mine.head, w, table, bias);
+  }
+
+  void run(int threads) const {
+    parallel_for(cut.tasks, threads, [&](int64_t t) { task(t); });
+    for (int h = 0; dbias && h < H; ++h)
+      for (int e = 0; e < n.E; e += LANES) {
+        Vec total = zero();
+        cut.each_slot(h, [&](int64_t slot) { total = total + load(biases.get() + slot * n.wide + e); });
+        store(dbias.at<T>(h) + e, total, n.E - e);
+      }
+    if (!drel_key) return;
+    clear_unused_rows<T>(n, drel_key);
+    parallel_for(n.tables() * chunks, threads, [&](int64_t t) {
+      const int h = static_cast<int>(t / chunks);
+      const int64_t size = n.E * BLOCK, offset = t % chunks * size;
+      const int head = n.tables() > 1 ? h : -1;
+      auto* total = static_cast<float*>(scratch((size + BLOCK * n.wide) * sizeof(float)));
+      sum_table(cut, head, tables.get() + offset, table_size, size, total);
+      write_table_gradient<T>(n, drel_key, h, n.first + t % chunks, total, 1.f, total + size);
+    });
+  }
+};
+
+}  // namespace
+
+void relative_logits_forward(const RelativeLogits& call, const View& logits, int threads) {
+  by_type(call.query.type, [&](auto t) { Logits<decltype(t)>(call, logits).run(threads); });
+}
+
+void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key, const View& dposition_bias,
+                              int threads) {
+  by_type(call.query.type, [&](auto t) { LogitsBackward<decltype(t)>(call, dlogits, dquery, drel_key, dposition_bias).run(threads); });
+}
+
+}  // namespace retro::RETRO_ISA

@@ -1,0 +1,22 @@
+// Position logits alone, (query_i + position_bias) · rel_key[i + query_offset - j - rel_start], and their gradients.
+#pragma once
+#include "../view.h"
+#include "isa.h"
+
+namespace retro {
+
+// The fields of `_problem.RelativeLogits`, in its order.
+struct RelativeLogits {
+  View query, rel_key;
+  int64_t key_len, rel_start;
+  View position_bias;
+  int64_t query_offset;
+};
+
+}  // namespace retro
+
+RETRO_EVERY_ISA(
+    void relative_logits_forward(const RelativeLogits& call, const View& logits, int threads);
+    // gradients in their inputs' own types; a null view is not wanted
+    void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key,
+                                  const View& dposition_bias, int threads);)

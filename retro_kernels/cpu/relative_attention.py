@@ -1,0 +1,40 @@
+"""Relative attention on the CPU (csrc/cpu/relative_attention_*.cpp).
+
+Beside the outputs a thread packs the keys, values and relative keys that its task sees, of one key head at a time, into
+scratch: O((N+S)*(D+E)) a thread, never N*S.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from . import unsupported
+
+_TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
+
+
+def reason(call) -> str | None:
+    return unsupported({name: getattr(call, name) for name in _TENSORS})
+
+
+def forward(call) -> tuple[Tensor, Tensor]:
+    b, n, h, _ = call.query.shape
+    out = torch.empty(call.query.shape, dtype=call.query.dtype)
+    lse = torch.empty((b, h, n), dtype=torch.float32)
+    run = _native.extension("_cpu").relative_attention_forward
+    run(_native.problem(call), _native.view(out), _native.view(lse), torch.get_num_threads())
+    return out, lse
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    """float32 partial sums: dK and dV of one key head a task, d rel_key of the heads of a task; see Cut in the source."""
+    wanted = [
+        torch.empty(tensor.shape, dtype=tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
+        for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
+    ]
+    run = _native.extension("_cpu").relative_attention_backward
+    views = [_native.view(t) for t in (*outputs, *grads)]
+    run(_native.problem(call), *views, tuple(map(_native.view, wanted)), torch.get_num_threads())
+    return wanted

@@ -1,0 +1,153 @@
+"""Backward kernels of chunked cross-attention over positions: they fill the band workspace with logits and consume its gradient.
+
+The workspace holds one [BLOCK_M, band_keys] tile per (item of the slab, head). `_cca_backward_logits_kernel` writes position
+logits into it, once for all neighbours; the kernels of `_cca_backward` replace them by dS summed over the neighbours;
+`_cca_backward_band_kernel` turns that into the gradient of the relative query and leaves it folded (see `_relative`), as
+`_cca_backward_rel_kernel` needs it for dR, the sum over all chunks in a fixed order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._cca_tile import add_bias, load_rows, locate, wide
+from ._relative import band_block, position_logits, position_query_gradient, reverse_skew
+
+#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+SIZES = (
+    "N", "M", "R", "H", "T", "rel_start", "query_start", "first_chunk", "chunks", "blocks", "first_item", "last_item", "items_per_split",
+    "key_blocks",
+)  # fmt: skip
+
+
+@triton.jit
+def _relative_query(
+    q_ptr, rq_ptr, position_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
+    batch, start, head, live, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, BLOCK_E]: the relative query, or the query where it has none of its own, plus the position bias."""
+    local = tl.arange(0, BLOCK_M)
+    if rq_ptr is not None:
+        x = load_rows(rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh, local, live, stride_rqn, E, BLOCK_E)
+    else:
+        x = load_rows(q_ptr + batch * stride_qb + wide(start) * stride_qn + head * stride_qh, local, live, stride_qn, E, BLOCK_E)
+    return add_bias(x, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _cca_backward_logits_kernel(
+    q_ptr, rel_ptr, rq_ptr, position_ptr, band_ptr,
+    stride_qb, stride_qn, stride_qh, stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ph,
+    N, M, R, H, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Position logits of one (chunk, time block, head) of one batch element, all keys of a neighbour."""
+    head, slot, _, block, chunk, batch, first_row, start = locate(
+        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
+    )
+    local = tl.arange(0, BLOCK_M)
+    n = start + local
+    live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+    rq = _relative_query(
+        q_ptr, rq_ptr, position_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
+        batch, start, head, live, E, BLOCK_M, BLOCK_E,
+    )  # fmt: skip
+    rel_base = rel_ptr + head.to(tl.int64) * stride_rh
+    band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
+    for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
+        zero = j0 >> 30  # R is far below 2**30
+        base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
+        position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+        at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
+        tl.store(at, position.to(band_ptr.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _cca_backward_band_kernel(
+    rel_ptr, band_ptr, dq_ptr, drq_ptr, dposition_ptr, stride_rh, stride_rt,
+    N, M, R, H, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
+    scale: tl.float32,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the relative query, into drq, or added to dq where the query is the relative query; folds the band in place."""
+    head, slot, item, block, chunk, batch, first_row, start = locate(
+        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
+    )
+    local, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
+    rel_base = rel_ptr + head.to(tl.int64) * stride_rh
+    band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
+    drq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
+        zero = j0 >> 30  # R is far below 2**30
+        j = j0 + tl.arange(0, BLOCK_N)
+        at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
+        ds = tl.load(at, mask=(j < R)[None, :], other=0.0).to(tl.float32)
+        folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)
+        tl.debug_barrier()  # all have read what the store replaces
+        tl.store(at, folded.to(band_ptr.dtype.element_ty))
+        base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
+        drq += position_query_gradient(folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+
+    n = start + local
+    live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+    drq *= scale
+    if dposition_ptr is not None:
+        tl.store(dposition_ptr + (item.to(tl.int64) * H + head) * E + width, tl.sum(drq, 0), mask=width < E)
+    inside = live[:, None] & (width < E)[None, :]
+    into = ((batch * N + wide(start)) * H + head) * E + (local[:, None] * (H * E) + width[None, :])
+    if drq_ptr is not None:
+        tl.store(drq_ptr + into, drq.to(drq_ptr.dtype.element_ty), mask=inside)
+    else:
+        drq += tl.load(dq_ptr + into, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dq_ptr + into, drq.to(dq_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _cca_backward_rel_kernel(
+    q_ptr, rq_ptr, position_ptr, band_ptr, part_ptr,
+    stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
+    N, M, H, query_start, first_chunk, chunks, blocks, first_item, last_item, items_per_split, key_blocks, band_keys,
+    scale: tl.float32,
+    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N rows of one head's dR, summed over one split's chunks and added to what earlier slabs left in part_ptr.
+
+    Row x of the [splits, H, rows, E] partial belongs to displacement x + 1 - key_blocks * BLOCK_N.
+    """
+    diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = tl.num_programs(0) * BLOCK_N
+    local, c, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_E)
+    into = ((split.to(tl.int64) * H + head) * rows + diagonal * BLOCK_N) * E + c[:, None] * E + width[None, :]
+    inside = (c >= 0)[:, None] & (width < E)[None, :]
+    acc = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
+    first = first_item + split * items_per_split
+    last = tl.minimum(first + items_per_split, last_item)
+    for item in range(first, last):
+        block = item % blocks
+        chunk = first_chunk + (item // blocks) % chunks
+        batch = wide(item // (blocks * chunks))
+        first_row = (chunk + 1) * M - 1 - query_start
+        start = first_row + block * BLOCK_M
+        n = start + local
+        live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+        if rq_ptr is not None:
+            rq_base = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh
+            rq = load_rows(rq_base, local, live, stride_rqn, E, BLOCK_E)
+        else:
+            q_base = q_ptr + batch * stride_qb + wide(start) * stride_qn + head * stride_qh
+            rq = load_rows(q_base, local, live, stride_qn, E, BLOCK_E)
+        rq = add_bias(rq, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+        # the blocks of a band that fall on this diagonal come from different key blocks; their places in the tile are disjoint
+        block_of = band_block(item >> 30, BLOCK_M, BLOCK_N)
+        ds = tl.zeros([BLOCK_M, BLOCK_N], band_ptr.dtype.element_ty)
+        slot = (wide(item - first_item) * H + head) * (BLOCK_M * band_keys)
+        for band in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
+            key_block = band + block * (BLOCK_M // BLOCK_N) + key_blocks - 1 - diagonal
+            at = band_ptr + slot + key_block * BLOCK_N + (local[:, None] * band_keys + c[None, :])
+            there = local < tl.where((key_block >= 0) & (key_block < key_blocks) & (chunk >= 0), BLOCK_M, 0)
+            ds = tl.where(block_of == band, tl.load(at, mask=there[:, None], other=0.0), ds)
+        acc = tl.dot(tl.trans(ds), rq, acc, input_precision=PRECISION)
+    earlier = (c < tl.where(first_item > 0, BLOCK_N, 0))[:, None] & (width < E)[None, :]
+    acc = acc * scale + tl.load(part_ptr + into, mask=earlier, other=0.0)
+    tl.store(part_ptr + into, acc, mask=inside)

@@ -1,0 +1,181 @@
+"""Reports, comparison, static metrics and the machine-code reader, on records and listings made by hand."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+import bench
+from bench import ab, comparison, environment, record, sass, static, statistics
+from bench.commands import ab_command
+from bench.report import html, markdown, terminal
+
+
+def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="kernel", status="ok", **more):
+    numerics = {"passed": status == "ok", "checked": "every element", "tensors": {}}
+    numerics["tensors"]["y"] = {"frobenius": 1e-7, "maximum": 1e-6, "limit": 1e-6, "yardstick": 5e-7, "passed": status == "ok"}
+    time = {"samples": [seconds], "minimum": seconds, "median": seconds, "p10": seconds, "p90": seconds, "method": {"clock": "wall"}}
+    ceilings = {"bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11, "bfloat16": None}}
+    empty = dict.fromkeys(record.FIELDS)
+    made = empty | {
+        "schema": 1, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd", "kernel": kernel, "backend": backend,
+        "role": role, "dtype": "float32", "mode": "fwd", "status": status, "reason": None if status == "ok" else "because", "git": {"sha": "abc", "dirty": False},
+        "environment": {"torch": "2", "triton": None, "threads": 2}, "device": {"name": "a processor"}, "ceilings": ceilings,
+        "case": {"name": case, "shape": {}}, "seed": 1, "numerics": numerics, "time": time if status == "ok" else None,
+        "work": {"flops": 1e6, "bytes": 1e6}, "roofline": {"floor_s": 1e-4, "bound": "memory", "fraction": 1e-4 / seconds},
+        "speedup": {"eager": 2.0, "sdpa_plain": 0.1, "toeplitz": 1.5},
+    }  # fmt: skip
+    made |= more
+    assert record.validate(made) == []
+    return made
+
+
+def static_record(kernel="topk_chunks", **metrics):
+    usual = {
+        "kernel": "scan", "arch": 90, "config": "m64", "registers": 100, "stack_bytes": 0, "shared_static_bytes": 0, "shared_dynamic_bytes": 1024,
+        "warps": 4, "stages": 2, "blocks_per_sm": 4, "cubin_sha256": "x", "instructions": 100, "opcode_hash": "h", "tensor_instructions": 8,
+        "async_copies": 4, "loop_opcodes": {}, "loop_issue_slots": 400, "loop_tensor_instructions": 8, "loop_cycles_at_least": 100.0,
+    }  # fmt: skip
+    return static._record(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
+
+
+def test_terminal_table_names_the_best_rival_of_the_same_function():
+    text = terminal.times([timed(), timed(backend="eager", role="baseline", speedup=None), timed(case="b", status="oom")])
+    row = next(line for line in text.splitlines() if line.startswith("a  "))
+    assert "2.00x" in row and "1.50x toeplitz" in row and "10%" in row and "sdpa_plain" not in row
+    assert "OOM: leaky_average/cpu/b/float32/fwd: because" in text
+
+
+def test_a_missing_value_is_shown_as_a_dash_never_as_zero():
+    row = terminal.times([timed(roofline=None, memory=None, speedup=None)]).splitlines()[-1].split()
+    assert row.count("-") == 4
+
+
+def test_markdown_shows_twenty_rows_and_folds_the_rest():
+    text = markdown.table([timed(case=f"c{i}") for i in range(33)])
+    shown, folded = text.split("<details>")
+    assert shown.count("| leaky_average/") == 20 and folded.count("| leaky_average/") == 13 and "13 more" in folded
+    bad = markdown.table([timed(status="numerics_fail", reason="a | b")])
+    assert "**numerics_fail**" in bad and "a \\| b" in bad
+
+
+def test_html_is_one_page_with_plots_and_history():
+    page = html.page([timed(seconds=s) for s in (1e-3, 2e-3)] + [timed(case="b", status="oom")])
+    assert page.count("<svg") == 3 and "http" not in page.replace("http://www.w3.org", "") and "oom" in page
+    for part in page.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>")
+
+
+def test_report_command_renders_files(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    record.Writer(path).write(timed())
+    assert bench.main(["report", str(path)]) == 0 and "leaky_average" in capsys.readouterr().out
+    assert bench.main(["report", str(path), "--format", "html", "--output", str(tmp_path / "a.html")]) == 0
+    assert bench.main(["report", str(path), "--format", "png"]) == 4
+
+
+def test_compare_tells_what_broke_vanished_and_slowed():
+    before = [timed(case=c) for c in "abcd"] + [timed(case="e", status="oom")]
+    after = [timed(case="a", seconds=2e-3), timed(case="b", status="numerics_fail"), timed(case="d"), timed(case="e")]
+    found = {c.id.split("/")[2]: c for c in comparison.changes(before, after)}
+    assert {k: c.kind for k, c in found.items()} == {"a": "slower", "b": "broke", "c": "vanished", "e": "fixed"}
+    assert found["a"].ratio == pytest.approx(2) and [c.fails for c in comparison.changes(before, after)][:2] == [True, True]
+
+
+def test_compare_exit_codes(tmp_path):
+    def file(name, *records):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(r) + "\n" for r in records))
+        return str(path)
+
+    a, other = file("a", timed()), file("other", timed(device={"name": "another processor"}))
+    assert bench.main(["compare", a, file("same", timed())]) == 0
+    assert bench.main(["compare", a, file("slow", timed(seconds=9e-3))]) == 0  # separate runs prove no slow-down
+    assert bench.main(["compare", a, file("gone", timed(case="b"))]) == 1
+    assert bench.main(["compare", a, other]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stack_bytes": 16}, "spills"),
+        ({"blocks_per_sm": 3}, "CTAs per SM"),
+        ({"tensor_instructions": 0}, "tensor instructions gone"),
+        ({"async_copies": 0}, "asynchronous copies gone"),
+        ({"loop_issue_slots": 440}, "hot loop"),
+    ],
+)
+def test_static_regressions(change, words):
+    old, new = static_record(), static_record(**change)
+    assert [words in line for line in static.regressions([old], [new])] == [True]
+    assert static.regressions([new], [old]) == []
+
+
+def test_static_vanished_and_larger_tile():
+    old = static_record()
+    assert "no longer compiled" in static.regressions([old], [])[0]
+    twice = static_record(loop_issue_slots=800, loop_tensor_instructions=16)  # twice the work a pass
+    assert static.regressions([old], [twice]) == []
+
+
+LISTING = """
+		Function : kernel
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   LDGSTS.E.128 [R2], [R4] ;
+        /*0020*/                   MOV R3, 0x10 ;
+        /*0030*/                   IADD3 R3, R3, 0x1, RZ ;
+        /*0040*/               @P1 BRA 0x30 ;
+        /*0050*/                   HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
+        /*0060*/                   HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
+        /*0070*/              @!P0 BRA 0x50 ;
+        /*0080*/                   @P2 BRA 0x20 ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   BRA 0xa0;
+        /*00b0*/                   NOP;
+"""
+
+
+def test_the_hot_loop_is_the_innermost_with_tensor_instructions():
+    code = sass.functions(LISTING)["kernel"]
+    found = sass.summarise(code, warps=4, arch=90)
+    assert [i.name for i in sass.hot_loop(code)] == ["HMMA", "HMMA", "BRA"]
+    assert found["tensor_instructions"] == 2 and found["async_copies"] == 1 and found["loop_issue_slots"] == 12
+    assert found["loop_cycles_at_least"] == max(3 * 4 / 4, 2 * 2 * 16 * 8 * 16 * 4 / 4096)
+    assert sass.summarise(code[:2], 4, 90)["loop_issue_slots"] is None
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "blocks"), [(32, 0, 4, 16), (255, 0, 8, 1), (64, 100 << 10, 4, 2), (64, 228 << 10, 4, 0)]
+)
+def test_blocks_per_sm(registers, shared, warps, blocks):
+    assert sass.blocks_per_sm(registers, shared, warps, 90) == blocks
+
+
+def test_ab_exit_codes():
+    item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
+    one = statistics.Ratio(1, 1, 1)
+
+    def code(*verdicts, worse=()):
+        return ab_command.exit_code([ab.Outcome(item, v, "", one, None, one) for v in verdicts], list(worse), bool(worse))
+
+    assert code("ok", "warn", "faster") == 0 and code("ok", "regression") == 1 and code("vanished") == 1
+    assert code("ok", worse=["spills"]) == 1 and code("regression", "numerics") == 2 and code("ok", "inconclusive") == 3
+    assert code("regression", "inconclusive") == 1 and code("new") == 5 and code() == 5
+
+
+def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
+    monkeypatch.setattr(ab, "ABBA_PAIRS", 2)
+    good = ab.Item("relative_attention", "reference", "decode", "float32", "decode")
+    absent = ab.Item("relative_attention", "cuda", "decode", "float32", "decode")
+    said = []
+    found = ab.batch(environment.ROOT, environment.ROOT, [good, absent], 1, True, said.append, worker_pairs=1)
+    ((base, head),) = found[good]
+    assert len(base) == len(head) == 4 and min(base + head) > 0
+    assert found[absent].status == "unsupported" and said == ["worker pair 1 of 1"]
+
+
+def test_ab_needs_a_ref_that_exists(capsys):
+    if environment.git_state()["sha"] is None:
+        pytest.skip("no git repository here")
+    assert bench.main(["ab", "--base", "no-such-ref-at-all", "--static-only"]) == 4
+    assert "no-such-ref-at-all" in capsys.readouterr().err

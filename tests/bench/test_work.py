@@ -1,0 +1,113 @@
+"""FLOPs and bytes against counts made pair by pair; slices of the oracle against the whole; every baseline against the oracle."""
+
+import pytest
+import torch
+
+import bench
+import retro_kernels as rk
+from bench import numerics, operators, oracle, work
+from bench.registry import Case
+
+TINY = {
+    "chunked_cross_attention": [
+        Case("chunked_cross_attention", "all", {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "G": 1, "D": 16, "L": 2}, "a test",
+             extras=("rel_key", "content_bias", "position_bias", "neighbour_mask", "neighbour_gate")),
+        Case("chunked_cross_attention", "decode", {"B": 1, "N": 5, "M": 4, "K": 1, "R": 6, "H": 2, "D": 16, "L": 3}, "a test",
+             {"query_start": 9}, ("rel_key",), modes=("decode",)),
+    ],
+    "relative_attention": [
+        Case("relative_attention", "causal", {"B": 2, "N": 9, "S": 9, "H": 2, "G": 1, "D": 16, "T": 9}, "a test", {"causal": True, "rel_start": 0},
+             ("rel_key", "content_bias", "position_bias")),
+        Case("relative_attention", "narrow", {"B": 1, "N": 12, "S": 12, "H": 2, "D": 16, "E": 4, "T": 3}, "a test", {"causal": True, "rel_start": 0},
+             ("rel_key", "rel_query")),
+        Case("relative_attention", "cross", {"B": 1, "N": 7, "S": 5, "H": 2, "D": 16}, "a test", {}, ("rel_key", "key_mask")),
+        Case("relative_attention", "gap", {"B": 1, "N": 8, "S": 8, "H": 2, "D": 16}, "a test", {"causal": True, "causal_gap": 1}),
+        Case("relative_attention", "window", {"B": 1, "N": 6, "S": 10, "H": 2, "D": 16}, "a test", {"causal": True, "window": 3}),
+        Case("relative_attention", "one", {"B": 1, "N": 1, "S": 9, "H": 2, "D": 16, "T": 9}, "a test", {"causal": True, "rel_start": 0}, ("rel_key",)),
+    ],
+    "relative_logits": [
+        Case("relative_logits", "one", {"B": 1, "N": 1, "S": 8, "H": 2, "E": 8}, "a test", {"query_offset": 7}),
+        Case("relative_logits", "bounded", {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5}, "a test", {"rel_start": -2}, ("position_bias",)),
+    ],
+    "topk_chunks": [
+        Case("topk_chunks", "causal", {"B": 2, "Q": 9, "S": 9, "D": 8, "k": 3}, "a test", {"causal_gap": 2}),
+        Case("topk_chunks", "l2", {"B": 1, "Q": 4, "S": 20, "D": 8, "k": 5}, "a test", {"metric": "l2"}, ("query_doc",)),
+    ],
+    "leaky_average": [Case("leaky_average", "carried", {"B": 2, "N": 300, "H": 2, "D": 4}, "a test", extras=("initial",))],
+}  # fmt: skip
+ALL = [case for cases in TINY.values() for case in cases]
+names = [f"{case.kernel}/{case.name}" for case in ALL]
+
+
+@pytest.mark.parametrize("case", TINY["relative_attention"], ids=lambda c: c.name)
+def test_visible_pairs_are_counted_one_by_one(case):
+    n, keys, o = case.shape["N"], case.shape["S"], case.options
+    offset = keys - n if o.get("causal") else 0
+    start, rows = o.get("rel_start", offset - keys + 1), case.shape.get("T", n + keys - 1)
+    pairs = [i + offset - j for i in range(n) for j in range(keys)]
+    seen = [d for d in pairs if (not o.get("causal") or d >= o.get("causal_gap", 0)) and ("window" not in o or d < o["window"])]
+    assert work._pairs(case) == (len(seen), sum(start <= d < start + rows for d in seen))
+
+
+def test_flops_and_bytes_of_retro_by_hand():
+    case = bench.CASES[("chunked_cross_attention", "retro-172m")]
+    found = work.chunked_cross_attention(case, 4, "fwd")
+    attending = 2048 - 63
+    assert found.flops == attending * 16 * (2 * 256 * 64 * 2 + 2 * 128 * 64)
+    assert found.bytes == 4 * (2 * 2048 * 16 * 64 + 2 * 32 * 2 * 128 * 16 * 64 + 16 * 191 * 64)
+
+
+@pytest.mark.parametrize("case", ALL, ids=names)
+def test_the_oracle_in_slices_is_the_oracle_at_once(case, monkeypatch):
+    operator = bench.OPERATORS[case.kernel]
+    arguments = case.make(3, "cpu", torch.float32)
+    backward = case.kernel != "topk_chunks"
+    whole = oracle.solve(operator, case, arguments, 3, backward)
+    monkeypatch.setattr(oracle, "SLICE_ELEMENTS", {"cpu": 1})
+    sliced = oracle.solve(operator, case, arguments, 3, backward)
+    for a, b in zip(whole.outputs, sliced.outputs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    for name, grad in whole.gradients.items():
+        torch.testing.assert_close(grad, sliced.gradients[name], rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("case", ALL, ids=names)
+def test_every_cpu_baseline_is_the_function_it_says(case):
+    operator = bench.OPERATORS[case.kernel]
+    full = case.make(4, "cpu", torch.float32)
+    for contender in [c for c in bench.CONTENDERS.values() if c.kernel == case.kernel and c.role == "baseline"]:
+        if "cpu" not in contender.devices or contender.name.endswith("_compiled") or contender.reason(case, "float32", "cpu"):
+            continue
+        arguments = operators.without_positions(full) if contender.without_positions else full
+        truth = oracle.solve(operator, case, arguments, 4, backward=contender.differentiable)
+        verdict = numerics.judge(numerics.errors(operator, contender, arguments, truth), None, "float32", truth.checked)
+        assert verdict.passed, f"{contender.name}: {verdict.complaint()}"
+        worst = max(t["frobenius"] for t in verdict.tensors.values())
+        assert worst < 1e-5, f"{contender.name}: {worst}"
+
+
+def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
+    case = TINY["relative_attention"][0]
+    monkeypatch.setattr(oracle, "TOTAL_ELEMENTS", {"cpu": 1})
+    long = Case(**{**vars(case), "shape": dict(case.shape) | {"N": 40, "S": 40, "T": 40}})
+    arguments = long.make(5, "cpu", torch.float32)
+    found = oracle.solve(bench.OPERATORS[case.kernel], long, arguments, 5, backward=True)
+    assert found.rows.tolist() == [0, 1, 2, 3, 36, 37, 38, 39] and "of 40 queries" in found.checked
+    assert not found.upstream[:, 4:36].any() and found.upstream[:, :4].all()
+
+
+def test_top_k_judges_the_choice_not_the_order_of_equals():
+    """Swapped near-equal keys pass; a repeated index, a forbidden key and a worse key do not."""
+    from bench import selection
+
+    query, key = torch.ones(1, 1, 1), torch.tensor([[[3.0], [3.0], [2.0], [9.0]]])
+    arguments = {"query": query, "key": key, "k": 2, "key_mask": torch.tensor([[True, True, True, False]])}
+    best = rk.topk_chunks(**{n: v.double() if v is query or v is key else v for n, v in arguments.items()}, backend="reference")
+
+    def fails(indices, scores=(3.0, 3.0)):
+        pairs = selection.compare(arguments, torch.tensor([0]), (torch.tensor([[scores]]), torch.tensor([[indices]])), best)
+        errors = [numerics.error(*pair).frobenius for pair in pairs.values()]
+        return any(e is None or e > 1e-6 for e in errors)
+
+    assert not fails([0, 1]) and not fails([1, 0])
+    assert fails([0, 0]) and fails([3, 0], (9.0, 3.0)) and fails([0, 2], (3.0, 2.0)) and fails([0, -1]) and fails([0, 1], (3.0, 3.1))

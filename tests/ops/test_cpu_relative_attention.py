@@ -1,0 +1,104 @@
+"""Relative attention and its logits on the CPU: sizes around the edges of blocks, every instruction set, any number of threads."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from retro_kernels import _native
+from tests import compare, inputs
+
+from .test_cpu_infrastructure import isas, native  # noqa: F401
+
+pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+
+# blocks are 64 queries by 128 keys, tasks 256 queries
+BLOCKS = {
+    "63": dict(N=63, S=63, causal=True),
+    "64": dict(N=64, S=64, causal=True),
+    "65": dict(N=65, S=65, causal=True, causal_gap=1),
+    "127 by 128": dict(N=127, S=128, segments=True),
+    "129 by 191": dict(N=129, S=191, key_mask=True),
+    "256 by 257": dict(N=256, S=257, causal=True, E=3),
+    "300, windowed": dict(N=300, S=300, causal=True, window=67),
+    "300, window of a block": dict(N=300, S=300, causal=True, window=64, E=8),
+    "300, window of one": dict(N=300, S=300, window=1, query_offset=0, E=1),
+    "300, bounded": dict(N=300, S=300, causal=True, rel="bounded", rel_start=0, T=70, E=16),
+    "300, bounded off the chunks": dict(N=200, S=300, rel="bounded", rel_start=-77, T=65, E=16),
+    "one query": dict(N=1, S=300, causal=True),
+    "five queries, window": dict(N=5, S=300, causal=True, window=130),
+    "one key": dict(N=200, S=1),
+    "grouped heads": dict(N=70, S=140, H=4, G=2, heads="shared", E=5, causal=True),
+    "more queries than keys": dict(N=260, S=70, causal=True),
+    "many batch entries": dict(B=9, N=5, S=7, H=8),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_edges(name):
+    compare.check("relative_attention", inputs.self_attention(3, **{"B": 1, "H": 2, **BLOCKS[name]}), "cpu")
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", [dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5), dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2)], ids=str)
+def test_every_isa(native, isa, dtype, case):  # noqa: F811
+    native.set_isa(isa)
+    compare.check("relative_attention", inputs.self_attention(4, dtype=dtype, **{"B": 1, "H": 2, **case}), "cpu")
+    logits = dict(B=1, N=70, H=2, key_len=90, E=case.get("E", 16))
+    compare.check("relative_logits", inputs.relative_logits(4, dtype=dtype, **logits), "cpu")
+
+
+def test_documents_hide_whole_tiles():
+    """Five documents in one row of 300: tiles are skipped between them, and the band starts again after each gap."""
+    kw = inputs.self_attention(5, B=1, N=300, H=2)
+    ids = torch.tensor([0] * 70 + [1] * 60 + [2] * 3 + [3] * 130 + [0] * 37).view(1, -1)  # the first one returns
+    compare.check("relative_attention", kw | {"query_segment": ids, "key_segment": ids}, "cpu")
+
+
+def test_a_masked_block_between_visible_ones():
+    kw = inputs.self_attention(6, B=2, N=70, S=330, H=2)
+    mask = torch.ones(2, 330, dtype=torch.bool)
+    mask[0, 60:200], mask[1, 128:256] = False, False
+    for name in ("key", "value"):
+        kw[name] = kw[name].masked_fill(~mask[..., None, None], torch.nan)
+    compare.check("relative_attention", kw | {"key_mask": mask}, "cpu")
+
+
+@pytest.mark.parametrize("key_len", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize("N", [1, 63, 64, 65, 130])
+def test_logits_at_block_edges(N, key_len):
+    compare.check("relative_logits", inputs.relative_logits(7, B=1, N=N, H=2, E=5, key_len=key_len), "cpu")
+
+
+def test_bits_do_not_depend_on_threads():
+    threads = torch.get_num_threads()
+    try:
+        for case in (dict(B=1, N=300, H=2, causal=True), dict(B=9, N=20, H=8, heads="shared", E=3)):
+            kw, results = inputs.self_attention(8, **case), []
+            logits = inputs.relative_logits(8, N=300, key_len=70)
+            for count in (1, 2, 5):
+                torch.set_num_threads(count)
+                results.append(compare.run("relative_attention", kw, "cpu") | {f"l{n}": v for n, v in compare.run("relative_logits", logits, "cpu").items()})
+            for name, value in results[0].items():
+                assert all(torch.equal(r[name], value) for r in results[1:]), name
+    finally:
+        torch.set_num_threads(threads)
+
+
+MEMORY = """
+import resource, torch, retro_kernels as rk
+from tests import inputs
+kw = inputs.differentiable(inputs.self_attention(9, B=1, N=16384, H=1, D=16, rel="bounded", rel_start=0, T=64, causal=True, window=100))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rk.relative_attention(**kw, backend="cpu").sum().backward()
+rk.relative_logits(kw["query"][:, :64], kw["rel_key"], key_len=16384, rel_start=0, backend="cpu")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_is_linear():
+    """At 16384 tokens one matrix [N,N] would be 1 GiB; forward and backward stay below an eighth of it."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    assert int(done.stdout) < 128 * 1024, done.stderr  # KiB

@@ -1,0 +1,227 @@
+"""Every backend of relative attention against the float64 reference, and what a caller relies on."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import retro_kernels as rk
+from tests import compare, inputs
+from tests.conftest import INTERPRETER
+
+OP = "relative_attention"
+# the interpreter's bf16 dot is wrong, so bf16 waits for a GPU there
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
+
+CASES = {
+    "plain": dict(rel=None, biases=False),
+    "content bias alone": dict(rel=None),
+    "relative": dict(),
+    "relative, no biases": dict(biases=False),
+    "shared relative keys": dict(heads="shared"),
+    "causal": dict(causal=True),
+    "strictly causal": dict(causal=True, causal_gap=1),
+    "gap wider than the sequence": dict(causal=True, causal_gap=40),
+    "sliding window": dict(causal=True, window=4),
+    "window of one": dict(causal=True, window=1),
+    "window inside the gap": dict(causal=True, causal_gap=3, window=3),
+    "window, both directions": dict(window=3, query_offset=2),
+    "more keys": dict(N=3, S=11),
+    "more keys, causal": dict(N=3, S=11, causal=True),
+    "more queries": dict(N=11, S=3),
+    "more queries, causal": dict(N=11, S=3, causal=True),
+    "one query": dict(N=1, S=9, causal=True),
+    "one query, one key": dict(N=1, S=1),
+    "offset beyond the keys": dict(N=5, S=4, query_offset=30),
+    "offset before the keys": dict(N=5, S=4, query_offset=-30, causal=True),
+    "key mask": dict(key_mask=True),
+    "segments": dict(segments=True),
+    "everything hides": dict(key_mask=True, segments=True, causal=True, window=6),
+    "grouped heads": dict(H=6, G=2),
+    "one key head": dict(H=4, G=1, key_mask=True),
+    "low rank": dict(E=16, D=32, causal=True, rel="bounded", rel_start=0, T=9),
+    "table": dict(E=1, heads="shared"),
+    "odd width": dict(E=5, heads="each", causal=True),
+    "wide": dict(E=72, D=16, B=1, H=2),
+    "bounded to the left": dict(rel="bounded", rel_start=-5, T=3),
+    "bounded to the right": dict(rel="bounded", rel_start=2, T=4),
+    "bounded, outside": dict(rel="bounded", rel_start=40, T=4),
+    "bounded, wider than all": dict(rel="bounded", rel_start=-30, T=60),
+    "bounded, one row": dict(rel="bounded", rel_start=0, T=1, E=8),
+    "head of 24": dict(D=24, N=9),
+    "head of 72": dict(D=72, N=9, B=1, H=2),
+    "head of 256": dict(D=256, N=6, B=1, H=1),
+    "scale": dict(scale=0.7),
+    "dropout": dict(dropout_p=0.4, causal=True, key_mask=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(backend, name, dtype):
+    compare.check(OP, inputs.self_attention(3, dtype=dtype, **CASES[name]), backend)
+
+
+shapes = st.fixed_dictionaries(
+    dict(
+        B=st.integers(1, 2), N=st.integers(1, 40), S=st.integers(1, 40), D=st.sampled_from([16, 24, 40, 64]),
+        E=st.sampled_from([None, 1, 3, 16]), causal=st.booleans(), causal_gap=st.integers(0, 2), window=st.sampled_from([None, 1, 2, 7, 30]),
+        query_offset=st.one_of(st.none(), st.integers(-20, 40)), biases=st.booleans(), key_mask=st.booleans(), segments=st.booleans(),
+        heads=st.sampled_from(["each", "shared"]), rel=st.sampled_from([None, "all", "bounded"]), rel_start=st.integers(-30, 30),
+        T=st.integers(1, 40), grouping=st.sampled_from([(1, 1), (4, 2), (3, 1)]), seed=st.integers(0, 99),
+    )
+)  # fmt: skip
+
+
+@settings(max_examples=12 if INTERPRETER else 60)
+@given(case=shapes)
+@example(case=dict(B=1, N=1, S=1, D=16, E=None, causal=True, causal_gap=1, window=1, query_offset=None, biases=True, key_mask=True,
+                   segments=True, heads="each", rel="all", rel_start=0, T=1, grouping=(1, 1), seed=0))  # fmt: skip
+def test_random_shapes(backend, case):
+    case = dict(case)
+    heads, groups = case.pop("grouping")
+    if not case["causal"]:
+        case["causal_gap"] = 0
+    compare.check(OP, inputs.self_attention(case.pop("seed"), dtype=torch.float32, H=heads, G=groups, **case), backend)
+
+
+@pytest.mark.parametrize("start", range(-8, 9))
+def test_every_edge_of_a_bounded_extent(backend, start):
+    """Three rows of relative keys from `start`: of the displacements -6..6 some, all or none are inside."""
+    compare.check(OP, inputs.self_attention(4, B=1, N=7, H=1, rel="bounded", rel_start=start, T=3, E=8), backend)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_segments_of_any_integer(backend, dtype):
+    kw = inputs.self_attention(5, segments=True)
+    want = compare.run(OP, kw, backend)
+    high = torch.iinfo(dtype).max
+    named = {n: torch.where(kw[n] == 1, high, kw[n]).to(dtype) for n in ("query_segment", "key_segment")}
+    for name, value in compare.run(OP, kw | named, backend).items():
+        assert torch.equal(value, want[name]), name
+
+
+def test_segments_that_share_their_low_bits(backend):
+    """Identifiers that only differ beyond 32 bits, or beyond a float's 24, are different documents."""
+    kw = inputs.self_attention(5, segments=True)
+    for step in (2**32, 1):
+        ids = {n: kw[n] * step + 2**40 for n in ("query_segment", "key_segment")}
+        for name, value in compare.run(OP, kw | ids, backend).items():
+            assert torch.equal(value, compare.run(OP, kw, backend)[name]), name
+
+
+def test_unsorted_segments(backend):
+    kw = inputs.self_attention(6, N=21, S=17, key_mask=True)
+    g = inputs.generator(6)
+    kw["query_segment"], kw["key_segment"] = torch.randint(0, 4, (2, 21), generator=g), torch.randint(0, 4, (2, 17), generator=g)
+    compare.check(OP, kw, backend)
+
+
+@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+def test_layouts_give_the_same_bits(backend, view):
+    kw = inputs.self_attention(7, key_mask=True, segments=True, E=8)
+    there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    want = compare.run(OP, kw, backend)
+    leaves = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
+    out, lse = rk.relative_attention(**leaves, return_lse=True, backend=backend)
+    assert torch.equal(out, want["out0"]) and torch.equal(lse, want["out1"])
+    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+    g = inputs.generator(1)
+    grads = [inputs.randn(g, *o.shape, dtype=o.dtype) for o in (out, lse)]
+    grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip((out, lse), grads, strict=True)]
+    for name, grad in zip(names, torch.autograd.grad((out, lse), [leaves[n] for n in names], grads), strict=True):
+        assert torch.equal(grad, want[f"grad_{name}"]), name
+
+
+def test_masked_keys_may_hold_anything(backend):
+    kw = inputs.self_attention(8, key_mask=True)
+    want = compare.run(OP, kw, backend)
+    for name in ("key", "value"):
+        kw[name] = kw[name].masked_fill(~kw["key_mask"][..., None, None], torch.nan)
+    for name, value in compare.run(OP, kw, backend).items():
+        assert torch.equal(value, want[name]), name
+
+
+def test_rows_that_see_nothing(backend):
+    kw = inputs.self_attention(9, causal=True, causal_gap=1, key_mask=True)
+    kw["key_mask"][1, :3] = False
+    got = compare.check(OP, kw, backend)
+    for batch, rows in ((0, [0]), (1, [0, 1, 2, 3])):
+        assert (got["out0"][batch, rows] == 0).all() and (got["out1"][batch, :, rows] == -torch.inf).all()
+        assert (got["grad_query"][batch, rows] == 0).all()
+    assert (got["grad_key"][:, -1] == 0).all() and (got["grad_value"][:, -1] == 0).all()  # the last key: nobody sees it
+
+
+def test_positions_matter(backend):
+    """Negative control: without the relative keys, or with the table shifted by one row, the result is another."""
+    kw = inputs.self_attention(10, causal=True)
+    want = compare.run(OP, kw, backend)["out0"]
+    without = compare.run(OP, {**kw, "rel_key": None, "position_bias": None}, backend)["out0"]
+    shifted = compare.run(OP, {**kw, "rel_start": 1 - 13 + 1}, backend)["out0"]
+    assert compare.relative_error(without, want) > 0.1 and compare.relative_error(shifted, want) > 0.1
+
+
+def test_causality(backend):
+    """Key 7 is seen by the rows 7, 8 and 9 only: causal, in a window of three."""
+    kw = inputs.self_attention(11, causal=True, window=3)
+    before = rk.relative_attention(**kw, backend=backend)
+    kw["key"][:, 7], kw["value"][:, 7] = 7.0, -7.0
+    changed = (rk.relative_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
+    assert changed.nonzero().flatten().tolist() == [7, 8, 9]
+
+
+def test_decoding_equals_the_whole(backend):
+    """Token by token, and in blocks, against a growing cache of keys: a bounded extent, and every displacement."""
+    for case in (dict(rel="bounded", rel_start=0, T=20, E=8), dict()):
+        kw = inputs.self_attention(12, causal=True, window=9, **case)
+        whole, lse = rk.relative_attention(**kw, return_lse=True, backend=backend)
+        for start, n in [(i, 1) for i in range(13)] + [(2, 9), (0, 5)]:
+            end = start + n
+            step = {**kw, "query": kw["query"][:, start:end], "key": kw["key"][:, :end], "value": kw["value"][:, :end]}
+            if "rel_query" in kw:
+                step["rel_query"] = kw["rel_query"][:, start:end]
+            else:  # all rows: displacements 1-n .. end-1, row 0 of the whole table being displacement -12
+                step["rel_key"] = kw["rel_key"][:, 12 + 1 - n : 12 + end]
+            out, step_lse = rk.relative_attention(**step, return_lse=True, backend=backend)
+            torch.testing.assert_close(out, whole[:, start:end])
+            torch.testing.assert_close(step_lse, lse[:, :, start:end])
+
+
+def test_lse_merges_shards_exactly(backend):
+    """Half the keys at a time, merged by lse, equals all of them: values and gradients."""
+    kw = inputs.differentiable(inputs.self_attention(13, N=6, S=10))
+    whole = rk.relative_attention(**kw, backend=backend)
+    parts = []
+    for begin, end in ((0, 5), (5, 10)):
+        shard = {**kw, "key": kw["key"][:, begin:end], "value": kw["value"][:, begin:end], "query_offset": -begin, "rel_start": -9}
+        parts.append(rk.relative_attention(**shard, return_lse=True, backend=backend))
+    (a, la), (b, lb) = parts
+    weight = torch.sigmoid(la - lb).transpose(1, 2).unsqueeze(-1)
+    merged = weight * a + (1 - weight) * b
+    torch.testing.assert_close(merged, whole)
+    leaves = [kw[n] for n in ("query", "key", "rel_key", "content_bias", "position_bias")]
+    want, got = (torch.autograd.grad(out.square().sum(), leaves) for out in (whole, merged))
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
+
+
+def test_large_logits_do_not_overflow_float16(backend):
+    kw = inputs.self_attention(14, dtype=torch.float16, rel=None, biases=False)
+    kw["query"], kw["key"] = kw["query"] * 200, kw["key"] * 200  # logits near 1e5: past float16's 65504
+    out, lse = rk.relative_attention(**kw, return_lse=True, backend=backend)
+    want, want_lse = rk.relative_attention(**inputs.cast(kw, torch.float64), return_lse=True, backend="reference")
+    assert lse.abs().max() > 65504
+    compare.assert_passes("out", out, want, None, torch.float16)
+    compare.assert_passes("lse", lse, want_lse, None, torch.float16)
+
+
+def test_repeats_bitwise(backend):
+    kw = inputs.self_attention(15, dropout_p=0.2, heads="shared", causal=True)
+    torch.manual_seed(5)
+    first = compare.run(OP, kw, backend)
+    torch.manual_seed(5)
+    again = compare.run(OP, kw, backend)
+    for name, value in first.items():
+        assert torch.equal(again[name], value), name
+    torch.manual_seed(6)
+    assert not torch.equal(compare.run(OP, kw, backend)["out0"], first["out0"])

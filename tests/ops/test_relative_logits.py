@@ -1,0 +1,109 @@
+"""Every backend of the position logits against the float64 reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import retro_kernels as rk
+from tests import compare, inputs
+from tests.conftest import INTERPRETER
+
+OP = "relative_logits"
+# the interpreter's bf16 dot is wrong, so bf16 waits for a GPU there
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
+
+CASES = {
+    "all rows": dict(),
+    "no bias": dict(biases=False),
+    "shared": dict(heads="shared"),
+    "one query": dict(N=1),
+    "one key": dict(key_len=1),
+    "one pair": dict(N=1, key_len=1),
+    "more queries": dict(N=20, key_len=3),
+    "offset": dict(query_offset=5),
+    "offset, bounded": dict(query_offset=-4, rel_start=-6, T=5),
+    "bounded, outside": dict(rel_start=50, T=5),
+    "bounded, wider than all": dict(rel_start=-40, T=80),
+    "bounded, one row": dict(rel_start=0, T=1),
+    "table": dict(E=1, heads="shared"),
+    "narrow": dict(E=3),
+    "odd": dict(E=21),
+    "widest": dict(E=256, B=1, H=1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(backend, name, dtype):
+    compare.check(OP, inputs.relative_logits(3, dtype=dtype, **CASES[name]), backend)
+
+
+shapes = st.fixed_dictionaries(
+    dict(
+        B=st.integers(1, 2), N=st.integers(1, 40), H=st.integers(1, 3), E=st.sampled_from([1, 2, 5, 16, 40]), key_len=st.integers(1, 40),
+        heads=st.sampled_from(["each", "shared"]), biases=st.booleans(), query_offset=st.integers(-40, 40), seed=st.integers(0, 99),
+        bounded=st.one_of(st.none(), st.tuples(st.integers(-60, 60), st.integers(1, 50))),
+    )
+)  # fmt: skip
+
+
+@settings(max_examples=12 if INTERPRETER else 50)
+@given(case=shapes)
+def test_random_shapes(backend, case):
+    case = dict(case)
+    bounded = case.pop("bounded")
+    if bounded is not None:
+        case["rel_start"], case["T"] = bounded
+    compare.check(OP, inputs.relative_logits(case.pop("seed"), dtype=torch.float32, **case), backend)
+
+
+@pytest.mark.parametrize("start", range(-7, 8))
+def test_every_edge_of_a_bounded_extent(backend, start):
+    compare.check(OP, inputs.relative_logits(4, B=1, N=6, H=1, key_len=6, rel_start=start, T=3, E=4), backend)
+
+
+def test_entries_outside_the_extent_are_zero(backend):
+    kw = inputs.relative_logits(5, N=9, key_len=12, rel_start=-2, T=4)
+    logits = rk.relative_logits(**kw, backend=backend)
+    displacement = torch.arange(9).view(-1, 1) - torch.arange(12)
+    outside = (displacement < -2) | (displacement > 1)
+    assert (logits[:, :, outside] == 0).all() and (logits[:, :, ~outside] != 0).all()
+
+
+def test_a_shift_by_one_row_is_seen(backend):
+    """Negative control."""
+    kw = inputs.relative_logits(6)
+    want = rk.relative_logits(**kw, backend=backend)
+    shifted = rk.relative_logits(**kw, rel_start=1 - 9 + 1, backend=backend)
+    assert compare.relative_error(shifted, want) > 0.1
+
+
+def test_they_are_the_attentions(backend):
+    """Added to a caller's own attention they give relative_attention."""
+    kw = inputs.self_attention(7, N=5, S=7)
+    position = rk.relative_logits(kw["query"], kw["rel_key"], key_len=7, position_bias=kw["position_bias"], backend=backend)
+    content = torch.einsum("bnhd,bshd->bhns", kw["query"] + kw["content_bias"], kw["key"])
+    weights = ((content + position) / 4).softmax(-1)
+    want = rk.relative_attention(**kw, backend="reference")
+    torch.testing.assert_close(torch.einsum("bhns,bshd->bnhd", weights, kw["value"]), want)
+
+
+@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+def test_layouts_give_the_same_bits(backend, view):
+    kw = inputs.relative_logits(8)
+    want = compare.run(OP, kw, backend)
+    leaves = {n: view(v).requires_grad_() if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    logits = rk.relative_logits(**leaves, backend=backend)
+    assert torch.equal(logits, want["out0"])
+    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor)]
+    grad = view(inputs.randn(inputs.generator(1), *logits.shape, dtype=logits.dtype))
+    for name, g in zip(names, torch.autograd.grad(logits, [leaves[n] for n in names], grad), strict=True):
+        assert torch.equal(g, want[f"grad_{name}"]), name
+
+
+def test_repeats_bitwise(backend):
+    kw = inputs.relative_logits(9, heads="shared", N=33, key_len=20)
+    first, again = compare.run(OP, kw, backend), compare.run(OP, kw, backend)
+    for name, value in first.items():
+        assert torch.equal(again[name], value), name
