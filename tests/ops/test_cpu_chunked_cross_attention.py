@@ -1,0 +1,66 @@
+"""Chunked cross-attention on the CPU: every instruction set, blocks of keys and queries, threads, partial gradients."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _native
+from tests import compare, inputs
+
+from .test_cpu_infrastructure import isas, native  # noqa: F401
+
+OP = "chunked_cross_attention"
+pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+
+# sizes at the edges of what the kernel cuts: 64 queries a unit, 128 keys a block, 12 rows a slice, 16 lanes
+CASES = {
+    "everything": dict(mask="token", gate=True, G=2, E=5, N=23, M=5, R=7),
+    "several key blocks": dict(B=1, H=2, K=3, R=67, M=9, N=20, gate=True),
+    "several units": dict(B=1, H=2, M=70, N=150, R=33, K=2),
+    "units, blocks and groups": dict(B=1, H=4, G=1, M=67, N=70, R=131, K=1, mask="token", E=3),
+    "odd rows and keys": dict(M=17, N=40, R=15, K=3, D=40, mask="token"),
+    "bounded, cut by a unit": dict(B=1, H=2, M=80, N=100, R=20, rel="bounded", rel_start=10, T=60, E=1),
+    "decoding a group": dict(query_start=9, N=1, H=8, G=1, gate=True),
+}
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(native, name, dtype, isa):  # noqa: F811
+    native.set_isa(isa)
+    compare.check(OP, inputs.cross_attention(3, dtype=dtype, **CASES[name]), "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_do_not_depend_on_threads(dtype):
+    threads, results = torch.get_num_threads(), []
+    kw = inputs.cross_attention(4, dtype=dtype, B=2, N=60, M=8, R=20, heads="shared", gate=True, dropout_p=0.2)
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            torch.manual_seed(1)
+            results.append(compare.run(OP, kw, "cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    for name, value in results[0].items():
+        assert all(torch.equal(r[name], value) for r in results[1:]), name
+
+
+def test_each_gradient_alone_is_the_same():
+    """A gradient's bits don't depend on which others are asked for."""
+    kw = inputs.cross_attention(5, gate=True, E=8, mask="token")
+    leaves = inputs.differentiable(kw)
+    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+    grad = inputs.randn(inputs.generator(1), *kw["query"].shape, dtype=torch.float32)
+    together = torch.autograd.grad(rk.chunked_cross_attention(**leaves, backend="cpu"), [leaves[n] for n in names], grad)
+    for name, want in zip(names, together, strict=True):
+        alone = {n: v.detach().requires_grad_(n == name) if n in names else v for n, v in leaves.items()}
+        got = torch.autograd.grad(rk.chunked_cross_attention(**alone, backend="cpu"), alone[name], grad)[0]
+        assert torch.equal(got, want), name
+
+
+def test_reason_names_what_it_cannot_serve():
+    kw = inputs.cross_attention(6, dtype=torch.float64)
+    with pytest.raises(ValueError, match="query is torch.float64; have float32, bfloat16, float16"):
+        rk.chunked_cross_attention(**kw, backend="cpu")
