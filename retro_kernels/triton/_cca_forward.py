@@ -45,13 +45,15 @@ def _cca_forward_kernel(
     start = tl.maximum(first_row, 0) + block * BLOCK_M
     n = start + tl.arange(0, BLOCK_M)
     live = n < tl.minimum(first_row + M, N)
-    row = n.to(tl.int64)
-    q = load_rows(q_ptr + batch * stride_qb + head * stride_qh, row, live, stride_qn, D, BLOCK_D)
+    local = tl.arange(0, BLOCK_M)
+    start64 = start.to(tl.int64)
+    q = load_rows(q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh, local, live, stride_qn, D, BLOCK_D)
     qc = add_bias(q, content_ptr + head * stride_ch if content_ptr is not None else None, D, BLOCK_D)
     if rel_ptr is not None:
         rq = q
         if rq_ptr is not None:
-            rq = load_rows(rq_ptr + batch * stride_rqb + head * stride_rqh, row, live, stride_rqn, E, BLOCK_E)
+            rq_base = rq_ptr + batch * stride_rqb + start64 * stride_rqn + head * stride_rqh
+            rq = load_rows(rq_base, local, live, stride_rqn, E, BLOCK_E)
         rq = add_bias(rq, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
         rel_base = rel_ptr + head.to(tl.int64) * stride_rh
 
@@ -71,8 +73,9 @@ def _cca_forward_kernel(
     for j0 in range(first_key, last_key, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         if rel_ptr is not None:
+            zero = j0 >> 30  # R is far below 2**30
             base = start - first_row - j0 - (BLOCK_N - 1) - rel_start
-            position = position_logits(rq, rel_base, base, T, stride_rt, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+            position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
         for a in range(first_neighbour, last_neighbour):
             mask_at = None
             if mask_ptr is not None:
@@ -105,6 +108,10 @@ def _cca_forward_kernel(
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
             top = new_top
 
+    # rows anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
+    n = start + tl.minimum(blocks, 0) + tl.arange(0, BLOCK_M)
+    live = n < tl.minimum(first_row + M, N)
+    row = n.to(tl.int64)
     some = total > 0
     acc = acc / tl.where(some, total, 1.0)[:, None]
     lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))

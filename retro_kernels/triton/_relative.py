@@ -10,6 +10,9 @@ BLOCK_M = BLOCK_N = 4, the c that row i keeps of residue 0 1 2 3, and the j that
     row 2:  c = 4 5 2 3   j = 1 0 3 2
     row 3:  c = 4 5 6 3   j = 2 1 0 3
 
+`zero` is a scalar that is 0 but that the compiler can't know to be: made from a loop variable, it keeps the index tensors from being
+hoisted out of the loop, where they would occupy a hundred registers.
+
 The permutation is its own inverse, so forward and backward share `reverse_skew`. Folding first halves the shuffles of a
 gather from the whole band, and no tile is ever wider than BLOCK_N.
 """
@@ -21,17 +24,17 @@ import triton.language as tl
 
 
 @triton.jit
-def reverse_skew(x, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse."""
-    i = tl.arange(0, BLOCK_M)[:, None]
+    i = tl.arange(0, BLOCK_M)[:, None] + zero
     j = tl.arange(0, BLOCK_N)[None, :]
     return tl.gather(x, (i - j + BLOCK_N - 1) & (BLOCK_N - 1), 1)
 
 
 @triton.jit
-def band_block(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def band_block(zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """int [BLOCK_M, BLOCK_N]: from which BLOCK_N-wide block of the band row i takes residue c, ceil((i - c) / BLOCK_N)."""
-    i = tl.arange(0, BLOCK_M)[:, None]
+    i = tl.arange(0, BLOCK_M)[:, None] + zero
     c = tl.arange(0, BLOCK_N)[None, :]
     return (i - c + BLOCK_N - 1) // BLOCK_N
 
@@ -54,27 +57,27 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
 @triton.jit
 def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
-    rel_ptr, base, rows, stride_t,  # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
+    rel_ptr, base, rows, stride_t, zero,  # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
-    block_of = band_block(BLOCK_M, BLOCK_N)
+    block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
         band = tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
         folded = tl.where(block_of == block, band, folded)
-    return reverse_skew(folded, BLOCK_M, BLOCK_N)
+    return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
 def position_query_gradient(
     folded,  # float32 [BLOCK_M, BLOCK_N]: reverse_skew of the gradient of the tile's position logits
-    rel_ptr, base, rows, stride_t,
+    rel_ptr, base, rows, stride_t, zero,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_E]: sum over j of gradient[i, j] * rel[base + i - j + BLOCK_N - 1], the gradient of rq."""
-    block_of = band_block(BLOCK_M, BLOCK_N)
+    block_of = band_block(zero, BLOCK_M, BLOCK_N)
     total = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)

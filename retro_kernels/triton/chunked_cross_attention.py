@@ -30,10 +30,23 @@ def forward(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def backward(
+    call: ChunkedCrossAttention, outputs: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """One gradient per entry of DIFFERENTIABLE, None where not needed."""
+    plan = _cca_plan.backward(call, outputs, grads, needs, current_target(call.query.device))
+    for launch in plan.launches:
+        launch.run()
+    return plan.gradients()
+
+
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `_cca_cases` launch it."""
     for name, options in _cca_cases.CALLS.items():
         for dtype in _cca_cases.DTYPES:
             call = _cca_cases.call(dtype, **options)
-            for launch in _cca_plan.forward(call, target)[-1]:
+            out, lse, launches = _cca_plan.forward(call, target)
+            needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
+            launches += _cca_plan.backward(call, (out, lse), (out, lse), needs, target).launches
+            for launch in launches:
                 yield Case(name, str(dtype).removeprefix("torch."), launch)
