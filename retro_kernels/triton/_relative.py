@@ -25,10 +25,25 @@ import triton.language as tl
 
 @triton.jit
 def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse."""
-    i = tl.arange(0, BLOCK_M)[:, None] + zero
-    j = tl.arange(0, BLOCK_N)[None, :]
-    return tl.gather(x, (i - j + BLOCK_N - 1) & (BLOCK_N - 1), 1)
+    """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse.
+
+    A row of 64 is shuffled as two halves of 32, one shuffle an element instead of two, once the halves stand as they must.
+    """
+    if BLOCK_N != 64:
+        i = tl.arange(0, BLOCK_M)[:, None] + zero
+        j = tl.arange(0, BLOCK_N)[None, :]
+        return tl.gather(x, (i - j + BLOCK_N - 1) & (BLOCK_N - 1), 1)
+    else:
+        i = tl.arange(0, BLOCK_M)[:, None, None] + zero
+        half = tl.arange(0, 2)[None, :, None]
+        lane = tl.arange(0, 32)[None, None, :]
+        halves = tl.reshape(x, [BLOCK_M, 2, 32])
+        # target (half, l) reads column c = (i - 32 * half - l - 1) mod 64, which stands at lane (i - l - 1) mod 32: seen from the source
+        # lane s, half h of c serves target half h or 1 - h by the parity of (i - s - 1) // 32
+        swap = ((i - lane + 63) >> 5) & 1
+        halves = tl.where(swap == 1, tl.flip(halves, 1), halves)
+        source = tl.broadcast_to((i - lane + 31) & 31, [BLOCK_M, 2, 32])
+        return tl.reshape(tl.gather(halves, source, 2), [BLOCK_M, BLOCK_N])
 
 
 @triton.jit

@@ -1,0 +1,109 @@
+"""Host side of relative attention: which launches serve a call, as values. Nothing here runs or waits for the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import configs
+from .._problem import RelativeAttention
+from .._target import Target
+from . import _dropout
+from ._cca_forward import _cca_merge_kernel
+from ._launch import Launch, power_of_two, strides
+from ._relative_forward import _relative_forward_kernel
+from ._relative_tile import NO_WINDOW
+
+OP = "relative_attention"
+_MERGE_SPLITS = 8  # parts that one step of the merge loads
+_WAVES = 2  # programs per multiprocessor that splitting the keys aims at
+
+
+def launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
+    """The launch with those of `arguments` that the kernel takes."""
+    return Launch(kernel, grid, {name: arguments[name] for name in kernel.arg_names}, tile.num_warps, tile.num_stages)
+
+
+def tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
+    """The committed tile of `<kernel>_<rel|plain>`."""
+    width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
+    kernel += "_plain" if call.rel_key is None else "_rel"
+    problem = configs.Problem(kernel, call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1])
+    return configs.choose(OP, problem, target)
+
+
+def bounded(call: RelativeAttention) -> bool:
+    """Whether some visible pair may lie outside the table: then tiles that miss it are walked without it."""
+    if call.rel_key is None:
+        return False
+    n, s = call.query.shape[1], call.key.shape[1]
+    smallest, largest = call.query_offset - (s - 1), call.query_offset + n - 1
+    if call.causal:
+        smallest = max(smallest, call.causal_gap)
+    if call.window is not None:
+        largest = min(largest, call.window - 1)
+    return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
+
+
+def inputs(call: RelativeAttention) -> dict:
+    """Arguments that kernels take: tensors, their strides, sizes and options."""
+    n, h = call.query.shape[1:3]
+    keys, groups = call.key.shape[1:3]
+    rel = call.rel_key
+    rel_query = None if rel is None else call.query if call.rel_query is None else call.rel_query
+    position_bias = None if rel is None else call.position_bias
+    rel_strides = strides(rel, "r", "ht")
+    if rel is not None and rel.shape[0] == 1:
+        rel_strides["stride_rh"] = 0  # one table for all heads
+    mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
+    return {
+        "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": rel_query,
+        "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask,
+        "query_segment_ptr": call.query_segment, "key_segment_ptr": call.key_segment, "seed_ptr": call.seed if call.dropout_p > 0 else None,
+        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "bsg"), **strides(call.value, "v", "bsg"), **rel_strides,
+        **strides(rel_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"), **strides(position_bias, "p", "h"),
+        **strides(mask, "m", "bs"), **strides(call.query_segment, "qs", "bn"), **strides(call.key_segment, "ks", "bs"),
+        "N": n, "S": keys, "T": 0 if rel is None else rel.shape[1], "H": h, "HEADS_PER_GROUP": h // groups,
+        "offset": call.query_offset, "causal_gap": call.causal_gap, "window": NO_WINDOW.value if call.window is None else call.window,
+        "rel_start": call.rel_start, "scale": call.scale,
+        "dropout_limit": _dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p),
+    }  # fmt: skip
+
+
+def constants(call: RelativeAttention, chosen: configs.Tile) -> dict:
+    d = call.query.shape[-1]
+    e = d if call.rel_key is None else call.rel_key.shape[-1]
+    return {
+        "D": d, "E": e, "BLOCK_M": chosen.block_m, "BLOCK_N": chosen.block_n, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e),
+        "CAUSAL": call.causal, "WINDOW": call.window is not None, "BOUNDED": bounded(call), "PRECISION": chosen.precision,
+    }  # fmt: skip
+
+
+def splits(call: RelativeAttention, chosen: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
+    """(keys per split, splits): one split unless the queries alone leave most of the machine idle, as in decoding."""
+    want = -(-_WAVES * target.multiprocessors // programs) if 2 * programs < target.multiprocessors else 1
+    key_blocks = -(-call.key.shape[1] // chosen.block_n)
+    per_split = -(-key_blocks // min(key_blocks, want)) * chosen.block_n
+    return per_split, -(-call.key.shape[1] // per_split)
+
+
+def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor, list[Launch]]:
+    """out, lse (not filled yet) and the launches that fill them."""
+    b, n, h, d = call.query.shape
+    chosen = tile(call, "forward", target)
+    blocks = -(-n // chosen.block_m)
+    per_split, count = splits(call, chosen, blocks * h * b, target)
+    device, wide = call.query.device, torch.float32
+    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    lse = torch.empty((b, h, n), dtype=wide, device=device)
+    into, merge = {"out_ptr": out, "lse_ptr": lse}, []
+    if count > 1:
+        parts = torch.empty((count, b, n, h, d), dtype=wide, device=device), torch.empty((count, b, h, n), dtype=wide, device=device)
+        into = dict(zip(("out_ptr", "lse_ptr"), parts, strict=True))
+        arguments = {
+            "part_ptr": parts[0], "part_lse_ptr": parts[1], "out_ptr": out, "lse_ptr": lse, "N": n, "H": h,
+            "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _MERGE_SPLITS,
+        }  # fmt: skip
+        merge = [Launch(_cca_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+    arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, chosen)}
+    return out, lse, [launch(_relative_forward_kernel, (blocks * h, b, count), arguments, chosen), *merge]
