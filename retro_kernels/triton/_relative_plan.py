@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,12 +14,16 @@ from .._target import Target
 from . import _dropout
 from ._cca_forward import _cca_merge_kernel
 from ._launch import Launch, power_of_two, strides
+from ._relative_backward import _relative_delta_kernel, _relative_query_kernel
 from ._relative_forward import _relative_forward_kernel
+from ._relative_keys import _relative_keys_kernel
+from ._relative_table import _relative_table_kernel
 from ._relative_tile import NO_WINDOW
 
 OP = "relative_attention"
 _MERGE_SPLITS = 8  # parts that one step of the merge loads
-_WAVES = 2  # programs per multiprocessor that splitting the keys aims at
+_WAVES = 2  # programs per multiprocessor that splitting the keys, or the items of a table, aims at
+_DELTA_ROWS, _DELTA_WARPS = 32, 4
 
 
 def launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
@@ -107,3 +114,89 @@ def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor, li
         merge = [Launch(_cca_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
     arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, chosen)}
     return out, lse, [launch(_relative_forward_kernel, (blocks * h, b, count), arguments, chosen), *merge]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """launches fill the buffers; `gradients()` then sums the partials, by torch's own reductions (fixed order, no atomics)."""
+
+    launches: list[Launch]
+    gradients: Callable[[], list[Tensor | None]]
+
+
+def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Backward:
+    """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
+    need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
+    (out, lse), (grad_out, grad_lse) = outputs, grads
+    b, n, h, d = call.query.shape
+    same, wide, device = call.query.dtype, torch.float32, call.query.device
+    if grad_out is None:
+        grad_out = torch.zeros(call.query.shape, dtype=same, device=device)
+    delta = torch.empty((b, h, n), dtype=wide, device=device)
+    shared = {
+        **inputs(call), "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "lse_ptr": lse, "delta_ptr": delta,
+        "out_ptr": out, **strides(out, "o", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
+    }  # fmt: skip
+    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS, 1)
+    sizes = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_M": rows.block_m}
+    launches = [launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
+    found = {}
+    has_rel = call.rel_key is not None
+    if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])):
+        launches.append(_query_launch(call, shared, need, found, target))
+    if need["key"] or need["value"]:
+        launches.append(_keys_launch(call, shared, found, target))
+    if has_rel and need["rel_key"]:
+        launches.append(_table_launch(call, shared, found, target))
+    stages = {"content_bias": (0, 1), "position_bias": (0, 1), "rel_key": (0,)}  # dimensions left to sum
+
+    def gradients() -> list[Tensor | None]:
+        # an input that the call makes no use of (a relative query without relative keys) has a zero gradient
+        given = {name: torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name] for name in need if need[name]}
+        return [given[name].sum(stages[name]).to(same) if name in stages and name in found else given.get(name) for name in need]
+
+    return Backward(launches, gradients)
+
+
+def _query_launch(call: RelativeAttention, shared: dict, need: dict, found: dict, target: Target) -> Launch:
+    b, n, h, d = call.query.shape
+    chosen = tile(call, "query", target)
+    blocks, wide, device = -(-n // chosen.block_m), torch.float32, call.query.device
+    found["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    if need["content_bias"]:
+        found["content_bias"] = torch.empty((b, blocks, h, d), dtype=wide, device=device)
+    if call.rel_key is not None:
+        e = call.rel_key.shape[-1]
+        if call.rel_query is not None:
+            found["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
+        if need["position_bias"]:
+            found["position_bias"] = torch.empty((b, blocks, h, e), dtype=wide, device=device)
+    arguments = {
+        **shared, "blocks": blocks, "dq_ptr": found["query"], "drq_ptr": found.get("rel_query"), "dcontent_ptr": found.get("content_bias"),
+        "dposition_ptr": found.get("position_bias"), **constants(call, chosen),
+    }  # fmt: skip
+    return launch(_relative_query_kernel, (blocks * h, b), arguments, chosen)
+
+
+def _keys_launch(call: RelativeAttention, shared: dict, found: dict, target: Target) -> Launch:
+    b, s, groups, _ = call.key.shape
+    chosen = tile(call, "keys", target)
+    found["key"], found["value"] = (torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2))
+    arguments = {**shared, "dk_ptr": found["key"], "dv_ptr": found["value"], **constants(call, chosen)}
+    return launch(_relative_keys_kernel, (-(-s // chosen.block_n) * groups, b), arguments, chosen)
+
+
+def _table_launch(call: RelativeAttention, shared: dict, found: dict, target: Target) -> Launch:
+    b, _, h, _ = call.query.shape
+    tables, rows, e = call.rel_key.shape
+    chosen = tile(call, "table", target)
+    items, blocks = b * h // tables, -(-rows // chosen.block_n)
+    splits = min(items, -(-_WAVES * target.multiprocessors // (blocks * tables)))
+    per_split = -(-items // splits)
+    splits = -(-items // per_split)
+    found["rel_key"] = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    arguments = {
+        **shared, "drel_ptr": found["rel_key"], "items": items, "items_per_split": per_split, "heads_per_table": h // tables,
+        **constants(call, chosen),
+    }  # fmt: skip
+    return launch(_relative_table_kernel, (blocks, tables, splits), arguments, chosen)

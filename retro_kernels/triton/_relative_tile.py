@@ -64,7 +64,8 @@ def seen_keys(j, S, mask_ptr, stride_mask):
     """bool [BLOCK_N]: keys that exist and are not masked."""
     if mask_ptr is None:
         return j < S
-    return tl.load(mask_ptr + j * stride_mask, mask=j < S, other=0) != 0
+    else:
+        return tl.load(mask_ptr + j * stride_mask, mask=j < S, other=0) != 0
 
 
 @triton.jit
@@ -83,11 +84,11 @@ def table_span(begin, end, low, high, BLOCK: tl.constexpr, BOUNDED: tl.constexpr
 
     A tile at x reaches the table where low <= x < high. Tiles before and after add no position logits.
     """
-    if not BOUNDED:
-        return begin, end
-    start = tl.minimum(begin + tl.cdiv(tl.maximum(low - begin, 0), BLOCK) * BLOCK, end)
-    stop = tl.minimum(begin + tl.cdiv(tl.maximum(high - begin, 0), BLOCK) * BLOCK, end)
-    return start, tl.maximum(start, stop)
+    start, stop = begin, end
+    if BOUNDED:
+        start = tl.minimum(begin + tl.cdiv(tl.maximum(low - begin, 0), BLOCK) * BLOCK, end)
+        stop = tl.maximum(start, tl.minimum(begin + tl.cdiv(tl.maximum(high - begin, 0), BLOCK) * BLOCK, end))
+    return start, stop
 
 
 @triton.jit
@@ -126,7 +127,8 @@ def walk_step(
     """(position logits of the tile at `base`, its lower block: the next tile's upper one). With BLOCK_M > BLOCK_N nothing is kept."""
     if BLOCK_M > BLOCK_N:
         return position_logits(rq, rel_ptr, base, rows, stride_t, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION), upper
-    rel = rel_rows(rel_ptr, base, rows, stride_t, E, BLOCK_N, BLOCK_E)
-    lower = tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
-    folded = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, lower, upper)
-    return reverse_skew(folded, zero, BLOCK_M, BLOCK_N), lower
+    else:
+        rel = rel_rows(rel_ptr, base, rows, stride_t, E, BLOCK_N, BLOCK_E)
+        lower = tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
+        folded = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, lower, upper)
+        return reverse_skew(folded, zero, BLOCK_M, BLOCK_N), lower

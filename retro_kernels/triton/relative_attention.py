@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from .._problem import RelativeAttention
@@ -29,10 +30,24 @@ def forward(call: RelativeAttention) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
+def backward(call: RelativeAttention, outputs, grads, needs) -> list[Tensor | None]:
+    """Gradients in the order of `DIFFERENTIABLE`, bitwise repeatable: every program owns what it writes."""
+    if not any(needs) or all(grad is None for grad in grads):
+        return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
+    plan = _relative_plan.backward(call, outputs, grads, needs, current_target(call.query.device))
+    for each in plan.launches:
+        each.run()
+    return plan.gradients()
+
+
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `_relative_cases` launch it."""
     for name, options in _relative_cases.CALLS.items():
         for dtype in _relative_cases.DTYPES:
             call = _relative_cases.call(dtype, **options)
-            for each in _relative_plan.forward(call, target)[-1]:
+            out, lse, launches = _relative_plan.forward(call, target)
+            if call.query.shape[1] > 1:  # decoding takes no gradient
+                needs = [getattr(call, name) is not None for name in call.DIFFERENTIABLE]
+                launches += _relative_plan.backward(call, (out, lse), (out, lse), needs, target).launches
+            for each in launches:
                 yield Case(name, str(dtype).removeprefix("torch."), each)
