@@ -70,17 +70,27 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
 
 
 @triton.jit
+def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """float32 a b^T [len(a), len(b)]. TRANSPOSED: made as (b a^T)^T, whose rows spread over the warps by b: for tall b and flat a."""
+    if TRANSPOSED:
+        return tl.trans(tl.dot(b, tl.trans(a), input_precision=PRECISION))
+    else:
+        return tl.dot(a, tl.trans(b), input_precision=PRECISION)
+
+
+@triton.jit
 def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
     rel_ptr, base, rows, stride_t, zero,  # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
-        band = tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
+        band = product(rq, rel, PRECISION, TRANSPOSED)
         folded = tl.where(block_of == block, band, folded)
     return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
 

@@ -2,6 +2,9 @@
 
 With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. Nothing is added
 atomically: each program owns what it writes, and sums over query blocks (the biases) are stored apart and added afterwards.
+
+Tiles are flat, few queries by many keys, so that all accumulators fit the registers; products are made transposed, because a warp
+group multiplies 64 rows at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import triton.language as tl
 
 from ._cca_tile import LOG2E, load_keys, load_rows
 from ._dropout import dropout_keep
-from ._relative import band_block, position_query_gradient, rel_rows, reverse_skew
+from ._relative import band_block, product, rel_rows, reverse_skew
 from ._relative_forward import SIZES
 from ._relative_tile import (
     load_query,
@@ -22,7 +25,7 @@ from ._relative_tile import (
     seen_keys,
     table_span,
     visible_pairs,
-    walk_start,
+    walk_block,
     walk_step,
 )
 
@@ -78,56 +81,55 @@ def _walk_gradient(
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [BLOCK_M, BLOCK_D] and drq [BLOCK_M, BLOCK_E] after the keys [begin, end), both without the factor `scale`.
+    """dq [BLOCK_D, BLOCK_M] and drq [BLOCK_E, BLOCK_M] after the keys [begin, end), both transposed and without the factor `scale`.
 
     A block of the band is complete after two tiles, the one whose lower block it is and the next, whose upper block it is: `held`
     is the gradient that waits for its other half.
     """
     WALK: tl.constexpr = POSITION and E > 1
     upper, held = 0.0, 0.0
-    if WALK and BLOCK_M <= BLOCK_N:
-        upper = walk_start(rq, rel_base, start + shift - begin - (BLOCK_N - 1), T, stride_rt, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+    if WALK:
+        base = start + shift - begin - (BLOCK_N - 1)
+        upper = walk_block(rq, rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION, True)
         held = tl.zeros([BLOCK_M, BLOCK_N], rq.dtype)
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
         v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
-        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        logits = product(q, k, PRECISION, True)
         zero = j0 >> 30  # S is far below 2**30
         base = start + shift - j0 - (BLOCK_N - 1)
         t = (i + shift)[:, None] - j[None, :]
         if WALK:
-            position, upper = walk_step(rq, upper, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
-            logits = logits + position
+            lower = walk_block(rq, rel_base, base, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION, True)
+            logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)
+            upper = lower
         elif POSITION:
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        dp = product(do, v, PRECISION, True)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
         _, ds = tile_gradient(
             logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, j[None, :], i[:, None], head, batch
         )
-        dq += tl.dot(ds.to(k.dtype), k, input_precision=PRECISION)
+        dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)
         if WALK:
             folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)
-            if BLOCK_M <= BLOCK_N:
-                narrowed = folded.to(rq.dtype)
-                rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)
-                whole = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, held, narrowed)
-                drq += tl.dot(whole, rel, input_precision=PRECISION)
-                held = narrowed
-            else:
-                drq += position_query_gradient(folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+            narrowed = folded.to(rq.dtype)
+            rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)
+            whole = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, held, narrowed)
+            drq += tl.dot(tl.trans(rel), tl.trans(whole), input_precision=PRECISION)
+            held = narrowed
         elif POSITION:
             inside = (t >= 0) & (t < T)
             rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
-            drq += tl.sum(ds * rel, 1)[:, None]
-    if WALK and BLOCK_M <= BLOCK_N:
+            drq += tl.sum(ds * rel, 1)[None, :]
+    if WALK:
         if end > begin:
             last = begin + (end - begin - 1) // BLOCK_N * BLOCK_N
             rel = rel_rows(rel_base, start + shift - last - (BLOCK_N - 1), T, stride_rt, E, BLOCK_N, BLOCK_E)
             rest = tl.where(band_block(0, BLOCK_M, BLOCK_N) == 0, held, 0.0).to(rq.dtype)
-            drq += tl.dot(rest, rel, input_precision=PRECISION)
+            drq += tl.dot(tl.trans(rel), tl.trans(rest), input_precision=PRECISION)
     return dq, drq
 
 
@@ -179,8 +181,8 @@ def _relative_query_kernel(
     begin = begin // BLOCK_N * BLOCK_N
     shift = offset - rel_start
     table_begin, table_end = table_span(begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED)
-    dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    drq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    dq = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+    drq = tl.zeros([BLOCK_E, BLOCK_M], tl.float32)
     for part in tl.static_range(3 if BOUNDED else 1):
         part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
         part_end = table_end if part == 0 else (table_begin if part == 1 else end)
@@ -193,8 +195,8 @@ def _relative_query_kernel(
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 
-    dq = dq * scale
-    drq = drq * scale
+    dq = tl.trans(dq) * scale
+    drq = tl.trans(drq) * scale
     column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     slot = (batch * blocks + block) * H + head
     if dcontent_ptr is not None:

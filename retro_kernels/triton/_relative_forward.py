@@ -7,6 +7,7 @@ import triton.language as tl
 
 from ._cca_tile import LN2, LOG2E, load_keys
 from ._dropout import dropout_keep
+from ._relative import band_block
 from ._relative_tile import (
     load_query,
     load_segments,
@@ -16,7 +17,7 @@ from ._relative_tile import (
     seen_keys,
     table_span,
     visible_pairs,
-    walk_start,
+    walk_block,
     walk_step,
 )
 
@@ -35,17 +36,26 @@ def _walk_keys(
 ):  # fmt: skip
     """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end)."""
     WALK: tl.constexpr = POSITION and E > 1
-    upper = 0.0
-    if WALK and BLOCK_M <= BLOCK_N:
-        upper = walk_start(rq, rel_base, start + shift - begin - (BLOCK_N - 1), T, stride_rt, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+    upper, uppermost = 0.0, 0.0
+    if WALK:
+        base = start + shift - begin - (BLOCK_N - 1)
+        upper = walk_block(rq, rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION)
+        if BLOCK_M > BLOCK_N:
+            uppermost = walk_block(rq, rel_base, base + 2 * BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION)
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
+        if WALK:  # before the content product: their registers need not live together
+            base = start + shift - j0 - (BLOCK_N - 1)
+            lower = walk_block(rq, rel_base, base, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION)
+            position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)  # S is far below 2**30
+            if BLOCK_M > BLOCK_N:
+                # a bare copy would be carried over two rounds, and such loops are not pipelined
+                uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
+            upper = lower
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
         logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if WALK:
-            base = start + shift - j0 - (BLOCK_N - 1)
-            position, upper = walk_step(rq, upper, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
             logits = logits + position
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import LOG2E, load_keys, load_rows
-from ._relative import position_logits
+from ._relative import position_logits, product
 from ._relative_backward import load_statistics, tile_gradient
 from ._relative_forward import SIZES
 from ._relative_tile import load_query, load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
@@ -31,16 +31,16 @@ def _walk_queries(
         raw, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
         do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
         lse2, delta = load_statistics(lse_at, delta_at, i, live)
-        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
         if POSITION and E > 1:
             _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
             base = start + shift - j0 - (BLOCK_N - 1)
             zero = start >> 30  # N is far below 2**30
-            logits = logits + position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+            logits = logits + position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True)
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+        dp = product(do, v, PRECISION, True)
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
         query_segment = 0
         if segment_at is not None:

@@ -36,7 +36,10 @@ def tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     kernel += "_plain" if call.rel_key is None else "_rel"
     problem = configs.Problem(kernel, call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1])
-    return configs.choose(OP, problem, target)
+    chosen = configs.choose(OP, problem, target)
+    # a walk keeps at most two upper blocks of the band forward, one backward
+    least = chosen.block_m // 2 if kernel.startswith("forward") else chosen.block_m
+    return dataclasses.replace(chosen, block_n=max(chosen.block_n, least, 16))
 
 
 def bounded(call: RelativeAttention) -> bool:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import LOG2E, load_rows
-from ._relative import position_logits, rel_rows
+from ._relative import position_logits, product, rel_rows
 from ._relative_backward import load_statistics, tile_gradient
 from ._relative_forward import SIZES
 from ._relative_tile import load_query
@@ -87,9 +87,9 @@ def _relative_table_kernel(
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
             k_base = k_ptr + batch * stride_kb + group * stride_kg
             v_base = v_ptr + batch * stride_vb + group * stride_vg
-            content = position_logits(q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION)
-            position = tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
-            dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION)
+            content = position_logits(q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True)
+            position = product(rq, rel, PRECISION, True)
+            dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True)
             j = (i + shift)[:, None] - t[None, :]
             visible = _band_visible(
                 i, j, t, N, S, T, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import add_bias, load_rows
-from ._relative import band_block, position_logits, rel_rows, reverse_skew
+from ._relative import band_block, product, rel_rows, reverse_skew
 
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
 
@@ -110,25 +110,19 @@ def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, live, t, rows, stride_rq, stri
 
 
 @triton.jit
-def walk_start(
+def walk_block(
     rq, rel_ptr, base, rows, stride_t,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """The upper block of the band of the first tile of a walk; `base` as in `position_logits`, of that tile."""
-    rel = rel_rows(rel_ptr, base + BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
-    return tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
+    """One block of the band, the table rows base .. base + BLOCK_N - 1."""
+    return product(rq, rel_rows(rel_ptr, base, rows, stride_t, E, BLOCK_N, BLOCK_E), PRECISION, TRANSPOSED)
 
 
 @triton.jit
-def walk_step(
-    rq, upper, rel_ptr, base, rows, stride_t, zero,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(position logits of the tile at `base`, its lower block: the next tile's upper one). With BLOCK_M > BLOCK_N nothing is kept."""
+def walk_step(lower, upper, uppermost, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Position logits of a tile from the blocks of its band; BLOCK_M at most 2 * BLOCK_N, and one upper block if at most BLOCK_N."""
+    block_of = band_block(zero, BLOCK_M, BLOCK_N)
+    folded = tl.where(block_of == 0, lower, upper)
     if BLOCK_M > BLOCK_N:
-        return position_logits(rq, rel_ptr, base, rows, stride_t, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION), upper
-    else:
-        rel = rel_rows(rel_ptr, base, rows, stride_t, E, BLOCK_N, BLOCK_E)
-        lower = tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
-        folded = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, lower, upper)
-        return reverse_skew(folded, zero, BLOCK_M, BLOCK_N), lower
+        folded = tl.where(block_of == 2, uppermost, folded)
+    return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
