@@ -35,7 +35,6 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
         return tl.gather(x, (i - j + BLOCK_N - 1) & (BLOCK_N - 1), 1)
     else:
         i = tl.arange(0, BLOCK_M)[:, None, None] + zero
-        half = tl.arange(0, 2)[None, :, None]
         lane = tl.arange(0, 32)[None, None, :]
         halves = tl.reshape(x, [BLOCK_M, 2, 32])
         # target (half, l) reads column c = (i - 32 * half - l - 1) mod 64, which stands at lane (i - l - 1) mod 32: seen from the source
