@@ -25,10 +25,24 @@ import triton.language as tl
 
 @triton.jit
 def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse."""
-    i = tl.arange(0, BLOCK_M)[:, None] + zero
-    j = tl.arange(0, BLOCK_N)[None, :]
-    return tl.gather(x, (i - j + BLOCK_N - 1) & (BLOCK_N - 1), 1)
+    """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse.
+
+    A row of 64 is shuffled as two halves of 32, one shuffle an element instead of two, once the halves stand as they must.
+    """
+    if BLOCK_N != 64:
+        i = tl.arange(0, BLOCK_M)[:, None] + zero
+        j = tl.arange(0, BLOCK_N)[None, :]
+        return tl.gather(x, (i - j + BLOCK_N - 1) & (BLOCK_N - 1), 1)
+    else:
+        i = tl.arange(0, BLOCK_M)[:, None, None] + zero
+        lane = tl.arange(0, 32)[None, None, :]
+        halves = tl.reshape(x, [BLOCK_M, 2, 32])
+        # target (half, l) reads column c = (i - 32 * half - l - 1) mod 64, which stands at lane (i - l - 1) mod 32: seen from the source
+        # lane s, half h of c serves target half h or 1 - h by the parity of (i - s - 1) // 32
+        swap = ((i - lane + 63) >> 5) & 1
+        halves = tl.where(swap == 1, tl.flip(halves, 1), halves)
+        source = tl.broadcast_to((i - lane + 31) & 31, [BLOCK_M, 2, 32])
+        return tl.reshape(tl.gather(halves, source, 2), [BLOCK_M, BLOCK_N])
 
 
 @triton.jit
@@ -55,17 +69,27 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
 
 
 @triton.jit
+def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """float32 a b^T [len(a), len(b)]. TRANSPOSED: made as (b a^T)^T, whose rows spread over the warps by b: for tall b and flat a."""
+    if TRANSPOSED:
+        return tl.trans(tl.dot(b, tl.trans(a), input_precision=PRECISION))
+    else:
+        return tl.dot(a, tl.trans(b), input_precision=PRECISION)
+
+
+@triton.jit
 def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
     rel_ptr, base, rows, stride_t, zero,  # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
-        band = tl.dot(rq, tl.trans(rel), input_precision=PRECISION)
+        band = product(rq, rel, PRECISION, TRANSPOSED)
         folded = tl.where(block_of == block, band, folded)
     return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
 

@@ -1,0 +1,123 @@
+"""Kernels of the leaky average: an associative scan of one tile of time, a running state from tile to tile.
+
+A step is the affine map y -> decay * y + x, and maps compose: that is all a parallel scan needs. One program owns a few
+columns of one head and walks over time, so x is read once and y is written once. Where the columns alone can't fill the
+machine, time is cut into chunks: `_leaky_ends_kernel` finds the state that each chunk would end with if it began at zero,
+and each program of `_leaky_scan_kernel` first folds the ends of the chunks before its own.
+
+REVERSE runs backwards in time: then x is dy and y is dx, for g_t = dy_t + decay * g_{t+1}.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: sizes that must not become part of the compiled kernel
+SIZES = ("N", "H", "column_blocks", "chunk_len", "chunks")
+
+
+@triton.jit
+def _then(decay_a, x_a, decay_b, x_b):
+    """First y -> decay_a * y + x_a, then y -> decay_b * y + x_b."""
+    return decay_a * decay_b, x_a * decay_b + x_b
+
+
+@triton.jit
+def _scan_tile(pointers, inside, decay, state):
+    """float32 [BLOCK_T, BLOCK_C]: the states after each step of a tile, from the state [BLOCK_C] before it."""
+    x = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+    power, y = tl.associative_scan((tl.zeros_like(x) + decay, x), 0, _then)
+    return y + power * state[None, :]
+
+
+@triton.jit
+def _chunk_decay(decay, chunk_len):
+    """decay ** chunk_len by squaring, in float64: each squaring doubles the relative error. chunk_len is a power of two."""
+    power = decay.to(tl.float64)
+    left = chunk_len
+    while left > 1:
+        power = power * power
+        left = left // 2
+    return power.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _leaky_ends_kernel(
+    x_ptr, decay_ptr, ends_ptr,
+    stride_xb, stride_xn, stride_xh, stride_decay,
+    N, H, column_blocks, chunk_len, chunks,
+    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero."""
+    head = tl.program_id(0) // column_blocks
+    column = (tl.program_id(0) % column_blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
+    chunk, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    decay = tl.load(decay_ptr + head * stride_decay).to(tl.float32)
+    state = tl.zeros([BLOCK_C], tl.float32)
+    x_base = x_ptr + batch * stride_xb + head * stride_xh + column[None, :]
+    row = tl.arange(0, BLOCK_T)
+    for first in tl.range(0, chunk_len, BLOCK_T, num_stages=STAGES):  # unasked, only loads for products are pipelined
+        step = chunk * chunk_len + first + row
+        t = (N - 1 - step if REVERSE else step).to(tl.int64)
+        inside = (step < N)[:, None] & (column < D)[None, :]
+        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state)
+        state = tl.sum(tl.where((row == BLOCK_T - 1)[:, None], y, 0.0), 0)
+    tl.store(ends_ptr + ((batch * chunks + chunk) * H + head) * D + column, state, mask=column < D)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _leaky_scan_kernel(
+    x_ptr, decay_ptr, initial_ptr, ends_ptr, y_ptr, past_ptr, dinitial_ptr, ddecay_ptr,
+    stride_xb, stride_xn, stride_xh, stride_decay, stride_ib, stride_ih, stride_pb, stride_pn, stride_ph,
+    N, H, column_blocks, chunk_len, chunks,
+    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One chunk of time of one block of columns. y [B,N,H,D] contiguous, None where only the sums are wanted.
+
+    REVERSE only: past is the forward's y; ddecay [B, chunks, H, column_blocks] gets sum of g_t * y_{t-1}; dinitial [B,H,D].
+    """
+    head = tl.program_id(0) // column_blocks
+    block = tl.program_id(0) % column_blocks
+    column = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    live = column < D
+    chunk, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    decay = tl.load(decay_ptr + head * stride_decay).to(tl.float32)
+    state = tl.zeros([BLOCK_C], tl.float32)
+    initial = tl.zeros([BLOCK_C], tl.float32)
+    if initial_ptr is not None:
+        initial = tl.load(initial_ptr + batch * stride_ib + head * stride_ih + column, mask=live, other=0.0).to(tl.float32)
+        if not REVERSE:
+            state = initial
+    if ends_ptr is not None:
+        power = _chunk_decay(decay, chunk_len)
+        for earlier in range(0, chunk):
+            end = tl.load(ends_ptr + ((batch * chunks + earlier) * H + head) * D + column, mask=live, other=0.0)
+            state = state * power + end
+
+    x_base = x_ptr + batch * stride_xb + head * stride_xh + column[None, :]
+    row = tl.arange(0, BLOCK_T)
+    stop = tl.minimum((chunk + 1) * chunk_len, N)
+    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)  # summed once at the end: short sums round less
+    for first in tl.range(chunk * chunk_len, stop, BLOCK_T, num_stages=STAGES):
+        step = first + row
+        t = (N - 1 - step if REVERSE else step).to(tl.int64)
+        inside = (step < N)[:, None] & live[None, :]
+        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state)
+        last = tl.minimum(BLOCK_T, N - first) - 1  # steps past the end would let the state decay further
+        state = tl.sum(tl.where((row == last)[:, None], y, 0.0), 0)
+        if y_ptr is not None:
+            y_at = y_ptr + ((batch * N + t) * H + head)[:, None] * D + column[None, :]
+            tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=inside)
+        if ddecay_ptr is not None:
+            past_at = past_ptr + batch * stride_pb + head * stride_ph + (t - 1)[:, None] * stride_pn + column[None, :]
+            past = tl.load(past_at, mask=inside & (t > 0)[:, None], other=0.0).to(tl.float32)
+            past = tl.where((t == 0)[:, None], initial[None, :], past)
+            total += tl.where(inside, y * past, 0.0)
+    if ddecay_ptr is not None:
+        slot = ((batch * chunks + chunk) * H + head) * column_blocks + block
+        tl.store(ddecay_ptr + slot, tl.sum(tl.sum(total, 0), 0))
+    if dinitial_ptr is not None:
+        if chunk == chunks - 1:  # the state is now g_0, and y_0 = x_0 + decay * initial
+            first_at = dinitial_ptr + (batch * H + head) * D + column
+            tl.store(first_at, (state * decay).to(dinitial_ptr.dtype.element_ty), mask=live)

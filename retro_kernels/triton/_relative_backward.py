@@ -1,0 +1,211 @@
+"""Backward of relative attention along the queries and along the keys; the table has a kernel of its own (`_relative_table`).
+
+With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. Nothing is added
+atomically: each program owns what it writes, and sums over query blocks (the biases) are stored apart and added afterwards.
+
+Tiles are flat, few queries by many keys, so that all accumulators fit the registers; products are made transposed, because a warp
+group multiplies 64 rows at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._cca_tile import LOG2E, load_keys, load_rows
+from ._dropout import dropout_keep
+from ._relative import band_block, product, rel_rows, reverse_skew
+from ._relative_forward import SIZES
+from ._relative_tile import (
+    load_query,
+    load_segments,
+    narrow,
+    row_limits,
+    scalar_position,
+    seen_keys,
+    table_span,
+    visible_pairs,
+    walk_block,
+    walk_step,
+)
+
+
+@triton.jit(do_not_specialize=("N", "H"))
+def _relative_delta_kernel(
+    out_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr,
+    stride_ob, stride_on, stride_oh, stride_dob, stride_don, stride_doh, stride_dlb, stride_dlh, stride_dln,
+    N, H, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """delta [B,H,N] of BLOCK_M queries; 0 where a query sees nothing."""
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    live = i < N
+    out = load_rows(out_ptr + batch * stride_ob + head * stride_oh, i.to(tl.int64), live, stride_on, D, BLOCK_D).to(tl.float32)
+    grad = load_rows(do_ptr + batch * stride_dob + head * stride_doh, i.to(tl.int64), live, stride_don, D, BLOCK_D).to(tl.float32)
+    delta = tl.sum(out * grad, 1)
+    if dlse_ptr is not None:
+        delta -= tl.load(dlse_ptr + batch * stride_dlb + head * stride_dlh + i * stride_dln, mask=live, other=0.0)
+    at = (batch * H + head) * N + i
+    lse = tl.load(lse_ptr + at, mask=live, other=0.0)
+    tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=live)
+
+
+@triton.jit
+def load_statistics(lse_at, delta_at, i, live):
+    """(lse in base 2, +inf where nothing is seen so that probabilities vanish; delta) of a block of queries."""
+    lse = tl.load(lse_at + i, mask=live, other=float("-inf")) * LOG2E
+    return tl.where(lse == float("-inf"), float("inf"), lse), tl.load(delta_at + i, mask=live, other=0.0)
+
+
+@triton.jit
+def tile_gradient(
+    logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch
+):
+    """(probabilities that met the values, gradient of the scaled logits) of one tile. key_index, query_index broadcast together."""
+    p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
+    kept = p
+    if seed_ptr is not None:
+        keep = dropout_keep(tl.load(seed_ptr), dropout_limit, key_index, query_index, head, batch)
+        kept = tl.where(keep, p * dropout_scale, 0.0)
+        dp = tl.where(keep, dp * dropout_scale, 0.0)
+    # 0 * NaN would be NaN: what an invisible key holds must not matter
+    return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)
+
+
+@triton.jit
+def _walk_gradient(
+    begin, end, start, q, rq, do, lse2, delta, dq, drq,
+    k_base, v_base, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+    stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
+    i, live, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    POSITION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq [BLOCK_D, BLOCK_M] and drq [BLOCK_E, BLOCK_M] after the keys [begin, end), both transposed and without the factor `scale`.
+
+    A block of the band is complete after two tiles, the one whose lower block it is and the next, whose upper block it is: `held`
+    is the gradient that waits for its other half.
+    """
+    WALK: tl.constexpr = POSITION and E > 1
+    upper, held = 0.0, 0.0
+    if WALK:
+        base = start + shift - begin - (BLOCK_N - 1)
+        upper = walk_block(rq, rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION, True)
+        held = tl.zeros([BLOCK_M, BLOCK_N], rq.dtype)
+    for j0 in range(begin, end, BLOCK_N):
+        j = j0 + tl.arange(0, BLOCK_N)
+        seen = seen_keys(j, S, mask_at, stride_ms)
+        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
+        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
+        logits = product(q, k, PRECISION, True)
+        zero = j0 >> 30  # S is far below 2**30
+        base = start + shift - j0 - (BLOCK_N - 1)
+        t = (i + shift)[:, None] - j[None, :]
+        if WALK:
+            lower = walk_block(rq, rel_base, base, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION, True)
+            logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)
+            upper = lower
+        elif POSITION:
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
+        dp = product(do, v, PRECISION, True)
+        visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
+        _, ds = tile_gradient(
+            logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, j[None, :], i[:, None], head, batch
+        )
+        dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)
+        if WALK:
+            folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)
+            narrowed = folded.to(rq.dtype)
+            rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)
+            whole = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, held, narrowed)
+            drq += tl.dot(tl.trans(rel), tl.trans(whole), input_precision=PRECISION)
+            held = narrowed
+        elif POSITION:
+            inside = (t >= 0) & (t < T)
+            rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
+            drq += tl.sum(ds * rel, 1)[None, :]
+    if WALK:
+        if end > begin:
+            last = begin + (end - begin - 1) // BLOCK_N * BLOCK_N
+            rel = rel_rows(rel_base, start + shift - last - (BLOCK_N - 1), T, stride_rt, E, BLOCK_N, BLOCK_E)
+            rest = tl.where(band_block(0, BLOCK_M, BLOCK_N) == 0, held, 0.0).to(rq.dtype)
+            drq += tl.dot(tl.trans(rel), tl.trans(rest), input_precision=PRECISION)
+    return dq, drq
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _relative_query_kernel(
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr,
+    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_dob, stride_don, stride_doh,
+    N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks,
+    scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq [B,N,H,D] of one query block and head; drq [B,N,H,E], or added to dq where the relative query is the query.
+
+    dcontent [B, blocks, H, D] and dposition [B, blocks, H, E] float32 get the sums over the block's queries.
+    """
+    head = tl.program_id(0) % H
+    block = blocks - 1 - tl.program_id(0) // H
+    start = block * BLOCK_M
+    batch = tl.program_id(1).to(tl.int64)
+    group = head // HEADS_PER_GROUP
+    i = start + tl.arange(0, BLOCK_M)
+    live = i < N
+    first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
+    content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+    mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
+    query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
+    segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
+    rq_base = rq_ptr + batch * stride_rqb + head * stride_rqh if rel_ptr is not None else None
+    rel_base = rel_ptr + head.to(tl.int64) * stride_rh if rel_ptr is not None else None
+    _, q = load_query(q_ptr + batch * stride_qb + head * stride_qh, content_at, i, live, stride_qn, D, BLOCK_D)
+    rq = q
+    if rel_ptr is not None and E > 1:
+        _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
+    do = load_rows(do_ptr + batch * stride_dob + head * stride_doh, i.to(tl.int64), live, stride_don, D, BLOCK_D)
+    lse2, delta = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr + (batch * H + head) * N, i, live)
+    query_segment, smallest, largest = 0, 0, 0
+    if key_segment_ptr is not None:
+        query_segment, smallest, largest = load_segments(query_segment_at, i, live, start, stride_qsn)
+
+    begin = tl.min(first_key, 0)
+    end = tl.max(tl.where(live, last_key, -1), 0) + 1
+    if mask_ptr is not None or key_segment_ptr is not None:
+        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
+    begin = begin // BLOCK_N * BLOCK_N
+    shift = offset - rel_start
+    table_begin, table_end = table_span(begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED)
+    dq = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+    drq = tl.zeros([BLOCK_E, BLOCK_M], tl.float32)
+    for part in tl.static_range(3 if BOUNDED else 1):
+        part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
+        part_end = table_end if part == 0 else (table_begin if part == 1 else end)
+        dq, drq = _walk_gradient(
+            part_begin, part_end, start, q, rq, do, lse2, delta, dq, drq,
+            k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg,
+            rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+            stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+            i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+            D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
+        )  # fmt: skip
+
+    dq = tl.trans(dq) * scale
+    drq = tl.trans(drq) * scale
+    column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    slot = (batch * blocks + block) * H + head
+    if dcontent_ptr is not None:
+        tl.store(dcontent_ptr + slot * D + column, tl.sum(dq, 0), mask=column < D)
+    if dposition_ptr is not None:
+        tl.store(dposition_ptr + slot * E + wide, tl.sum(drq, 0), mask=wide < E)
+    row = (batch * N + i) * H + head
+    if drq_ptr is not None:
+        tl.store(drq_ptr + row[:, None] * E + wide[None, :], drq.to(drq_ptr.dtype.element_ty), mask=live[:, None] & (wide < E)[None, :])
+    elif rel_ptr is not None:
+        dq += drq  # the relative query is the query, and E = D
+    tl.store(dq_ptr + row[:, None] * D + column[None, :], dq.to(dq_ptr.dtype.element_ty), mask=live[:, None] & (column < D)[None, :])

@@ -1,0 +1,148 @@
+"""Forward kernel of relative attention: flash attention whose logits also take a walk along the relative keys."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._cca_tile import LN2, LOG2E, load_keys
+from ._dropout import dropout_keep
+from ._relative import band_block
+from ._relative_tile import (
+    load_query,
+    load_segments,
+    narrow,
+    row_limits,
+    scalar_position,
+    seen_keys,
+    table_span,
+    visible_pairs,
+    walk_block,
+    walk_step,
+)
+
+#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+SIZES = ("N", "S", "T", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window", "rel_start", "blocks", "keys_per_split", "dropout_limit")
+
+
+@triton.jit
+def _walk_keys(
+    begin, end, start, q, rq, top, total, acc,
+    k_base, v_base, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+    stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
+    i, live, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    POSITION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end)."""
+    WALK: tl.constexpr = POSITION and E > 1
+    upper, uppermost = 0.0, 0.0
+    if WALK:
+        base = start + shift - begin - (BLOCK_N - 1)
+        upper = walk_block(rq, rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION)
+        if BLOCK_M > BLOCK_N:
+            uppermost = walk_block(rq, rel_base, base + 2 * BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION)
+    for j0 in range(begin, end, BLOCK_N):
+        j = j0 + tl.arange(0, BLOCK_N)
+        seen = seen_keys(j, S, mask_at, stride_ms)
+        if WALK:  # before the content product: their registers need not live together
+            base = start + shift - j0 - (BLOCK_N - 1)
+            lower = walk_block(rq, rel_base, base, T, stride_rt, E, BLOCK_N, BLOCK_E, PRECISION)
+            position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)  # S is far below 2**30
+            if BLOCK_M > BLOCK_N:
+                # a bare copy would be carried over two rounds, and such loops are not pipelined
+                uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
+            upper = lower
+        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
+        logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if WALK:
+            logits = logits + position
+        elif POSITION:
+            t = (i + shift)[:, None] - j[None, :]
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
+        visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
+        logits = tl.where(visible, logits * scale2, float("-inf"))
+        new_top = tl.maximum(top, tl.max(logits, 1))
+        above = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf - -inf would be NaN
+        p = tl.exp2(logits - above[:, None])
+        decay = tl.exp2(top - above)
+        total = total * decay + tl.sum(p, 1)
+        acc = acc * decay[:, None]
+        if seed_ptr is not None:
+            keep = dropout_keep(tl.load(seed_ptr), dropout_limit, j[None, :], i[:, None], head, batch)
+            p = tl.where(keep, p * dropout_scale, 0.0)
+        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        top = new_top
+    return top, total, acc
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _relative_forward_kernel(
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    out_ptr, lse_ptr,
+    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss,
+    N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks, keys_per_split,
+    scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One (query block, head), batch and split of the keys: out [split, B, N, H, D] and lse [split, B, H, N], both contiguous."""
+    # heads vary fastest, so programs that run together share keys; late blocks, which see the most keys if causal, go first
+    head = tl.program_id(0) % H
+    start = (blocks - 1 - tl.program_id(0) // H) * BLOCK_M
+    batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    group = head // HEADS_PER_GROUP
+    i = start + tl.arange(0, BLOCK_M)
+    live = i < N
+    first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
+
+    content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+    mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
+    query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
+    segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
+    q_base = q_ptr + batch * stride_qb + head * stride_qh
+    rq_base = rq_ptr + batch * stride_rqb + head * stride_rqh if rel_ptr is not None else None
+    rel_base = rel_ptr + head.to(tl.int64) * stride_rh if rel_ptr is not None else None
+    _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
+    rq = q
+    if rel_ptr is not None and E > 1:
+        _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
+    query_segment, smallest, largest = 0, 0, 0
+    if key_segment_ptr is not None:
+        query_segment, smallest, largest = load_segments(query_segment_at, i, live, start, stride_qsn)
+
+    begin = tl.maximum(tl.min(first_key, 0), split * keys_per_split)
+    end = tl.minimum(tl.max(tl.where(live, last_key, -1), 0) + 1, (split + 1) * keys_per_split)
+    if mask_ptr is not None or key_segment_ptr is not None:
+        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
+    begin = begin // BLOCK_N * BLOCK_N
+    shift = offset - rel_start
+    table_begin, table_end = table_span(begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED)
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for part in tl.static_range(3 if BOUNDED else 1):  # keys that the table reaches, keys before those, keys after
+        part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
+        part_end = table_end if part == 0 else (table_begin if part == 1 else end)
+        top, total, acc = _walk_keys(
+            part_begin, part_end, start, q, rq, top, total, acc,
+            k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg,
+            rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+            stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+            i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+            D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
+        )  # fmt: skip
+
+    some = total > 0
+    acc = acc / tl.where(some, total, 1.0)[:, None]
+    lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
+    slot = split * tl.num_programs(1) + batch  # int64
+    column = tl.arange(0, BLOCK_D)
+    out_at = out_ptr + (slot * N + i)[:, None] * (H * D) + head * D + column[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & (column < D)[None, :])
+    tl.store(lse_ptr + (slot * H + head) * N + i, lse, mask=live)

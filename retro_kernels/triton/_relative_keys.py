@@ -1,0 +1,121 @@
+"""Backward of relative attention for keys and values: one program owns a block of them and walks over the queries that see it.
+
+Down a column of tiles every tile has queries of its own, so no band product can be shared; each tile makes both blocks of its band.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._cca_tile import LOG2E, load_keys, load_rows
+from ._relative import position_logits, product
+from ._relative_backward import load_statistics, tile_gradient
+from ._relative_forward import SIZES
+from ._relative_tile import load_query, load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
+
+
+@triton.jit
+def _walk_queries(
+    begin, end, j0, k, v, dk, dv,
+    q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at, segment_at, seed_ptr,
+    stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
+    j, seen, N, S, T, offset, causal_gap, window, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head."""
+    for start in range(begin, end, BLOCK_M):
+        i = start + tl.arange(0, BLOCK_M)
+        live = i < N
+        raw, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
+        do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
+        lse2, delta = load_statistics(lse_at, delta_at, i, live)
+        logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
+        if POSITION and E > 1:
+            _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
+            base = start + shift - j0 - (BLOCK_N - 1)
+            zero = start >> 30  # N is far below 2**30
+            logits = logits + position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True)
+        elif POSITION:
+            t = (i + shift)[:, None] - j[None, :]
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
+        dp = product(do, v, PRECISION, True)
+        first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
+        query_segment = 0
+        if segment_at is not None:
+            query_segment = tl.load(query_segment_at + i * stride_qsn, mask=live, other=0)
+        visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_kss)
+        kept, ds = tile_gradient(
+            logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, j[None, :], i[:, None], head, batch
+        )
+        dv += tl.dot(tl.trans(kept.to(do.dtype)), do, input_precision=PRECISION)
+        dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _relative_keys_kernel(
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_dob, stride_don, stride_doh,
+    N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start,
+    scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk, dv [B,S,G,D] of one key block and group, over all heads of the group in turn."""
+    groups = H // HEADS_PER_GROUP
+    group = tl.program_id(0) % groups
+    j0 = tl.program_id(0) // groups * BLOCK_N  # early blocks, which the most queries see if causal, go first
+    batch = tl.program_id(1).to(tl.int64)
+    j = j0 + tl.arange(0, BLOCK_N)
+    mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
+    query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
+    segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
+    seen = seen_keys(j, S, mask_at, stride_ms)
+    k = load_keys(k_ptr + batch * stride_kb + group * stride_kg, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
+    v = load_keys(v_ptr + batch * stride_vb + group * stride_vg, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
+
+    begin, end = 0, N
+    if CAUSAL:
+        begin = tl.maximum(begin, j0 + causal_gap - offset)
+    if WINDOW:
+        end = tl.minimum(end, j0 + BLOCK_N - 1 + window - offset)
+    if mask_ptr is not None:
+        end = tl.where(tl.max(seen.to(tl.int32), 0) > 0, end, begin)
+    if key_segment_ptr is not None:
+        _, smallest, largest = load_segments(segment_at, j, seen, j0, stride_kss)
+        begin, end = narrow(begin, end, query_segment_at, stride_qsn, None, 0, smallest, largest, 512)
+    begin = begin // BLOCK_M * BLOCK_M
+    end = tl.maximum(begin, end)
+    shift = offset - rel_start
+    table_begin, table_end = table_span(begin, end, j0 - shift - BLOCK_M + 1, T + j0 + BLOCK_N - 1 - shift, BLOCK_M, BOUNDED)
+
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    for head in range(group * HEADS_PER_GROUP, (group + 1) * HEADS_PER_GROUP):
+        content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+        position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+        rq_base = rq_ptr + batch * stride_rqb + head * stride_rqh if rel_ptr is not None else None
+        rel_base = rel_ptr + (batch * 0 + head) * stride_rh if rel_ptr is not None else None
+        statistics = (batch * H + head) * N
+        for part in tl.static_range(3 if BOUNDED else 1):
+            part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
+            part_end = table_end if part == 0 else (table_begin if part == 1 else end)
+            dk, dv = _walk_queries(
+                part_begin, part_end, j0, k, v, dk, dv,
+                q_ptr + batch * stride_qb + head * stride_qh, rq_base, do_ptr + batch * stride_dob + head * stride_doh,
+                lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at, segment_at, seed_ptr,
+                stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
+                j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+                D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, CAUSAL, WINDOW, rel_ptr is not None and part == 0, PRECISION,
+            )  # fmt: skip
+
+    column = tl.arange(0, BLOCK_D)
+    at = ((batch * S + j) * groups + group)[:, None] * D + column[None, :]
+    inside = (j < S)[:, None] & (column < D)[None, :]
+    tl.store(dk_ptr + at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=inside)
+    tl.store(dv_ptr + at, dv.to(dv_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,225 @@
+"""Host side of relative attention: which launches serve a call, as values. Nothing here runs or waits for the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import configs
+from .._problem import RelativeAttention
+from .._target import Target
+from . import _dropout
+from ._cca_forward import _cca_merge_kernel
+from ._launch import Launch, power_of_two, strides
+from ._relative_backward import _relative_delta_kernel, _relative_query_kernel
+from ._relative_forward import _relative_forward_kernel
+from ._relative_keys import _relative_keys_kernel
+from ._relative_table import _relative_table_kernel
+from ._relative_tile import NO_WINDOW
+
+OP = "relative_attention"
+_MERGE_SPLITS = 8  # parts that one step of the merge loads
+_WAVES = 2  # programs per multiprocessor that splitting the keys, or the items of a table, aims at
+_DELTA_ROWS, _DELTA_WARPS = 32, 4
+
+
+def launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
+    """The launch with those of `arguments` that the kernel takes."""
+    return Launch(kernel, grid, {name: arguments[name] for name in kernel.arg_names}, tile.num_warps, tile.num_stages)
+
+
+def tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
+    """The committed tile of `<kernel>_<rel|plain>`."""
+    width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
+    kernel += "_plain" if call.rel_key is None else "_rel"
+    problem = configs.Problem(kernel, call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1])
+    chosen = configs.choose(OP, problem, target)
+    # a walk keeps at most two upper blocks of the band forward, one backward
+    least = chosen.block_m // 2 if kernel.startswith("forward") else chosen.block_m
+    return dataclasses.replace(chosen, block_n=max(chosen.block_n, least, 16))
+
+
+def bounded(call: RelativeAttention) -> bool:
+    """Whether some visible pair may lie outside the table: then tiles that miss it are walked without it."""
+    if call.rel_key is None:
+        return False
+    n, s = call.query.shape[1], call.key.shape[1]
+    smallest, largest = call.query_offset - (s - 1), call.query_offset + n - 1
+    if call.causal:
+        smallest = max(smallest, call.causal_gap)
+    if call.window is not None:
+        largest = min(largest, call.window - 1)
+    return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
+
+
+def biased(call: RelativeAttention) -> RelativeAttention:
+    """The call with its biases added to copies of the query, one for the content and one for the position logits.
+
+    A query that is computed stays in registers as the operand of the product (32 a thread at D = 128, twice), and the kernels spill;
+    a query that is loaded is read from shared memory. Two copies of the query are little beside the keys that each block reads.
+    Decoding, N = 1, adds the biases in the kernel and saves two launches.
+    """
+    if call.query.shape[1] == 1:
+        return call
+    query, rel_query = call.query, call.rel_query
+    if call.rel_key is not None and call.position_bias is not None:
+        rel_query = (query if rel_query is None else rel_query) + call.position_bias
+    elif call.rel_key is not None and rel_query is None:
+        rel_query = query
+    if call.content_bias is not None:
+        query = query + call.content_bias
+    return call._replace(query=query, rel_query=rel_query, content_bias=None, position_bias=None)
+
+
+def inputs(call: RelativeAttention) -> dict:
+    """Arguments that kernels take: tensors, their strides, sizes and options."""
+    call = biased(call)
+    n, h = call.query.shape[1:3]
+    keys, groups = call.key.shape[1:3]
+    rel = call.rel_key
+    rel_query = None if rel is None else call.query if call.rel_query is None else call.rel_query
+    position_bias = None if rel is None else call.position_bias
+    rel_strides = strides(rel, "r", "ht")
+    if rel is not None and rel.shape[0] == 1:
+        rel_strides["stride_rh"] = 0  # one table for all heads
+    mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
+    return {
+        "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": rel_query,
+        "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask,
+        "query_segment_ptr": call.query_segment, "key_segment_ptr": call.key_segment, "seed_ptr": call.seed if call.dropout_p > 0 else None,
+        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "bsg"), **strides(call.value, "v", "bsg"), **rel_strides,
+        **strides(rel_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"), **strides(position_bias, "p", "h"),
+        **strides(mask, "m", "bs"), **strides(call.query_segment, "qs", "bn"), **strides(call.key_segment, "ks", "bs"),
+        "N": n, "S": keys, "T": 0 if rel is None else rel.shape[1], "H": h, "HEADS_PER_GROUP": h // groups,
+        "offset": call.query_offset, "causal_gap": call.causal_gap, "window": NO_WINDOW.value if call.window is None else call.window,
+        "rel_start": call.rel_start, "scale": call.scale,
+        "dropout_limit": _dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p),
+    }  # fmt: skip
+
+
+def constants(call: RelativeAttention, chosen: configs.Tile) -> dict:
+    d = call.query.shape[-1]
+    e = d if call.rel_key is None else call.rel_key.shape[-1]
+    return {
+        "D": d, "E": e, "BLOCK_M": chosen.block_m, "BLOCK_N": chosen.block_n, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e),
+        "CAUSAL": call.causal, "WINDOW": call.window is not None, "BOUNDED": bounded(call), "PRECISION": chosen.precision,
+    }  # fmt: skip
+
+
+def splits(call: RelativeAttention, chosen: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
+    """(keys per split, splits): one split unless the queries alone leave most of the machine idle, as in decoding."""
+    want = -(-_WAVES * target.multiprocessors // programs) if 2 * programs < target.multiprocessors else 1
+    key_blocks = -(-call.key.shape[1] // chosen.block_n)
+    per_split = -(-key_blocks // min(key_blocks, want)) * chosen.block_n
+    return per_split, -(-call.key.shape[1] // per_split)
+
+
+def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor, list[Launch]]:
+    """out, lse (not filled yet) and the launches that fill them."""
+    b, n, h, d = call.query.shape
+    chosen = tile(call, "forward", target)
+    blocks = -(-n // chosen.block_m)
+    per_split, count = splits(call, chosen, blocks * h * b, target)
+    device, wide = call.query.device, torch.float32
+    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    lse = torch.empty((b, h, n), dtype=wide, device=device)
+    into, merge = {"out_ptr": out, "lse_ptr": lse}, []
+    if count > 1:
+        parts = torch.empty((count, b, n, h, d), dtype=wide, device=device), torch.empty((count, b, h, n), dtype=wide, device=device)
+        into = dict(zip(("out_ptr", "lse_ptr"), parts, strict=True))
+        arguments = {
+            "part_ptr": parts[0], "part_lse_ptr": parts[1], "out_ptr": out, "lse_ptr": lse, "N": n, "H": h,
+            "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _MERGE_SPLITS,
+        }  # fmt: skip
+        merge = [Launch(_cca_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+    arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, chosen)}
+    return out, lse, [launch(_relative_forward_kernel, (blocks * h, b, count), arguments, chosen), *merge]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """launches fill the buffers; `gradients()` then sums the partials, by torch's own reductions (fixed order, no atomics)."""
+
+    launches: list[Launch]
+    gradients: Callable[[], list[Tensor | None]]
+
+
+def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Backward:
+    """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
+    need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
+    (out, lse), (grad_out, grad_lse) = outputs, grads
+    b, n, h, d = call.query.shape
+    same, wide, device = call.query.dtype, torch.float32, call.query.device
+    if grad_out is None:
+        grad_out = torch.zeros(call.query.shape, dtype=same, device=device)
+    delta = torch.empty((b, h, n), dtype=wide, device=device)
+    shared = {
+        **inputs(call), "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "lse_ptr": lse, "delta_ptr": delta,
+        "out_ptr": out, **strides(out, "o", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
+    }  # fmt: skip
+    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS, 1)
+    sizes = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_M": rows.block_m}
+    launches = [launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
+    found = {}
+    has_rel = call.rel_key is not None
+    if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])):
+        launches.append(_query_launch(call, shared, need, found, target))
+    if need["key"] or need["value"]:
+        launches.append(_keys_launch(call, shared, found, target))
+    if has_rel and need["rel_key"]:
+        launches.append(_table_launch(call, shared, found, target))
+    stages = {"content_bias": (0, 1), "position_bias": (0, 1), "rel_key": (0,)}  # dimensions left to sum
+
+    def gradients() -> list[Tensor | None]:
+        # an input that the call makes no use of (a relative query without relative keys) has a zero gradient
+        given = {name: torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name] for name in need if need[name]}
+        return [given[name].sum(stages[name]).to(same) if name in stages and name in found else given.get(name) for name in need]
+
+    return Backward(launches, gradients)
+
+
+def _query_launch(call: RelativeAttention, shared: dict, need: dict, found: dict, target: Target) -> Launch:
+    b, n, h, d = call.query.shape
+    chosen = tile(call, "query", target)
+    blocks, wide, device = -(-n // chosen.block_m), torch.float32, call.query.device
+    found["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    if need["content_bias"]:
+        found["content_bias"] = torch.empty((b, blocks, h, d), dtype=wide, device=device)
+    if call.rel_key is not None:
+        e = call.rel_key.shape[-1]
+        if call.rel_query is not None:
+            found["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
+        if need["position_bias"]:
+            found["position_bias"] = torch.empty((b, blocks, h, e), dtype=wide, device=device)
+    arguments = {
+        **shared, "blocks": blocks, "dq_ptr": found["query"], "drq_ptr": found.get("rel_query"), "dcontent_ptr": found.get("content_bias"),
+        "dposition_ptr": found.get("position_bias"), **constants(call, chosen),
+    }  # fmt: skip
+    return launch(_relative_query_kernel, (blocks * h, b), arguments, chosen)
+
+
+def _keys_launch(call: RelativeAttention, shared: dict, found: dict, target: Target) -> Launch:
+    b, s, groups, _ = call.key.shape
+    chosen = tile(call, "keys", target)
+    found["key"], found["value"] = (torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2))
+    arguments = {**shared, "dk_ptr": found["key"], "dv_ptr": found["value"], **constants(call, chosen)}
+    return launch(_relative_keys_kernel, (-(-s // chosen.block_n) * groups, b), arguments, chosen)
+
+
+def _table_launch(call: RelativeAttention, shared: dict, found: dict, target: Target) -> Launch:
+    b, _, h, _ = call.query.shape
+    tables, rows, e = call.rel_key.shape
+    chosen = tile(call, "table", target)
+    items, blocks = b * h // tables, -(-rows // chosen.block_n)
+    splits = min(items, -(-_WAVES * target.multiprocessors // (blocks * tables)))
+    per_split = -(-items // splits)
+    splits = -(-items // per_split)
+    found["rel_key"] = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    arguments = {
+        **shared, "drel_ptr": found["rel_key"], "items": items, "items_per_split": per_split, "heads_per_table": h // tables,
+        **constants(call, chosen),
+    }  # fmt: skip
+    return launch(_relative_table_kernel, (blocks, tables, splits), arguments, chosen)

@@ -1,0 +1,105 @@
+"""Backward of relative attention for the relative keys: one program owns a block of table rows and walks down their diagonal.
+
+In coordinates (query i, table row t) it is the keys that lie on a band, j = i + shift - t: content logits and dP are position-like
+products with the keys and the values as tables, position logits are a plain product, and d rel_key is a plain transposed product.
+No gradient of size N x S is kept; the price is that both content products are made again, with two blocks of keys a tile.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ._cca_tile import LOG2E, load_rows
+from ._relative import position_logits, product, rel_rows
+from ._relative_backward import load_statistics, tile_gradient
+from ._relative_forward import SIZES
+from ._relative_tile import load_query
+
+
+@triton.jit
+def _band_visible(
+    i, j, t, N, S, T, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """bool [BLOCK_M, BLOCK_N] in coordinates (query, table row); j [BLOCK_M, BLOCK_N] is the key of each."""
+    displacement = t + rel_start
+    allowed = t < T
+    if CAUSAL:
+        allowed = allowed & (displacement >= causal_gap)
+    if WINDOW:
+        allowed = allowed & (displacement < window)
+    inside = (i < N)[:, None] & (j >= 0) & (j < S)
+    visible = inside & allowed[None, :]
+    if mask_at is not None:
+        visible = visible & (tl.load(mask_at + j * stride_ms, mask=inside, other=0) != 0)
+    if segment_at is not None:
+        key_segment = tl.load(segment_at + j * stride_kss, mask=inside, other=0)
+        query_segment = tl.load(query_segment_at + i * stride_qsn, mask=i < N, other=0)
+        visible = visible & (query_segment[:, None] == key_segment)
+    return visible
+
+
+@triton.jit(do_not_specialize=(*SIZES, "items", "items_per_split", "heads_per_table"))
+def _relative_table_kernel(
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    do_ptr, lse_ptr, delta_ptr, drel_ptr,
+    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_dob, stride_don, stride_doh,
+    N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, items, items_per_split, heads_per_table,
+    scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
+    first = tl.program_id(0) * BLOCK_N
+    table, split = tl.program_id(1), tl.program_id(2)
+    t = first + tl.arange(0, BLOCK_N)
+    shift = offset - rel_start
+    # queries that some displacement of the block joins to a key; none where the block is wholly invisible
+    begin = tl.maximum(first - shift, 0)
+    end = tl.minimum(first + BLOCK_N - 1 - shift + S, N)
+    if CAUSAL:
+        end = tl.where(first + BLOCK_N - 1 + rel_start >= causal_gap, end, begin)
+    if WINDOW:
+        end = tl.where(first + rel_start < window, end, begin)
+    rel = rel_rows(rel_ptr + table.to(tl.int64) * stride_rh, first, T, stride_rt, E, BLOCK_N, BLOCK_E)
+    drel = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
+    for item in range(split * items_per_split, tl.minimum((split + 1) * items_per_split, items)):
+        batch = (tl.full([], 0, tl.int64) + item) // heads_per_table
+        head = table * heads_per_table + item % heads_per_table
+        group = head // HEADS_PER_GROUP
+        content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+        position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+        mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
+        query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
+        segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
+        statistics = (batch * H + head) * N
+        for start in range(begin, end, BLOCK_M):
+            i = start + tl.arange(0, BLOCK_M)
+            live = i < N
+            _, q = load_query(q_ptr + batch * stride_qb + head * stride_qh, content_at, i, live, stride_qn, D, BLOCK_D)
+            _, rq = load_query(rq_ptr + batch * stride_rqb + head * stride_rqh, position_at, i, live, stride_rqn, E, BLOCK_E)
+            do = load_rows(do_ptr + batch * stride_dob + head * stride_doh, i.to(tl.int64), live, stride_don, D, BLOCK_D)
+            lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, live)
+            zero = start >> 30  # N is far below 2**30
+            base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
+            k_base = k_ptr + batch * stride_kb + group * stride_kg
+            v_base = v_ptr + batch * stride_vb + group * stride_vg
+            content = position_logits(q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True)
+            position = product(rq, rel, PRECISION, True)
+            dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True)
+            j = (i + shift)[:, None] - t[None, :]
+            visible = _band_visible(
+                i, j, t, N, S, T, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
+                CAUSAL, WINDOW,
+            )  # fmt: skip
+            _, ds = tile_gradient(
+                content + position, dp, lse2, delta, visible, scale * LOG2E, seed_ptr, dropout_limit, dropout_scale,
+                j, i[:, None], head, batch,
+            )  # fmt: skip
+            drel += tl.dot(tl.trans(ds.to(rq.dtype)), rq, input_precision=PRECISION)
+    e = tl.arange(0, BLOCK_E)
+    slot = (tl.full([], 0, tl.int64) + split) * tl.num_programs(1) + table
+    tl.store(drel_ptr + (slot * T + t)[:, None] * E + e[None, :], drel * scale, mask=(t < T)[:, None] & (e < E)[None, :])

@@ -1,0 +1,53 @@
+"""Relative attention, fused: the triton backend of `retro_kernels.relative_attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .._problem import RelativeAttention
+from .._target import Target, current_target
+from ..aot import Case
+from . import _relative_cases, _relative_plan, unsupported
+
+_MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
+
+
+def reason(call: RelativeAttention) -> str | None:
+    """Why this backend can't serve the call; None if it can."""
+    if call.query.shape[0] > _MAX_BATCH:
+        return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
+    return unsupported({name: getattr(call, name) for name in RelativeAttention.DIFFERENTIABLE})
+
+
+def forward(call: RelativeAttention) -> tuple[Tensor, Tensor]:
+    """out [B,N,H,D] in the query's type, lse [B,H,N] float32."""
+    out, lse, launches = _relative_plan.forward(call, current_target(call.query.device))
+    for each in launches:
+        each.run()
+    return out, lse
+
+
+def backward(call: RelativeAttention, outputs, grads, needs) -> list[Tensor | None]:
+    """Gradients in the order of `DIFFERENTIABLE`, bitwise repeatable: every program owns what it writes."""
+    if not any(needs) or all(grad is None for grad in grads):
+        return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
+    plan = _relative_plan.backward(call, outputs, grads, needs, current_target(call.query.device))
+    for each in plan.launches:
+        each.run()
+    return plan.gradients()
+
+
+def aot_cases(target: Target) -> Iterator[Case]:
+    """Every kernel of this op, as the calls of `_relative_cases` launch it."""
+    for name, options in _relative_cases.CALLS.items():
+        for dtype in _relative_cases.DTYPES:
+            call = _relative_cases.call(dtype, **options)
+            out, lse, launches = _relative_plan.forward(call, target)
+            if call.query.shape[1] > 1:  # decoding takes no gradient
+                needs = [getattr(call, name) is not None for name in call.DIFFERENTIABLE]
+                launches += _relative_plan.backward(call, (out, lse), (out, lse), needs, target).launches
+            for each in launches:
+                yield Case(name, str(dtype).removeprefix("torch."), each)

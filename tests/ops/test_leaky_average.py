@@ -1,0 +1,82 @@
+"""Every backend of the leaky average against the float64 reference, and what a caller relies on."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import retro_kernels as rk
+from tests import compare, inputs
+from tests.conftest import INTERPRETER
+
+OP = "leaky_average"
+# the interpreter's bf16 arithmetic is wrong, so bf16 waits for a GPU there
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
+
+CASES = {
+    "plain": dict(),
+    "no initial state": dict(initial=False),
+    "decay at the edges": dict(decay=[0.0, 0.5, 0.99]),
+    "nearly no decay": dict(decay=[0.9999, 0.999, 0.0], N=140),
+    "one step": dict(N=1),
+    "one column": dict(H=1, D=1, B=1, decay=[0.5]),
+    "wide head": dict(D=70, N=9, H=1),
+    "time in chunks": dict(N=300, B=1, H=1, D=4, decay=[0.99]),
+    "whole chunks": dict(N=256, B=1, H=2, D=3, decay=[0.5, 0.995]),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(backend, name, dtype):
+    compare.check(OP, inputs.leaky(3, dtype=dtype, **CASES[name]), backend)
+
+
+@settings(max_examples=4 if INTERPRETER else 60)
+@given(B=st.integers(1, 3), N=st.integers(1, 70), H=st.integers(1, 3), D=st.integers(1, 40), initial=st.booleans(), seed=st.integers(0, 99))
+def test_random_shapes(backend, B, N, H, D, initial, seed):
+    compare.check(OP, inputs.leaky(seed, B=B, N=N, H=H, D=D, initial=initial), backend)
+
+
+def test_decay_may_stay_float32(backend):
+    kw = inputs.leaky(4, dtype=torch.float16)
+    kw["decay"] = torch.tensor([0.999, 0.5, 0.0])
+    got = compare.check(OP, kw, backend)
+    assert got["grad_decay"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+def test_layouts_give_the_same_bits(backend, view):
+    kw = inputs.leaky(5)
+    want = compare.run(OP, kw, backend)
+    there = {n: view(v) for n, v in kw.items()}
+    leaves = {n: v.requires_grad_() for n, v in there.items()}
+    y = rk.leaky_average(**leaves, backend=backend)
+    assert torch.equal(y, want["out0"])
+    grads = torch.autograd.grad(y, list(leaves.values()), inputs.randn(inputs.generator(1), *y.shape, dtype=y.dtype))
+    for name, grad in zip(leaves, grads, strict=True):
+        assert torch.equal(grad, want[f"grad_{name}"]), name
+
+
+def test_sequences_join(backend):
+    """Two halves, the last state of the first given to the second, equal the whole."""
+    kw = inputs.leaky(6, N=40)
+    whole = rk.leaky_average(**kw, backend=backend)
+    first = rk.leaky_average(kw["x"][:, :17], kw["decay"], initial=kw["initial"], backend=backend)
+    second = rk.leaky_average(kw["x"][:, 17:], kw["decay"], initial=first[:, -1], backend=backend)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+
+
+def test_the_past_matters_and_the_future_does_not(backend):
+    kw = inputs.leaky(7, N=80, decay=[0.9, 0.9, 0.9])
+    before = rk.leaky_average(**kw, backend=backend)
+    kw["x"][:, 50] += 1
+    changed = (rk.leaky_average(**kw, backend=backend) != before).flatten(2).any(-1).any(0)
+    assert changed.nonzero().flatten().tolist()[0] == 50 and changed[50:60].all()
+
+
+def test_repeats_bitwise(backend):
+    kw = inputs.leaky(8, N=70)
+    first, again = compare.run(OP, kw, backend), compare.run(OP, kw, backend)
+    for name, value in first.items():
+        assert torch.equal(again[name], value), name

@@ -1,0 +1,117 @@
+"""Small problems for the Triton kernels of the relative ops: every option, tile edges, skipped tiles, repeatability.
+
+`OP` names the op whose kernels decide whether this process can run them at all.
+"""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from tests import compare, inputs
+from tests.conftest import INTERPRETER
+
+OP = "relative_attention"
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
+pytestmark = pytest.mark.skipif(not rk.backends()[OP]["triton"], reason="Triton cannot run here")
+
+LOGITS = {
+    "all": dict(),
+    "shared": dict(heads="shared"),
+    "no bias": dict(biases=False),
+    "several tiles": dict(N=70, key_len=85, B=1, H=1),
+    "more keys": dict(N=3, key_len=40, query_offset=11),
+    "table": dict(E=1),
+    "odd width": dict(E=5, N=20),
+    "bounded": dict(rel_start=-2, T=4),
+    "bounded, several tiles": dict(rel_start=0, T=33, N=70, key_len=70, B=1, H=2, heads="shared"),
+    "outside": dict(rel_start=400, T=4),
+    "far outside": dict(rel_start=-400, T=4),
+}
+
+ATTENTION = {
+    "plain": dict(rel=None, biases=False),
+    "relative": dict(),
+    "causal, several tiles": dict(N=150, B=1, H=1, causal=True),
+    "strict": dict(causal=True, causal_gap=1),
+    "gap of three": dict(causal=True, causal_gap=3, N=40, B=1),
+    "more keys": dict(N=90, S=150, B=1, H=1),
+    "more queries, offset": dict(N=150, S=30, B=1, H=1, query_offset=-40),
+    "window, one key head": dict(N=150, causal=True, window=30, B=1, H=2, G=1),
+    "window both ways": dict(N=70, S=90, window=9, B=1, H=1),
+    "bounded, narrow, shared": dict(N=150, causal=True, rel="bounded", rel_start=0, T=40, B=1, H=2, G=1, E=16, heads="shared"),
+    "bounded inside, masks": dict(N=100, S=160, rel="bounded", rel_start=-20, T=25, B=1, H=1, key_mask=True, segments=True),
+    "bounded, outside": dict(rel="bounded", rel_start=400, T=3),
+    "table of numbers": dict(E=1, N=80, B=1, heads="shared"),
+    "odd width": dict(E=5),
+    "documents": dict(N=150, B=1, H=1, segments=True, key_mask=True, causal=True),
+    "dropout": dict(dropout_p=0.3, N=20, S=33),
+    "decode": dict(N=1, S=200, causal=True, B=1, H=2),
+    "prefill a block": dict(N=20, S=70, causal=True, B=1, H=1),
+    "head of 24": dict(D=24),
+    "head of 72": dict(D=72, B=1, H=1),
+    "narrow": dict(D=32, E=16),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LOGITS)
+def test_logits(name, dtype):
+    compare.check("relative_logits", inputs.relative_logits(3, dtype=dtype, **LOGITS[name]), "triton")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name, dtype):
+    compare.check(OP, inputs.self_attention(3, dtype=dtype, **ATTENTION[name]), "triton")
+
+
+def test_masked_keys_may_hold_anything():
+    kw = inputs.self_attention(4, key_mask=True, N=9, S=70, B=1, H=2)
+    want = compare.run(OP, kw, "triton")
+    hidden = ~kw["key_mask"]
+    for name in ("key", "value"):
+        kw[name] = kw[name].masked_fill(hidden[..., None, None], torch.nan)
+    got = compare.run(OP, kw, "triton")
+    for name, value in want.items():
+        assert torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+def test_layouts_give_the_same_bits(view):
+    kw = inputs.self_attention(5, E=8, key_mask=True, segments=True, causal=True)
+    want = compare.run(OP, kw, "triton")
+    leaves = inputs.differentiable(kw)
+    there = {n: view(v.detach()) if isinstance(v, torch.Tensor) else v for n, v in leaves.items()}
+    there = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
+    out, lse = rk.relative_attention(**there, return_lse=True, backend="triton")
+    assert torch.equal(out, want["out0"]) and torch.equal(lse, want["out1"])
+    g = inputs.generator(1)
+    grads = [inputs.randn(g, *o.shape, dtype=o.dtype) for o in (out, lse)]
+    grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip((out, lse), grads, strict=True)]
+    names = [n for n, v in there.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+    for name, grad in zip(names, torch.autograd.grad((out, lse), [there[n] for n in names], grads), strict=True):
+        assert torch.equal(grad, want[f"grad_{name}"]), name
+
+
+def test_rows_that_see_nothing():
+    kw = inputs.self_attention(6, N=30, S=20, causal=True, query_offset=-7, B=1, H=2)
+    got = compare.check(OP, kw, "triton")
+    assert (got["out0"][:, :7] == 0).all() and (got["out1"][:, :, :7] == -torch.inf).all() and (got["grad_query"][:, :7] == 0).all()
+
+
+def test_decoding_in_blocks_equals_the_whole():
+    kw = inputs.self_attention(7, N=70, B=1, H=2, causal=True, rel="bounded", rel_start=0, T=70)
+    whole = rk.relative_attention(**kw, backend="triton")
+    for start, n in ((0, 1), (0, 20), (20, 50), (69, 1)):
+        step = {**kw, "query": kw["query"][:, start : start + n], "query_offset": start}
+        torch.testing.assert_close(rk.relative_attention(**step, backend="triton"), whole[:, start : start + n])
+
+
+def test_repeats_bitwise():
+    kw = inputs.self_attention(8, dropout_p=0.2, heads="shared", causal=True, N=20, B=2, H=2)
+    torch.manual_seed(5)
+    first = compare.run(OP, kw, "triton")
+    torch.manual_seed(5)
+    again = compare.run(OP, kw, "triton")
+    for name, value in first.items():
+        assert torch.equal(again[name], value), name
