@@ -58,9 +58,7 @@ def load_statistics(lse_at, delta_at, i, live):
 
 
 @triton.jit
-def tile_gradient(
-    logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch
-):
+def tile_gradient(logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch):
     """(probabilities that met the values, gradient of the scaled logits) of one tile. key_index, query_index broadcast together."""
     p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
     kept = p
@@ -124,7 +122,7 @@ def _walk_gradient(
             inside = (t >= 0) & (t < T)
             rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
             drq += tl.sum(ds * rel, 1)[None, :]
-    if WALK:
+    if WALK:  # noqa: SIM102, WALK is decided at compile time
         if end > begin:
             last = begin + (end - begin - 1) // BLOCK_N * BLOCK_N
             rel = rel_rows(rel_base, start + shift - last - (BLOCK_N - 1), T, stride_rt, E, BLOCK_N, BLOCK_E)

@@ -28,7 +28,7 @@ def _walk_queries(
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
         live = i < N
-        raw, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
+        _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
         do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
         lse2, delta = load_statistics(lse_at, delta_at, i, live)
         logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below

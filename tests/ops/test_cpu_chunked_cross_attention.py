@@ -62,5 +62,5 @@ def test_each_gradient_alone_is_the_same():
 
 def test_reason_names_what_it_cannot_serve():
     kw = inputs.cross_attention(6, dtype=torch.float64)
-    with pytest.raises(ValueError, match="query is torch.float64; have float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match=r"query is torch\.float64; have float32, bfloat16, float16"):
         rk.chunked_cross_attention(**kw, backend="cpu")

@@ -42,7 +42,9 @@ def test_block_edges(name):
 
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", [dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5), dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2)], ids=str)
+@pytest.mark.parametrize(
+    "case", [dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5), dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2)], ids=str
+)
 def test_every_isa(native, isa, dtype, case):  # noqa: F811
     native.set_isa(isa)
     compare.check("relative_attention", inputs.self_attention(4, dtype=dtype, **{"B": 1, "H": 2, **case}), "cpu")
@@ -80,7 +82,10 @@ def test_bits_do_not_depend_on_threads():
             logits = inputs.relative_logits(8, N=300, key_len=70)
             for count in (1, 2, 5):
                 torch.set_num_threads(count)
-                results.append(compare.run("relative_attention", kw, "cpu") | {f"l{n}": v for n, v in compare.run("relative_logits", logits, "cpu").items()})
+                results.append(
+                    compare.run("relative_attention", kw, "cpu")
+                    | {f"l{n}": v for n, v in compare.run("relative_logits", logits, "cpu").items()}
+                )
             for name, value in results[0].items():
                 assert all(torch.equal(r[name], value) for r in results[1:]), name
     finally:
