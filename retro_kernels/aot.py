@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ._dispatch import OPS
@@ -122,9 +122,16 @@ def tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-def compile_all(arches: Iterable[int], only: str | None = None, keep: Path | None = None, jobs: int | None = None) -> list[Row]:
-    """Rows of every launch shipped on every architecture, in the order of enumeration."""
-    work = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only)]
+def compile_all(
+    arches: Iterable[int],
+    only: str | None = None,
+    keep: Path | None = None,
+    jobs: int | None = None,
+    select: Callable[[str, Case], bool] | None = None,
+) -> list[Row]:
+    """Rows of every launch shipped on every architecture, in the order of enumeration; `select(op, case)` keeps some of them."""
+    listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only)]
+    work = [item for item in listed if select is None or select(item[0], item[1])]
     jobs = min(jobs or os.cpu_count() or 1, len(work))
     if jobs <= 1:
         return [compile_case(*item) for item in work]

@@ -70,7 +70,7 @@ def chunked_cross_attention(
             (under autocast they are cast to autocast's), every last dimension is contiguous, nothing is broadcast.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Listing 1 and appendix B.1; gate: Rubin and Berant,
-    arXiv 2306.13421, section 3.2; position logits: Dai et al., arXiv 1901.02860, section 3.3.
+    arXiv 2306.13421, section 3.1; position logits: Dai et al., arXiv 1901.02860, section 3.3.
     """
     call = ChunkedCrossAttention(
         query, key, value, chunk_len, rel_key, rel_query, rel_start, content_bias, position_bias,

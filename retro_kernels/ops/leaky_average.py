@@ -29,7 +29,7 @@ def leaky_average(x: Tensor, decay: Tensor, *, initial: Tensor | None = None, ba
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs.
 
-    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, section 4 (the key and value extractors).
+    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
     backend = _dispatch.named(backend)
     call = _validate.leaky_average(LeakyAverage(x, decay, initial))

@@ -67,6 +67,8 @@ def relative_attention(
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
 
+    Copies: with biases and N > 1 the triton backend adds them to copies of the query before its launch.
+
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type
             (under autocast they are cast to autocast's), every last dimension is contiguous, nothing is broadcast.

@@ -1,6 +1,6 @@
 """Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial.
 
-Zhang et al., "Memory Mosaics" (arXiv 2405.06394), equation for the key extractor.
+Zhang et al., "Memory Mosaics" (arXiv 2405.06394), equation 7.
 """
 
 from __future__ import annotations
