@@ -16,6 +16,12 @@ def accumulator(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def widened(call):
+    """The call with every float tensor in the accumulation type: cast once, so that gradients of shared inputs add up in it."""
+    dtype = accumulator(call.query)
+    return type(call)(*(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in call))
+
+
 def philox_word(seed: Tensor, key: Tensor, query: Tensor, head: Tensor, batch: Tensor) -> Tensor:
     """First output word of Philox4x32-10 at counter (key, query, head, batch): int64 values in [0, 2**32).
 
