@@ -86,7 +86,9 @@ def test_any_subset_of_inputs_may_require_grad(op, backend):
     names = floats(kw)
     leaves = inputs.differentiable(kw)
     want = dict(zip(names, torch.autograd.grad(total(op, leaves, backend), [leaves[n] for n in names]), strict=True))
-    subsets = list(itertools.chain.from_iterable(itertools.combinations(names, r) for r in (1, 2, len(names) - 1)))
+    subsets = list(
+        itertools.chain.from_iterable(itertools.combinations(names, r) for r in ((1,) if INTERPRETER else (1, 2, len(names) - 1)))
+    )
     for subset in subsets:
         some = {n: v.detach().requires_grad_(n in subset) if n in names else v for n, v in kw.items()}
         got = torch.autograd.grad(total(op, some, backend), [some[n] for n in subset])
