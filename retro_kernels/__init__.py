@@ -14,9 +14,11 @@ from .ops.leaky_average import leaky_average
 from .ops.relative_attention import relative_attention
 from .ops.relative_logits import relative_logits
 from .ops.topk_chunks import topk_chunks
+from .ops.topk_stream import TopkStream, topk_merge, topk_rescore
 
 __all__ = [
     "BackendStatus",
+    "TopkStream",
     "__version__",
     "backends",
     "chunked_cross_attention",
@@ -24,5 +26,7 @@ __all__ = [
     "relative_attention",
     "relative_logits",
     "topk_chunks",
+    "topk_merge",
+    "topk_rescore",
     "use_backend",
 ]

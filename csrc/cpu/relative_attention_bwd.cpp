@@ -181,16 +181,22 @@ struct Backward {
     }
   }
 
+  // sum += f * the block's rows: the block on its own first, so that rounding does not grow with the number of rows.
+  static void add_rows(float* sum, const float* block, int rows, int wide, Vec f) {
+    for (int d = 0; d < wide; d += LANES) {
+      Vec total = zero();
+      for (int r = 0; r < rows; ++r) total = total + load(block + r * wide + d);
+      store(sum + d, fma(total, f, load(sum + d)));
+    }
+  }
+
   void finish(int64_t b, int64_t i, int rows, int head, Workspace& w, const Sums& sums) const {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
+    if (grads.content_bias) add_rows(sums.content + own * n.wide, w.d_query, rows, n.wide, f);
+    if (grads.position_bias) add_rows(sums.position + own * n.band.wide, w.d_rel_query, rows, n.band.wide, f);
     for (int r = 0; r < rows; ++r) {
       float *dq = w.d_query + r * n.wide, *dr = w.d_rel_query + r * n.band.wide;
-      if (grads.content_bias)
-        for (int d = 0; d < n.wide; d += LANES) store(sums.content + own * n.wide + d, fma(load(dq + d), f, load(sums.content + own * n.wide + d)));
-      if (grads.position_bias)
-        for (int e = 0; e < n.band.wide; e += LANES)
-          store(sums.position + own * n.band.wide + e, fma(load(dr + e), f, load(sums.position + own * n.band.wide + e)));
       if (grads.rel_query)
         for (int e = 0; e < n.band.E; e += LANES) store(grads.rel_query.at<T>(b, i + r, head) + e, load(dr + e) * f, n.band.E - e);
       if (!grads.query) continue;
