@@ -1,6 +1,6 @@
 """One call of each op, as a value: every argument checked, every default filled in.
 
-The public ops build these, backends consume them. They hold no behaviour beyond sizes that follow from shapes, so that
+The public ops build these, backends consume them. They hold no behaviour, so that
 `ops`, the registration and all backends agree on names without importing each other. Letters: B batch, N queries,
 M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads, D head dimension, E width of the
 relative keys, T their rows, S keys.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -94,18 +95,23 @@ class LeakyAverage(NamedTuple):
     DIFFERENTIABLE = ("x", "decay", "initial")
 
 
-def attending_rows(call: ChunkedCrossAttention, chunk: int) -> tuple[int, int]:
-    """Rows [first, last) of the query that attend `chunk`: absolute positions (chunk+1)*M-1 .. (chunk+2)*M-2.
-
-    >>> # M=4, query_start=0: chunk 0 is attended by tokens 3,4,5,6 (the last token of chunk 0 and three of chunk 1)
-    """
-    first = (chunk + 1) * call.chunk_len - 1 - call.query_start
-    n = call.query.shape[1]
-    return max(first, 0), max(min(first + call.chunk_len, n), 0)
+#: float types of every compiled backend; the reference alone takes float64
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def attended_chunks(query_len: int, chunk_len: int, query_start: int) -> tuple[int, int]:
-    """Chunks [first, last) that the tokens query_start .. query_start+query_len-1 attend (at least an empty range)."""
-    first = max((query_start + 1) // chunk_len - 1, 0)
-    last = (query_start + query_len) // chunk_len if query_len > 0 else 0
-    return first, max(last, first)
+def unfit(tensors: dict[str, Tensor | None], device: str) -> str | None:
+    """Why no compiled backend on `device` takes these float tensors: elsewhere, of another or a mixed type, strided rows."""
+    expected = None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        expected = expected or tensor.dtype
+        if tensor.device.type != device:
+            return f"{name} is on {tensor.device}, not on a {device} device"
+        if tensor.dtype not in KERNEL_DTYPES:
+            return f"{name} is {tensor.dtype}; have float32, bfloat16, float16"
+        if tensor.dtype != expected:
+            return f"{name} is {tensor.dtype} among {expected}"
+        if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            return f"the last dimension of {name} is not contiguous"
+    return None

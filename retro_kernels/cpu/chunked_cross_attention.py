@@ -11,13 +11,10 @@ from torch import Tensor
 from .. import _native
 from . import unsupported
 
-_TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
+_TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
 
 
 def reason(call) -> str | None:
-    gate = call.neighbour_gate
-    if gate is not None and gate.dtype != call.query.dtype:
-        return f"neighbour_gate is {gate.dtype} among {call.query.dtype}"
     return unsupported({name: getattr(call, name) for name in _TENSORS})
 
 

@@ -8,7 +8,7 @@ import os
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from .._problem import unfit
 
 
 def interpreted() -> bool:
@@ -26,18 +26,5 @@ def missing() -> str | None:
 
 
 def unsupported(tensors: dict[str, Tensor | None]) -> str | None:
-    """What every op of this backend refuses: tensors off the device, other types, mixed types, a strided last dimension."""
-    device, expected = "cpu" if interpreted() else "cuda", None
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        expected = expected or tensor.dtype
-        if tensor.device.type != device:
-            return f"{name} is on {tensor.device}, not on a {device} device"
-        if tensor.dtype not in DTYPES:
-            return f"{name} is {tensor.dtype}; have float32, bfloat16, float16"
-        if tensor.dtype != expected:
-            return f"{name} is {tensor.dtype} among {expected}"
-        if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-            return f"the last dimension of {name} is not contiguous"
-    return None
+    """What every op of this backend refuses."""
+    return unfit(tensors, "cpu" if interpreted() else "cuda")

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import configs
-from .._problem import LeakyAverage
+from .._problem import KERNEL_DTYPES, LeakyAverage
 from .._target import Target, current_target
 from ..aot import Case
-from . import DTYPES, unsupported
+from . import unsupported
 from ._launch import Launch, power_of_two, strides
 from ._leaky_kernels import _leaky_ends_kernel, _leaky_scan_kernel
 
@@ -118,7 +118,7 @@ def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: T
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op: one sequence that fills the machine by columns, one that needs chunks of time."""
     for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
-        for dtype in DTYPES:
+        for dtype in KERNEL_DTYPES:
             x, initial = torch.empty((b, n, h, d), dtype=dtype, device="meta"), torch.empty((b, h, d), dtype=dtype, device="meta")
             call = LeakyAverage(x, torch.empty(h, dtype=torch.float32, device="meta"), initial)
             launches = plan_forward(call, target)[1] + plan_backward(call, x, x, (True, True, True), target)[-1]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import configs
-from .._problem import RelativeLogits
+from .._problem import KERNEL_DTYPES, RelativeLogits
 from .._target import Target, current_target
 from ..aot import Case
-from . import DTYPES, unsupported
+from . import unsupported
 from ._launch import Launch, power_of_two, strides
 from ._relative_logits_kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
 
@@ -125,7 +125,7 @@ def _constants(call: RelativeLogits, tile: configs.Tile) -> dict:
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, wide and narrow relative keys."""
     for name, (tables, e) in {"wide": (16, 128), "head": (16, 64), "narrow": (1, 16)}.items():
-        for dtype in DTYPES:
+        for dtype in KERNEL_DTYPES:
             query = torch.empty((2, 2048, 16, e), dtype=dtype, device="meta")
             rel_key = torch.empty((tables, 4095, e), dtype=dtype, device="meta")
             call = RelativeLogits(query, rel_key, 2048, -2047, torch.empty((16, e), dtype=dtype, device="meta"), 0)
