@@ -1,0 +1,1 @@
+"""Documents to chunks, chunks to a database, a database to neighbours."""
