@@ -1,0 +1,210 @@
+"""Bits-per-byte over whole documents in overlapping windows, how much of it is leakage, and the table and plot that compare models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from retro_model.training import gather, token_losses
+
+#: Of each evaluation chunk, this many nearest training neighbours are searched for what it shares with them (section 2.6).
+LEAKAGE_NEIGHBOURS = 10
+#: Tokens of a neighbour that are looked at (section 2.6).
+LEAKAGE_LENGTH = 128
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model pays for each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where not scored."""
+
+    nats: np.ndarray
+    tokens: np.ndarray
+    bytes: np.ndarray
+
+
+def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
+    """Windows over a document of `chunks` chunks (all in chunks): (first, end, first_scored) with each chunk scored once.
+
+    Windows start every `stride` chunks; a chunk is scored in the first window that holds it, the one with the most context.
+
+        windows(5, 3, 1) == [(0, 3, 0), (1, 4, 3), (2, 5, 4)]
+    """
+    found, scored = [], 0
+    for first in range(0, chunks, stride):
+        end = min(first + window, chunks)
+        found.append((first, end, scored))
+        scored = end
+        if end == chunks:
+            break
+    return found
+
+
+def _documents(store) -> list[tuple[int, int]]:
+    """First and end row of each document, in order."""
+    owner = np.asarray(store.chunk_doc)
+    cuts = np.flatnonzero(np.diff(owner)) + 1
+    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(owner)])) if len(owner) else []
+
+
+@torch.no_grad()
+def score(model: nn.Module, store, neighbours: np.ndarray | None = None, database=None, *, window: int, stride: int, batch_size: int = 8,
+          documents: Sequence[int] | None = None, autocast: str | None = None, report: Callable[[int, int], None] | None = None) -> Scores:  # fmt: skip
+    """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window gives.
+
+    A window never leaves its document. The first token of a document has no context: it costs log(vocab_size), as a uniform
+    code would, for every model alike. Padding is not scored.
+
+    window, stride: tokens, multiples of the chunk length, stride < window (the paper: 2048 and 1024). neighbours: int64
+    [num_chunks, K], ids of `database` (-1: none); None evaluates with retrieval off. documents: ordinals (in the store's order) to
+    score, all by default. report: called with (chunks done, chunks in all).
+    Returns: Scores.
+    Raises: ValueError naming the argument.
+    Source: section 4.1 of arXiv 2112.04426.
+    """
+    m = store.chunk_len
+    for name, value in (("window", window), ("stride", stride)):
+        if value < 1 or value % m:
+            raise ValueError(f"{name} must be a positive multiple of the chunk length ({m}), got {value}")
+    if stride >= window:
+        raise ValueError(f"stride must be below window ({window}), so that every scored token has context, got {stride}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if (neighbours is None) != (database is None):
+        raise ValueError("neighbours and database come together: give both, or neither")
+    found = _documents(store)
+    found = found if documents is None else [found[d] for d in documents]
+    jobs = [(a + first, a + end, a + scored, a) for a, b in found for first, end, scored in windows(b - a, window // m, stride // m)]
+    jobs.sort(key=lambda job: job[1] - job[0])  # windows of like length share a batch, so that little is padding
+    nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
+    device, training, done = next(model.parameters()).device, model.training, 0
+    model.eval()
+    try:
+        for at in range(0, len(jobs), batch_size):
+            part = jobs[at : at + batch_size]
+            _score_windows(model, store, neighbours, database, part, device, autocast, nats, tokens)
+            done += sum(end - scored for _, end, scored, _ in part)
+            if report is not None:
+                report(done, sum(b - a for a, b in found))
+    finally:
+        model.train(training)
+    counted = np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64)
+    return Scores(nats, tokens, counted)
+
+
+def _score_windows(model, store, neighbours, database, jobs, device, autocast, nats, tokens) -> None:
+    """Scores the windows `jobs` = (first, end, first_scored, document's first row) in one batch, into `nats` and `tokens`."""
+    m, longest = store.chunk_len, max(end - first for first, end, _, _ in jobs)
+    rows = np.full((len(jobs), longest), -1)
+    for i, (first, end, _, _) in enumerate(jobs):
+        rows[i, : end - first] = np.arange(first, end)
+    batch = gather(store, rows, neighbours, database).to(device)
+    with torch.autocast(device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
+        logits = model(batch.tokens, batch.neighbours, neighbour_mask=batch.neighbour_mask)
+    losses, counted = token_losses(logits, batch)
+    # The window's first token has no logits; it is a document's first (a uniform code) or was scored by an earlier window.
+    losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
+    losses[:, 0, 0] = math.log(logits.shape[-1])
+    per_chunk = losses.sum(-1).cpu().numpy()
+    count = batch.real.view(len(jobs), longest, m).sum(-1).cpu().numpy()
+    for i, (first, end, scored, _) in enumerate(jobs):
+        nats[scored:end] = per_chunk[i, scored - first : end - first]
+        tokens[scored:end] = count[i, scored - first : end - first]
+
+
+def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LENGTH, block: int = 4096) -> np.ndarray:
+    """r(C) of every chunk: its longest token substring that one of its nearest training neighbours has too, over its own length.
+
+    neighbours: int64 [num_chunks, >= 1], nearest first; the first LEAKAGE_NEIGHBOURS of them count (-1: none). length: tokens of
+    a neighbour that are looked at. block: chunks at a time.
+    Returns: float64 [num_chunks] between 0 (nothing seen) and 1 (all of it seen).
+    Source: section 2.6 of arXiv 2112.04426.
+    """
+    from retro_model.data.text import longest_common_substring
+
+    neighbours = np.asarray(neighbours)[:, :LEAKAGE_NEIGHBOURS]
+    if len(neighbours) != len(store.lengths) or neighbours.ndim != 2 or not neighbours.shape[1]:
+        raise ValueError(f"neighbours must be [{len(store.lengths)}, K] with K >= 1, got {list(neighbours.shape)}")
+    shares = np.zeros(len(neighbours))
+    for at in range(0, len(neighbours), block):
+        ids = neighbours[at : at + block]
+        values, mask = (np.asarray(a)[..., :length] for a in database.values(ids))
+        for i, row in enumerate(range(at, at + len(ids))):
+            chunk = np.asarray(store.tokens[row][: store.lengths[row]])
+            shared = [longest_common_substring(chunk, v[seen]) for v, seen in zip(values[i], mask[i]) if seen.any()]
+            shares[row] = max(shared, default=0) / max(1, len(chunk))
+    return shares
+
+
+def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: float = 1.0) -> float:
+    """bpb(alpha): bits spent on the chunks with r(C) <= alpha, over their bytes; bpb(1) is the plain bits-per-byte.
+
+    Returns: bits per byte; NaN where no chunk qualifies.
+    Source: section 2.6 of arXiv 2112.04426.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+    if leakage is None and alpha < 1:
+        raise ValueError(f"leakage must be given for alpha below 1, got alpha {alpha}")
+    kept = np.ones(len(scores.nats), bool) if leakage is None else np.asarray(leakage) <= alpha
+    if kept.shape != scores.nats.shape:
+        raise ValueError(f"leakage must have one value for each of the {len(scores.nats)} chunks, got {list(kept.shape)}")
+    total = int(scores.bytes[kept].sum())
+    return float(scores.nats[kept].sum()) / math.log(2) / total if total else math.nan
+
+
+def curve(scores: Scores, leakage: np.ndarray, alphas: Sequence[float] = tuple(i / 8 for i in range(9))) -> list[tuple[float, float]]:
+    """(alpha, bpb(alpha)) for each alpha, as in Figure 6 of arXiv 2112.04426."""
+    return [(float(a), bits_per_byte(scores, leakage, a)) for a in alphas]
+
+
+def bootstrap(scores: Scores, other: Scores, store, *, samples: int = 1000, seed: int = 0) -> tuple[float, float, float]:
+    """bpb(scores) - bpb(other), and the 2.5% and 97.5% percentiles of that difference over resampled documents.
+
+    Tokens of one document are not independent, so whole documents are drawn.
+    """
+    found = _documents(store)
+    sums = np.array([[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] + [scores.bytes[a:b].sum()] for a, b in found])
+    sums = sums[sums[:, 2] > 0]
+    draws = np.random.default_rng(seed).integers(len(sums), size=(samples, len(sums)))
+    totals = sums[draws].sum(1)
+    gaps = (totals[:, 0] - totals[:, 1]) / totals[:, 2]
+    low, high = np.percentile(gaps, [2.5, 97.5])
+    return bits_per_byte(scores) - bits_per_byte(other), float(low), float(high)
+
+
+def table(results: Mapping[str, Scores], leakage: np.ndarray | None = None, alphas: Sequence[float] = (1.0, 0.5, 0.125)):
+    """A rich table: one model a row; bits-per-byte, perplexity a token, and bpb at each alpha below 1."""
+    from rich.table import Table
+
+    shown = [a for a in alphas if a < 1] if leakage is not None else []
+    out = Table("model", "bits per byte", "perplexity", *[f"bpb({a:g})" for a in shown], title="Validation")
+    for name, s in results.items():
+        perplexity = math.exp(s.nats.sum() / max(1, s.tokens.sum()))
+        out.add_row(name, f"{bits_per_byte(s):.4f}", f"{perplexity:.2f}", *[f"{bits_per_byte(s, leakage, a):.4f}" for a in shown])
+    return out
+
+
+def plot(results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Sequence[float] = tuple(i / 16 for i in range(17))) -> None:
+    """Bits-per-byte against the allowed leakage, one line a model, above the share of bytes that each alpha keeps; an image file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # no global state, no display
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for name, s in results.items():
+        points = np.array(curve(s, leakage, alphas))
+        top.plot(points[:, 0], points[:, 1], marker="o", markersize=3, label=name)
+    total = next(iter(results.values())).bytes
+    bottom.plot(alphas, [total[np.asarray(leakage) <= a].sum() / max(1, total.sum()) for a in alphas], color="black")
+    top.set(ylabel="bits per byte of chunks with r(C) ≤ α")
+    top.legend()
+    bottom.set(
+        xlabel="α: longest substring shared with the 10 nearest neighbours, over the chunk's length", ylabel="bytes kept", ylim=(0, 1.05)
+    )
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,194 @@
+"""Windows, bits-per-byte and leakage against cases worked out by hand and by brute force."""
+
+import math
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model import evaluation
+from tests.model import toys
+
+
+@pytest.mark.parametrize("chunks,window,stride", [(1, 3, 1), (5, 3, 1), (7, 4, 2), (8, 4, 2), (9, 4, 3), (3, 8, 4), (0, 4, 2)])
+def test_windows_score_each_chunk_once_in_the_first_window_that_holds_it(chunks, window, stride):
+    found = evaluation.windows(chunks, window, stride)
+    owner = {c: [w for w, (_, end, scored) in enumerate(found) if scored <= c < end] for c in range(chunks)}
+    assert all(len(w) == 1 for w in owner.values())
+    for c, (w,) in owner.items():
+        holding = [i for i in range(0, chunks, stride) if i <= c < i + window]
+        assert found[w][0] == min(holding)  # the earliest window gives the most context
+        assert found[w][1] - found[w][0] <= window
+
+
+def test_score_gives_each_token_the_most_context():
+    """A model whose cost depends only on the offset in the window: document of 11 tokens, M=2, windows of 6, stride 2."""
+    documents = [[0] * 11, [0] * 3]
+    store = toys.store(documents, 2)
+    scores = evaluation.score(toys.ByOffset(), store, window=6, stride=2, batch_size=2)
+    cost = toys.ByOffset.cost
+    first = [math.log(2) + cost(1), cost(2) + cost(3), cost(4) + cost(5)]
+    later = [cost(4) + cost(5)] * 2 + [cost(4)]  # each later window scores its last two tokens; the last one is half padding
+    np.testing.assert_allclose(scores.nats, [*first, *later, math.log(2) + cost(1), cost(2)], rtol=1e-6)
+    assert scores.tokens.tolist() == [2, 2, 2, 2, 2, 1, 2, 1]
+    assert scores.bytes.tolist() == [4, 4, 4, 4, 4, 2, 4, 2]
+    # Longer windows change the cost of what lies beyond the first window, and nothing else.
+    whole = evaluation.score(toys.ByOffset(), store, window=12, stride=6)
+    np.testing.assert_allclose(whole.nats[:3], scores.nats[:3], rtol=1e-6)
+    np.testing.assert_allclose(whole.nats[5], cost(10), rtol=1e-5)
+
+
+def test_score_of_a_bigram_table_is_its_likelihood():
+    store, model = toys.random_store(20, 4), toys.Bigram()
+    scores = evaluation.score(model, store, window=8, stride=4, batch_size=3)
+    logp = torch.log_softmax(model.scale(model.table.weight), -1)
+    want = np.zeros(20)
+    for row in range(20):
+        for i in range(store.lengths[row]):
+            if i == 0 and (row == 0 or store.chunk_doc[row] != store.chunk_doc[row - 1]):
+                want[row] += math.log(17)
+                continue
+            before = store.tokens[row][i - 1] if i else store.tokens[row - 1][-1]
+            want[row] -= logp[int(before), int(store.tokens[row][i])].item()
+    np.testing.assert_allclose(scores.nats, want, rtol=1e-5)
+    assert scores.tokens.sum() == store.lengths.sum()
+
+
+def test_score_reads_the_right_neighbours_and_leaves_padding_rows_without():
+    store = toys.random_store(9, 4)
+    neighbours = np.arange(18).reshape(9, 2)
+    seen = []
+
+    class Model(toys.Bigram):
+        def forward(self, tokens, neighbours=None, *, neighbour_mask=None):
+            seen.append((tokens, neighbours, neighbour_mask))
+            return super().forward(tokens)
+
+    class Ids:
+        def values(self, ids):
+            return np.broadcast_to(np.maximum(ids, 0)[..., None], (*ids.shape, 8)).copy(), np.broadcast_to(
+                ids[..., None] >= 0, (*ids.shape, 8)
+            ).copy()
+
+    evaluation.score(Model(), store, neighbours, Ids(), window=8, stride=4, batch_size=4)
+    for tokens, ids, mask in seen:
+        assert ids.shape == (len(tokens), tokens.shape[1] // 4, 2, 8) and mask.shape == ids.shape
+        for b in range(len(tokens)):
+            for u in range(ids.shape[1]):
+                row = [r for r in range(9) if tokens[b, 4 * u : 4 * u + 4].tolist() == store.tokens[r].tolist()]
+                if not mask[b, u].any():
+                    assert not tokens[b, 4 * u : 4 * u + 4].any()
+                else:
+                    assert ids[b, u, :, 0].tolist() == neighbours[row[0]].tolist()
+
+
+def test_score_of_some_documents_only():
+    store = toys.random_store(12, 4)
+    every = evaluation.score(toys.Bigram(), store, window=8, stride=4)
+    some = evaluation.score(toys.Bigram(), store, window=8, stride=4, documents=[1])
+    rows = store.chunk_doc == 1
+    np.testing.assert_allclose(some.nats[rows], every.nats[rows])
+    assert not some.nats[~rows].any() and not some.bytes[~rows].any() and not some.tokens[~rows].any()
+
+
+def test_score_leaves_the_model_in_its_mode():
+    model = toys.Bigram().train()
+    evaluation.score(model, toys.random_store(6, 4), window=8, stride=4)
+    assert model.training
+
+
+@pytest.mark.parametrize("change,name", [
+    ({"window": 6}, "window"), ({"stride": 3}, "stride"), ({"stride": 8}, "stride"), ({"batch_size": 0}, "batch_size"),
+    ({"neighbours": np.zeros((9, 1), int)}, "neighbours"),
+])  # fmt: skip
+def test_score_refuses(change, name):
+    with pytest.raises(ValueError, match=name):
+        evaluation.score(toys.Bigram(), toys.random_store(9, 4), **({"window": 8, "stride": 4} | change))
+
+
+def scores_by_hand():
+    return evaluation.Scores(np.array([2.0, 1.0, 4.0, 3.0]) * math.log(2), np.array([4, 4, 4, 2]), np.array([8, 4, 8, 6]))
+
+
+def test_bits_per_byte_by_hand():
+    scores, r = scores_by_hand(), np.array([0.0, 0.5, 1.0, 0.25])
+    assert evaluation.bits_per_byte(scores) == pytest.approx(10 / 26)
+    assert evaluation.bits_per_byte(scores, r, 1.0) == pytest.approx(10 / 26)
+    assert evaluation.bits_per_byte(scores, r, 0.5) == pytest.approx(6 / 18)
+    assert evaluation.bits_per_byte(scores, r, 0.3) == pytest.approx(5 / 14)
+    assert evaluation.bits_per_byte(scores, r, 0.0) == pytest.approx(2 / 8)
+    assert math.isnan(evaluation.bits_per_byte(scores, r + 0.1, 0.0))
+    assert evaluation.curve(scores, r, (0.0, 1.0)) == [(0.0, pytest.approx(0.25)), (1.0, pytest.approx(10 / 26))]
+
+
+def test_bits_per_byte_is_the_brute_force_filter():
+    random = np.random.default_rng(0)
+    scores = evaluation.Scores(random.random(50), random.integers(1, 9, 50), random.integers(1, 99, 50))
+    r = random.integers(0, 9, 50) / 8
+    for alpha in np.linspace(0, 1, 33):
+        kept = [i for i in range(50) if r[i] <= alpha]
+        want = sum(scores.nats[i] for i in kept) / math.log(2) / sum(scores.bytes[i] for i in kept)
+        assert evaluation.bits_per_byte(scores, r, alpha) == pytest.approx(want)
+
+
+@pytest.mark.parametrize("arguments", [(None, 0.5), (np.zeros(4), 1.5), (np.zeros(3), 0.5)])
+def test_bits_per_byte_refuses(arguments):
+    with pytest.raises(ValueError, match=r"leakage|alpha"):
+        evaluation.bits_per_byte(scores_by_hand(), *arguments)
+
+
+def longest_substring(a, b) -> int:
+    """Brute force."""
+    a, b = list(a), list(b)
+    return max(
+        (n for n in range(1, len(a) + 1) for i in range(len(a) - n + 1) for j in range(len(b) - n + 1) if a[i : i + n] == b[j : j + n]),
+        default=0,
+    )
+
+
+def test_leakage_is_the_longest_shared_substring_over_the_chunk():
+    train, valid = toys.random_store(30, 4, vocab=4, seed=1), toys.random_store(10, 4, vocab=4, seed=2)
+    database = toys.Database(train)
+    neighbours = np.random.default_rng(3).integers(-1, 30, (10, 12))
+    got = evaluation.leakage(valid, neighbours, database, block=3)
+    values, mask = database.values(neighbours)
+    for row in range(10):
+        chunk = valid.tokens[row][: valid.lengths[row]]
+        want = max(longest_substring(chunk, values[row, j][mask[row, j]]) for j in range(10))
+        assert got[row] == want / valid.lengths[row], row
+    assert 0 < got.min() or (got == 0).any()
+    nothing = evaluation.leakage(valid, np.full((10, 10), -1), database)
+    assert not nothing.any()
+    itself = evaluation.leakage(train, np.arange(30)[:, None], database)
+    assert (itself == 1).all()
+
+
+def test_leakage_looks_at_the_given_length_only():
+    store = toys.store([[1, 2, 3, 4, 5, 6, 7, 8]], 4)
+    query = toys.store([[5, 6, 7, 8]], 4)
+    ids = np.zeros((1, 1), int)
+    assert evaluation.leakage(query, ids, toys.Database(store)) == [1.0]
+    assert evaluation.leakage(query, ids, toys.Database(store), length=6) == [0.5]
+
+
+def test_bootstrap_brackets_the_difference():
+    store = toys.random_store(30, 4)
+    random = np.random.default_rng(0)
+    a = evaluation.Scores(random.random(30) + 1, store.lengths, store.chunk_bytes)
+    b = evaluation.Scores(a.nats - 0.1, store.lengths, store.chunk_bytes)
+    gap, low, high = evaluation.bootstrap(a, b, store, samples=200)
+    assert gap == pytest.approx(30 * 0.1 / math.log(2) / store.chunk_bytes.sum())
+    assert low <= gap <= high and low > 0
+
+
+def test_table_and_plot(tmp_path):
+    from rich.console import Console
+
+    scores, r = scores_by_hand(), np.array([0.0, 0.5, 1.0, 0.25])
+    console = Console(record=True, width=100, file=types.SimpleNamespace(write=lambda s: None, flush=lambda: None))
+    console.print(evaluation.table({"on": scores}, r))
+    text = console.export_text()
+    assert f"{10 / 26:.4f}" in text and f"{6 / 18:.4f}" in text and f"{2 ** (10 / 14):.2f}" in text
+    evaluation.plot({"on": scores}, r, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,176 @@
+"""Schedule, groups, data order and the step against what they must be."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from retro_model import training
+from tests.model import toys
+
+SETTINGS = training.Settings(steps=20, warmup_steps=2, max_lr=1e-2)
+
+
+def stream(store, **changes):
+    return training.batches(store, **({"window": 8, "batch_size": 2, "seed": 5} | changes))
+
+
+def take(n, iterator):
+    return list(itertools.islice(iterator, n))
+
+
+def test_learning_rate_is_the_papers():
+    s = training.Settings(steps=10_000)
+    assert training.learning_rate(0, s) == 1e-7
+    assert training.learning_rate(375, s) == pytest.approx((1e-7 + 2e-4) / 2)
+    assert training.learning_rate(750, s) == pytest.approx(2e-4)
+    assert training.learning_rate(750 + 9250 // 2, s) == pytest.approx(0.55 * 2e-4)
+    assert training.learning_rate(10_000, s) == training.learning_rate(20_000, s) == pytest.approx(2e-5)
+
+
+@pytest.mark.parametrize("change", [{"steps": 0}, {"warmup_steps": 21}, {"autocast": "int8"}, {"clip": 0}, {"min_lr_ratio": 2}])
+def test_settings_refuse(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        training.Settings(**({"steps": 20, "warmup_steps": 2} | change))
+
+
+def test_only_matrices_of_linear_maps_decay():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.inner, self.norm = nn.Embedding(5, 4), nn.Linear(4, 4), nn.RMSNorm(4)
+            self.u, self.out, self.frozen = nn.Parameter(torch.zeros(2, 2)), nn.Linear(4, 5, bias=False), nn.Linear(2, 2)
+            self.out.weight = self.embed.weight
+            self.frozen.requires_grad_(False)
+
+    net = Net()
+    decayed, others = training.parameter_groups(net, 0.1)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert [id(p) for p in decayed["params"]] == [id(net.inner.weight)]
+    assert {id(p) for p in others["params"]} == {id(p) for p in (net.embed.weight, net.inner.bias, net.norm.weight, net.u)}
+
+
+def test_batches_are_a_function_of_the_position():
+    store = toys.random_store(41)
+    whole = take(25, stream(store))
+    for start in (1, 7, 12, 24):
+        assert torch.equal(take(1, stream(store, start=start))[0].tokens, whole[start].tokens)
+    assert not torch.equal(take(1, stream(store, seed=6))[0].tokens, whole[0].tokens)
+    halves = [take(25, stream(store, rank=r, world_size=2)) for r in range(2)]
+    for both, a, b in zip(whole, *halves):
+        assert torch.equal(both.tokens, torch.cat([a.tokens, b.tokens]))
+
+
+def test_an_epoch_visits_each_window_once():
+    store = toys.random_store(41)
+    store.tokens = np.arange(41 * 4).reshape(41, 4)
+    store.lengths = np.full(41, 4)
+    per_epoch = (41 // 2 - 1) // 2
+    epochs = take(2 * per_epoch, stream(store))
+    orders = []
+    for epoch in (epochs[:per_epoch], epochs[per_epoch:]):
+        rows = [int(w[0]) // 4 for batch in epoch for w in batch.tokens]
+        assert len(set(rows)) == len(rows) and len({r % 2 for r in rows}) == 1
+        assert all(torch.equal(w, torch.arange(int(w[0]), int(w[0]) + 8)) for batch in epoch for w in batch.tokens)
+        orders.append(rows)
+    assert orders[0] != orders[1]
+
+
+def test_a_batch_holds_each_chunks_neighbours():
+    store, database = toys.random_store(41), toys.Database(toys.random_store(30, seed=1))
+    neighbours = np.random.default_rng(0).integers(-1, 30, (41, 3))
+    batch = next(stream(store, neighbours=neighbours, database=database))
+    assert batch.neighbours.shape == (2, 2, 3, 8) and batch.neighbours.dtype == torch.int64 and batch.neighbour_mask.dtype == torch.bool
+    for b, u in itertools.product(range(2), range(2)):
+        row = next(r for r in range(41) if batch.tokens[b, 4 * u : 4 * u + 4].tolist() == store.tokens[r].tolist())
+        tokens, mask = database.values(neighbours[row])
+        assert torch.equal(batch.neighbours[b, u], torch.from_numpy(tokens)) and torch.equal(
+            batch.neighbour_mask[b, u], torch.from_numpy(mask)
+        )
+        assert batch.real[b, 4 * u : 4 * u + 4].tolist() == [i < store.lengths[row] for i in range(4)]
+
+
+@pytest.mark.parametrize("change,name", [
+    ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"),
+    ({"neighbours": np.zeros((41, 1), int)}, "neighbours"),
+    ({"neighbours": np.zeros((40, 1), int), "database": object()}, "neighbours"),
+])  # fmt: skip
+def test_batches_refuse(change, name):
+    with pytest.raises(ValueError, match=name):
+        stream(toys.random_store(41), **change)
+
+
+def test_loss_is_the_mean_over_real_tokens():
+    tokens = torch.tensor([[1, 2, 3, 0]])
+    real = torch.tensor([[True, True, True, False]])
+    logits = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0))
+    logp = logits.log_softmax(-1)
+    want = -(logp[0, 0, 2] + logp[0, 1, 3]) / 2
+    assert training.loss(logits, training.Batch(tokens, real)).item() == pytest.approx(want.item(), rel=1e-6)
+
+
+def step_of(parts, **changes):
+    """Parameters after one plain gradient step in float64."""
+    model = toys.Bigram().double()
+    settings = training.Settings(**({"steps": 20, "warmup_steps": 0, "max_lr": 0.5, "clip": 1e9} | changes))
+    results = training.train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), parts, settings, 0)
+    return model, results
+
+
+def test_a_step_is_the_gradient_of_the_mean_over_all_parts():
+    parts = take(3, stream(toys.random_store(41)))
+    accumulated, results = step_of(parts)
+    whole = training.Batch(torch.cat([p.tokens for p in parts]), torch.cat([p.real for p in parts]))
+    assert len({int(p.real.sum()) for p in parts}) > 1  # parts of unequal weight, or the test is blind to it
+    reference = toys.Bigram().double()
+    value = training.loss(reference(whole.tokens), whole)
+    value.backward()
+    assert results["loss"] == pytest.approx(value.item(), rel=1e-5) and results["tokens"] == int(whole.real[:, 1:].sum())
+    for p, q in zip(accumulated.parameters(), reference.parameters()):
+        torch.testing.assert_close(p, q - 0.5 * q.grad, rtol=1e-6, atol=1e-7)
+
+
+def test_clipping_bounds_the_step():
+    parts = take(1, stream(toys.random_store(41)))
+    free, results = step_of(parts)
+    norm = math.sqrt(sum((p - q).square().sum().item() for p, q in zip(free.parameters(), toys.Bigram().double().parameters()))) / 0.5
+    assert results["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+    clipped, _ = step_of(parts, clip=norm / 10)
+    moved = math.sqrt(sum((p - q).square().sum().item() for p, q in zip(clipped.parameters(), toys.Bigram().double().parameters()))) / 0.5
+    assert moved == pytest.approx(norm / 10, rel=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    model = toys.Bigram()
+    with torch.no_grad():
+        model.table.weight[3, 3] = math.inf
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    optimizer = training.make_optimizer(model, SETTINGS)
+    batch = training.Batch(torch.full((1, 8), 3), torch.ones(1, 8, dtype=torch.bool))
+    with pytest.raises(FloatingPointError, match="step 4"):
+        training.train_step(model, optimizer, [batch], SETTINGS, 4)
+    assert all(torch.equal(p, before[n]) and p.grad is None for n, p in model.named_parameters())
+
+
+def test_bfloat16_keeps_float32_parameters():
+    settings = training.Settings(steps=20, warmup_steps=2, autocast="bfloat16")
+    model = toys.Bigram()
+    optimizer = training.make_optimizer(model, settings)
+    types = []
+    model.scale.register_forward_hook(lambda _m, _i, out: types.append(out.dtype))
+    results = training.train(model, optimizer, stream(toys.random_store(41)), settings, stop=3)
+    assert types == [torch.bfloat16] * 3 and all(p.dtype == torch.float32 for p in model.parameters())
+    assert all(math.isfinite(r["loss"]) for r in results)
+
+
+def test_training_lowers_the_loss():
+    model, settings = toys.Bigram(), training.Settings(steps=60, warmup_steps=5, max_lr=0.1)
+    seen = []
+    with training.progress("test", 60, quiet=True) as show:
+        history = training.train(model, training.make_optimizer(model, settings), stream(toys.random_store(41)), settings,
+                                 report=lambda s, r: (show(s, r), seen.append(s)))  # fmt: skip
+    assert seen == list(range(60))
+    assert sum(h["loss"] for h in history[-10:]) < 0.7 * sum(h["loss"] for h in history[:10])

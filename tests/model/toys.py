@@ -1,0 +1,95 @@
+"""Small stand-ins with the interfaces of the store, the database and the model, whose behaviour is known in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Store:
+    """What training and evaluation read of a TokenStore."""
+
+    tokens: np.ndarray  # [num_chunks, M]
+    lengths: np.ndarray
+    chunk_doc: np.ndarray
+    chunk_bytes: np.ndarray
+
+    @property
+    def chunk_len(self) -> int:
+        return self.tokens.shape[1]
+
+
+def store(documents: list[list[int]], chunk_len: int, bytes_per_token: int = 2) -> Store:
+    """Documents cut into chunk rows, the last one padded with 0."""
+    rows, lengths, owner = [], [], []
+    for d, document in enumerate(documents):
+        for at in range(0, len(document), chunk_len):
+            part = document[at : at + chunk_len]
+            rows.append(part + [0] * (chunk_len - len(part)))
+            lengths.append(len(part))
+            owner.append(d)
+    lengths = np.array(lengths)
+    return Store(np.array(rows, np.uint16), lengths, np.array(owner), lengths * bytes_per_token)
+
+
+def random_store(num_chunks: int = 40, chunk_len: int = 4, vocab: int = 17, seed: int = 0) -> Store:
+    """One row a chunk; every third row ends its document, half full."""
+    random = np.random.default_rng(seed)
+    documents = [random.integers(1, vocab, chunk_len * 3 - chunk_len // 2).tolist() for _ in range(num_chunks // 3 + 1)]
+    whole = store(documents, chunk_len)
+    return Store(whole.tokens[:num_chunks], whole.lengths[:num_chunks], whole.chunk_doc[:num_chunks], whole.chunk_bytes[:num_chunks])
+
+
+class Database:
+    """Values of a TokenStore's rows: the chunk and the next one of its document."""
+
+    def __init__(self, rows: Store):
+        self.rows = rows
+
+    def values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        m, ids = self.rows.chunk_len, np.asarray(ids)
+        tokens, mask = np.zeros((*ids.shape, 2 * m), np.int64), np.zeros((*ids.shape, 2 * m), bool)
+        for at in np.ndindex(ids.shape):
+            for half, row in enumerate((ids[at], ids[at] + 1)):
+                if ids[at] < 0 or row >= len(self.rows.lengths) or self.rows.chunk_doc[row] != self.rows.chunk_doc[ids[at]]:
+                    continue
+                tokens[at][half * m : (half + 1) * m] = self.rows.tokens[row]
+                mask[at][half * m : (half + 1) * m] = np.arange(m) < self.rows.lengths[row]
+        return tokens, mask
+
+
+class Bigram(nn.Module):
+    """log p(token | previous) from a table; its gradient is as simple."""
+
+    def __init__(self, vocab: int = 17, seed: int = 0):
+        super().__init__()
+        self.table = nn.Embedding(vocab, vocab)
+        self.scale = nn.Linear(vocab, vocab, bias=False)
+        with torch.no_grad():
+            self.table.weight.copy_(torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed)))
+            self.scale.weight.copy_(torch.eye(vocab))
+
+    def forward(self, tokens: Tensor, neighbours=None, *, neighbour_mask=None) -> Tensor:
+        return self.scale(self.table(tokens))
+
+
+class ByOffset(nn.Module):
+    """Gives token 0 the logit `offset + 1` at each offset of its window, and 0 to the other one: cost(offset) in closed form."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def forward(self, tokens: Tensor, neighbours=None, *, neighbour_mask=None) -> Tensor:
+        logits = torch.zeros(*tokens.shape, 2, dtype=torch.float64)
+        logits[..., 0] = torch.arange(1, tokens.shape[1] + 1)
+        return logits
+
+    @staticmethod
+    def cost(offset: int) -> float:
+        """Nats of a token 0 at `offset` > 0 of its window."""
+        return float(np.log1p(np.exp(-float(offset))))
