@@ -105,7 +105,7 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
     batch = gather(store, rows, neighbours, database).to(device)
     with torch.autocast(device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
         logits = model(batch.tokens, batch.neighbours, neighbour_mask=batch.neighbour_mask)
-    losses, counted = token_losses(logits, batch)
+    losses = token_losses(logits, batch)[0]
     # The window's first token has no logits; it is a document's first (a uniform code) or was scored by an earlier window.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
     losses[:, 0, 0] = math.log(logits.shape[-1])
@@ -202,9 +202,11 @@ def plot(results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Seque
         top.plot(points[:, 0], points[:, 1], marker="o", markersize=3, label=name)
     total = next(iter(results.values())).bytes
     bottom.plot(alphas, [total[np.asarray(leakage) <= a].sum() / max(1, total.sum()) for a in alphas], color="black")
-    top.set(ylabel="bits per byte of chunks with r(C) ≤ α")
+    top.set(ylabel="bits per byte of chunks with r(C) ≤ alpha")
     top.legend()
     bottom.set(
-        xlabel="α: longest substring shared with the 10 nearest neighbours, over the chunk's length", ylabel="bytes kept", ylim=(0, 1.05)
+        xlabel="alpha: longest substring shared with the 10 nearest neighbours, over the chunk's length",
+        ylabel="bytes kept",
+        ylim=(0, 1.05),
     )
     figure.savefig(path, dpi=150)

@@ -157,7 +157,7 @@ def test_leakage_is_the_longest_shared_substring_over_the_chunk():
         chunk = valid.tokens[row][: valid.lengths[row]]
         want = max(longest_substring(chunk, values[row, j][mask[row, j]]) for j in range(10))
         assert got[row] == want / valid.lengths[row], row
-    assert 0 < got.min() or (got == 0).any()
+    assert got.min() > 0 or (got == 0).any()
     nothing = evaluation.leakage(valid, np.full((10, 10), -1), database)
     assert not nothing.any()
     itself = evaluation.leakage(train, np.arange(30)[:, None], database)
