@@ -42,10 +42,14 @@ def prefixes(tokens: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
 
     Returns: int64 [len(tokens)].
     """
-    from retro_model.data.text import longest_common_prefix
+    from retro_model.data.text import common_prefix_lengths
 
-    found = [np.asarray(longest_common_prefix(tokens, other)) for other in others if len(other)]
-    return np.max(found, axis=0) if found and len(tokens) else np.zeros(len(tokens), np.int64)
+    width = max((len(o) for o in others), default=0)
+    if not width or not len(tokens):
+        return np.zeros(len(tokens), np.int64)
+    sources = np.array([[*o, *[0] * (width - len(o))] for o in others])
+    mask = np.arange(width) < np.array([len(o) for o in others])[:, None]
+    return common_prefix_lengths(np.asarray(tokens)[None], sources[None], source_mask=mask[None])[0].astype(np.int64)
 
 
 def rows(tokens: np.ndarray, chunk_len: int, neighbours: np.ndarray, mask: np.ndarray) -> list[Row]:

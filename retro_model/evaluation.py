@@ -124,20 +124,17 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
     Returns: float64 [num_chunks] between 0 (nothing seen) and 1 (all of it seen).
     Source: section 2.6 of arXiv 2112.04426.
     """
-    from retro_model.data.text import longest_common_substring
+    from retro_model.data.text import longest_common_substrings
 
-    neighbours = np.asarray(neighbours)[:, :LEAKAGE_NEIGHBOURS]
-    if len(neighbours) != len(store.lengths) or neighbours.ndim != 2 or not neighbours.shape[1]:
-        raise ValueError(f"neighbours must be [{len(store.lengths)}, K] with K >= 1, got {list(neighbours.shape)}")
-    shares = np.zeros(len(neighbours))
-    for at in range(0, len(neighbours), block):
-        ids = neighbours[at : at + block]
-        values, mask = (np.asarray(a)[..., :length] for a in database.values(ids))
-        for i, row in enumerate(range(at, at + len(ids))):
-            chunk = np.asarray(store.tokens[row][: store.lengths[row]])
-            shared = [longest_common_substring(chunk, v[seen]) for v, seen in zip(values[i], mask[i]) if seen.any()]
-            shares[row] = max(shared, default=0) / max(1, len(chunk))
-    return shares
+    neighbours, lengths = np.asarray(neighbours), np.asarray(store.lengths)
+    if neighbours.ndim != 2 or len(neighbours) != len(lengths) or not neighbours.shape[1]:
+        raise ValueError(f"neighbours must be [{len(lengths)}, K] with K >= 1, got {list(neighbours.shape)}")
+    shared = np.zeros(len(lengths), np.int64)
+    for at in range(0, len(lengths), block):
+        rows = slice(at, at + block)
+        values, mask = (np.asarray(a)[..., :length] for a in database.values(neighbours[rows, :LEAKAGE_NEIGHBOURS]))
+        shared[rows] = longest_common_substrings(np.asarray(store.tokens[rows]), values, lengths=lengths[rows], source_mask=mask)
+    return shared / np.maximum(lengths, 1)
 
 
 def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: float = 1.0) -> float:

@@ -196,6 +196,23 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps, fused=True)
 
 
+def shard(model: nn.Module, mesh) -> nn.Module:
+    """FSDP2 over `mesh`, in place: each layer of decoder and encoder is gathered when it runs, the rest stays gathered.
+
+    The first layer with chunked cross-attention runs in two steps, with the encoder in between; its parts are sharded by
+    themselves, because FSDP2 gathers a module only when its `forward` is called.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    first = model.config.cca_layers[0] if model.config.cca_layers else 0
+    units = [*(model.encoder.layers if model.encoder is not None else ())]
+    for index, layer in enumerate(model.layers, 1):
+        units += [layer.attention, layer.cca, layer.feed_forward] if index == first else [layer]
+    for unit in units:
+        fully_shard(unit, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def _autocast(device: torch.device, settings: Settings):
     if settings.autocast is None:
         return contextlib.nullcontext()
