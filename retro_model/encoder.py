@@ -121,13 +121,13 @@ class NeighbourEncoder(nn.Module):
         return self.norm(x).unflatten(0, neighbours.shape[:3])
 
 
-def check_neighbour_mask(mask: Tensor, neighbours: Tensor) -> None:
-    """bool [B,L,K] or [B,L,K,R] for neighbours [B,L,K,R]; TypeError or ValueError otherwise."""
-    _validate.tensor("neighbour_mask", mask)
-    if mask.dtype is not torch.bool:
-        raise TypeError(f"neighbour_mask: expected torch.bool, True = attend; got {mask.dtype}")
-    if mask.shape not in (neighbours.shape, neighbours.shape[:3]):
-        expected = list(neighbours.shape)
-        raise ValueError(f"neighbour_mask: expected [B,L,K]={expected[:3]} or [B,L,K,R]={expected}; got shape {list(mask.shape)}")
+def check_neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:
+    """bool, of the shape of `neighbours` [`dims`] or without its last dimension; TypeError or ValueError, naming `name`, otherwise."""
+    _validate.tensor(name, mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name}: expected torch.bool, True = attend; got {mask.dtype}")
+    if mask.shape not in (neighbours.shape, neighbours.shape[:-1]):
+        whole, each = list(neighbours.shape), dims.rpartition(",")[0]
+        raise ValueError(f"{name}: expected [{each}]={whole[:-1]} or [{dims}]={whole}; got shape {list(mask.shape)}")
     if mask.device != neighbours.device:
-        raise ValueError(f"neighbour_mask: expected the device of neighbours, {neighbours.device}; got {mask.device}")
+        raise ValueError(f"{name}: expected the device of the neighbours, {neighbours.device}; got {mask.device}")

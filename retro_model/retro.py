@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retro_kernels import _validate
 
+from .cache import RetroCache, decode
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder, check_neighbour_mask
 from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, initialise
@@ -38,16 +42,17 @@ class DecoderLayer(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         """The first residual step: what conditions the encoder in layer min(P)."""
-        return x + self._dropped(self.attention(self.attention_norm(x)))
+        return self.residual(self.attention_norm, self.attention, x)
 
     def after_attention(self, x: Tensor, encoded: Tensor | None, neighbour_mask: Tensor | None) -> Tensor:
         """The other residual steps."""
         if self.cca is not None and encoded is not None:
-            x = x + self._dropped(self.cca(self.cca_norm(x), encoded, neighbour_mask=neighbour_mask))
-        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
+            x = self.residual(self.cca_norm, partial(self.cca, encoded=encoded, neighbour_mask=neighbour_mask), x)
+        return self.residual(self.feed_forward_norm, self.feed_forward, x)
 
-    def _dropped(self, update: Tensor) -> Tensor:
-        return F.dropout(update, self.dropout, self.training)
+    def residual(self, norm: nn.Module, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """x plus `update` of the normalised x, with dropout."""
+        return x + F.dropout(update(norm(x)), self.dropout, self.training)
 
 
 class Retro(nn.Module):
@@ -97,20 +102,33 @@ class Retro(nn.Module):
         for part in (self.embedding, self.layers, self.norm, self.readout):
             initialise(part, branches)
 
-    def forward(self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
+    ) -> Tensor:
         """Logits [B,N,V] of the token after each of `tokens` [B,N].
 
         Args:
-            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len.
+            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len. With a cache, those that follow what it holds.
             neighbours: int64 [B,L,K,R], those of the L = N // M complete chunks, any K and R; None: RETRO[OFF].
+                With a cache, of the L = cache.completes(N) chunks that complete within this call; a row that completes fewer uses
+                its first ones; None where some complete: they have no neighbours. K and R stay the same.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The ids under
                 False do not matter, but must be in the vocabulary.
+            cache: holds the tokens before these and takes these in; see `RetroCache`. Such a call is not differentiable.
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
                 read them on a GPU would make the host wait in every call. `check_tokens` does that once, where you want it.
         """
-        self._check(tokens, neighbours, neighbour_mask)
+        return self.readout(self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache))
+
+    def activations(
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
+    ) -> Tensor:
+        """What `readout` turns into logits, [B,N,d]: for a caller who needs few of the [B,N,V]. Arguments as in `forward`."""
+        self._check(tokens, neighbours, neighbour_mask, cache)
+        if cache is not None:
+            return decode(self, tokens, neighbours, neighbour_mask, cache)
         encoded = None
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         for index, layer in enumerate(self.layers, 1):
@@ -120,7 +138,7 @@ class Retro(nn.Module):
                 x = self._run(layer.after_attention, x, encoded, neighbour_mask)
             else:
                 x = self._run(layer, x, encoded, neighbour_mask)
-        return self.readout(self.norm(x))
+        return self.norm(x)
 
     def _encode(self, x: Tensor, neighbours: Tensor, neighbour_mask: Tensor | None) -> Tensor:
         chunks, length = neighbours.shape[1], self.config.chunk_len
@@ -137,28 +155,42 @@ class Retro(nn.Module):
                 worst = low if low < 0 else high
                 raise ValueError(f"{name}: expected token ids from 0 to V-1 = {self.config.vocab_size - 1}; got {worst}")
 
-    def _check(self, tokens, neighbours, neighbour_mask) -> None:
-        sizes: dict[str, int] = {}
+    def _check(self, tokens, neighbours, neighbour_mask, cache: RetroCache | None) -> None:
+        sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
         _validate.shape("tokens", tokens, "B,N", sizes)
         self._check_ids("tokens", tokens)
-        if tokens.shape[1] > self.config.max_len:
-            raise ValueError(f"tokens: expected N <= max_len = {self.config.max_len}; got N={tokens.shape[1]}")
+        if cache is not None and cache.config != self.config:
+            raise ValueError("cache: expected one of this model's configuration; got another's")
+        held, room, name = (0, self.config.max_len, "max_len") if cache is None else (cache.length, cache.capacity, "capacity")
+        if held + sizes["N"] > room:
+            after = f" after the {held} held" if held else ""
+            raise ValueError(f"tokens: expected N <= {room - held} ({name} = {room}{after}); got N={sizes['N']}")
         if neighbours is None:
             if neighbour_mask is not None:
                 raise ValueError("neighbour_mask: expected None where neighbours is None; got a value")
             return
         if self.encoder is None:
             raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
-        _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
-        complete = tokens.shape[1] // self.config.chunk_len
-        if sizes["L"] != complete:
-            raise ValueError(
-                f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {complete} complete chunks for N={tokens.shape[1]}, "
-                f"chunk_len={self.config.chunk_len}; got L={sizes['L']}"
-            )
-        self._check_ids("neighbours", neighbours)
+        self._check_neighbours(neighbours, cache, sizes)
         if neighbour_mask is not None:
             check_neighbour_mask(neighbour_mask, neighbours)
+
+    def _check_neighbours(self, neighbours, cache: RetroCache | None, sizes: dict[str, int]) -> None:
+        if cache is not None and cache.neighbour_mask is not None:
+            sizes["K"], sizes["R"] = cache.neighbour_mask.shape[1:]  # what the cache holds
+        _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
+        n, m = sizes["N"], self.config.chunk_len
+        if cache is None and sizes["L"] != n // m:
+            raise ValueError(
+                f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {n // m} complete chunks for N={n}, chunk_len={m}; "
+                f"got L={sizes['L']}"
+            )
+        if cache is not None and sizes["L"] != cache.completes(n):
+            raise ValueError(
+                f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} tokens, "
+                f"chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
+            )
+        self._check_ids("neighbours", neighbours)
 
     def _check_ids(self, name: str, ids: Tensor) -> None:
         """Type, device and, where that costs nothing, range."""
