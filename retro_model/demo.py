@@ -1,33 +1,394 @@
 """RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation, a sample.
 
-    python -m retro_model demo                                  # about eight minutes on two cores
+    python -m retro_model demo                                  # minutes on two cores
     python -m retro_model demo --preset 172m --device cuda      # the same code at the paper's sizes
 
-A RETRO and its baseline (the same decoder, no retrieval) take the same number of steps over the same data in the same order; then both
-are scored on packages that training never saw.
+A RETRO and its baseline (the same decoder, no retrieval) take the same steps over the same data in the same order; then both are scored
+on packages that training, tokeniser and database never saw.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
-import sys
 import sysconfig
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.table import Table
+from torch import nn
 
 from retro_model import checkpoint, colouring, evaluation, training
 from retro_model.config import RetroConfig
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.dedup import find_leaked, kept_documents
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import precompute_neighbours
+from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.data.tokens import Tokenizer
+from retro_model.generation import generate
 from retro_model.retro import Retro
 
-#: Held out whole: each package or module, and the tests of the same name.
+#: Held out whole: the package, and whatever the tests of the same name hold.
 VALIDATION = ("asyncio", "http", "json", "logging", "xml")
 #: Tables rather than programs: character maps, help texts, encoded test data.
-TABLES = ("encodings", "pydoc_data", "encoded_modules", "codecmaps")
-PAD = "<pad>"
+TABLES = ("encodings", "pydoc_data", "test/encoded_modules", "test/cjkencodings")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run.
+
+    config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from, to train on (part
+    of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string (None: exact search).
+    neighbours, evaluation_neighbours: K in training and the Ks that are scored. sample_tokens: generated.
+    """
+
+    config: dict
+    vocab_size: int = 2048
+    database_bytes: int = 12_000_000
+    train_bytes: int = 4_000_000
+    validation_bytes: int = 100_000
+    dim: int = 512
+    index: str | None = "IVF512,Flat"
+    neighbours: int = 2
+    evaluation_neighbours: tuple[int, ...] = (2, 10)
+    window: int = 512
+    stride: int = 256
+    batch_size: int = 2
+    steps: int = 1000
+    max_lr: float = 5e-3
+    warmup_steps: int = 50
+    autocast: str | None = None
+    compile: bool = False
+    sample_tokens: int = 160
+
+
+def _small(width: int, layers: int, chunk_len: int) -> dict:
+    """A decoder with CCA in every layer but the first, and an encoder of one layer that reads with the decoder's embeddings."""
+    return {
+        "d_model": width, "d_ff": 4 * width, "num_heads": width // 32, "head_dim": 32, "num_layers": layers,
+        "chunk_len": chunk_len, "neighbour_len": 2 * chunk_len, "cca_layers": tuple(range(2, layers + 1)), "encoder_layers": 1,
+        "encoder_d_model": width, "encoder_d_ff": 2 * width, "encoder_heads": width // 32, "encoder_head_dim": 32,
+        "share_embeddings": True, "max_len": 1024,
+    }  # fmt: skip
+
+
+DEFAULT = Plan(_small(128, 4, 32))
+SMOKE = Plan(
+    _small(32, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=20_000, dim=64, index=None,
+    evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
+)  # fmt: skip
+
+
+def preset(name: str) -> Plan:
+    """A model of Table 2 with the paper's chunks, windows, schedule and precision; what differs is the corpus and its vocabulary."""
+    config = RetroConfig.preset(name).to_dict()
+    config.pop("vocab_size")
+    return Plan(
+        config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000, index=None,
+        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True,
+        sample_tokens=512,
+    )  # fmt: skip
+
+
+class Corpus(NamedTuple):
+    """What the models read. neighbours: `train_neighbours` of `train`, `validation_neighbours` of `validation`, ids of `database`."""
+
+    tokenizer: Tokenizer
+    database: ChunkDatabase
+    train: TokenStore
+    validation: TokenStore
+    train_neighbours: np.ndarray
+    validation_neighbours: np.ndarray
+    facts: dict
+
+
+def group_of(name: str) -> str:
+    """The package or module that a source belongs to; a test belongs to what it tests.
+
+    group_of("json/decoder.py") == group_of("test/test_json/test_dump.py") == "json"
+    """
+    parts = name.removesuffix(".py").split("/")
+    if parts[0] != "test" or len(parts) == 1:
+        return parts[0]
+    tested = parts[1].removeprefix("test_")
+    return next((v for v in VALIDATION if tested == v or tested.startswith(v + "_")), tested)
+
+
+def sources(root: Path) -> Iterator[Document]:
+    """Every UTF-8 source below `root` (site-packages and tables left out), in an order that is random and always the same."""
+    paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
+    names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
+    for name in names:
+        if name.startswith(TABLES):
+            continue
+        try:
+            text = (root / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if text.strip():
+            yield Document(name, group_of(name), text)
+
+
+def first_bytes(documents: list[Document], limit: int) -> list[Document]:
+    """The first documents that together hold at most `limit` characters, each at most a tenth of it."""
+    found, total = [], 0
+    for document in documents:
+        if len(document.content) <= limit // 10 and total + len(document.content) <= limit:
+            found.append(document)
+            total += len(document.content)
+    return found
+
+
+@contextmanager
+def stage(console: Console, timings: dict[str, float], name: str):
+    """Prints what begins, and keeps how long it took."""
+    console.print(f"[bold]{name}[/bold]")
+    start = time.perf_counter()
+    yield
+    timings[name] = round(time.perf_counter() - start, 1)
+    console.print(f"  {timings[name]} s")
+
+
+def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
+    """Tokeniser, stores, deduplication, database and neighbours in `folder`; what is there from the same plan is used again."""
+    root = Path(sysconfig.get_path("stdlib"))
+    every = list(sources(root))
+    validation = first_bytes([d for d in every if d.group in VALIDATION and not d.name.startswith("test/")], plan.validation_bytes)
+    others = first_bytes([d for d in every if d.group not in VALIDATION], plan.database_bytes)
+    if not validation or not others:
+        raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
+    tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
+    tokenizer.save(folder / "tokenizer.json")
+    options = {"chunk_len": plan.config["chunk_len"], "bos": True}
+    held_out = build_store(folder / "validation", validation, tokenizer, **options)
+    raw = build_store(folder / "all", others, tokenizer, **options)
+    leaked = find_leaked(raw, [held_out])
+    leaked.save(folder / "deduplication.json")
+    removed = {removal.name for removal in leaked.removed}
+    store = build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"]) if removed else raw
+    train = build_store(folder / "train", first_bytes([d for d in others if d.name not in removed], plan.train_bytes), tokenizer, **options)
+    embedder = HashedTfidf(plan.dim).fit(store)
+    database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
+    most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
+    facts = {
+        "validation_groups": sorted({d.group for d in validation}), "training_groups": len({d.group for d in others}),
+        "validation_documents": [d.name for d in validation], "near_duplicates_removed": sorted(removed),
+        "vocabulary": tokenizer.vocab_size, "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
+        "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
+    }  # fmt: skip
+    console.print(
+        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: {train.num_tokens:,} tokens; "
+        f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; {len(removed)} near-duplicates removed"
+    )
+    return Corpus(
+        tokenizer, database, train, held_out, precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours),
+        precompute_neighbours(folder / "validation-neighbours", held_out, database, most), facts,
+    )  # fmt: skip
+
+
+def make_model(config: RetroConfig, seed: int, device: str, **options) -> Retro:
+    """A model with weights drawn from `seed`."""
+    torch.manual_seed(seed)
+    return Retro(config, **options).to(device)
+
+
+def _stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
+    what = {"neighbours": corpus.train_neighbours, "database": corpus.database} if retrieves else {}
+    return training.batches(corpus.train, window=plan.window, batch_size=plan.batch_size, seed=seed, **what)
+
+
+def fit(config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool) -> tuple[Retro, dict]:
+    """Trains one model; the batches depend on the seed only, so that every model sees the same."""
+    model = make_model(config, seed, device)
+    settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps, autocast=plan.autocast)
+    optimizer = training.make_optimizer(model, settings)
+    start = time.perf_counter()
+    with training.progress(title, plan.steps, quiet) as report:
+        history = training.train(
+            torch.compile(model) if plan.compile else model,
+            optimizer,
+            _stream(corpus, plan, seed, config.retrieves),
+            settings,
+            report=report,
+        )
+    seconds = time.perf_counter() - start
+    tokens = plan.steps * plan.batch_size * plan.window
+    facts = {
+        "steps": plan.steps, "tokens": tokens, "seconds": round(seconds, 1), "tokens_per_second": round(tokens / seconds),
+        "weights": config.num_parameters(), "parameters": sum(p.numel() for p in model.parameters()),
+        "last_losses": [round(h["loss"], 4) for h in history[-10:]],
+    }  # fmt: skip
+    return model, facts
+
+
+def steps_within(seconds: float, corpus: Corpus, plan: Plan, config: RetroConfig, seed: int, device: str) -> int:
+    """Steps that both models together take in `seconds`, from the time of a few."""
+    spent = 0.0
+    for c in (config, config.baseline()):
+        few = dataclasses.replace(plan, steps=3, warmup_steps=0)
+        fit(c, corpus, dataclasses.replace(few, steps=1), seed, device, "warm-up", quiet=True)
+        spent += fit(c, corpus, few, seed, device, "calibration", quiet=True)[1]["seconds"] / few.steps
+    return max(2, int(seconds / spent))
+
+
+def score_all(retro: Retro, baseline: Retro, corpus: Corpus, plan: Plan) -> dict[str, evaluation.Scores]:
+    """Scores of the validation store: RETRO with each number of neighbours, RETRO off, the baseline."""
+    options = {"window": plan.window, "stride": plan.stride, "autocast": plan.autocast}
+    found = {
+        f"RETRO on, {k} neighbours": evaluation.score(
+            retro, corpus.validation, corpus.validation_neighbours[:, :k], corpus.database, **options
+        )
+        for k in plan.evaluation_neighbours
+    }
+    found["RETRO off"] = evaluation.score(retro, corpus.validation, **options)
+    found["baseline"] = evaluation.score(baseline, corpus.validation, **options)
+    return found
+
+
+def draw_sample(retro: Retro, corpus: Corpus, plan: Plan, folder: Path, console: Console, seed: int) -> None:
+    """Continues the beginning of a held-out document with and without retrieval; sample.html and the terminal."""
+    m, device = corpus.train.chunk_len, next(retro.parameters()).device
+    entry = max(corpus.validation.documents, key=lambda e: e.num_chunks)
+    prompt = corpus.validation.tokens[entry.first_chunk : entry.first_chunk + 2].reshape(-1).astype(np.int64)
+    prompt = torch.from_numpy(prompt).to(device)[None]
+
+    def retrieve(chunks):
+        return corpus.database.values(corpus.database.search(chunks, plan.neighbours))
+
+    texts = []
+    for how in (retrieve, None):
+        generator = torch.Generator(device).manual_seed(seed)
+        texts.append(generate(retro, prompt, plan.sample_tokens, retrieve=how, temperature=0.7, top_p=0.9, generator=generator)[0].cpu())
+    on, off = texts
+    neighbours, mask = retrieve(on[: len(on) // m * m].view(-1, m))
+    rows = colouring.rows(on.numpy(), m, neighbours.numpy(), mask.numpy())
+    decode, title = corpus.tokenizer.decode, f"{entry.name}, continued"
+    without = [decode(part) for part in np.split(off.numpy(), range(m, len(off), m))]
+    (folder / "sample.html").write_text(colouring.to_html(rows, decode, title=title, prompt_chunks=2, off=without), encoding="utf-8")
+    console.print(colouring.to_terminal(rows, decode, title=title))
+
+
+def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int = 32) -> dict[str, dict[str, float]]:
+    """Tokens per second of training (forward, backward, optimiser) and of decoding (batch 4, neighbours at hand), by backend."""
+    device, settings = next(retro.parameters()).device, training.Settings(10, warmup_steps=0, max_lr=1e-9, autocast=plan.autocast)
+    fused = "triton" if device.type == "cuda" else "cpu"
+    batch = next(_stream(corpus, plan, seed, True))
+    prompts = corpus.train.chunks(np.arange(4)).tolist()
+    found = {}
+    for name in (fused, "reference"):
+        model = make_model(retro.config, seed, str(device), backend=name)
+        model.load_state_dict(retro.state_dict())
+        optimizer = training.make_optimizer(model, settings)
+        values = corpus.database.values(torch.zeros(1, plan.neighbours, dtype=torch.int64))
+
+        def at_hand(chunks, values=values):
+            return tuple(v.expand(len(chunks), *v.shape[1:]) for v in values)
+
+        def train_once(model=model, optimizer=optimizer):
+            training.train_step(model, optimizer, [batch], settings, 0)
+
+        def decode_once(model=model, at_hand=at_hand):
+            generate(model, prompts, new_tokens, retrieve=at_hand)
+
+        found[name] = {
+            "training": plan.batch_size * plan.window / _seconds(train_once, device), "decoding": 4 * new_tokens / _seconds(decode_once, device)
+        }  # fmt: skip
+    return found
+
+
+def _seconds(call, device: torch.device, repeats: int = 3) -> float:
+    """The fastest of `repeats` calls after one that does not count."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def _tables(results: dict, scores: dict[str, evaluation.Scores], leakage: np.ndarray) -> list[Table]:
+    models = Table("model", "weights", "parameters", "steps", "seconds", "tokens/s", title="Training, same batches in the same order")
+    for name, f in results["training"].items():
+        models.add_row(name, *(f"{f[k]:,}" for k in ("weights", "parameters", "steps", "seconds", "tokens_per_second")))
+    rates = Table("backend", "training, tokens/s", "decoding, tokens/s", title="RETRO's speed by backend")
+    for name, f in results["speeds"].items():
+        rates.add_row(name, *(f"{f[k]:,.0f}" for k in ("training", "decoding")))
+    return [models, evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125)), rates]
+
+
+def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes: float | None = None, quiet: bool = False) -> dict:
+    """The whole demonstration; everything it makes lies in `folder`.
+
+    minutes: time for training both models together; None: plan.steps.
+    Returns: the numbers that it also writes to results.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    console, timings = Console(quiet=quiet, record=True), {}
+    with stage(console, timings, "corpus, tokeniser, database, neighbours"):
+        corpus = prepare(folder, plan, console)
+    config = RetroConfig.from_dict({**plan.config, "vocab_size": -(-corpus.tokenizer.vocab_size // 64) * 64})
+    if minutes is not None:
+        with stage(console, timings, "step times"):
+            steps = steps_within(60 * minutes, corpus, plan, config, seed, device)
+            plan = dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10))
+    models: dict[str, nn.Module] = {}
+    results: dict = {"plan": dataclasses.asdict(plan), "config": config.to_dict(), "seed": seed, "corpus": corpus.facts, "training": {}}
+    for name, c in (("RETRO", config), ("baseline", config.baseline())):
+        with stage(console, timings, f"training {name}"):
+            models[name], results["training"][name] = fit(c, corpus, plan, seed, device, name, quiet)
+        checkpoint.save(folder / name.lower(), models[name], step=plan.steps, position=plan.steps)
+    with stage(console, timings, "evaluation"):
+        scores = score_all(models["RETRO"], models["baseline"], corpus, plan)
+        leakage = evaluation.leakage(corpus.validation, corpus.validation_neighbours, corpus.database)
+        evaluation.plot(scores, leakage, folder / "leakage.png")
+    best = scores[f"RETRO on, {plan.evaluation_neighbours[-1]} neighbours"]
+    results["bits_per_byte"] = {name: evaluation.bits_per_byte(s) for name, s in scores.items()}
+    results["curves"] = {name: evaluation.curve(s, leakage) for name, s in scores.items()}
+    results["difference"] = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in ("RETRO off", "baseline")}
+    with stage(console, timings, "a sample"):
+        draw_sample(models["RETRO"], corpus, plan, folder, console, seed)
+    with stage(console, timings, "speed of the backends"):
+        results["speeds"] = speeds(models["RETRO"], corpus, plan, seed)
+    for table in _tables(results, scores, leakage):
+        console.print(table)
+    for name, (gap, low, high) in results["difference"].items():
+        console.print(f"RETRO on minus {name}: {gap:+.4f} bits per byte (95% over documents: {low:+.4f} to {high:+.4f})")
+    results["seconds"] = timings
+    console.print(f"{sum(timings.values()):.0f} s in all; results.json, leakage.png, sample.html and the models lie in {folder}")
+    (folder / "results.json").write_text(json.dumps(results, indent=1, default=float) + "\n")
+    (folder / "report.txt").write_text(console.export_text(), encoding="utf-8")
+    return results
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m retro_model demo", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for everything that is made (default: demo-out)")
+    parser.add_argument("--minutes", type=float, help="train both models for so long together; default: a fixed number of steps")
+    parser.add_argument("--preset", choices=["172m", "425m", "1.5b", "7.5b"], help="a model of the paper's Table 2 and its settings")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="training steps of each model")
+    parser.add_argument("--batch-size", type=int, help="windows a step")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
+    options = parser.parse_args(arguments)
+    if options.smoke and options.preset:
+        parser.error("--smoke and --preset exclude each other")
+    plan = SMOKE if options.smoke else preset(options.preset) if options.preset else DEFAULT
+    changes = {k: v for k, v in (("steps", options.steps), ("batch_size", options.batch_size)) if v is not None}
+    if options.steps is not None:
+        changes["warmup_steps"] = min(plan.warmup_steps, options.steps // 10)
+    run(options.out, dataclasses.replace(plan, **changes), seed=options.seed, device=options.device, minutes=options.minutes)

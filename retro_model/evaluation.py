@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from retro_model.data.tokens import BOS
 from retro_model.training import gather, token_losses
 
 #: Of each evaluation chunk, this many nearest training neighbours are searched for what it shares with them (section 2.6).
@@ -56,8 +57,8 @@ def score(model: nn.Module, store, neighbours: np.ndarray | None = None, databas
           documents: Sequence[int] | None = None, autocast: str | None = None, report: Callable[[int, int], None] | None = None) -> Scores:  # fmt: skip
     """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window gives.
 
-    A window never leaves its document. The first token of a document has no context: it costs log(vocab_size), as a uniform
-    code would, for every model alike. Padding is not scored.
+    A window never leaves its document. The first token of a document has no context: BOS is free, any other costs
+    log(vocab_size), as a uniform code would, for every model alike. Padding is not scored.
 
     window, stride: tokens, multiples of the chunk length, stride < window (the paper: 2048 and 1024). neighbours: int64
     [num_chunks, K], ids of `database` (-1: none); None evaluates with retrieval off. documents: ordinals (in the store's order) to
@@ -108,9 +109,12 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
     losses = token_losses(logits, batch)[0]
     # The window's first token has no logits; it is a document's first (a uniform code) or was scored by an earlier window.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
-    losses[:, 0, 0] = math.log(logits.shape[-1])
+    begins = batch.tokens[:, 0] == BOS
+    losses[:, 0, 0] = torch.where(begins, 0.0, math.log(logits.shape[-1]))
     per_chunk = losses.sum(-1).cpu().numpy()
-    count = batch.real.view(len(jobs), longest, m).sum(-1).cpu().numpy()
+    count = batch.real.view(len(jobs), longest, m).sum(-1)
+    count[:, 0] -= begins  # stands for no text
+    count = count.cpu().numpy()
     for i, (first, end, scored, _) in enumerate(jobs):
         nats[scored:end] = per_chunk[i, scored - first : end - first]
         tokens[scored:end] = count[i, scored - first : end - first]
