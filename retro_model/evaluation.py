@@ -113,7 +113,7 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
     losses[:, 0, 0] = torch.where(begins, 0.0, math.log(logits.shape[-1]))
     per_chunk = losses.sum(-1).cpu().numpy()
     count = batch.real.view(len(jobs), longest, m).sum(-1)
-    count[:, 0] -= begins  # stands for no text
+    count[:, 0] -= begins.long()  # stands for no text
     count = count.cpu().numpy()
     for i, (first, end, scored, _) in enumerate(jobs):
         nats[scored:end] = per_chunk[i, scored - first : end - first]

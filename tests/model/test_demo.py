@@ -1,0 +1,150 @@
+"""The demonstration at a tiny size: it runs whole, its parts do what they say, nothing of the validation reaches the training."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model import checkpoint, demo, evaluation
+from retro_model.retro import Retro
+
+TINY = dataclasses.replace(demo.SMOKE, steps=4, sample_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    return folder, demo.run(folder, demo.SMOKE, quiet=True)
+
+
+def test_everything_is_there(ran):
+    folder, results = ran
+    assert {"results.json", "report.txt", "leakage.png", "sample.html", "tokenizer.json", "deduplication.json", "retro", "baseline"} <= {
+        p.name for p in folder.iterdir()
+    }
+    assert set(results["bits_per_byte"]) == {"RETRO on, 2 neighbours", "RETRO off", "baseline"}
+    assert all(0 < b < 9 for b in results["bits_per_byte"].values())
+    assert results["training"]["RETRO"]["steps"] == results["training"]["baseline"]["steps"] == demo.SMOKE.steps
+    assert set(results["speeds"]) == {"cpu", "reference"} and all(v > 0 for s in results["speeds"].values() for v in s.values())
+    assert json.loads((folder / "results.json").read_text())["seed"] == 0
+    text = (folder / "report.txt").read_text()
+    assert all(f"{b:.4f}" in text for b in results["bits_per_byte"].values())
+
+
+def test_a_second_run_repeats_the_first(ran, tmp_path):
+    _, results = ran
+    again = demo.run(tmp_path, demo.SMOKE, quiet=True)
+    for key in ("bits_per_byte", "curves", "corpus", "difference"):
+        assert json.dumps(again[key]) == json.dumps(results[key]), key
+    assert again["training"]["RETRO"]["last_losses"] == results["training"]["RETRO"]["last_losses"]
+
+
+def test_the_saved_model_scores_as_reported(ran):
+    folder, results = ran
+    state = checkpoint.read_state(folder / "retro")
+    model = Retro(demo.RetroConfig.from_dict(state["config"]))
+    checkpoint.load(folder / "retro", model)
+    store = demo.TokenStore(folder / "validation")
+    scores = evaluation.score(model, store, window=demo.SMOKE.window, stride=demo.SMOKE.stride)
+    assert evaluation.bits_per_byte(scores) == pytest.approx(results["bits_per_byte"]["RETRO off"], rel=1e-6)
+    assert scores.bytes.sum() == store.num_bytes  # every byte is paid for
+
+
+def test_validation_is_in_neither_training_nor_database(ran):
+    folder, _ = ran
+    stores = {name: demo.TokenStore(folder / name) for name in ("train", "all", "validation")}
+    groups = {name: {d.group for d in s.documents} for name, s in stores.items()}
+    assert groups["validation"] <= set(demo.VALIDATION) and groups["validation"]
+    assert not groups["all"] & set(demo.VALIDATION) and groups["train"] <= groups["all"]
+    assert not any(d.name.startswith(("json", "asyncio", "test/test_json", "test/test_asyncio")) for d in stores["all"].documents)
+
+
+def test_neighbours_come_from_other_documents(ran):
+    folder, _ = ran
+    train, everything = demo.TokenStore(folder / "train"), demo.TokenStore(folder / "all")
+    neighbours = np.load(folder / "train-neighbours/neighbours.npy")
+    if (folder / "database").exists():
+        everything = demo.TokenStore(folder / "database")
+    own = [train.documents[d].name for d in train.chunk_doc]
+    for row, name in enumerate(own):
+        assert name not in {everything.documents[everything.chunk_doc[i]].name for i in neighbours[row] if i >= 0}
+
+
+def test_groups_tie_tests_to_what_they_test():
+    names = (
+        "json/decoder.py",
+        "test/test_json/test_dump.py",
+        "test/test_asyncio/utils.py",
+        "test/test_xml_etree.py",
+        "argparse.py",
+        "test/test_argparse.py",
+        "test/support/os_helper.py",
+    )
+    assert [demo.group_of(n) for n in names] == ["json", "json", "asyncio", "xml", "argparse", "argparse", "support"]
+
+
+def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
+    """The whole path of --preset, bfloat16 included; compiling is left to the GPU, where it pays."""
+    plan = demo.preset("172m")
+    assert demo.RetroConfig.from_dict({**plan.config, "vocab_size": 32_000}).num_parameters() == 172_490_752
+    assert (plan.window, plan.stride, plan.warmup_steps, plan.max_lr, plan.autocast) == (2048, 1024, 750, 2e-4, "bfloat16")
+    small = {
+        "d_model": 32,
+        "d_ff": 64,
+        "num_heads": 2,
+        "head_dim": 16,
+        "encoder_d_model": 32,
+        "encoder_d_ff": 64,
+        "encoder_heads": 2,
+        "encoder_head_dim": 16,
+    }
+    plan = dataclasses.replace(
+        plan, config=plan.config | small, vocab_size=400, database_bytes=200_000, train_bytes=100_000, validation_bytes=8_000, dim=32,
+        window=256, stride=128, batch_size=1, steps=2, warmup_steps=1, evaluation_neighbours=(2,), sample_tokens=8, compile=False,
+    )  # fmt: skip
+    results = demo.run(tmp_path, plan, quiet=True)
+    assert all(0 < b < 9 for b in results["bits_per_byte"].values()) and results["config"]["cca_layers"] == [6, 9, 12]
+
+
+def test_a_budget_in_minutes_sets_the_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        demo, "fit", lambda config, corpus, plan, *_, **__: (None, {"seconds": plan.steps * (0.5 if config.retrieves else 0.1)})
+    )
+    config = demo.RetroConfig.from_dict({**demo.SMOKE.config, "vocab_size": 512})
+    assert demo.steps_within(60, None, demo.SMOKE, config, 0, "cpu") == 100
+
+
+def test_the_command_line(monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(demo, "run", lambda folder, plan, **options: seen.update(folder=folder, plan=plan, **options))
+    demo.main(["--out", str(tmp_path), "--smoke", "--seed", "3", "--steps", "5"])
+    assert seen == {
+        "folder": Path(tmp_path),
+        "plan": dataclasses.replace(demo.SMOKE, steps=5, warmup_steps=0),
+        "seed": 3,
+        "device": "cpu",
+        "minutes": None,
+    }
+    demo.main(["--preset", "425m", "--device", "cuda", "--minutes", "20"])
+    assert seen["plan"] == demo.preset("425m") and seen["device"] == "cuda" and seen["minutes"] == 20
+    with pytest.raises(SystemExit):
+        demo.main(["--smoke", "--preset", "172m"])
+
+
+def test_importing_the_package_loads_no_extras():
+    import subprocess
+    import sys
+
+    code = "import sys, retro_model; print(sorted({'tokenizers', 'rich', 'matplotlib', 'safetensors', 'faiss'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_model_is_drawn_from_the_seed():
+    config = demo.RetroConfig.from_dict({**demo.SMOKE.config, "vocab_size": 512})
+    a, b, c = (demo.make_model(config, seed, "cpu") for seed in (1, 1, 2))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
+    assert not torch.equal(a.embedding.weight, c.embedding.weight)
