@@ -1,0 +1,210 @@
+"""Retrieval for a decoder that is already trained: chunked cross-attention and a neighbour encoder beside frozen weights.
+
+    model = retrofit(decoder, cca_layers=(6, 9, 12))        # our baseline, or a Hugging Face GPT-2 or Llama-like model
+    logits = model(tokens, neighbours, neighbour_mask=mask) # only what was added trains
+    logits = model(tokens)                                  # retrieval off: the decoder's own outputs, to the bit
+
+Source: Borgeaud et al., arXiv 2112.04426, section 4.2 and appendix C ("Retrofitting").
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .config import RetroConfig
+from .encoder import NORM_EPS, NeighbourEncoder
+from .layers import ChunkedCrossAttention
+from .retro import Retro, check_neighbours
+
+#: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
+PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
+
+
+def retrofit(
+    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None, backend: str | None = None, **changes
+) -> nn.Module:
+    """A model that retrieves, around a decoder whose weights stay as they are.
+
+    The decoder is frozen in place. What is added starts without effect: the output projection of every chunked cross-attention
+    is zero, so that training begins at the decoder's own likelihood.
+
+    Example:
+        model = retrofit(GPT2LMHeadModel.from_pretrained("gpt2"), cca_layers=(6, 9, 12))
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
+
+    Args:
+        decoder: a `Retro` without retrieval, or a causal decoder of pre-norm blocks that add their attention's output to their
+            input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
+        blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
+        attention: the name of a block's self-attention.
+        backend: of `retro_kernels`; None: the fastest that serves a call.
+        changes: fields of `RetroConfig`: cca_layers, chunk_len, neighbour_len (default 2 chunk_len), the encoder's sizes.
+
+    Returns:
+        A `Retro` where the decoder is one, with shared weights; else a `RetrofittedDecoder`.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    if isinstance(decoder, Retro):
+        return _retrofit_retro(decoder, backend, _with_lengths(decoder.config, changes))
+    if blocks is None:
+        blocks, attention = _find_blocks(decoder)
+    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
+        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+    return RetrofittedDecoder(decoder, _with_lengths(_config_of(decoder, len(blocks)), changes), blocks, attention, backend=backend)
+
+
+def _with_lengths(config: RetroConfig, changes: dict) -> RetroConfig:
+    if "chunk_len" in changes:
+        changes = {"neighbour_len": 2 * changes["chunk_len"], **changes}
+    config = config.replace(**{"cca_layers": None, **changes})
+    if not config.retrieves:
+        raise ValueError(f"cca_layers: expected at least one layer to retrofit (from 1 to {config.num_layers}); got ()")
+    return config
+
+
+def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) -> Retro:
+    if decoder.config.retrieves:
+        raise ValueError(f"decoder: expected a Retro without retrieval (cca_layers=()); got cca_layers={decoder.config.cca_layers}")
+    where = next(decoder.parameters())
+    model = Retro(config, backend=backend, device=where.device, dtype=where.dtype)
+    trained = dict(decoder.named_parameters())
+    for name, _ in list(model.named_parameters()):
+        if name in trained:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, trained.pop(name).requires_grad_(False))
+    if trained:
+        raise RuntimeError(f"a Retro without retrieval has weights that one with retrieval lacks: {', '.join(trained)}")
+    _start_without_effect(model)
+    return model
+
+
+def _start_without_effect(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, ChunkedCrossAttention):
+            nn.init.zeros_(module.output.weight)
+
+
+def _find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
+    for path, attention in PLACES:
+        try:
+            blocks = operator.attrgetter(path)(decoder)
+        except AttributeError:
+            continue
+        if isinstance(blocks, nn.ModuleList) and len(blocks) and hasattr(blocks[0], attention):
+            return blocks, attention
+    known = ", ".join(f"{path}[i].{attention}" for path, attention in PLACES)
+    raise TypeError(f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got {type(decoder).__name__}")
+
+
+def _config_of(decoder: nn.Module, num_layers: int) -> RetroConfig:
+    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width."""
+    theirs = getattr(decoder, "config", None)
+    for name in ("vocab_size", "hidden_size", "num_attention_heads"):
+        if not isinstance(getattr(theirs, name, None), int):
+            raise TypeError(f"decoder: expected a model whose config has {name}; got {type(decoder).__name__}")
+    width, heads = theirs.hidden_size, theirs.num_attention_heads
+    head_dim = getattr(theirs, "head_dim", None) or width // heads
+    return RetroConfig(theirs.vocab_size, width, 4 * width, heads, head_dim, num_layers)
+
+
+class RetrofittedDecoder(nn.Module):
+    """A frozen causal decoder, with a chunked cross-attention after the self-attention of some of its blocks.
+
+    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. The encoder is conditioned on x + a of
+    the first such block. The frozen decoder stays in evaluation mode: its dropout would only add noise to what it has learnt.
+
+    Args:
+        decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
+        config: sizes of what is added.
+        blocks, attention: see `retrofit`.
+    """
+
+    def __init__(self, decoder: nn.Module, config: RetroConfig, blocks: Sequence[nn.Module], attention: str, *, backend: str | None = None):
+        super().__init__()
+        where = next(decoder.parameters())
+        where = {"device": where.device, "dtype": where.dtype}
+        self.config = config
+        self.decoder = decoder.requires_grad_(False).eval()
+        embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
+        self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
+        names = [str(layer) for layer in config.cca_layers]
+        sizes = (config.d_model, config.num_heads, config.head_dim)
+        options = {"chunk_len": config.chunk_len, "context_dim": config.encoder_d_model, "dropout": config.dropout, "backend": backend}
+        self.cca = nn.ModuleDict({name: ChunkedCrossAttention(*sizes, **options, **where) for name in names})
+        self.cca_norm = nn.ModuleDict({name: nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
+        _start_without_effect(self)
+        self._retrieval: _Retrieval | None = None
+        for layer in config.cca_layers:
+            block = blocks[layer - 1]
+            block.register_forward_pre_hook(self._keep_input, with_kwargs=True)
+            getattr(block, attention).register_forward_hook(self._cross_attend(str(layer)))
+
+    def train(self, mode: bool = True) -> RetrofittedDecoder:
+        super().train(mode)
+        self.decoder.eval()
+        return self
+
+    def forward(self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, **options) -> Tensor:
+        """Logits [B,N,V] of tokens [B,N].
+
+        Args:
+            neighbours: int64 [B,L,K,R], L = N // M; None: retrieval off.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
+            options: handed to the decoder. Rows start at position 0: no key/value cache, no padding on the left.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+        """
+        for name in ("past_key_values", "inputs_embeds"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token")
+        check_neighbours(self.config, tokens, neighbours, neighbour_mask)
+        if neighbours is not None and neighbours.shape[1]:
+            self._retrieval = _Retrieval(neighbours, neighbour_mask)
+        try:
+            out = self.decoder(tokens, **options)
+        finally:
+            self._retrieval = None
+        return getattr(out, "logits", out)
+
+    def added_state_dict(self) -> dict[str, Tensor]:
+        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
+
+    def _keep_input(self, block: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._retrieval is not None:
+            self._retrieval.block_input = args[0] if args else kwargs["hidden_states"]
+
+    def _cross_attend(self, layer: str):
+        def hook(attention: nn.Module, args: tuple, output):
+            retrieval = self._retrieval
+            if retrieval is None:
+                return None
+            update = output[0] if isinstance(output, tuple) else output
+            hidden = retrieval.block_input + update
+            if retrieval.encoded is None:
+                retrieval.encoded = self._encode(hidden, retrieval)
+            update = update + self.cca[layer](self.cca_norm[layer](hidden), retrieval.encoded, neighbour_mask=retrieval.mask)
+            return (update, *output[1:]) if isinstance(output, tuple) else update
+
+        return hook
+
+    def _encode(self, hidden: Tensor, retrieval: _Retrieval) -> Tensor:
+        chunks, chunk_len = retrieval.neighbours.shape[1], self.config.chunk_len
+        chunks = hidden[:, : chunks * chunk_len].unflatten(1, (chunks, chunk_len))
+        return self.encoder(retrieval.neighbours, chunks, neighbour_mask=retrieval.mask)
+
+
+class _Retrieval:
+    """What one forward pass hands from hook to hook."""
+
+    def __init__(self, neighbours: Tensor, mask: Tensor | None):
+        self.neighbours, self.mask = neighbours, mask
+        self.block_input: Tensor | None = None
+        self.encoded: Tensor | None = None
