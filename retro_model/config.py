@@ -1,0 +1,175 @@
+"""The shape of a RETRO model: its configuration, the presets of the paper's Table 2 and the accounting that reproduces it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+FIRST_CCA_LAYER, CCA_LAYER_STEP = 6, 3  # section 2.5: "one Retro-block every 3 blocks, starting from layer 6"
+HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8  # what retro_kernels' attentions serve
+
+#: Table 2: (d_model, d_ff, num_heads, head_dim, num_layers)
+PRESETS = {
+    "172m": (896, 3584, 16, 64, 12),
+    "425m": (1536, 6144, 12, 128, 12),
+    "1.5b": (2048, 8192, 16, 128, 24),
+    "7.5b": (4096, 16384, 32, 128, 32),
+}
+
+
+def default_cca_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers 6, 9, 12, ... up to `num_layers`, counted from 1 (section 2.5)."""
+    return tuple(range(FIRST_CCA_LAYER, num_layers + 1, CCA_LAYER_STEP))
+
+
+@dataclass(frozen=True)
+class RetroConfig:
+    """Sizes of a RETRO decoder, its chunks and neighbours, and its neighbour encoder.
+
+    Example:
+        config = RetroConfig.preset("172m")
+        tiny = RetroConfig(vocab_size=256, d_model=64, d_ff=256, num_heads=4, head_dim=16, num_layers=6, chunk_len=16, neighbour_len=32,
+                           encoder_d_model=64, encoder_d_ff=256, encoder_heads=4, encoder_head_dim=16)
+
+    Args:
+        vocab_size: V, tokens of the vocabulary.
+        d_model: d, width of the decoder; even, because half of a positional encoding is sines.
+        d_ff: width of the decoder's feed-forward layers.
+        num_heads, head_dim: H and D of the decoder's attentions; D a multiple of 8 from 16 to 256.
+        num_layers: decoder layers.
+        chunk_len: M, tokens a chunk.
+        neighbour_len: R, tokens a neighbour; the paper has R = 2M: the neighbour chunk, then its continuation.
+        num_neighbours: K in training; a model takes any K.
+        cca_layers: P, the layers (from 1) with chunked cross-attention; None: every third from 6. () is a plain decoder.
+        encoder_layers, encoder_d_model, encoder_d_ff, encoder_heads, encoder_head_dim: the neighbour encoder.
+        encoder_cross_layers: P_enc, the encoder layers (from 1) that attend the retrieving chunk.
+        share_embeddings: encoder and decoder use one token embedding; needs encoder_d_model == d_model.
+        dropout: probability, in training, of dropping an attention weight or an entry of a residual update.
+        max_len: longest sequence, in tokens. No parameter depends on it: positions are relative.
+
+    Raises:
+        TypeError, ValueError: naming the field.
+
+    Source: Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5, Table 2, Table 10 (P_enc).
+    """
+
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    head_dim: int
+    num_layers: int
+    chunk_len: int = 64
+    neighbour_len: int = 128
+    num_neighbours: int = 2
+    cca_layers: tuple[int, ...] | None = None
+    encoder_layers: int = 2
+    encoder_d_model: int = 896
+    encoder_d_ff: int = 3584
+    encoder_heads: int = 16
+    encoder_head_dim: int = 64
+    encoder_cross_layers: tuple[int, ...] = (1,)
+    share_embeddings: bool = False
+    dropout: float = 0.0
+    max_len: int = 2048
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if field.type == "int":
+                _positive(field.name, getattr(self, field.name))
+        for name in ("d_model", "encoder_d_model"):
+            if getattr(self, name) % 2:
+                raise ValueError(f"{name}: expected an even width (half of a positional encoding is sines); got {getattr(self, name)}")
+        for name in ("head_dim", "encoder_head_dim"):
+            _head_dim(name, getattr(self, name))
+        layers = default_cca_layers(self.num_layers) if self.cca_layers is None else self.cca_layers
+        object.__setattr__(self, "cca_layers", _layers("cca_layers", layers, "num_layers", self.num_layers))
+        cross = _layers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
+        object.__setattr__(self, "encoder_cross_layers", cross)
+        if not isinstance(self.share_embeddings, bool):
+            raise TypeError(f"share_embeddings: expected a bool; got {type(self.share_embeddings).__name__}")
+        if self.share_embeddings and self.encoder_d_model != self.d_model:
+            raise ValueError(
+                f"share_embeddings: expected encoder_d_model == d_model = {self.d_model} where embeddings are shared; "
+                f"got encoder_d_model={self.encoder_d_model}"
+            )
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)):
+            raise TypeError(f"dropout: expected a number; got {type(self.dropout).__name__}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: expected a probability in [0, 1); got {self.dropout}")
+
+    @classmethod
+    def preset(cls, name: str, vocab_size: int = 128_000) -> RetroConfig:
+        """A model of Table 2 by the size of its RETRO form: "172m", "425m", "1.5b" or "7.5b"."""
+        if name not in PRESETS:
+            raise ValueError(f"name: expected one of {', '.join(PRESETS)}; got {name!r}")
+        d_model, d_ff, num_heads, head_dim, num_layers = PRESETS[name]
+        return cls(vocab_size, d_model, d_ff, num_heads, head_dim, num_layers)
+
+    def baseline(self) -> RetroConfig:
+        """The same decoder without retrieval: no chunked cross-attention and no encoder (section 2.5)."""
+        return self.replace(cca_layers=())
+
+    def replace(self, **changes) -> RetroConfig:
+        """A copy with some fields changed, checked anew."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether any layer has chunked cross-attention."""
+        return bool(self.cca_layers)
+
+    def num_parameters(self) -> int:
+        """Weights by Table 2's accounting: projections and feed-forward matrices; no norms, biases or embeddings.
+
+        Every attention has query, key, value and output projections and one of the relative encodings, which are as wide
+        as its query side.
+
+        Example: RetroConfig.preset("172m").num_parameters() == 172_490_752; its .baseline() has 132_120_576.
+        """
+        heads, encoder_heads = self.num_heads * self.head_dim, self.encoder_heads * self.encoder_head_dim
+        d, d_enc = self.d_model, self.encoder_d_model
+        total = self.num_layers * (5 * d * heads + 2 * d * self.d_ff)
+        if not self.retrieves:
+            return total
+        total += self.encoder_layers * (5 * d_enc * encoder_heads + 2 * d_enc * self.encoder_d_ff)
+        total += len(self.encoder_cross_layers) * (3 * d_enc + 2 * d) * encoder_heads
+        return total + len(self.cca_layers) * (3 * d + 2 * d_enc) * heads
+
+    def to_dict(self) -> dict:
+        """The fields as JSON knows them; `from_dict` reads them back."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, fields: dict) -> RetroConfig:
+        """The configuration that `to_dict` wrote; a field that does not exist, or one that is missing, is an error."""
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - set(known))
+        if unknown:
+            raise ValueError(f"fields: expected the fields of RetroConfig; got the unknown {', '.join(unknown)}")
+        missing = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields]
+        if missing:
+            raise ValueError(f"fields: expected at least the fields without a default; got none of {', '.join(missing)}")
+        return cls(**fields)
+
+
+def _positive(name: str, value) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name}: expected an int >= 1; got {value}")
+
+
+def _head_dim(name: str, value: int) -> None:
+    if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
+        raise ValueError(f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}")
+
+
+def _layers(name: str, layers, count_name: str, count: int) -> tuple[int, ...]:
+    if not isinstance(layers, (tuple, list)) or any(isinstance(i, bool) or not isinstance(i, int) for i in layers):
+        raise TypeError(f"{name}: expected a tuple of ints (layers counted from 1); got {layers!r}")
+    if list(layers) != sorted(set(layers)):
+        raise ValueError(f"{name}: expected ascending layers, each once; got {tuple(layers)}")
+    if layers and not 1 <= layers[0] <= layers[-1] <= count:
+        raise ValueError(f"{name}: expected layers from 1 to {count_name}={count}; got {tuple(layers)}")
+    return tuple(layers)

@@ -1,0 +1,133 @@
+"""The neighbour encoder: a small bidirectional transformer that reads neighbours in the light of the chunk that retrieved them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from retro_kernels import _validate
+
+from .config import RetroConfig
+from .layers import FeedForward, RelativeAttention, initialise
+
+NORM_EPS = 1e-6
+
+
+class EncoderLayer(nn.Module):
+    """Bidirectional attention, cross-attention to the retrieving chunk where `cross`, feed-forward; each a pre-norm residual."""
+
+    def __init__(self, config: RetroConfig, *, cross: bool, backend: str | None = None, device=None, dtype=None):
+        super().__init__()
+        width, where = config.encoder_d_model, {"device": device, "dtype": dtype}
+        sizes = (width, config.encoder_heads, config.encoder_head_dim)
+        self.dropout = config.dropout
+        self.attention_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
+        self.attention = RelativeAttention(*sizes, dropout=config.dropout, backend=backend, **where)
+        self.cross_norm = self.cross = None
+        if cross:
+            self.cross_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
+            self.cross = RelativeAttention(*sizes, context_dim=config.d_model, dropout=config.dropout, backend=backend, **where)
+        self.feed_forward_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
+        self.feed_forward = FeedForward(width, config.encoder_d_ff, **where)
+
+    def forward(self, x: Tensor, chunks: Tensor, key_mask: Tensor | None) -> Tensor:
+        """x [S,R,d'] for S neighbours -> [S,R,d'].
+
+        Args:
+            chunks: activations [C,M,d] of the retrieving chunks; S is a multiple of C, neighbour s belongs to chunk s // (S/C).
+            key_mask: bool [S,R], True where a neighbour has a token.
+        """
+        x = x + self._dropped(self.attention(self.attention_norm(x), key_mask=key_mask))
+        if self.cross is not None:
+            # positions restart in every neighbour, so neighbours of one chunk are separate batch entries: projected once, then repeated
+            neighbours = x.shape[0] // max(chunks.shape[0], 1)
+            key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks))
+            first = 1 - chunks.shape[1]  # d_enc(i',i) = i' - i
+            rel_key = self.cross.positions(first, x.shape[1] - first)
+            x = x + self._dropped(self.cross.attend(self.cross_norm(x), key, value, rel_key, first, query_offset=0))
+        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
+
+    def _dropped(self, update: Tensor) -> Tensor:
+        return F.dropout(update, self.dropout, self.training)
+
+
+class NeighbourEncoder(nn.Module):
+    """Encodes every neighbour by itself, conditioned on the activations of the chunk that retrieved it.
+
+    A token attends the tokens of its own neighbour (those under the mask), in the layers of `encoder_cross_layers` also the M
+    activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. The activations are normalised once (RMSNorm)
+    because the decoder's residual stream is not; so are the encodings that come out.
+
+    Example:
+        encoder = NeighbourEncoder(config, nn.Embedding(config.vocab_size, config.encoder_d_model))
+        encoded = encoder(neighbours, chunks)  # neighbours [B,L,K,R] int64, chunks [B,L,M,d] -> [B,L,K,R,d']
+
+    Args:
+        config: sizes.
+        embedding: tokens -> [...,d']; the decoder's own where embeddings are shared.
+        backend: of `retro_kernels`; None: the fastest that serves a call.
+        checkpoint: recompute each layer's activations in the backward pass rather than keep them.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Algorithm 1, appendix B.1.2.
+    """
+
+    def __init__(self, config: RetroConfig, embedding: nn.Embedding, *, backend=None, checkpoint: bool = False, device=None, dtype=None):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.config, self.checkpoint = config, checkpoint
+        self.embedding = embedding
+        self.chunk_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) if config.encoder_cross_layers else None
+        self.layers = nn.ModuleList(
+            EncoderLayer(config, cross=layer in config.encoder_cross_layers, backend=backend, **where)
+            for layer in range(1, config.encoder_layers + 1)
+        )
+        self.norm = nn.RMSNorm(config.encoder_d_model, eps=NORM_EPS, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initial weights, see `initialise`; the embedding's too."""
+        initialise(self, branches=2 * self.config.encoder_layers + len(self.config.encoder_cross_layers))
+
+    def forward(self, neighbours: Tensor, chunks: Tensor, *, neighbour_mask: Tensor | None = None) -> Tensor:
+        """Encodings [B,L,K,R,d'] of neighbours [B,L,K,R].
+
+        Args:
+            neighbours: int64 token ids; under a False mask any id of the vocabulary, it does not matter which.
+            chunks: activations [B,L,M,d] of the retrieving chunks.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. What is encoded of a missing token is finite and meaningless.
+
+        Raises:
+            ValueError, TypeError: naming the argument.
+        """
+        sizes: dict[str, int] = {"d": self.config.d_model}
+        _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
+        _validate.shape("chunks", chunks, "B,L,M,d", sizes)
+        key_mask = None
+        if neighbour_mask is not None:
+            check_neighbour_mask(neighbour_mask, neighbours)
+            mask = neighbour_mask if neighbour_mask.dim() == 4 else neighbour_mask.unsqueeze(-1)
+            key_mask = mask.expand(neighbours.shape).flatten(0, 2)
+        x, chunks = self.embedding(neighbours.flatten(0, 2)), chunks.flatten(0, 1)
+        x = F.dropout(x, self.config.dropout, self.training)
+        if self.chunk_norm is not None:
+            chunks = self.chunk_norm(chunks)
+        for layer in self.layers:
+            if self.checkpoint and torch.is_grad_enabled():
+                x = checkpoint(layer, x, chunks, key_mask, use_reentrant=False)
+            else:
+                x = layer(x, chunks, key_mask)
+        return self.norm(x).unflatten(0, neighbours.shape[:3])
+
+
+def check_neighbour_mask(mask: Tensor, neighbours: Tensor) -> None:
+    """bool [B,L,K] or [B,L,K,R] for neighbours [B,L,K,R]; TypeError or ValueError otherwise."""
+    _validate.tensor("neighbour_mask", mask)
+    if mask.dtype is not torch.bool:
+        raise TypeError(f"neighbour_mask: expected torch.bool, True = attend; got {mask.dtype}")
+    if mask.shape not in (neighbours.shape, neighbours.shape[:3]):
+        expected = list(neighbours.shape)
+        raise ValueError(f"neighbour_mask: expected [B,L,K]={expected[:3]} or [B,L,K,R]={expected}; got shape {list(mask.shape)}")
+    if mask.device != neighbours.device:
+        raise ValueError(f"neighbour_mask: expected the device of neighbours, {neighbours.device}; got {mask.device}")

@@ -1,0 +1,171 @@
+"""Retro: a causal decoder that, in some of its layers, attends the neighbours retrieved for the chunks before each token."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from retro_kernels import _validate
+
+from .config import RetroConfig
+from .encoder import NORM_EPS, NeighbourEncoder, check_neighbour_mask
+from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, initialise
+
+
+class DecoderLayer(nn.Module):
+    """Causal attention, chunked cross-attention where `retrieves`, feed-forward; each a pre-norm residual."""
+
+    def __init__(self, config: RetroConfig, *, retrieves: bool, backend: str | None = None, device=None, dtype=None):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        sizes = (config.d_model, config.num_heads, config.head_dim)
+        options = {"dropout": config.dropout, "backend": backend, **where}
+        self.dropout = config.dropout
+        self.attention_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.attention = RelativeAttention(*sizes, causal=True, **options)
+        self.cca_norm = self.cca = None
+        if retrieves:
+            self.cca_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+            self.cca = ChunkedCrossAttention(*sizes, chunk_len=config.chunk_len, context_dim=config.encoder_d_model, **options)
+        self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, **where)
+
+    def forward(self, x: Tensor, encoded: Tensor | None = None, neighbour_mask: Tensor | None = None) -> Tensor:
+        """x [B,N,d] -> [B,N,d]; encoded neighbours [B,L,K,R,d'], None: no retrieval."""
+        return self.after_attention(self.attend(x), encoded, neighbour_mask)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """The first residual step: what conditions the encoder in layer min(P)."""
+        return x + self._dropped(self.attention(self.attention_norm(x)))
+
+    def after_attention(self, x: Tensor, encoded: Tensor | None, neighbour_mask: Tensor | None) -> Tensor:
+        """The other residual steps."""
+        if self.cca is not None and encoded is not None:
+            x = x + self._dropped(self.cca(self.cca_norm(x), encoded, neighbour_mask=neighbour_mask))
+        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
+
+    def _dropped(self, update: Tensor) -> Tensor:
+        return F.dropout(update, self.dropout, self.training)
+
+
+class Retro(nn.Module):
+    """Retrieval-enhanced transformer: logits of the next token from the tokens so far and the neighbours of their complete chunks.
+
+    The encoder runs once, conditioned on the residual stream after the self-attention of layer min(P), before that layer's
+    chunked cross-attention (Algorithm 1). The logits at token t depend on tokens <= t and on the neighbours of chunk u only
+    for t >= (u+1)M - 1.
+
+    Example:
+        model = Retro(RetroConfig.preset("172m"))
+        logits = model(tokens, neighbours)  # tokens [B,N], neighbours [B,N//64,K,128] int64 -> [B,N,128000]
+        logits = model(tokens)              # RETRO[OFF]: the plain decoder
+
+    Args:
+        config: sizes; with cca_layers=() the baseline transformer.
+        backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
+        checkpoint: recompute each layer's activations in the backward pass rather than keep them.
+
+    Initial weights: N(0, 1/fan_in), residual outputs scaled down by depth, see `layers.initialise`.
+
+    Source: Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5, Algorithm 1.
+    """
+
+    def __init__(self, config: RetroConfig, *, backend: str | None = None, checkpoint: bool = False, device=None, dtype=None):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.config, self.checkpoint = config, checkpoint
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, retrieves=layer in config.cca_layers, backend=backend, **where)
+            for layer in range(1, config.num_layers + 1)
+        )
+        self.norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.readout = nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
+        self.encoder = None
+        if config.retrieves:
+            shared = self.embedding if config.share_embeddings else nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
+            self.encoder = NeighbourEncoder(config, shared, backend=backend, checkpoint=checkpoint, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initial weights, see `layers.initialise`: for a model built on the meta device and then given memory."""
+        if self.encoder is not None:
+            self.encoder.reset_parameters()
+        branches = 2 * self.config.num_layers + len(self.config.cca_layers)
+        for part in (self.embedding, self.layers, self.norm, self.readout):
+            initialise(part, branches)
+
+    def forward(self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None) -> Tensor:
+        """Logits [B,N,V] of the token after each of `tokens` [B,N].
+
+        Args:
+            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len.
+            neighbours: int64 [B,L,K,R], those of the L = N // M complete chunks, any K and R; None: RETRO[OFF].
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The ids under
+                False do not matter, but must be in the vocabulary.
+
+        Raises:
+            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
+                read them on a GPU would make the host wait in every call. `check_tokens` does that once, where you want it.
+        """
+        self._check(tokens, neighbours, neighbour_mask)
+        encoded = None
+        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
+        for index, layer in enumerate(self.layers, 1):
+            if neighbours is not None and neighbours.shape[1] and index == self.config.cca_layers[0]:
+                x = self._run(layer.attend, x)
+                encoded = self._encode(x, neighbours, neighbour_mask)
+                x = self._run(layer.after_attention, x, encoded, neighbour_mask)
+            else:
+                x = self._run(layer, x, encoded, neighbour_mask)
+        return self.readout(self.norm(x))
+
+    def _encode(self, x: Tensor, neighbours: Tensor, neighbour_mask: Tensor | None) -> Tensor:
+        chunks, length = neighbours.shape[1], self.config.chunk_len
+        return self.encoder(neighbours, x[:, : chunks * length].unflatten(1, (chunks, length)), neighbour_mask=neighbour_mask)
+
+    def _run(self, step, *args):
+        return checkpoint(step, *args, use_reentrant=False) if self.checkpoint and torch.is_grad_enabled() else step(*args)
+
+    def check_tokens(self, name: str, ids: Tensor) -> None:
+        """ValueError, naming `name`, unless all ids are in the vocabulary. Waits for the device."""
+        if ids.numel():
+            low, high = (int(v) for v in ids.aminmax())
+            if low < 0 or high >= self.config.vocab_size:
+                worst = low if low < 0 else high
+                raise ValueError(f"{name}: expected token ids from 0 to V-1 = {self.config.vocab_size - 1}; got {worst}")
+
+    def _check(self, tokens, neighbours, neighbour_mask) -> None:
+        sizes: dict[str, int] = {}
+        _validate.shape("tokens", tokens, "B,N", sizes)
+        self._check_ids("tokens", tokens)
+        if tokens.shape[1] > self.config.max_len:
+            raise ValueError(f"tokens: expected N <= max_len = {self.config.max_len}; got N={tokens.shape[1]}")
+        if neighbours is None:
+            if neighbour_mask is not None:
+                raise ValueError("neighbour_mask: expected None where neighbours is None; got a value")
+            return
+        if self.encoder is None:
+            raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
+        _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
+        complete = tokens.shape[1] // self.config.chunk_len
+        if sizes["L"] != complete:
+            raise ValueError(
+                f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {complete} complete chunks for N={tokens.shape[1]}, "
+                f"chunk_len={self.config.chunk_len}; got L={sizes['L']}"
+            )
+        self._check_ids("neighbours", neighbours)
+        if neighbour_mask is not None:
+            check_neighbour_mask(neighbour_mask, neighbours)
+
+    def _check_ids(self, name: str, ids: Tensor) -> None:
+        """Type, device and, where that costs nothing, range."""
+        device = self.embedding.weight.device
+        if ids.dtype != torch.int64:
+            raise TypeError(f"{name}: expected torch.int64 token ids; got {ids.dtype}")
+        if ids.device != device:
+            raise ValueError(f"{name}: expected the device of the model, {device}; got {ids.device}")
+        if device.type == "cpu" and not torch.compiler.is_compiling():
+            self.check_tokens(name, ids)

@@ -1,0 +1,107 @@
+"""Presets, Table 2's accounting, and what a configuration refuses."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from retro_model.config import PRESETS, RetroConfig
+from retro_model.retro import Retro
+from tests.model import tiny
+
+#: millions of weights, recomputed from Table 2's sizes by hand: RETRO, baseline. The table itself rounds them.
+TABLE_2 = {"172m": (172.491, 132.121), "425m": (425.460, 368.050), "1.5b": (1451.360, 1308.623), "7.5b": (7531.528, 6979.322)}
+
+
+def counted(model: Retro) -> int:
+    """Weights of attention, feed-forward and relative projections that the module really has."""
+    return sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not model.readout)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_table(name):
+    config = RetroConfig.preset(name)
+    retro, baseline = TABLE_2[name]
+    assert round(config.num_parameters() / 1e6, 3) == retro
+    assert round(config.baseline().num_parameters() / 1e6, 3) == baseline
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_module_has_the_weights_of_the_table(name):
+    config = RetroConfig.preset(name)
+    for variant in (config, config.baseline()):
+        model = Retro(variant, device="meta")
+        assert counted(model) == variant.num_parameters()
+        assert model.embedding.weight.shape == (128_000, config.d_model)
+
+
+def test_tiny_accounting_matches_the_module():
+    for changes in ({}, {"encoder_cross_layers": (1, 2)}, {"encoder_cross_layers": ()}, {"cca_layers": (1,)}, {"encoder_layers": 1}):
+        config = tiny.config(**changes)
+        assert counted(Retro(config, device="meta")) == config.num_parameters()
+
+
+def test_cca_layers_of_the_presets():
+    assert RetroConfig.preset("172m").cca_layers == (6, 9, 12)
+    assert RetroConfig.preset("1.5b").cca_layers == (6, 9, 12, 15, 18, 21, 24)
+    assert RetroConfig.preset("7.5b").cca_layers == (6, 9, 12, 15, 18, 21, 24, 27, 30)
+    assert not RetroConfig.preset("172m").baseline().retrieves
+
+
+def test_dict_round_trip_through_json():
+    config = tiny.config(dropout=0.25, encoder_cross_layers=(1, 2))
+    assert RetroConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tiny.config().d_model = 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"d_model": 0}, ValueError, "d_model: expected an int >= 1; got 0"),
+        ({"num_layers": 2.0}, TypeError, "num_layers: expected an int; got float"),
+        ({"chunk_len": True}, TypeError, "chunk_len: expected an int; got bool"),
+        ({"d_model": 25}, ValueError, "d_model: expected an even width"),
+        ({"encoder_d_model": 21}, ValueError, "encoder_d_model: expected an even width"),
+        ({"head_dim": 12}, ValueError, "head_dim: expected a multiple of 8 from 16 to 256; got 12"),
+        ({"encoder_head_dim": 264}, ValueError, "encoder_head_dim: expected a multiple of 8"),
+        ({"cca_layers": (2, 6)}, ValueError, r"cca_layers: expected layers from 1 to num_layers=5; got \(2, 6\)"),
+        ({"cca_layers": (0, 2)}, ValueError, "cca_layers: expected layers from 1"),
+        ({"cca_layers": (4, 2)}, ValueError, "cca_layers: expected ascending layers"),
+        ({"cca_layers": (2, 2)}, ValueError, "cca_layers: expected ascending layers"),
+        ({"cca_layers": 6}, TypeError, "cca_layers: expected a tuple of ints"),
+        ({"encoder_cross_layers": (3,)}, ValueError, "encoder_cross_layers: expected layers from 1 to encoder_layers=2"),
+        ({"share_embeddings": True}, ValueError, "share_embeddings: expected encoder_d_model == d_model = 24"),
+        ({"share_embeddings": 1}, TypeError, "share_embeddings: expected a bool"),
+        ({"dropout": 1.0}, ValueError, r"dropout: expected a probability in \[0, 1\)"),
+        ({"dropout": "0"}, TypeError, "dropout: expected a number"),
+    ],
+)
+def test_refuses(changes, error, message):
+    with pytest.raises(error, match=message):
+        tiny.config(**changes)
+
+
+def test_from_dict_refuses():
+    with pytest.raises(ValueError, match="unknown depth"):
+        RetroConfig.from_dict(tiny.config().to_dict() | {"depth": 3})
+    with pytest.raises(ValueError, match="none of vocab_size"):
+        RetroConfig.from_dict({k: v for k, v in tiny.config().to_dict().items() if k != "vocab_size"})
+    with pytest.raises(ValueError, match=r"name: expected one of 172m, 425m, 1\.5b, 7\.5b; got '7b'"):
+        RetroConfig.preset("7b")
+
+
+def test_initial_weights():
+    """Their spread, and that the residual stream's variance does not explode: logits of a fresh model have a variance near 1."""
+    torch.manual_seed(0)
+    model = Retro(tiny.config(d_model=256, d_ff=1024, num_layers=6, cca_layers=(2, 4, 6), vocab_size=512))
+    assert abs(model.layers[0].feed_forward.inner.weight.std().item() * 256**0.5 - 1) < 0.02
+    assert abs(model.layers[0].feed_forward.output.weight.std().item() * (1024 * 15) ** 0.5 - 1) < 0.02
+    tokens = torch.randint(0, 512, (2, 32))
+    logits = model(tokens, torch.randint(0, 512, (2, 8, 2, 6)))
+    assert 0.7 < logits.std().item() < 1.3
