@@ -6,6 +6,7 @@ libraries people already use. Importing this package loads torch and `retro_kern
     config.py       RetroConfig, the presets of Table 2 and its parameter accounting
     layers.py       RelativePositions, RelativeAttention, ChunkedCrossAttention, FeedForward: stand-alone modules
     encoder.py      NeighbourEncoder
+    inputs.py       what every model checks of its tokens and neighbours
     retro.py        Retro, the decoder with its encoder; cache.py what it keeps while decoding; generation.py sampling
     retrofit.py     adds CCA and an encoder to a frozen decoder; adapters.py swaps another package's CCA for ours
     training.py     optimiser, schedule, training step; checkpoint.py saves and resumes exactly

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from retro_kernels import _validate
 
 from .config import RetroConfig
+from .inputs import check_neighbour_mask
 from .layers import FeedForward, RelativeAttention, initialise
 
 NORM_EPS = 1e-6
@@ -119,15 +120,3 @@ class NeighbourEncoder(nn.Module):
             else:
                 x = layer(x, chunks, key_mask)
         return self.norm(x).unflatten(0, neighbours.shape[:3])
-
-
-def check_neighbour_mask(mask: Tensor, neighbours: Tensor) -> None:
-    """bool [B,L,K] or [B,L,K,R] for neighbours [B,L,K,R]; TypeError or ValueError otherwise."""
-    _validate.tensor("neighbour_mask", mask)
-    if mask.dtype is not torch.bool:
-        raise TypeError(f"neighbour_mask: expected torch.bool, True = attend; got {mask.dtype}")
-    if mask.shape not in (neighbours.shape, neighbours.shape[:3]):
-        expected = list(neighbours.shape)
-        raise ValueError(f"neighbour_mask: expected [B,L,K]={expected[:3]} or [B,L,K,R]={expected}; got shape {list(mask.shape)}")
-    if mask.device != neighbours.device:
-        raise ValueError(f"neighbour_mask: expected the device of neighbours, {neighbours.device}; got {mask.device}")

@@ -7,10 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_kernels import _validate
-
 from .config import RetroConfig
-from .encoder import NORM_EPS, NeighbourEncoder, check_neighbour_mask
+from .encoder import NORM_EPS, NeighbourEncoder
+from .inputs import check_inputs
 from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, initialise
 
 
@@ -108,9 +107,9 @@ class Retro(nn.Module):
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
-                read them on a GPU would make the host wait in every call. `check_tokens` does that once, where you want it.
+                read them on a GPU would make the host wait in every call. `inputs.check_tokens` does that once, where you want it.
         """
-        self._check(tokens, neighbours, neighbour_mask)
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device)
         encoded = None
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         for index, layer in enumerate(self.layers, 1):
@@ -128,44 +127,3 @@ class Retro(nn.Module):
 
     def _run(self, step, *args):
         return checkpoint(step, *args, use_reentrant=False) if self.checkpoint and torch.is_grad_enabled() else step(*args)
-
-    def check_tokens(self, name: str, ids: Tensor) -> None:
-        """ValueError, naming `name`, unless all ids are in the vocabulary. Waits for the device."""
-        if ids.numel():
-            low, high = (int(v) for v in ids.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                worst = low if low < 0 else high
-                raise ValueError(f"{name}: expected token ids from 0 to V-1 = {self.config.vocab_size - 1}; got {worst}")
-
-    def _check(self, tokens, neighbours, neighbour_mask) -> None:
-        sizes: dict[str, int] = {}
-        _validate.shape("tokens", tokens, "B,N", sizes)
-        self._check_ids("tokens", tokens)
-        if tokens.shape[1] > self.config.max_len:
-            raise ValueError(f"tokens: expected N <= max_len = {self.config.max_len}; got N={tokens.shape[1]}")
-        if neighbours is None:
-            if neighbour_mask is not None:
-                raise ValueError("neighbour_mask: expected None where neighbours is None; got a value")
-            return
-        if self.encoder is None:
-            raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
-        _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
-        complete = tokens.shape[1] // self.config.chunk_len
-        if sizes["L"] != complete:
-            raise ValueError(
-                f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {complete} complete chunks for N={tokens.shape[1]}, "
-                f"chunk_len={self.config.chunk_len}; got L={sizes['L']}"
-            )
-        self._check_ids("neighbours", neighbours)
-        if neighbour_mask is not None:
-            check_neighbour_mask(neighbour_mask, neighbours)
-
-    def _check_ids(self, name: str, ids: Tensor) -> None:
-        """Type, device and, where that costs nothing, range."""
-        device = self.embedding.weight.device
-        if ids.dtype != torch.int64:
-            raise TypeError(f"{name}: expected torch.int64 token ids; got {ids.dtype}")
-        if ids.device != device:
-            raise ValueError(f"{name}: expected the device of the model, {device}; got {ids.device}")
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            self.check_tokens(name, ids)

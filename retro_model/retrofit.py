@@ -12,13 +12,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
+from .inputs import check_inputs
 from .layers import ChunkedCrossAttention
-from .retro import Retro, check_neighbours
+from .retro import Retro
 
 #: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
 PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
@@ -110,7 +110,8 @@ def _config_of(decoder: nn.Module, num_layers: int) -> RetroConfig:
             raise TypeError(f"decoder: expected a model whose config has {name}; got {type(decoder).__name__}")
     width, heads = theirs.hidden_size, theirs.num_attention_heads
     head_dim = getattr(theirs, "head_dim", None) or width // heads
-    return RetroConfig(theirs.vocab_size, width, 4 * width, heads, head_dim, num_layers)
+    longest = getattr(theirs, "max_position_embeddings", None) or RetroConfig.max_len
+    return RetroConfig(theirs.vocab_size, width, 4 * width, heads, head_dim, num_layers, max_len=longest)
 
 
 class RetrofittedDecoder(nn.Module):
@@ -164,7 +165,7 @@ class RetrofittedDecoder(nn.Module):
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token")
-        check_neighbours(self.config, tokens, neighbours, neighbour_mask)
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device)
         if neighbours is not None and neighbours.shape[1]:
             self._retrieval = _Retrieval(neighbours, neighbour_mask)
         try:

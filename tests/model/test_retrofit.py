@@ -50,7 +50,7 @@ def retrofitted(make, effect: bool = False):
     before = copy.deepcopy(decoder)
     model = retrofit(decoder, **ADDED)
     if effect:
-        for name, p in model.named_parameters():
+        for p in model.parameters():
             if p.requires_grad and p.dim() > 1:
                 torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
     return before, model
