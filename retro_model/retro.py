@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .cache import RetroCache, decode
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs
@@ -37,16 +41,17 @@ class DecoderLayer(nn.Module):
 
     def attend(self, x: Tensor) -> Tensor:
         """The first residual step: what conditions the encoder in layer min(P)."""
-        return x + self._dropped(self.attention(self.attention_norm(x)))
+        return self.residual(self.attention_norm, self.attention, x)
 
     def after_attention(self, x: Tensor, encoded: Tensor | None, neighbour_mask: Tensor | None) -> Tensor:
         """The other residual steps."""
         if self.cca is not None and encoded is not None:
-            x = x + self._dropped(self.cca(self.cca_norm(x), encoded, neighbour_mask=neighbour_mask))
-        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
+            x = self.residual(self.cca_norm, partial(self.cca, encoded=encoded, neighbour_mask=neighbour_mask), x)
+        return self.residual(self.feed_forward_norm, self.feed_forward, x)
 
-    def _dropped(self, update: Tensor) -> Tensor:
-        return F.dropout(update, self.dropout, self.training)
+    def residual(self, norm: nn.Module, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """x plus `update` of the normalised x, with dropout."""
+        return x + F.dropout(update(norm(x)), self.dropout, self.training)
 
 
 class Retro(nn.Module):
@@ -96,20 +101,33 @@ class Retro(nn.Module):
         for part in (self.embedding, self.layers, self.norm, self.readout):
             initialise(part, branches)
 
-    def forward(self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
+    ) -> Tensor:
         """Logits [B,N,V] of the token after each of `tokens` [B,N].
 
         Args:
-            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len.
+            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len. With a cache, those that follow what it holds.
             neighbours: int64 [B,L,K,R], those of the L = N // M complete chunks, any K and R; None: RETRO[OFF].
+                With a cache, of the L = cache.completes(N) chunks that complete within this call; a row that completes fewer uses
+                its first ones; None where some complete: they have no neighbours. K and R stay the same.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The ids under
                 False do not matter, but must be in the vocabulary.
+            cache: holds the tokens before these and takes these in; see `RetroCache`. Such a call is not differentiable.
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
                 read them on a GPU would make the host wait in every call. `inputs.check_tokens` does that once, where you want it.
         """
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device)
+        return self.readout(self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache))
+
+    def activations(
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
+    ) -> Tensor:
+        """What `readout` turns into logits, [B,N,d]: for a caller who needs few of the [B,N,V]. Arguments as in `forward`."""
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache)
+        if cache is not None:
+            return decode(self, tokens, neighbours, neighbour_mask, cache)
         encoded = None
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         for index, layer in enumerate(self.layers, 1):
@@ -119,7 +137,7 @@ class Retro(nn.Module):
                 x = self._run(layer.after_attention, x, encoded, neighbour_mask)
             else:
                 x = self._run(layer, x, encoded, neighbour_mask)
-        return self.readout(self.norm(x))
+        return self.norm(x)
 
     def _encode(self, x: Tensor, neighbours: Tensor, neighbour_mask: Tensor | None) -> Tensor:
         chunks, length = neighbours.shape[1], self.config.chunk_len

@@ -1,0 +1,176 @@
+"""Sampling: against a loop of whole forward passes, rows of different lengths against each alone, and what is refused."""
+
+import pytest
+import torch
+
+from retro_model.generation import generate, sample
+from tests.model import tiny
+
+M, K, R = 4, 2, 6
+
+
+def retrieve(chunks):
+    """Neighbours that depend on every token of the chunk, ragged, some missing."""
+    key = (chunks * torch.tensor([1, 3, 7, 11])).sum(-1)
+    neighbours = (key[:, None, None] * 5 + torch.arange(K * R).view(K, R) * 3) % tiny.VOCAB
+    return neighbours, torch.arange(R) < (key[:, None, None] + 2 * torch.arange(K)[:, None]) % (R + 1)
+
+
+def slowly(model, prompt, count, with_neighbours=True, stop=None):
+    """Greedy decoding with a whole forward pass for each token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        given = {}
+        chunks = len(tokens) // M
+        if with_neighbours and chunks:
+            neighbours, mask = retrieve(torch.tensor(tokens[: chunks * M]).view(-1, M))
+            given = {"neighbours": neighbours[None], "neighbour_mask": mask[None]}
+        tokens.append(model(torch.tensor([tokens]), **given)[0, -1].argmax().item())
+        if tokens[-1] == stop:
+            break
+    return tokens
+
+
+def prompts(*lengths):
+    g = torch.Generator().manual_seed(7)
+    return [torch.randint(0, tiny.VOCAB, (n,), generator=g).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("lengths", [(5,), (3, 9, 6), (4, 4), (1, 8, 2, 7, 8)], ids=str)
+def test_greedy_equals_whole_passes_row_by_row(lengths):
+    model = tiny.model(dtype=torch.float64)
+    rows = prompts(*lengths)
+    got = generate(model, rows, 14, retrieve=retrieve)
+    assert [row.tolist() for row in got] == [slowly(model, row, 14) for row in rows]
+
+
+def test_neighbours_matter_to_the_test():
+    model = tiny.model(dtype=torch.float64)
+    rows = prompts(9)
+    off = generate(model, rows, 14)
+    assert off[0].tolist() == slowly(model, rows[0], 14, with_neighbours=False)
+    assert off[0].tolist() != generate(model, rows, 14, retrieve=retrieve)[0].tolist()
+
+
+def test_each_chunk_is_retrieved_once_when_it_completes():
+    model = tiny.model()
+    seen = []
+
+    def recording(chunks):
+        seen.append(chunks.tolist())
+        return retrieve(chunks)
+
+    got = [row.tolist() for row in generate(model, prompts(6, 3, 8), 7, retrieve=recording)]
+    chunks = [row[i : i + M] for row in got for i in range(0, len(row) - M + 1, M)]
+    # the token that ends row 2 (15 tokens) completes nothing; row 0 has 13, row 1 has 10
+    assert sorted(c for call in seen for c in call) == sorted(chunks)
+    assert len(seen[0]) == 3 and all(len(call) >= 1 for call in seen)
+
+
+def test_rows_stop_by_themselves():
+    model = tiny.model(dtype=torch.float64)
+    rows = prompts(3, 9, 6)
+    whole = [slowly(model, row, 20) for row in rows]
+    stop = whole[1][11]  # row 1 stops within three tokens
+    got = generate(model, rows, 20, retrieve=retrieve, stop_token=stop)
+    assert [row.tolist() for row in got] == [slowly(model, row, 20, stop=stop) for row in rows]
+    assert len(got[1]) <= 12
+
+
+def test_prompts_as_a_tensor_and_no_new_tokens():
+    model = tiny.model()
+    tokens = torch.tensor(prompts(5, 5))
+    assert torch.equal(torch.stack(generate(model, tokens, 0)), tokens)
+    assert [r.tolist() for r in generate(model, tokens, 3)] == [r.tolist() for r in generate(model, tokens.tolist(), 3)]
+
+
+def test_the_mode_is_restored_and_dropout_is_off():
+    model = tiny.model(dropout=0.5).train()
+    got = [generate(model, prompts(5), 8)[0].tolist() for _ in range(2)]
+    assert model.training and got[0] == got[1]
+
+
+def test_sampling_repeats_with_its_generator():
+    model = tiny.model()
+    draw = lambda seed: generate(  # noqa: E731
+        model, prompts(5, 3), 12, retrieve=retrieve, temperature=1.0, generator=torch.Generator().manual_seed(seed)
+    )
+    a, b, c = draw(1), draw(1), draw(2)
+    assert all(torch.equal(x, y) for x, y in zip(a, b))
+    assert any(not torch.equal(x, y) for x, y in zip(a, c))
+
+
+def test_sample_has_the_distribution_it_says():
+    logits = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
+    g = torch.Generator().manual_seed(0)
+    n = 20_000
+    frequency = lambda **options: torch.bincount(sample(logits.expand(n, 4), generator=g, **options), minlength=4) / n  # noqa: E731
+    four_sigma = 4 * 0.5 / n**0.5
+    squared = torch.tensor([0.25, 0.0625, 0.0225, 0.01])
+    expected = {
+        (1.0, 1.0): torch.tensor([0.5, 0.25, 0.15, 0.1]),
+        (0.5, 1.0): squared / squared.sum(),
+        (1.0, 0.8): torch.tensor([0.5, 0.25, 0.15, 0.0]) / 0.9,  # 0.75 is not yet 0.8
+        (1.0, 0.7): torch.tensor([0.5, 0.25, 0.0, 0.0]) / 0.75,
+        (1.0, 0.1): torch.tensor([1.0, 0.0, 0.0, 0.0]),
+        (0.0, 1.0): torch.tensor([1.0, 0.0, 0.0, 0.0]),
+        (1e-300, 1.0): torch.tensor([1.0, 0.0, 0.0, 0.0]),
+    }
+    for (temperature, top_p), want in expected.items():
+        got = frequency(temperature=temperature, top_p=top_p)
+        assert (got - want).abs().max() < four_sigma, (temperature, top_p, got)
+        assert not got[want == 0].any()
+
+
+def returns(neighbours, mask):
+    return {"retrieve": lambda chunks: (neighbours(retrieve(chunks)[0]), mask(retrieve(chunks)[1]))}
+
+
+same = lambda x: x  # noqa: E731
+REFUSED = {
+    "no prompts": (([], 3), {}, ValueError, "prompts: expected at least one"),
+    "empty prompt": (([[1], []], 3), {}, ValueError, r"prompts\[1\]: expected a prompt of at least one token"),
+    "out of range": (([[1, 37]], 3), {}, ValueError, r"prompts\[0\]: expected token ids from 0 to V-1 = 36; got 37"),
+    "negative": (([[1, -1]], 3), {}, ValueError, r"prompts\[0\]: expected token ids from 0 to V-1 = 36; got -1"),
+    "float": (([[1.0]], 3), {}, TypeError, r"prompts\[0\]: expected a sequence of int token ids"),
+    "float tensor": ((torch.ones(1, 3), 3), {}, TypeError, r"prompts\[0\]: expected torch.int64"),
+    "one-dimensional": ((torch.ones(3).long(), 3), {}, ValueError, r"prompts: expected \[B,N\]"),
+    "string": (("abc", 3), {}, TypeError, "prompts: expected int64"),
+    "too long": (([[1] * 60], 5), {}, ValueError, "max_new_tokens: expected at most max_len - longest prompt = 64 - 60; got 5"),
+    "negative count": (([[1]], -1), {}, ValueError, "max_new_tokens: expected an int >= 0"),
+    "temperature": (([[1]], 1), {"temperature": -1}, ValueError, "temperature: expected a number >= 0"),
+    "top_p": (([[1]], 1), {"top_p": 0.0}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
+    "stop_token": (([[1]], 1), {"stop_token": 37}, ValueError, "stop_token: expected an int <= 36"),
+    "retrieve": (([[1]], 1), {"retrieve": 3}, TypeError, "retrieve: expected a function"),
+    "one result": (([[1] * 5], 1), {"retrieve": lambda c: retrieve(c)[0]}, TypeError, "retrieve: expected it to return"),
+    "neighbour shape": (([[1] * 5], 1), returns(lambda n: n[0], same), ValueError, r"retrieve's neighbours: expected \[n,K,R\]"),
+    "neighbour count": (([[1] * 9], 1), returns(lambda n: n[:1], same), ValueError, r"retrieve's neighbours: expected \[n,K,R\] with n=2; got n=1"),
+    "neighbour type": (([[1] * 5], 1), returns(lambda n: n.int(), same), TypeError, "retrieve's neighbours: expected torch.int64"),
+    "neighbour ids": (([[1] * 5], 1), returns(lambda n: n + 37, same), ValueError, "retrieve's neighbours: expected token ids"),
+    "mask type": (([[1] * 5], 1), returns(same, lambda m: m.int()), TypeError, "retrieve's mask: expected torch.bool"),
+    "mask shape": (([[1] * 5], 1), returns(same, lambda m: m[:, :, :2]), ValueError, r"retrieve's mask: expected \[n,K\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name):
+    args, options, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        generate(tiny.model(), *args, **options)
+
+
+def test_refuses_another_number_of_neighbours_later():
+    calls = []
+
+    def shrinking(chunks):
+        calls.append(len(chunks))
+        neighbours, mask = retrieve(chunks)
+        return neighbours[:, : 3 - len(calls)], mask[:, : 3 - len(calls)]
+
+    with pytest.raises(ValueError, match=r"retrieve's neighbours: expected \[n,K,R\] with K=2; got K=1"):
+        generate(tiny.model(), prompts(5), 8, retrieve=shrinking)
+
+
+def test_a_baseline_refuses_to_retrieve():
+    with pytest.raises(ValueError, match="retrieve: expected None for a model without retrieval"):
+        generate(tiny.model(cca_layers=()), [[1]], 3, retrieve=retrieve)
