@@ -34,4 +34,4 @@ lint: .venv/ready
 	$(PY) -m ruff format --check .
 
 clean:
-	rm -rf build .venv bench/out retro_kernels/*.so compile_commands.json
+	rm -rf build .venv bench/out retro_kernels/*.so retro_model/*.so compile_commands.json

@@ -1,6 +1,6 @@
-"""Builds the two optional extensions: `retro_kernels._cpu` (a C++ compiler) and `retro_kernels._cuda` (nvcc and a CUDA torch).
+"""Builds the optional extensions: `retro_kernels._cpu` and `retro_model._text` (a C++ compiler), `retro_kernels._cuda` (nvcc and a CUDA torch).
 
-Neither includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once per instruction set; which one runs is chosen at
+None includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once per instruction set; which one runs is chosen at
 run time. Compilation is parallel and incremental. Without a compiler the package installs and works on the reference.
 Honours CXX, CXXFLAGS, LDFLAGS and CUDACXX, e.g. CXXFLAGS="-g -fsanitize=address,undefined".
 """
@@ -138,6 +138,22 @@ def available_isas(cxx: list[str]) -> list[str]:
     return found
 
 
+def link_shared(cxx: list[str], extra: list[str], objects_made: list[str], target: Path) -> tuple[Path, list[str]]:
+    undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    link = shlex.split(os.environ.get("LDFLAGS", ""))
+    return target, [*cxx, "-shared", *undefined, *extra, *objects_made, "-o", str(target), "-pthread", *link]
+
+
+def build_text(objects: Path, target: Path) -> None:
+    cxx, extra = compiler(), shlex.split(os.environ.get("CXXFLAGS", ""))
+    jobs = []
+    for source in [*sorted((CSRC / "text").glob("*.cpp")), CSRC / "cpu" / "parallel.cpp"]:
+        output = objects / "text" / f"{source.stem}.o"
+        flags = includes() if source.stem == "bindings" else []
+        jobs.append((output, [*cxx, *CXX_FLAGS, *extra, *flags, "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
+    ninja_build(objects / "text", jobs, link_shared(cxx, extra, [str(output) for output, _ in jobs], target))
+
+
 def build_cpu(objects: Path, target: Path) -> None:
     cxx, extra = compiler(), shlex.split(os.environ.get("CXXFLAGS", ""))
     isas = available_isas(cxx)
@@ -160,10 +176,7 @@ def build_cpu(objects: Path, target: Path) -> None:
                 job(source, f"{source.stem}.{isa}", [*ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}"])
     database = [{"directory": str(ROOT), "command": shlex.join(c), "file": c[-3]} for _, c in jobs]
     (ROOT / "compile_commands.json").write_text(json.dumps(database, indent=1))
-    undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-    link = shlex.split(os.environ.get("LDFLAGS", ""))
-    objects_made = [str(output) for output, _ in jobs]
-    ninja_build(objects / "cpu", jobs, (target, [*cxx, "-shared", *undefined, *extra, *objects_made, "-o", str(target), "-pthread", *link]))
+    ninja_build(objects / "cpu", jobs, link_shared(cxx, extra, [str(output) for output, _ in jobs], target))
 
 
 def build_cuda(objects: Path, target: Path) -> None:
@@ -193,19 +206,22 @@ def cuda_compiler() -> str | None:
     return os.environ.get("CUDACXX") or (home and shutil.which("nvcc", path=f"{home}/bin")) or shutil.which("nvcc")
 
 
+BUILDERS = {"retro_kernels._cpu": build_cpu, "retro_kernels._cuda": build_cuda, "retro_model._text": build_text}
+
+
 class Build(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         objects = Path(self.build_temp).resolve()
-        build = build_cuda if ext.name.endswith("_cuda") else build_cpu
+        build = BUILDERS[ext.name]
         try:
             build(objects, target)
         except (CompileError, OSError, ImportError) as error:
-            print(f"warning: {ext.name} is left out, the package works without it: {error}", file=sys.stderr)
+            print(f"warning: {ext.name} is left out, the package works without what it does: {error}", file=sys.stderr)
             raise CompileError(str(error)) from error
 
 
-EXTENSIONS = [Extension("retro_kernels._cpu", [], optional=True)]
+EXTENSIONS = [Extension(name, [], optional=True) for name in ("retro_kernels._cpu", "retro_model._text")]
 if cuda_compiler():
     EXTENSIONS.append(Extension("retro_kernels._cuda", [], optional=True))
 

@@ -1,0 +1,88 @@
+// An n-gram's hash is a polynomial rolled over mixed tokens; permutation p of hash x is the high half of a_p * x + b_p.
+#include "minhash.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace retro::text {
+namespace {
+
+// splitmix64's finaliser (Steele, Lea, Flood, 2014): a bijection that spreads every bit over the word
+uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15ull;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+uint64_t token_hash(int32_t token) { return mix(static_cast<uint32_t>(token)); }
+
+// visit(start, hash) of every n-gram
+template <class Visit>
+void each_ngram(Span document, int64_t ngram, Visit&& visit) {
+  constexpr uint64_t BASE = 0xD1342543DE82EF95ull;  // odd, so that no power of it vanishes
+  const int64_t length = std::min(ngram, document.size);
+  if (length == 0) return;
+  uint64_t hash = mix(static_cast<uint64_t>(length)), leaving = 1;
+  for (int64_t i = 0; i < length; ++i) leaving *= BASE;
+  const uint64_t start = hash * leaving;  // the length's share, kept out of the rolling
+  hash = 0;
+  for (int64_t i = 0; i < document.size; ++i) {
+    hash = hash * BASE + token_hash(document.data[i]);
+    if (i >= length) hash -= token_hash(document.data[i - length]) * leaving;
+    if (i + 1 >= length) visit(i + 1 - length, mix(hash + start));
+  }
+}
+
+struct Gram {
+  uint64_t hash;
+  const int32_t* tokens;
+};
+
+std::vector<Gram> distinct_ngrams(Span document, int64_t ngram) {
+  std::vector<Gram> grams;
+  each_ngram(document, ngram, [&](int64_t start, uint64_t hash) { grams.push_back({hash, document.data + start}); });
+  const int64_t length = std::min(ngram, document.size);
+  std::sort(grams.begin(), grams.end(), [=](const Gram& a, const Gram& b) {
+    if (a.hash != b.hash) return a.hash < b.hash;
+    return std::lexicographical_compare(a.tokens, a.tokens + length, b.tokens, b.tokens + length);
+  });
+  const auto same = [=](const Gram& a, const Gram& b) { return a.hash == b.hash && std::equal(a.tokens, a.tokens + length, b.tokens); };
+  grams.erase(std::unique(grams.begin(), grams.end(), same), grams.end());
+  return grams;
+}
+
+}  // namespace
+
+void minhash(Span document, int64_t ngram, int64_t permutations, uint64_t seed, uint32_t* signature) {
+  std::vector<uint64_t> hashes;
+  each_ngram(document, ngram, [&](int64_t, uint64_t hash) { hashes.push_back(hash); });
+  uint64_t state = mix(seed);
+  for (int64_t p = 0; p < permutations; ++p) {
+    const uint64_t factor = (state = mix(state)) | 1, offset = state = mix(state);
+    uint32_t least = UINT32_MAX;
+    for (const uint64_t hash : hashes) least = std::min(least, static_cast<uint32_t>((hash * factor + offset) >> 32));
+    signature[p] = least;
+  }
+}
+
+double jaccard(Span a, Span b, int64_t ngram) {
+  const int64_t length_a = std::min(ngram, a.size), length_b = std::min(ngram, b.size);
+  const std::vector<Gram> left = distinct_ngrams(a, ngram), right = distinct_ngrams(b, ngram);
+  if (left.empty() && right.empty()) return 0;
+  int64_t common = 0;
+  size_t i = 0, j = 0;
+  while (length_a == length_b && i < left.size() && j < right.size()) {
+    const int32_t *x = left[i].tokens, *y = right[j].tokens;
+    if (left[i].hash == right[j].hash && std::equal(x, x + length_a, y)) {
+      ++common, ++i, ++j;
+    } else if (left[i].hash != right[j].hash ? left[i].hash < right[j].hash : std::lexicographical_compare(x, x + length_a, y, y + length_a)) {
+      ++i;
+    } else {
+      ++j;
+    }
+  }
+  return static_cast<double>(common) / static_cast<double>(left.size() + right.size() - common);
+}
+
+}  // namespace retro::text

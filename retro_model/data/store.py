@@ -1,0 +1,227 @@
+"""TokenStore: documents as rows of M tokens on disk, memory-mapped; its writer continues after a kill.
+
+A document fills ceil(tokens / M) rows; its last row is padded with `PAD`, and nothing crosses a document. In the folder:
+tokens.bin [chunks,M], lengths.bin, chunk_doc.bin, chunk_bytes.bin [chunks], documents.jsonl (one line each), store.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from . import files
+from .tokens import BOS, PAD, Encoder
+
+MANIFEST, KIND = "store.json", "token store"
+COLUMNS = {"lengths": np.int32, "chunk_doc": np.int64, "chunk_bytes": np.int64}
+NAMES = ("tokens.bin", *(f"{name}.bin" for name in COLUMNS), "documents.jsonl")
+ENCODED_AT_ONCE = 64  # documents
+
+
+class Document(NamedTuple):
+    """What a store is written from: text, or token ids [any integer type]."""
+
+    name: str
+    group: str
+    content: str | np.ndarray
+
+
+class Entry(NamedTuple):
+    """What a store knows of a document; its rows are first_chunk .. first_chunk + num_chunks - 1."""
+
+    name: str
+    group: str
+    first_chunk: int
+    num_chunks: int
+    num_tokens: int
+    num_bytes: int
+
+
+class TokenStore:
+    """Reads a store: arrays over all chunks, memory-mapped and read-only.
+
+    Attributes:
+        tokens [num_chunks,M] (uint16 or uint32), lengths [num_chunks]: how many are real, chunk_doc [num_chunks]: the document's
+        number, chunk_bytes [num_chunks]: UTF-8 bytes behind the chunk's tokens. documents: list of Entry.
+        chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name; identity: hash of all content.
+
+    Args:
+        folder: where `build_store` wrote it.
+        verify: compare checksums (reads everything); sizes are always compared.
+
+    Raises:
+        FileNotFoundError, ValueError: naming the file that is missing, truncated, corrupt or unfinished.
+    """
+
+    def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
+        self.folder = Path(folder)
+        manifest = files.read_manifest(self.folder / MANIFEST, KIND, complete=True)
+        files.check_files(self.folder / MANIFEST, manifest["files"], verify=verify)
+        settings, facts = manifest["settings"], manifest["facts"]
+        self.chunk_len, self.vocab_size, self.tokenizer_name = settings["chunk_len"], settings["vocab_size"], settings["tokenizer"]
+        self.num_chunks, self.num_tokens, self.num_bytes = facts["chunks"], facts["tokens"], facts["bytes"]
+        self.identity = hashlib.sha256(json.dumps([settings, manifest["files"]], sort_keys=True).encode()).hexdigest()[:16]
+        self.tokens = files.mapped(self.folder / "tokens.bin", settings["token_type"], (self.num_chunks, self.chunk_len))
+        for name, dtype in COLUMNS.items():
+            setattr(self, name, files.mapped(self.folder / f"{name}.bin", dtype, (self.num_chunks,)))
+        self.lengths: np.ndarray
+        self.chunk_doc: np.ndarray
+        self.chunk_bytes: np.ndarray
+        self.documents = _entries(_read_records(self.folder / "documents.jsonl"))
+
+    def __len__(self) -> int:
+        return self.num_chunks
+
+    def chunks(self, ids) -> np.ndarray:
+        """Rows of tokens as int64 [..., M]."""
+        return self.tokens[np.asarray(ids)].astype(np.int64)
+
+    def document_tokens(self, document: int) -> np.ndarray:
+        """All tokens of a document without its padding, int64."""
+        entry = self.documents[document]
+        return self.tokens[entry.first_chunk : entry.first_chunk + entry.num_chunks].reshape(-1)[: entry.num_tokens].astype(np.int64)
+
+    def stream(self) -> Iterator[Document]:
+        """Every document again, as token ids: the input of another store."""
+        for number, entry in enumerate(self.documents):
+            yield Document(entry.name, entry.group, self.document_tokens(number))
+
+
+def build_store(
+    folder: str | Path,
+    documents: Iterable[Document | tuple],
+    tokenizer: Encoder,
+    *,
+    chunk_len: int = 64,
+    bos: bool = False,
+    commit_every: int = 256,
+    progress: bool = False,
+) -> TokenStore:
+    """Writes documents to a store as they come; run again with the same input after a kill, it continues.
+
+    The result is bitwise that of an uninterrupted run. On continuing (and on a complete store) the documents already
+    written are read again, not encoded, and compared by their digests.
+
+    Args:
+        folder: made if need be.
+        documents: (name, group, text or token ids) each.
+        tokenizer: a `Tokenizer`, or another `Encoder`.
+        chunk_len: M, tokens a row.
+        bos: BOS before every document.
+        commit_every: documents between two points where a killed run continues.
+        progress: show a bar (rich).
+
+    Raises:
+        TypeError, ValueError: a document without tokens, with ids outside the vocabulary or that isn't UTF-8, by name; a folder
+            built with other settings or from other documents; a corrupt file, by name.
+    """
+    for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
+    token_type = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    settings = {
+        "chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size), "token_type": token_type, "bos": bos,
+    }  # fmt: skip
+    folder = Path(folder)
+    with files.Build(folder / MANIFEST, KIND, settings, dict.fromkeys(NAMES, b"")) as build:
+        writer = _Writer(build, tokenizer, chunk_len, bos, token_type)
+        incoming = files.track(documents, "tokens", enabled=progress)
+        _skip_written(folder, incoming, build)
+        if build.complete:
+            if (extra := next(incoming, None)) is not None:
+                raise ValueError(f"{folder}: a complete store without document {Document(*extra).name!r}; delete it or build elsewhere")
+        else:
+            while group := list(islice(incoming, ENCODED_AT_ONCE)):
+                writer.write([Document(*document) for document in group], commit_every)
+            build.finish(**writer.facts)
+    return TokenStore(folder, verify=False)
+
+
+class _Writer:
+    """Appends documents to the files of a build and counts them."""
+
+    def __init__(self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos: bool, token_type: str) -> None:
+        self.build, self.tokenizer, self.chunk_len, self.bos, self.token_type = build, tokenizer, chunk_len, bos, token_type
+        self.byte_lengths = np.asarray(tokenizer.byte_lengths)
+        self.facts = build.facts or {"documents": 0, "chunks": 0, "tokens": 0, "bytes": 0}
+
+    def write(self, documents: list[Document], commit_every: int) -> None:
+        digests = [_digest(document) for document in documents]
+        texts = [d.content for d in documents if isinstance(d.content, str)]
+        encoded = iter(self.tokenizer.encode_batch(texts) if texts else [])
+        for document, digest in zip(documents, digests):
+            ids = np.asarray(next(encoded) if isinstance(document.content, str) else document.content)
+            self._one(document, digest, self._checked(document.name, ids))
+            if self.facts["documents"] % commit_every == 0:
+                self.build.commit(**self.facts)
+
+    def _checked(self, name: str, ids: np.ndarray) -> np.ndarray:
+        if ids.size and ids.dtype.kind not in "iu":
+            raise TypeError(f"document {name!r}: expected text or integer token ids; got {ids.dtype}")
+        if ids.ndim != 1 or not ids.size:
+            raise ValueError(f"document {name!r}: expected at least one token, in one dimension; got shape {list(ids.shape)}")
+        if ids.min() < 0 or ids.max() >= self.tokenizer.vocab_size:
+            raise ValueError(f"document {name!r}: expected token ids below {self.tokenizer.vocab_size}; got {ids.min()} .. {ids.max()}")
+        ids = ids.astype(np.int64)
+        return np.concatenate([[BOS], ids]) if self.bos else ids
+
+    def _one(self, document: Document, digest: str, ids: np.ndarray) -> None:
+        rows = -(-len(ids) // self.chunk_len)
+        padded = np.full(rows * self.chunk_len, PAD, self.token_type)
+        padded[: len(ids)] = ids
+        lengths = np.full(rows, self.chunk_len, np.int32)
+        lengths[-1] = len(ids) - (rows - 1) * self.chunk_len
+        chunk_bytes = np.add.reduceat(self.byte_lengths[ids], np.arange(rows) * self.chunk_len).astype(np.int64)
+        owner = np.full(rows, self.facts["documents"], np.int64)
+        for name, values in (("tokens", padded), ("lengths", lengths), ("chunk_doc", owner), ("chunk_bytes", chunk_bytes)):
+            self.build.append(f"{name}.bin", values)
+        record = [document.name, document.group, rows, len(ids), int(chunk_bytes.sum()), digest]
+        self.build.append("documents.jsonl", (json.dumps(record) + "\n").encode())
+        more = {"documents": 1, "chunks": rows, "tokens": len(ids), "bytes": record[4]}
+        self.facts = {name: self.facts[name] + more[name] for name in more}
+
+
+def _skip_written(folder: Path, incoming: Iterator, build: files.Build) -> None:
+    """Reads past the documents that a build already holds; they must be the same ones."""
+    if not build.facts:
+        return
+    for number, record in enumerate(_read_records(folder / "documents.jsonl")[: build.facts["documents"]]):
+        raw = next(incoming, None)
+        if raw is None:
+            raise ValueError(f"{folder}: the store holds {build.facts['documents']} documents; now the input ends after {number}")
+        document = Document(*raw)
+        if [document.name, document.group, _digest(document)] != [record[0], record[1], record[5]]:
+            raise ValueError(f"{folder}: document {number} was {record[0]!r}; now {document.name!r} or of other content")
+
+
+def _digest(document: Document) -> str:
+    content = document.content
+    if isinstance(content, str):
+        try:
+            data = content.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"document {document.name!r}: expected text that UTF-8 can hold; {error}") from error
+        return hashlib.sha256(b"text" + data).hexdigest()[:32]
+    array = np.asarray(content)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"document {document.name!r}: expected text or integer token ids; got {array.dtype}")
+    return hashlib.sha256(b"ids" + array.astype(np.int64).tobytes()).hexdigest()[:32]
+
+
+def _read_records(path: Path) -> list[list]:
+    with path.open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _entries(records: list[list]) -> list[Entry]:
+    entries, first = [], 0
+    for name, group, rows, tokens, count, _ in records:
+        entries.append(Entry(name, group, first, rows, tokens, count))
+        first += rows
+    return entries

@@ -1,0 +1,224 @@
+"""Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, n-gram Jaccard similarity.
+
+Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL and give the same result for any number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+NO_TOKEN = -1  # what a masked token becomes: it equals no token of a chunk
+
+
+class Match(NamedTuple):
+    """A common substring: a[start_a : start_a + length] == b[start_b : start_b + length]."""
+
+    length: int
+    start_a: int
+    start_b: int
+
+
+def longest_common_substring(a, b) -> Match:
+    """The longest run of tokens that occurs in both; of several the first in a, then the first in b.
+
+        >>> longest_common_substring([5, 1, 2, 3, 9], [1, 2, 7, 1, 2, 3])
+        Match(length=3, start_a=1, start_b=3)
+
+    Linear in len(a) + len(b) where they are long (a suffix automaton of b).
+
+    Args:
+        a, b: token ids [any length].
+
+    Returns:
+        Match; length 0 and starts 0 where nothing is shared.
+
+    Raises:
+        TypeError, ValueError: not one-dimensional integers within 0 .. 2**31 - 1.
+    """
+    return Match(*_native().substring(_tokens("a", a, 1), _tokens("b", b, 1)))
+
+
+def longest_common_prefix(a, b) -> int:
+    """How many tokens a and b share from their starts. Raises as `longest_common_substring`.
+
+    >>> longest_common_prefix([4, 5, 6], [4, 5, 7, 6])
+    2
+    """
+    a, b = _tokens("a", a, 1), _tokens("b", b, 1)
+    shorter = min(len(a), len(b))
+    differ = np.flatnonzero(a[:shorter] != b[:shorter])
+    return int(differ[0]) if len(differ) else shorter
+
+
+def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None) -> np.ndarray:
+    """For every token of a chunk: the longest prefix of the chunk's rest that occurs anywhere in one of its sources.
+
+    What the paper's tables of samples colour by: chunk C_u against the retrieved RET(C_{u-1}).
+
+        >>> common_prefix_lengths([[1, 2, 3, 9]], [[[2, 3, 1], [7, 1, 2]]])
+        array([[2, 2, 1, 0]], dtype=int32)
+
+    Args:
+        chunks: token ids [n,M].
+        sources: token ids [n,K,R]; a match lies within one of the K.
+        lengths: real tokens of each chunk [n], 0 .. M; None: all. The rest get 0.
+        source_mask: bool [n,K] or [n,K,R], True = may match; None: all.
+        threads: None: torch's number.
+
+    Returns:
+        int32 [n,M].
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 4.5, tables 6 and 7.
+    """
+    chunks, sources = _tokens("chunks", chunks, 2), _tokens("sources", sources, 3)
+    n, width = chunks.shape
+    if sources.shape[0] != n:
+        raise ValueError(f"sources: expected [n,K,R] with n={n} as in chunks; got {list(sources.shape)}")
+    if lengths is None:
+        lengths = np.full(n, width, np.int64)
+    else:
+        lengths = _integers("lengths", lengths, 1).astype(np.int64)
+        if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
+            raise ValueError(f"lengths: expected [n={n}] within 0 .. M={width}; got {list(lengths.shape)}, {_range(lengths)}")
+    if source_mask is not None:
+        source_mask = np.asarray(source_mask)
+        if source_mask.dtype != np.bool_ or source_mask.shape not in (sources.shape[:2], sources.shape):
+            raise ValueError(
+                f"source_mask: expected bool [n,K]={list(sources.shape[:2])} or [n,K,R]={list(sources.shape)}; "
+                f"got {source_mask.dtype} {list(source_mask.shape)}"
+            )
+        sources = np.where(source_mask.reshape(*source_mask.shape, *[1] * (3 - source_mask.ndim)), sources, np.int32(NO_TOKEN))
+    found = np.empty((n, width), np.int32)
+    _native().prefixes(chunks, lengths, np.ascontiguousarray(sources), found, _threads(threads))
+    return found
+
+
+def longest_common_substrings(chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None) -> np.ndarray:
+    """s of the leakage measure r(C) = s/m: the longest run of tokens that a chunk shares with any one of its sources.
+
+        >>> longest_common_substrings([[1, 2, 3, 9]], [[[2, 3, 1], [1, 2, 3]]])
+        array([3])
+
+    Arguments and errors of `common_prefix_lengths`.
+
+    Returns:
+        int64 [n], from 0 to M.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.6.
+    """
+    found = common_prefix_lengths(chunks, sources, lengths=lengths, source_mask=source_mask, threads=threads)
+    return found.max(axis=1, initial=0).astype(np.int64)
+
+
+def minhash_signatures(
+    tokens, offsets, num_permutations: int = 128, *, ngram: int = 13, seed: int = 0, threads: int | None = None
+) -> np.ndarray:
+    """MinHash signatures: two documents agree in a column with a probability that is their n-gram Jaccard similarity.
+
+    A document shorter than `ngram` is a single n-gram, itself. The columns of an empty document hold 2**32 - 1.
+
+    Args:
+        tokens: token ids of all documents, one after the other.
+        offsets: [documents + 1]; document d is tokens[offsets[d] : offsets[d + 1]].
+        num_permutations: columns.
+        ngram: tokens of an n-gram.
+        seed: draws the hash functions; signatures of different seeds are not comparable.
+        threads: None: torch's number.
+
+    Returns:
+        uint32 [documents, num_permutations].
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.1 (13-grams); Broder, 1997 (MinHash).
+    """
+    tokens, offsets = _documents(tokens, offsets)
+    _at_least_one(num_permutations=num_permutations, ngram=ngram)
+    found = np.empty((len(offsets) - 1, num_permutations), np.uint32)
+    _native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), found, _threads(threads))
+    return found
+
+
+def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | None = None) -> np.ndarray:
+    """The exact Jaccard similarity of the n-gram sets of pairs of documents, by comparing tokens.
+
+        >>> ngram_jaccard([1, 2, 3, 1, 2, 4], [0, 3, 6], [[0, 1]], ngram=2)
+        array([0.33333333])
+
+    Args:
+        tokens, offsets, ngram, threads: as `minhash_signatures`.
+        pairs: document numbers [p,2].
+
+    Returns:
+        float64 [p]; 0 for two empty documents.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    tokens, offsets = _documents(tokens, offsets)
+    _at_least_one(ngram=ngram)
+    pairs = np.ascontiguousarray(_integers("pairs", pairs, 2), dtype=np.int64)
+    if pairs.shape[1] != 2 or (pairs.size and (pairs.min() < 0 or pairs.max() >= len(offsets) - 1)):
+        raise ValueError(f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {list(pairs.shape)}, {_range(pairs)}")
+    found = np.empty(len(pairs), np.float64)
+    _native().jaccards(tokens, offsets, pairs, ngram, found, _threads(threads))
+    return found
+
+
+def _native():
+    try:
+        from retro_model import _text
+    except ImportError as error:
+        raise ImportError(
+            "retro_model._text is not built: with a C++ compiler (CXX) run `python setup.py build_ext --inplace` in the "
+            f"source tree, or install the package again ({error})"
+        ) from error
+    return _text
+
+
+def _integers(name: str, values, dims: int) -> np.ndarray:
+    array = np.asarray(values)
+    if array.size == 0 and not isinstance(values, np.ndarray):
+        array = array.astype(np.int64)  # NumPy makes an empty list float64
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name}: expected integers; got {array.dtype}")
+    if array.ndim != dims:
+        raise ValueError(f"{name}: expected {dims} dimension{'s'[: dims > 1]}; got shape {list(array.shape)}")
+    return array
+
+
+def _tokens(name: str, values, dims: int) -> np.ndarray:
+    array = _integers(name, values, dims)
+    if array.size and (array.min() < 0 or array.max() >= 2**31):
+        raise ValueError(f"{name}: expected token ids within 0 .. {2**31 - 1}; got {_range(array)}")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _documents(tokens, offsets) -> tuple[np.ndarray, np.ndarray]:
+    tokens = _tokens("tokens", tokens, 1)
+    offsets = np.ascontiguousarray(_integers("offsets", offsets, 1), dtype=np.int64)
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 0).any():
+        ends = f"{offsets[0]} .. {offsets[-1]}" if len(offsets) else "none"
+        raise ValueError(f"offsets: expected ascending from 0 to the {len(tokens)} tokens; got {ends}")
+    return tokens, offsets
+
+
+def _at_least_one(**values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
+
+
+def _range(array: np.ndarray) -> str:
+    return f"{array.min()} .. {array.max()}" if array.size else "no values"
+
+
+def _threads(threads: int | None) -> int:
+    return torch.get_num_threads() if threads is None else threads

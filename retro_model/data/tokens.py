@@ -1,0 +1,126 @@
+"""Byte-level BPE through `tokenizers`, and the exact number of bytes behind every token id.
+
+Ids: 0 is padding (`PAD`), 1 the beginning of a text (`BOS`), both of zero bytes and never produced from text, whatever it
+says; then the 256 bytes, then the merges. So any text has tokens, and their bytes add up to its UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+PAD, BOS = 0, 1
+SPECIAL = ("<pad>", "<bos>")
+
+
+class Encoder(Protocol):
+    """What a `TokenStore` is written with.
+
+    name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size].
+    """
+
+    name: str
+    vocab_size: int
+    byte_lengths: np.ndarray
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]: ...
+
+
+class Tokenizer:
+    """Byte-level BPE.
+
+        tokenizer = Tokenizer.train(texts, vocab_size=8192)
+        ids = tokenizer.encode("def f(x):")  # int64
+        assert tokenizer.decode(ids) == "def f(x):" and tokenizer.byte_lengths[ids].sum() == 9
+
+    Args:
+        model: a `tokenizers.Tokenizer` as `train` makes it.
+
+    Raises:
+        ValueError: special tokens at other ids, or a vocabulary that is not byte-level.
+    """
+
+    def __init__(self, model) -> None:
+        ids = [model.token_to_id(token) for token in SPECIAL]
+        if ids != [PAD, BOS]:
+            raise ValueError(f"model: expected {SPECIAL} at ids {PAD}, {BOS}; got {ids}")
+        self.model, self.vocab_size = model, model.get_vocab_size()
+        model.encode_special_tokens = True  # "<pad>" in a text is five characters
+        byte_of = _byte_alphabet()
+        try:
+            tokens = [model.id_to_token(i) for i in range(len(SPECIAL), self.vocab_size)]
+            self.token_bytes = [b"", b"", *(bytes(byte_of[c] for c in token) for token in tokens)]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"model: expected a byte-level vocabulary with contiguous ids; {error!r}") from error
+        self.byte_lengths = np.array([len(b) for b in self.token_bytes], np.int64)
+        self.name = f"bpe-{self.vocab_size}-{hashlib.sha256(model.to_str().encode()).hexdigest()[:16]}"
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False) -> Tokenizer:
+        """Learns the merges; the vocabulary is smaller than asked where the text has no more pairs of `min_frequency`.
+
+        Raises:
+            ValueError: vocab_size under 258 (the bytes and the special tokens).
+        """
+        tokenizers = _tokenizers()
+        least = 256 + len(SPECIAL)
+        if vocab_size < least:
+            raise ValueError(f"vocab_size: expected at least {least} (256 bytes, {len(SPECIAL)} special); got {vocab_size}")
+        model = tokenizers.Tokenizer(tokenizers.models.BPE())
+        model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(SPECIAL), show_progress=progress,
+            initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        )  # fmt: skip
+        model.train_from_iterator(texts, trainer)
+        return cls(model)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """From the JSON file that `save` wrote."""
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path}: no tokenizer here")
+        return cls(_tokenizers().Tokenizer.from_file(str(path)))
+
+    def save(self, path: str | Path) -> None:
+        """To one JSON file in the format of `tokenizers`."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.model.save(str(path))
+
+    def encode(self, text: str, *, bos: bool = False) -> np.ndarray:
+        """Token ids, int64; `bos`: BOS first."""
+        ids = self.encode_batch([text])[0]
+        return np.concatenate([[BOS], ids]) if bos else ids
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of each text, int64, in parallel."""
+        encoded = self.model.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(e.ids, np.int64) for e in encoded]
+
+    def decode_bytes(self, ids) -> bytes:
+        """The exact bytes behind token ids; special tokens have none."""
+        return b"".join(self.token_bytes[i] for i in np.asarray(ids).tolist())
+
+    def decode(self, ids) -> str:
+        """The text behind token ids; bytes that are not UTF-8 (a character cut in two) become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that stands for each byte in a byte-level vocabulary: itself, or one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+def _tokenizers():
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError("tokenization needs tokenizers (pip install 'retro-kernels[retrieval]')") from error
+    return tokenizers

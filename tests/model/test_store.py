@@ -1,0 +1,227 @@
+"""Tokenizer and token store: exact bytes, rows, continuing after SIGKILL, damage named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retro_model.data import store as stores
+from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.data.tokens import BOS, PAD, Tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TEXTS = ["def f(x):\n    return x + 1\n" * 3, "naïve café €100 😀", "<pad> is <bos>", "x"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(TEXTS * 4, 300)
+
+
+def documents(n=12):
+    rng = np.random.default_rng(0)
+    return [Document(f"doc{i}", f"group{i % 3}", TEXTS[i % 4] * (i + 1) if i % 2 else rng.integers(2, 258, 5 * i + 1)) for i in range(n)]
+
+
+def test_rows_and_bytes(tmp_path, tokenizer):
+    store = build_store(tmp_path / "s", documents(), tokenizer, chunk_len=8)
+    assert [(e.name, e.group) for e in store.documents] == [(d.name, d.group) for d in documents()]
+    row = 0
+    for number, document in enumerate(documents()):
+        ids = tokenizer.encode(document.content) if isinstance(document.content, str) else document.content
+        assert store.document_tokens(number).tolist() == ids.tolist()
+        entry = store.documents[number]
+        assert (entry.first_chunk, entry.num_tokens) == (row, len(ids))
+        if isinstance(document.content, str):
+            assert entry.num_bytes == len(document.content.encode())
+        for start in range(0, len(ids), 8):
+            part = ids[start : start + 8]
+            assert store.tokens[row].tolist() == [*part, *[PAD] * (8 - len(part))]
+            assert (store.lengths[row], store.chunk_doc[row]) == (len(part), number)
+            assert store.chunk_bytes[row] == len(tokenizer.decode_bytes(part))
+            row += 1
+    assert len(store) == row == len(store.lengths) == len(store.chunk_bytes)
+    assert store.num_bytes == store.chunk_bytes.sum() and store.num_tokens == store.lengths.sum()
+    assert store.tokens.dtype == np.uint16 and not store.tokens.flags.writeable
+    again = build_store(tmp_path / "t", store.stream(), tokenizer, chunk_len=8)
+    assert np.array_equal(again.tokens, store.tokens) and again.num_bytes == store.num_bytes
+
+
+def test_bos_costs_no_bytes(tmp_path, tokenizer):
+    store = build_store(tmp_path, [("a", "g", "abc")], tokenizer, chunk_len=4, bos=True)
+    assert store.tokens[0, 0] == BOS and store.num_bytes == 3
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_round_trips_and_its_bytes_add_up(text):
+    tokenizer = TRAINED
+    ids = tokenizer.encode(text)
+    assert tokenizer.byte_lengths[ids].sum() == len(text.encode())
+    assert tokenizer.decode(ids) == text and not set(ids.tolist()) & {PAD, BOS}
+
+
+TRAINED = Tokenizer.train(TEXTS, 280)
+
+
+def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "t.json")
+    for one in (tokenizer, Tokenizer.load(tmp_path / "t.json")):
+        ids = one.encode("<pad><bos>", bos=True)
+        assert ids[0] == BOS and PAD not in ids and BOS not in ids[1:]
+        assert one.byte_lengths[ids].sum() == 10 and one.decode(ids) == "<pad><bos>"
+        assert one.name == tokenizer.name
+    with pytest.raises(ValueError, match="vocab_size: expected at least 258"):
+        Tokenizer.train(TEXTS, 257)
+
+
+def content(folder: Path) -> dict:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# Dies by SIGKILL: while document n is read; before the manifest's r-th replacement; or after it
+CHILD = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from tests.model.test_store import documents, TRAINED
+from retro_model.data import files, store
+point, count = sys.argv[2], int(sys.argv[3])
+kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+replace, replaced = os.replace, [0]
+def dying(old, new):
+    replaced[0] += 1
+    if point == "before" and replaced[0] == count: kill()
+    replace(old, new)
+    if point == "after" and replaced[0] == count: kill()
+files.os.replace = dying
+store.ENCODED_AT_ONCE = 2
+def stream():
+    for i, document in enumerate(documents()):
+        if point == "read" and i == count:
+            kill()
+        yield document
+store.build_store(sys.argv[1], stream(), TRAINED, chunk_len=8, commit_every=3)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_build_continues_bitwise(tmp_path):
+    """One folder, killed at one point after another, each time by SIGKILL; then finished."""
+    build_store(tmp_path / "whole", documents(), TRAINED, chunk_len=8)
+    for point, count in [("read", 0), ("before", 1), ("read", 5), ("after", 1), ("read", 11), ("before", 2)]:
+        child = CHILD.format(root=str(ROOT))
+        done = subprocess.run([sys.executable, "-c", child, tmp_path / "cut", point, str(count)], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        if (tmp_path / "cut" / stores.MANIFEST).exists():
+            with pytest.raises(ValueError, match="unfinished; run the same build again"):
+                TokenStore(tmp_path / "cut")
+    held = json.loads((tmp_path / "cut" / stores.MANIFEST).read_text())["facts"]["documents"]
+    assert held >= 9  # it did continue, rather than begin again
+    build_store(tmp_path / "cut", documents(), TRAINED, chunk_len=8, commit_every=5)
+    (tmp_path / "cut" / "store.json.new").unlink(missing_ok=True)
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def interrupted(folder, items=7):
+    def stream():
+        yield from documents()[:items]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stores_encoded_one_at_a_time(folder, stream())
+
+
+def stores_encoded_one_at_a_time(folder, stream):
+    old, stores.ENCODED_AT_ONCE = stores.ENCODED_AT_ONCE, 1
+    try:
+        return build_store(folder, stream, TRAINED, chunk_len=8, commit_every=2)
+    finally:
+        stores.ENCODED_AT_ONCE = old
+
+
+def test_continuing_reads_but_does_not_encode_again(tmp_path):
+    interrupted(tmp_path)
+    seen = []
+
+    class Counting:
+        name, vocab_size, byte_lengths = TRAINED.name, TRAINED.vocab_size, TRAINED.byte_lengths
+
+        def encode_batch(self, texts):
+            seen.extend(texts)
+            return TRAINED.encode_batch(texts)
+
+    build_store(tmp_path, documents(), Counting(), chunk_len=8)
+    assert seen == [d.content for d in documents()[6:] if isinstance(d.content, str)]
+
+
+def test_other_input_or_settings_are_refused(tmp_path):
+    interrupted(tmp_path)
+    other = documents()
+    other[4] = other[4]._replace(content="changed")
+    with pytest.raises(ValueError, match="document 4 was 'doc4'; now 'doc4' or of other content"):
+        build_store(tmp_path, other, TRAINED, chunk_len=8)
+    with pytest.raises(ValueError, match="holds 6 documents; now the input ends after 3"):
+        build_store(tmp_path, documents()[:3], TRAINED, chunk_len=8)
+    with pytest.raises(ValueError, match="built with chunk_len=8; now chunk_len=16"):
+        build_store(tmp_path, documents(), TRAINED, chunk_len=16)
+    whole = build_store(tmp_path, documents(), TRAINED, chunk_len=8)
+    assert build_store(tmp_path, documents(), TRAINED, chunk_len=8).identity == whole.identity
+    with pytest.raises(ValueError, match="a complete store without document 'doc12'"):
+        build_store(tmp_path, documents(13), TRAINED, chunk_len=8)
+
+
+@pytest.mark.parametrize("name", [*stores.NAMES, stores.MANIFEST])
+def test_damage_is_named(tmp_path, name):
+    store = build_store(tmp_path, documents(), TRAINED, chunk_len=8)
+    path = tmp_path / name
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    with pytest.raises(ValueError, match=f"{name}: (truncated|the manifest is corrupt)"):
+        TokenStore(tmp_path, verify=False)
+    path.write_bytes(good[:9] + bytes([good[9] ^ 1]) + good[10:])
+    with pytest.raises(ValueError, match=f"{name}: (corrupt|the manifest is corrupt|expected a token store)"):
+        TokenStore(tmp_path)
+    path.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match=f"{name}: (missing|no token store here)"):
+        TokenStore(tmp_path)
+    path.write_bytes(good)
+    assert TokenStore(tmp_path).identity == store.identity
+
+
+def test_damage_to_an_unfinished_build_is_named(tmp_path):
+    interrupted(tmp_path)
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    with pytest.raises(ValueError, match=r"tokens\.bin: corrupt"):
+        build_store(tmp_path, documents(), TRAINED, chunk_len=8)
+
+
+@pytest.mark.parametrize(
+    "content, error, message",
+    [
+        ("", ValueError, "document 'bad': expected at least one token"),
+        (np.zeros(0, np.int64), ValueError, "document 'bad': expected at least one token"),
+        (np.array([1, 9999]), ValueError, r"document 'bad': expected token ids below \d+; got 1 .. 9999"),
+        ([1.5], TypeError, "document 'bad': expected text or integer token ids; got float64"),
+        (b"bytes", TypeError, "document 'bad': expected text or integer"),
+        ("\ud800", ValueError, "document 'bad': expected text that UTF-8 can hold"),
+        (np.ones((2, 2), int), ValueError, "document 'bad': .* in one dimension"),
+    ],
+)
+def test_bad_documents_are_named(tmp_path, content, error, message):
+    with pytest.raises(error, match=message):
+        build_store(tmp_path, [("good", "g", "abc"), ("bad", "g", content)], TRAINED)
+
+
+def test_an_empty_store_and_progress(tmp_path):
+    store = build_store(tmp_path / "none", [], TRAINED, chunk_len=8, progress=True)
+    assert len(store) == 0 and store.tokens.shape == (0, 8)
+    assert os.listdir(tmp_path / "none")
+    with pytest.raises(ValueError, match="chunk_len: expected an integer"):
+        build_store(tmp_path / "bad", [], TRAINED, chunk_len=0)

@@ -1,0 +1,175 @@
+"""Common substrings and MinHash against brute force; the two algorithms behind one function against each other."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retro_model import _text
+from retro_model.data import text
+
+# few distinct tokens: repeats, periodic sequences, many equal matches
+SEQUENCE = st.integers(1, 4).flatmap(lambda alphabet: st.lists(st.integers(0, alphabet), max_size=24))
+METHODS = ["cells", "automaton", "automatic"]
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    _text.set_method(getattr(_text.Method, request.param))
+    yield request.param
+    _text.set_method(_text.Method.automatic)
+
+
+def occurs(part, whole) -> int:
+    return next((j for j in range(len(whole) - len(part) + 1) if whole[j : j + len(part)] == part), -1)
+
+
+def brute_substring(a, b):
+    for length in range(min(len(a), len(b)), 0, -1):
+        for i in range(len(a) - length + 1):
+            if (j := occurs(a[i : i + length], b)) >= 0:
+                return length, i, j
+    return 0, 0, 0
+
+
+def brute_prefixes(a, b):
+    return [max(n for n in range(len(a) - i + 1) if occurs(a[i : i + n], b) >= 0) for i in range(len(a))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(a=SEQUENCE, b=SEQUENCE)
+def test_longest_common_substring(method, a, b):
+    _text.set_method(getattr(_text.Method, method))
+    try:
+        assert text.longest_common_substring(a, b) == brute_substring(a, b)
+    finally:
+        _text.set_method(_text.Method.automatic)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(a=SEQUENCE, sources=st.lists(SEQUENCE, max_size=3), data=st.data())
+def test_prefixes_and_substrings_of_batches(method, a, sources, data):
+    """Ragged sources by mask, ragged chunks by length; masked tokens match nothing, a match stays within one source."""
+    _text.set_method(getattr(_text.Method, method))
+    width = max([len(s) for s in sources], default=0)
+    padded = np.zeros((1, len(sources), width), np.int64)
+    mask = np.zeros(padded.shape, bool)
+    for k, source in enumerate(sources):
+        padded[0, k, : len(source)], mask[0, k, : len(source)] = source, True
+    length = data.draw(st.integers(0, len(a)))
+    real = a[:length]
+    each = [brute_prefixes(real, source) for source in sources]
+    want = [max([lengths[i] for lengths in each], default=0) for i in range(length)] + [0] * (len(a) - length)
+    try:
+        got = text.common_prefix_lengths([a], padded, lengths=[length], source_mask=mask)
+        longest = text.longest_common_substrings(np.array([a], np.uint16), padded, lengths=[length], source_mask=mask)
+    finally:
+        _text.set_method(_text.Method.automatic)
+    assert got.tolist() == [want]
+    assert longest.tolist() == [max([brute_substring(real, s)[0] for s in sources], default=0)]
+
+
+@given(a=SEQUENCE, b=SEQUENCE)
+def test_longest_common_prefix(a, b):
+    want = max(n for n in range(min(len(a), len(b)) + 1) if a[:n] == b[:n])
+    assert text.longest_common_prefix(a, b) == want
+
+
+def test_a_whole_neighbour_is_masked():
+    chunk, sources = [[1, 2, 3]], [[[1, 2, 3], [2, 3, 4]]]
+    assert text.longest_common_substrings(chunk, sources).tolist() == [3]
+    assert text.longest_common_substrings(chunk, sources, source_mask=np.array([[False, True]])).tolist() == [2]
+    assert text.longest_common_substrings(chunk, sources, source_mask=np.zeros((1, 2), bool)).tolist() == [0]
+
+
+def test_the_methods_agree_on_documents():
+    """Lengths where the automaton clones states and its table is full; threads do not change a result."""
+    rng = np.random.default_rng(0)
+    a, b = rng.zipf(1.4, 4000) % 1000, rng.zipf(1.4, 3000) % 1000
+    b[700:760] = a[100:160]
+    periodic = np.tile([1, 1, 2], 1000)
+    for x, y in [(a, b), (periodic, periodic[1:]), (np.zeros(900, int), np.zeros(2000, int))]:
+        found = {}
+        for name in ("cells", "automaton"):
+            _text.set_method(getattr(_text.Method, name))
+            found[name] = (text.longest_common_substring(x, y), text.common_prefix_lengths(x[None], y[None, None]).tolist())
+        _text.set_method(_text.Method.automatic)
+        assert found["cells"] == found["automaton"]
+    chunks, sources = rng.integers(0, 9, (100, 64)), rng.integers(0, 9, (100, 2, 128))
+    assert np.array_equal(text.common_prefix_lengths(chunks, sources, threads=1), text.common_prefix_lengths(chunks, sources, threads=4))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_every_integer_type_and_stride(dtype):
+    a = np.array([0, 100, 3, 100, 4, 100, 9, 100], dtype)[::2]
+    assert text.longest_common_substring(a, np.array([4, 3, 4, 9], dtype)) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: text.longest_common_substring([1.5], [1]), TypeError, "a: expected integers; got float64"),
+        (lambda: text.longest_common_substring([1], [[1]]), ValueError, r"b: expected 1 dimension; got shape \[1, 1\]"),
+        (lambda: text.longest_common_substring([1], [-1]), ValueError, r"b: expected token ids within 0 .. 2147483647; got -1 .. -1"),
+        (lambda: text.longest_common_substring([2**31], [1]), ValueError, "a: expected token ids"),
+        (lambda: text.longest_common_prefix(["x"], [1]), TypeError, "a: expected integers"),
+        (lambda: text.longest_common_substrings([[1]], [[[1]], [[1]]]), ValueError, r"sources: expected \[n,K,R\] with n=1"),
+        (lambda: text.longest_common_substrings([[1]], [[[1]]], lengths=[2]), ValueError, "lengths: expected"),
+        (lambda: text.longest_common_substrings([[1]], [[[1]]], source_mask=[[1]]), ValueError, "source_mask: expected bool"),
+        (lambda: text.minhash_signatures([1, 2], [0, 3]), ValueError, "offsets: expected ascending from 0 to the 2 tokens; got 0 .. 3"),
+        (lambda: text.minhash_signatures([1, 2], [0, 2], 0), ValueError, "num_permutations: expected"),
+        (lambda: text.ngram_jaccard([1, 2], [0, 2], [[0, 1]]), ValueError, r"pairs: expected \[p,2\] within 0 .. 0"),
+    ],
+)
+def test_errors_name_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "retro_model._text", None)
+    monkeypatch.delattr("retro_model._text")
+    with pytest.raises(ImportError, match=r"setup\.py build_ext --inplace"):
+        text.longest_common_substring([1], [1])
+
+
+def ngrams(document, n) -> set:
+    return {tuple(document[i : i + n]) for i in range(max(1, len(document) - n + 1))} if document else set()
+
+
+def joined(documents):
+    return np.array([token for d in documents for token in d], np.int64), np.cumsum([0] + [len(d) for d in documents])
+
+
+@given(documents=st.lists(SEQUENCE, min_size=2, max_size=2), n=st.integers(1, 5))
+def test_jaccard_is_exact(documents, n):
+    a, b = (ngrams(d, n) for d in documents)
+    want = len(a & b) / len(a | b) if a | b else 0.0
+    assert text.ngram_jaccard(*joined(documents), [[0, 1]], ngram=n).tolist() == [want]
+
+
+def test_signatures_estimate_the_jaccard_similarity():
+    """The share of equal columns is binomial about the similarity: 4 standard deviations, at several similarities."""
+    rng = np.random.default_rng(1)
+    base = rng.integers(0, 5000, 400).tolist()
+    documents = [base] + [base[:cut] + rng.integers(0, 5000, 400 - cut).tolist() for cut in (40, 120, 250, 360)]
+    tokens, offsets = joined(documents)
+    columns = 2048
+    signatures = text.minhash_signatures(tokens, offsets, columns, seed=3)
+    for other in range(1, len(documents)):
+        a, b = ngrams(base, 13), ngrams(documents[other], 13)
+        want = len(a & b) / len(a | b)
+        got = (signatures[0] == signatures[other]).mean()
+        assert abs(got - want) < 4 * np.sqrt(want * (1 - want) / columns)
+
+
+def test_signatures_depend_on_content_and_seed_only():
+    documents = [[1, 2, 3] * 10, [7, 8], [1, 2, 3] * 10, [7, 8], [8, 7], []]
+    tokens, offsets = joined(documents)
+    one = text.minhash_signatures(tokens, offsets, 16, ngram=4, seed=1, threads=1)
+    assert np.array_equal(one, text.minhash_signatures(tokens, offsets, 16, ngram=4, seed=1, threads=3))
+    assert np.array_equal(one[0], one[2]) and np.array_equal(one[1], one[3])
+    assert not (one[1] == one[4]).any() and (one[5] == 2**32 - 1).all()
+    assert not np.array_equal(one[0], text.minhash_signatures(tokens, offsets, 16, ngram=4, seed=2)[0])
