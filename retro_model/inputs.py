@@ -13,6 +13,7 @@ from .config import RetroConfig
 
 if TYPE_CHECKING:
     from .cache import RetroCache
+    from .retrofit import RetrofitCache
 
 
 def check_inputs(
@@ -21,7 +22,7 @@ def check_inputs(
     neighbours: Tensor | None,
     mask: Tensor | None,
     device: torch.device,
-    cache: RetroCache | None = None,
+    cache: RetroCache | RetrofitCache | None = None,
 ) -> None:
     """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or ValueError."""
     sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
@@ -45,9 +46,9 @@ def check_inputs(
         check_neighbour_mask(mask, neighbours)
 
 
-def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: RetroCache | None) -> None:
+def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: RetroCache | RetrofitCache | None) -> None:
     if cache is not None and cache.neighbour_mask is not None:
-        sizes["K"], sizes["R"] = cache.neighbour_mask.shape[1:]  # what the cache holds
+        sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # what the cache holds
     _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
     n, m = sizes["N"], config.chunk_len
     if cache is None and sizes["L"] != n // m:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from .config import RetroConfig
@@ -151,28 +152,49 @@ class RetrofittedDecoder(nn.Module):
         self.decoder.eval()
         return self
 
-    def forward(self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, **options) -> Tensor:
+    def forward(
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetrofitCache | None = None,
+        **options,
+    ) -> Tensor:  # fmt: skip
         """Logits [B,N,V] of tokens [B,N].
 
         Args:
-            neighbours: int64 [B,L,K,R], L = N // M; None: retrieval off.
+            neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache); None: none.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
-            options: handed to the decoder. Rows start at position 0: no key/value cache, no padding on the left.
+            cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is differentiable.
+            options: handed to the decoder. Rows start at position 0: no padding on the left.
 
         Raises:
             TypeError, ValueError: naming the argument.
         """
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
-                raise ValueError(f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token")
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device)
-        if neighbours is not None and neighbours.shape[1]:
-            self._retrieval = _Retrieval(neighbours, neighbour_mask)
-        try:
+                raise ValueError(
+                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; use cache"
+                )
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device, cache)
+        if cache is not None:
+            with torch.no_grad():
+                out = self._run(
+                    _Retrieval(*cache.with_missing(neighbours, neighbour_mask, tokens), cache), tokens, options | cache.options()
+                )
+            cache.advance(tokens.shape[1], out)
+        elif neighbours is not None and neighbours.shape[1]:
+            out = self._run(_Retrieval(neighbours, neighbour_mask), tokens, options)
+        else:
             out = self.decoder(tokens, **options)
+        return getattr(out, "logits", out)
+
+    def _run(self, retrieval: _Retrieval, tokens: Tensor, options: dict):
+        self._retrieval = retrieval
+        try:
+            return self.decoder(tokens, **options)
         finally:
             self._retrieval = None
-        return getattr(out, "logits", out)
+
+    def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
+        """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
+        return RetrofitCache(self.config, batch, capacity)
 
     def added_state_dict(self) -> dict[str, Tensor]:
         """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
@@ -189,23 +211,93 @@ class RetrofittedDecoder(nn.Module):
                 return None
             update = output[0] if isinstance(output, tuple) else output
             hidden = retrieval.block_input + update
+            if not retrieval.conditioned:  # the first block that retrieves
+                retrieval.condition(self.encoder, hidden)
             if retrieval.encoded is None:
-                retrieval.encoded = self._encode(hidden, retrieval)
-            update = update + self.cca[layer](self.cca_norm[layer](hidden), retrieval.encoded, neighbour_mask=retrieval.mask)
-            return (update, *output[1:]) if isinstance(output, tuple) else update
+                return None
+            query_start = retrieval.query_start
+            cross = self.cca[layer](self.cca_norm[layer](hidden), retrieval.encoded, neighbour_mask=retrieval.mask, query_start=query_start)
+            return (update + cross, *output[1:]) if isinstance(output, tuple) else update + cross
 
         return hook
 
-    def _encode(self, hidden: Tensor, retrieval: _Retrieval) -> Tensor:
-        chunks, chunk_len = retrieval.neighbours.shape[1], self.config.chunk_len
-        chunks = hidden[:, : chunks * chunk_len].unflatten(1, (chunks, chunk_len))
-        return self.encoder(retrieval.neighbours, chunks, neighbour_mask=retrieval.mask)
+
+class RetrofitCache:
+    """What a retrofitted decoder keeps while it decodes: the decoder's own cache, the activations of the incomplete chunk, the
+    encoded neighbours of the last complete one (no later token attends an earlier chunk's).
+
+    Args:
+        config: the model's.
+        batch: B, rows of one length.
+        capacity: most tokens a row can have; None: config.max_len.
+    """
+
+    def __init__(self, config: RetroConfig, batch: int, capacity: int | None = None):
+        self.config, self.batch = config, batch
+        self.capacity = config.max_len if capacity is None else capacity
+        self.length = 0  # tokens held
+        self.decoder = None  # whatever the decoder gives as past_key_values
+        self.chunk: Tensor | None = None  # [B,length % M,d]
+        self.encoded: Tensor | None = None  # [B,1,K,R,d']
+        self.neighbour_mask: Tensor | None = None  # bool [B,1,K,R]
+
+    @property
+    def positions(self) -> list[int]:
+        """Tokens that each row holds."""
+        return [self.length] * self.batch
+
+    def completes(self, count: int) -> int:
+        """Chunks that `count` more tokens complete: the L of the next call's neighbours."""
+        return (self.length % self.config.chunk_len + count) // self.config.chunk_len
+
+    def options(self) -> dict:
+        """What the decoder is called with."""
+        return {"past_key_values": self.decoder, "use_cache": True}
+
+    def with_missing(self, neighbours: Tensor | None, mask: Tensor | None, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Neighbours and mask [B,L,K,R]; where chunks complete without neighbours, but earlier ones had some, theirs are missing."""
+        if neighbours is None and self.encoded is not None and (chunks := self.completes(tokens.shape[1])):
+            neighbours = tokens.new_zeros(self.batch, chunks, *self.encoded.shape[2:4])
+            return neighbours, torch.zeros_like(neighbours, dtype=torch.bool)
+        if neighbours is None or not neighbours.shape[1]:
+            return None, None
+        mask = torch.ones_like(neighbours, dtype=torch.bool) if mask is None else mask
+        return neighbours, mask if mask.dim() == 4 else mask.unsqueeze(-1).expand(neighbours.shape)
+
+    def advance(self, count: int, out) -> None:
+        """The call's tokens are held now."""
+        self.length += count
+        self.decoder = out.past_key_values
 
 
 class _Retrieval:
     """What one forward pass hands from hook to hook."""
 
-    def __init__(self, neighbours: Tensor, mask: Tensor | None):
-        self.neighbours, self.mask = neighbours, mask
+    def __init__(self, neighbours: Tensor | None, mask: Tensor | None, cache: RetrofitCache | None = None):
+        self.neighbours, self.mask, self.cache = neighbours, mask, cache
         self.block_input: Tensor | None = None
         self.encoded: Tensor | None = None
+        self.conditioned, self.query_start = False, 0
+
+    def condition(self, encoder: NeighbourEncoder, hidden: Tensor) -> None:
+        """Encodes the neighbours in the light of the activations hidden [B,N,d], and of what the cache holds of their chunks."""
+        self.conditioned, m, cache = True, encoder.config.chunk_len, self.cache
+        if cache is not None and cache.chunk is not None:
+            hidden = torch.cat([cache.chunk, hidden], 1)
+        complete = hidden.shape[1] // m
+        if self.neighbours is not None:
+            chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
+            self.encoded = encoder(self.neighbours, chunks, neighbour_mask=self.mask)
+        if cache is not None:
+            cache.chunk = hidden[:, complete * m :]
+            self._join_held(cache, m)
+
+    def _join_held(self, cache: RetrofitCache, m: int) -> None:
+        self.query_start = cache.length % m
+        held, held_mask = cache.encoded, cache.neighbour_mask
+        if self.encoded is not None:
+            cache.encoded, cache.neighbour_mask = self.encoded[:, -1:], self.mask[:, -1:]
+        if held is not None:  # chunk 0 of this call is the one held
+            self.query_start += m
+            self.encoded = held if self.encoded is None else torch.cat([held, self.encoded], 1)
+            self.mask = held_mask if self.mask is None else torch.cat([held_mask, self.mask], 1)

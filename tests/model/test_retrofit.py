@@ -8,6 +8,7 @@ import torch
 from retro_model.config import RetroConfig
 from retro_model.retro import Retro
 from retro_model.retrofit import RetrofittedDecoder, retrofit
+from tests.compare import assert_passes
 
 transformers = pytest.importorskip("transformers")
 
@@ -71,7 +72,7 @@ def test_with_retrieval_off_the_outputs_are_the_originals_to_the_bit(make):
 def test_what_is_added_starts_without_effect(make):
     before, model = retrofitted(make)
     tokens, neighbours, mask = batch()
-    torch.testing.assert_close(model(tokens, neighbours, neighbour_mask=mask), logits(before, tokens), rtol=1e-6, atol=1e-6)
+    assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), logits(before, tokens))
 
 
 @pytest.mark.parametrize("make", DECODERS)
@@ -134,7 +135,37 @@ def test_a_block_by_hand(make):
     encoded = model.encoder(neighbours, chunks, neighbour_mask=mask)
     update = model.cca["2"](model.cca_norm["2"](hidden), encoded, neighbour_mask=mask)
     assert update.abs().max() > 0.1
-    torch.testing.assert_close(kept["residual"], hidden + update)
+    assert torch.equal(kept["residual"], kept["x"] + (kept["own"] + update))
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=["tokens", "blocks", "prompt"])
+def test_decoding_with_a_cache_equals_the_whole(make, steps):
+    _, model = retrofitted(make, effect=True)
+    model.double()
+    tokens, neighbours, mask = batch()
+    mask[0, 1] = False
+    want = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    cache, parts, at, chunk = model.make_cache(2), [], 0, 0
+    for step in steps:
+        here = slice(chunk, chunk + cache.completes(step))
+        given = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
+        parts.append(model(tokens[:, at : at + step], **given, cache=cache))
+        at, chunk = at + step, here.stop
+    assert_passes("logits", torch.cat(parts, 1), want, None, torch.float64)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_chunks_that_complete_without_neighbours_have_none(make):
+    _, model = retrofitted(make, effect=True)
+    model.double()
+    tokens, neighbours, mask = batch()
+    mask[:, 1:] = False
+    want = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    cache = model.make_cache(2)
+    first = model(tokens[:, : M + 2], neighbours[:, :1], neighbour_mask=mask[:, :1], cache=cache)
+    rest = [model(tokens[:, i : i + 1], cache=cache) for i in range(M + 2, N)]
+    assert_passes("logits", torch.cat([first, *rest], 1), want, None, torch.float64)
 
 
 def test_added_weights_travel_alone():
