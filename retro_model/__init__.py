@@ -14,3 +14,27 @@ libraries people already use. Importing this package loads torch and `retro_kern
     evaluation.py   bits-per-byte, leakage, bits-per-byte by leakage; colouring.py samples coloured by longest common prefix
     demo.py         all of it on the sources of Python's standard library
 """
+
+from .adapters import swap_retro_pytorch
+from .cache import RetroCache
+from .config import RetroConfig
+from .encoder import NeighbourEncoder
+from .generation import generate
+from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
+from .retro import Retro
+from .retrofit import RetrofittedDecoder, retrofit
+
+__all__ = [
+    "ChunkedCrossAttention",
+    "FeedForward",
+    "NeighbourEncoder",
+    "RelativeAttention",
+    "RelativePositions",
+    "Retro",
+    "RetroCache",
+    "RetroConfig",
+    "RetrofittedDecoder",
+    "generate",
+    "retrofit",
+    "swap_retro_pytorch",
+]
