@@ -18,7 +18,7 @@ constexpr int64_t WORD = 64;
 bool by_bits(Span a, Span b) {
   const Method chosen = method.load(std::memory_order_relaxed);
   if (chosen != Method::automatic) return chosen == Method::bits;
-  return a.size <= 4096 && a.size * b.size <= 1 << 18;
+  return a.size <= 4096 && a.size * b.size <= 1 << 20;
 }
 
 // For every distinct token of a sequence the positions of another at which it stands, as bits.
