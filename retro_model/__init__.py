@@ -6,6 +6,7 @@ libraries people already use. Importing this package loads torch and `retro_kern
     config.py       RetroConfig, the presets of Table 2 and its parameter accounting
     layers.py       RelativePositions, RelativeAttention, ChunkedCrossAttention, FeedForward: stand-alone modules
     encoder.py      NeighbourEncoder
+    inputs.py       what every model checks of its tokens and neighbours
     retro.py        Retro, the decoder with its encoder; cache.py what it keeps while decoding; generation.py sampling
     retrofit.py     adds CCA and an encoder to a frozen decoder; adapters.py swaps another package's CCA for ours
     training.py     optimiser, schedule, training step; checkpoint.py saves and resumes exactly
@@ -13,3 +14,27 @@ libraries people already use. Importing this package loads torch and `retro_kern
     evaluation.py   bits-per-byte, leakage, bits-per-byte by leakage; colouring.py samples coloured by longest common prefix
     demo.py         all of it on the sources of Python's standard library
 """
+
+from .adapters import swap_retro_pytorch
+from .cache import RetroCache
+from .config import RetroConfig
+from .encoder import NeighbourEncoder
+from .generation import generate
+from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
+from .retro import Retro
+from .retrofit import RetrofittedDecoder, retrofit
+
+__all__ = [
+    "ChunkedCrossAttention",
+    "FeedForward",
+    "NeighbourEncoder",
+    "RelativeAttention",
+    "RelativePositions",
+    "Retro",
+    "RetroCache",
+    "RetroConfig",
+    "RetrofittedDecoder",
+    "generate",
+    "retrofit",
+    "swap_retro_pytorch",
+]

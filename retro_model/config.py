@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from retro_kernels._validate import HEAD_DIM_MAX, HEAD_DIM_MIN, HEAD_DIM_STEP
+
 FIRST_CCA_LAYER, CCA_LAYER_STEP = 6, 3  # section 2.5: "one Retro-block every 3 blocks, starting from layer 6"
-HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8  # what retro_kernels' attentions serve
 
 #: Table 2: (d_model, d_ff, num_heads, head_dim, num_layers)
 PRESETS = {

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from retro_kernels import _validate
 
 from .config import RetroConfig
+from .inputs import check_neighbour_mask
 from .layers import FeedForward, RelativeAttention, initialise
 
 NORM_EPS = 1e-6
@@ -119,15 +120,3 @@ class NeighbourEncoder(nn.Module):
             else:
                 x = layer(x, chunks, key_mask)
         return self.norm(x).unflatten(0, neighbours.shape[:3])
-
-
-def check_neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:
-    """bool, of the shape of `neighbours` [`dims`] or without its last dimension; TypeError or ValueError, naming `name`, otherwise."""
-    _validate.tensor(name, mask)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"{name}: expected torch.bool, True = attend; got {mask.dtype}")
-    if mask.shape not in (neighbours.shape, neighbours.shape[:-1]):
-        whole, each = list(neighbours.shape), dims.rpartition(",")[0]
-        raise ValueError(f"{name}: expected [{each}]={whole[:-1]} or [{dims}]={whole}; got shape {list(mask.shape)}")
-    if mask.device != neighbours.device:
-        raise ValueError(f"{name}: expected the device of the neighbours, {neighbours.device}; got {mask.device}")

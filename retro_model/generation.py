@@ -11,7 +11,7 @@ from torch import Tensor
 from retro_kernels import _validate
 
 from .cache import RetroCache
-from .encoder import check_neighbour_mask
+from .inputs import check_neighbour_mask, check_tokens
 
 Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
@@ -170,7 +170,7 @@ class _Sampler:
         _validate.shape("retrieve's neighbours", neighbours, "n,K,R", sizes)
         if neighbours.dtype != torch.int64:
             raise TypeError(f"retrieve's neighbours: expected torch.int64 token ids; got {neighbours.dtype}")
-        self.model.check_tokens("retrieve's neighbours", neighbours)
+        check_tokens("retrieve's neighbours", neighbours, self.model.config.vocab_size)
         if mask is None:
             mask = torch.ones_like(neighbours, dtype=torch.bool)
         check_neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
@@ -199,7 +199,7 @@ def _prompts(model, prompts) -> list[Tensor]:
             raise ValueError(f"{name}: expected a prompt of at least one token, [length]; got shape {list(prompt.shape)}")
         if prompt.dtype != torch.int64:
             raise TypeError(f"{name}: expected torch.int64 token ids; got {prompt.dtype}")
-        model.check_tokens(name, prompt)
+        check_tokens(name, prompt, model.config.vocab_size)
         rows.append(prompt.to(device))
     return rows
 

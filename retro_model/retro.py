@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_kernels import _validate
-
 from .cache import RetroCache, decode
 from .config import RetroConfig
-from .encoder import NORM_EPS, NeighbourEncoder, check_neighbour_mask
+from .encoder import NORM_EPS, NeighbourEncoder
+from .inputs import check_inputs
 from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, initialise
 
 
@@ -118,7 +117,7 @@ class Retro(nn.Module):
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
-                read them on a GPU would make the host wait in every call. `check_tokens` does that once, where you want it.
+                read them on a GPU would make the host wait in every call. `inputs.check_tokens` does that once, where you want it.
         """
         return self.readout(self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache))
 
@@ -126,7 +125,7 @@ class Retro(nn.Module):
         self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
     ) -> Tensor:
         """What `readout` turns into logits, [B,N,d]: for a caller who needs few of the [B,N,V]. Arguments as in `forward`."""
-        self._check(tokens, neighbours, neighbour_mask, cache)
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache)
         if cache is not None:
             return decode(self, tokens, neighbours, neighbour_mask, cache)
         encoded = None
@@ -146,58 +145,3 @@ class Retro(nn.Module):
 
     def _run(self, step, *args):
         return checkpoint(step, *args, use_reentrant=False) if self.checkpoint and torch.is_grad_enabled() else step(*args)
-
-    def check_tokens(self, name: str, ids: Tensor) -> None:
-        """ValueError, naming `name`, unless all ids are in the vocabulary. Waits for the device."""
-        if ids.numel():
-            low, high = (int(v) for v in ids.aminmax())
-            if low < 0 or high >= self.config.vocab_size:
-                worst = low if low < 0 else high
-                raise ValueError(f"{name}: expected token ids from 0 to V-1 = {self.config.vocab_size - 1}; got {worst}")
-
-    def _check(self, tokens, neighbours, neighbour_mask, cache: RetroCache | None) -> None:
-        sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
-        _validate.shape("tokens", tokens, "B,N", sizes)
-        self._check_ids("tokens", tokens)
-        if cache is not None and cache.config != self.config:
-            raise ValueError("cache: expected one of this model's configuration; got another's")
-        held, room, name = (0, self.config.max_len, "max_len") if cache is None else (cache.length, cache.capacity, "capacity")
-        if held + sizes["N"] > room:
-            after = f" after the {held} held" if held else ""
-            raise ValueError(f"tokens: expected N <= {room - held} ({name} = {room}{after}); got N={sizes['N']}")
-        if neighbours is None:
-            if neighbour_mask is not None:
-                raise ValueError("neighbour_mask: expected None where neighbours is None; got a value")
-            return
-        if self.encoder is None:
-            raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
-        self._check_neighbours(neighbours, cache, sizes)
-        if neighbour_mask is not None:
-            check_neighbour_mask(neighbour_mask, neighbours)
-
-    def _check_neighbours(self, neighbours, cache: RetroCache | None, sizes: dict[str, int]) -> None:
-        if cache is not None and cache.neighbour_mask is not None:
-            sizes["K"], sizes["R"] = cache.neighbour_mask.shape[1:]  # what the cache holds
-        _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
-        n, m = sizes["N"], self.config.chunk_len
-        if cache is None and sizes["L"] != n // m:
-            raise ValueError(
-                f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {n // m} complete chunks for N={n}, chunk_len={m}; "
-                f"got L={sizes['L']}"
-            )
-        if cache is not None and sizes["L"] != cache.completes(n):
-            raise ValueError(
-                f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} tokens, "
-                f"chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
-            )
-        self._check_ids("neighbours", neighbours)
-
-    def _check_ids(self, name: str, ids: Tensor) -> None:
-        """Type, device and, where that costs nothing, range."""
-        device = self.embedding.weight.device
-        if ids.dtype != torch.int64:
-            raise TypeError(f"{name}: expected torch.int64 token ids; got {ids.dtype}")
-        if ids.device != device:
-            raise ValueError(f"{name}: expected the device of the model, {device}; got {ids.device}")
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            self.check_tokens(name, ids)

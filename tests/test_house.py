@@ -45,9 +45,18 @@ def test_the_reference_imports_only_torch(path):
     assert roots <= {"torch", "__future__", "collections", "math"}
 
 
-def test_the_package_never_imports_bench_or_tests():
+def test_the_package_never_imports_what_stands_on_it():
     for path in PACKAGE.rglob("*.py"):
-        assert not [name for name in imported(path) if name.split(".")[0] in ("bench", "tests")], path
+        assert not [name for name in imported(path) if name.split(".")[0] in ("retro_model", "bench", "tests")], path
+
+
+def test_importing_the_models_loads_no_optional_library():
+    """Tokenisers, indexes and plots load where they are used: a layer in someone's own model needs none of them."""
+    optional = "'triton', 'transformers', 'tokenizers', 'faiss', 'bm25s', 'datasketch', 'safetensors', 'rich', 'matplotlib'"
+    modules = "retro_model, retro_model.retro, retro_model.layers, retro_model.generation, retro_model.retrofit, retro_model.training"
+    code = f"import sys, torch; before = set(sys.modules); import {modules}; print(sorted({{{optional}}} & (set(sys.modules) - before)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_importing_loads_no_triton_and_touches_no_device():
@@ -82,7 +91,9 @@ def test_every_backend_module_serves_the_protocol(backend):
 
 
 def test_files_stay_readable():
-    sources = [p for folder in ("retro_kernels", "csrc", "bench", "tests") for p in (ROOT / folder).rglob("*") if p.is_file()]
+    sources = [
+        p for folder in ("retro_kernels", "retro_model", "csrc", "bench", "tests") for p in (ROOT / folder).rglob("*") if p.is_file()
+    ]
     long = {str(p.relative_to(ROOT)): n for p in sources if p.suffix in (".py", ".cpp", ".cu", ".h")
             and (n := len(p.read_text().splitlines())) > LONGEST_FILE}  # fmt: skip
     assert not long

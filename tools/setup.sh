@@ -33,6 +33,8 @@ fi
 
 say "installing what builds and tests the package"
 if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && pip install --no-build-isolation -e '.[dev]'; then
+  # its index builder, which nothing here calls, pins old versions of numpy and faiss: taken without its dependencies
+  pip install --no-deps 'retro-pytorch==0.3.9'
   say "ready: .venv"
 elif .venv/bin/python -c 'import torch, triton, pybind11, setuptools, pytest'; then
   say "no network: building with what $PYTHON has"

@@ -1,0 +1,114 @@
+"""Other packages' chunked cross-attention on our kernel, with their weights.
+
+    model = RETRO(...)                  # retro-pytorch, trained or not
+    swap_retro_pytorch(model)           # same parameters, same state dict, same outputs; the kernel is ours
+
+Source: retro-pytorch 0.3.9 (PyPI), which parts from arXiv 2112.04426 in its positions and in its learned null key and value.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retro_kernels as rk
+
+ORIGINAL = "ChunkedCrossAttention"
+
+
+class RetroPytorchCCA(nn.Module):
+    """Drop-in for retro-pytorch's `ChunkedCrossAttention`: its parameters, its arguments, its outputs, on the fused kernel.
+
+    The learned null key is one more key of every query. It is merged exactly through the kernel's log-sum-exp: a query gives
+    it the share sigmoid(s0 - lse), where s0 is its logit. Rotary positions are applied to queries and keys beforehand, as
+    retro-pytorch applies them (only the first query of a chunk keeps an angle); `pos_emb=None` turns them off.
+
+    Args:
+        original: the module to take over; its parameters are shared, not copied, and keep their names.
+        backend: passed to `rk.chunked_cross_attention`.
+    """
+
+    def __init__(self, original: nn.Module, *, backend: str | None = None):
+        super().__init__()
+        for name in ("to_q", "to_k", "to_v", "to_out", "null_k", "null_v", "heads", "scale", "dropout"):
+            if not hasattr(getattr(original, "cross_attn", None), name):
+                raise TypeError(
+                    f"original: expected retro-pytorch's {ORIGINAL}, whose cross_attn has {name}; got {type(original).__name__}"
+                )
+        self.chunk_size = original.chunk_size
+        self.cross_attn = original.cross_attn
+        self.backend = backend
+
+    def forward(self, x: Tensor, *, context: Tensor, context_mask: Tensor | None = None, pos_emb=None) -> Tensor:
+        """x [B,N,F], context [B,L,K,R,F'], context_mask bool [B,L,K,R] (True = attend) -> [B,N,F].
+
+        pos_emb: None, or the pair retro-pytorch's decoder makes: angles [1,1,M,P] of the queries, [1,1,R,P] of the keys.
+        Raises: ValueError where context has another number of chunks than x holds.
+        """
+        attention, first = self.cross_attn, self.chunk_size - 1
+        chunks = x.shape[1] // self.chunk_size
+        if context.ndim != 5 or context.shape[:2] != (x.shape[0], chunks):
+            raise ValueError(f"context: expected [B={x.shape[0]},L={chunks},K,R,F] for N={x.shape[1]}; got {list(context.shape)}")
+        if chunks == 0:
+            return torch.zeros_like(x)
+        attending = x[:, first:]  # tokens before the first chunk's last attend nothing, biases included
+        query = attention.to_q(attending).unflatten(-1, (attention.heads, -1))
+        key, value = (project(context).unflatten(-1, (attention.heads, -1)) for project in (attention.to_k, attention.to_v))
+        if pos_emb is not None:
+            query, key = _collapsed_rotary(query, key, *pos_emb, self.chunk_size)
+        dropout_p = attention.dropout.p if self.training else 0.0
+        out, lse = rk.chunked_cross_attention(
+            query, key, value, chunk_len=self.chunk_size, neighbour_mask=context_mask, scale=attention.scale,
+            query_start=first, dropout_p=dropout_p, return_lse=True, backend=self.backend,
+        )  # fmt: skip
+        out = self._with_null(query, out, lse, dropout_p)
+        return F.pad(attention.to_out(out.flatten(-2)), (0, 0, first, 0))
+
+    def _with_null(self, query: Tensor, out: Tensor, lse: Tensor, dropout_p: float) -> Tensor:
+        """out [B,N,H,D] over the neighbours, and its lse [B,H,N], with the null key and value as one more key."""
+        attention = self.cross_attn
+        null_key, null_value = (p.unflatten(-1, (attention.heads, -1)) for p in (attention.null_k, attention.null_v))
+        logit = attention.scale * (query * null_key).sum(-1, dtype=torch.float32)  # [B,N,H]
+        share = torch.sigmoid(logit - lse.transpose(1, 2)).unsqueeze(-1)
+        merged = (1 - share) * out + F.dropout(share, dropout_p) * null_value
+        return merged.to(out.dtype)
+
+
+def _collapsed_rotary(query: Tensor, key: Tensor, query_angles: Tensor, key_angles: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """The angles as retro-pytorch shifts them: of a chunk's queries only the first has one, 2M-2; the others' are zero.
+
+    query starts at the first attending token, so that its row n has index n % M in its chunk.
+    """
+    first = query_angles[0, 0, chunk_size - 1]
+    rows = torch.zeros(query.shape[1], first.shape[-1], dtype=first.dtype, device=first.device)
+    rows[::chunk_size] = first
+    return _rotate(query, rows[:, None]), _rotate(key, key_angles[0, 0][:, None])
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotates the first angles.shape[-1] entries of x's last dimension, halves paired; the rest pass."""
+    width = angles.shape[-1]
+    rotated, passed = x[..., :width], x[..., width:]
+    low, high = rotated.chunk(2, dim=-1)
+    turned = torch.cat((-high, low), dim=-1)
+    return torch.cat((rotated * angles.cos() + turned * angles.sin(), passed), dim=-1).to(x.dtype)
+
+
+def swap_retro_pytorch(model: nn.Module, *, backend: str | None = None) -> int:
+    """Puts `RetroPytorchCCA` in the place of every chunked cross-attention of a retro-pytorch model, in place.
+
+    Parameters, their names and the optimiser's hold on them stay. Returns how many were swapped.
+    Raises: ValueError where the model has none.
+    """
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child).__name__ == ORIGINAL and type(child).__module__.startswith("retro_pytorch")
+    ]
+    if not found:
+        raise ValueError(f"model: expected a retro-pytorch model with {ORIGINAL} modules; got {type(model).__name__} without any")
+    for parent, name, child in found:
+        setattr(parent, name, RetroPytorchCCA(child, backend=backend))
+    return len(found)

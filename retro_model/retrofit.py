@@ -1,0 +1,303 @@
+"""Retrieval for a decoder that is already trained: chunked cross-attention and a neighbour encoder beside frozen weights.
+
+    model = retrofit(decoder, cca_layers=(6, 9, 12))        # our baseline, or a Hugging Face GPT-2 or Llama-like model
+    logits = model(tokens, neighbours, neighbour_mask=mask) # only what was added trains
+    logits = model(tokens)                                  # retrieval off: the decoder's own outputs, to the bit
+
+Source: Borgeaud et al., arXiv 2112.04426, section 4.2 and appendix C ("Retrofitting").
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .config import RetroConfig
+from .encoder import NORM_EPS, NeighbourEncoder
+from .inputs import check_inputs
+from .layers import ChunkedCrossAttention
+from .retro import Retro
+
+#: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
+PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
+
+
+def retrofit(
+    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None, backend: str | None = None, **changes
+) -> nn.Module:
+    """A model that retrieves, around a decoder whose weights stay as they are.
+
+    The decoder is frozen in place. What is added starts without effect: the output projection of every chunked cross-attention
+    is zero, so that training begins at the decoder's own likelihood.
+
+    Example:
+        model = retrofit(GPT2LMHeadModel.from_pretrained("gpt2"), cca_layers=(6, 9, 12))
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
+
+    Args:
+        decoder: a `Retro` without retrieval, or a causal decoder of pre-norm blocks that add their attention's output to their
+            input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
+        blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
+        attention: the name of a block's self-attention.
+        backend: of `retro_kernels`; None: the fastest that serves a call.
+        changes: fields of `RetroConfig`: cca_layers, chunk_len, neighbour_len (default 2 chunk_len), the encoder's sizes.
+
+    Returns:
+        A `Retro` where the decoder is one, with shared weights; else a `RetrofittedDecoder`.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    if isinstance(decoder, Retro):
+        return _retrofit_retro(decoder, backend, _with_lengths(decoder.config, changes))
+    if blocks is None:
+        blocks, attention = _find_blocks(decoder)
+    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
+        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+    return RetrofittedDecoder(decoder, _with_lengths(_config_of(decoder, len(blocks)), changes), blocks, attention, backend=backend)
+
+
+def _with_lengths(config: RetroConfig, changes: dict) -> RetroConfig:
+    if "chunk_len" in changes:
+        changes = {"neighbour_len": 2 * changes["chunk_len"], **changes}
+    config = config.replace(**{"cca_layers": None, **changes})
+    if not config.retrieves:
+        raise ValueError(f"cca_layers: expected at least one layer to retrofit (from 1 to {config.num_layers}); got ()")
+    return config
+
+
+def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) -> Retro:
+    if decoder.config.retrieves:
+        raise ValueError(f"decoder: expected a Retro without retrieval (cca_layers=()); got cca_layers={decoder.config.cca_layers}")
+    where = next(decoder.parameters())
+    model = Retro(config, backend=backend, device=where.device, dtype=where.dtype)
+    trained = dict(decoder.named_parameters())
+    for name, _ in list(model.named_parameters()):
+        if name in trained:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, trained.pop(name).requires_grad_(False))
+    if trained:
+        raise RuntimeError(f"a Retro without retrieval has weights that one with retrieval lacks: {', '.join(trained)}")
+    _start_without_effect(model)
+    return model
+
+
+def _start_without_effect(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, ChunkedCrossAttention):
+            nn.init.zeros_(module.output.weight)
+
+
+def _find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
+    for path, attention in PLACES:
+        try:
+            blocks = operator.attrgetter(path)(decoder)
+        except AttributeError:
+            continue
+        if isinstance(blocks, nn.ModuleList) and len(blocks) and hasattr(blocks[0], attention):
+            return blocks, attention
+    known = ", ".join(f"{path}[i].{attention}" for path, attention in PLACES)
+    raise TypeError(f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got {type(decoder).__name__}")
+
+
+def _config_of(decoder: nn.Module, num_layers: int) -> RetroConfig:
+    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width."""
+    theirs = getattr(decoder, "config", None)
+    for name in ("vocab_size", "hidden_size", "num_attention_heads"):
+        if not isinstance(getattr(theirs, name, None), int):
+            raise TypeError(f"decoder: expected a model whose config has {name}; got {type(decoder).__name__}")
+    width, heads = theirs.hidden_size, theirs.num_attention_heads
+    head_dim = getattr(theirs, "head_dim", None) or width // heads
+    longest = getattr(theirs, "max_position_embeddings", None) or RetroConfig.max_len
+    return RetroConfig(theirs.vocab_size, width, 4 * width, heads, head_dim, num_layers, max_len=longest)
+
+
+class RetrofittedDecoder(nn.Module):
+    """A frozen causal decoder, with a chunked cross-attention after the self-attention of some of its blocks.
+
+    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. The encoder is conditioned on x + a of
+    the first such block. The frozen decoder stays in evaluation mode: its dropout would only add noise to what it has learnt.
+
+    Args:
+        decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
+        config: sizes of what is added.
+        blocks, attention: see `retrofit`.
+    """
+
+    def __init__(self, decoder: nn.Module, config: RetroConfig, blocks: Sequence[nn.Module], attention: str, *, backend: str | None = None):
+        super().__init__()
+        where = next(decoder.parameters())
+        where = {"device": where.device, "dtype": where.dtype}
+        self.config = config
+        self.decoder = decoder.requires_grad_(False).eval()
+        embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
+        self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
+        names = [str(layer) for layer in config.cca_layers]
+        sizes = (config.d_model, config.num_heads, config.head_dim)
+        options = {"chunk_len": config.chunk_len, "context_dim": config.encoder_d_model, "dropout": config.dropout, "backend": backend}
+        self.cca = nn.ModuleDict({name: ChunkedCrossAttention(*sizes, **options, **where) for name in names})
+        self.cca_norm = nn.ModuleDict({name: nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
+        _start_without_effect(self)
+        self._retrieval: _Retrieval | None = None
+        for layer in config.cca_layers:
+            block = blocks[layer - 1]
+            block.register_forward_pre_hook(self._keep_input, with_kwargs=True)
+            getattr(block, attention).register_forward_hook(self._cross_attend(str(layer)))
+
+    def train(self, mode: bool = True) -> RetrofittedDecoder:
+        super().train(mode)
+        self.decoder.eval()
+        return self
+
+    def forward(
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetrofitCache | None = None,
+        **options,
+    ) -> Tensor:  # fmt: skip
+        """Logits [B,N,V] of tokens [B,N].
+
+        Args:
+            neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache); None: none.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
+            cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is differentiable.
+            options: handed to the decoder. Rows start at position 0: no padding on the left.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+        """
+        for name in ("past_key_values", "inputs_embeds"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; use cache"
+                )
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device, cache)
+        if cache is not None:
+            with torch.no_grad():
+                out = self._run(
+                    _Retrieval(*cache.with_missing(neighbours, neighbour_mask, tokens), cache), tokens, options | cache.options()
+                )
+            cache.advance(tokens.shape[1], out)
+        elif neighbours is not None and neighbours.shape[1]:
+            out = self._run(_Retrieval(neighbours, neighbour_mask), tokens, options)
+        else:
+            out = self.decoder(tokens, **options)
+        return getattr(out, "logits", out)
+
+    def _run(self, retrieval: _Retrieval, tokens: Tensor, options: dict):
+        self._retrieval = retrieval
+        try:
+            return self.decoder(tokens, **options)
+        finally:
+            self._retrieval = None
+
+    def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
+        """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
+        return RetrofitCache(self.config, batch, capacity)
+
+    def added_state_dict(self) -> dict[str, Tensor]:
+        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
+
+    def _keep_input(self, block: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._retrieval is not None:
+            self._retrieval.block_input = args[0] if args else kwargs["hidden_states"]
+
+    def _cross_attend(self, layer: str):
+        def hook(attention: nn.Module, args: tuple, output):
+            retrieval = self._retrieval
+            if retrieval is None:
+                return None
+            update = output[0] if isinstance(output, tuple) else output
+            hidden = retrieval.block_input + update
+            if not retrieval.conditioned:  # the first block that retrieves
+                retrieval.condition(self.encoder, hidden)
+            if retrieval.encoded is None:
+                return None
+            query_start = retrieval.query_start
+            cross = self.cca[layer](self.cca_norm[layer](hidden), retrieval.encoded, neighbour_mask=retrieval.mask, query_start=query_start)
+            return (update + cross, *output[1:]) if isinstance(output, tuple) else update + cross
+
+        return hook
+
+
+class RetrofitCache:
+    """What a retrofitted decoder keeps while it decodes: the decoder's own cache, the activations of the incomplete chunk, the
+    encoded neighbours of the last complete one (no later token attends an earlier chunk's).
+
+    Args:
+        config: the model's.
+        batch: B, rows of one length.
+        capacity: most tokens a row can have; None: config.max_len.
+    """
+
+    def __init__(self, config: RetroConfig, batch: int, capacity: int | None = None):
+        self.config, self.batch = config, batch
+        self.capacity = config.max_len if capacity is None else capacity
+        self.length = 0  # tokens held
+        self.decoder = None  # whatever the decoder gives as past_key_values
+        self.chunk: Tensor | None = None  # [B,length % M,d]
+        self.encoded: Tensor | None = None  # [B,1,K,R,d']
+        self.neighbour_mask: Tensor | None = None  # bool [B,1,K,R]
+
+    @property
+    def positions(self) -> list[int]:
+        """Tokens that each row holds."""
+        return [self.length] * self.batch
+
+    def completes(self, count: int) -> int:
+        """Chunks that `count` more tokens complete: the L of the next call's neighbours."""
+        return (self.length % self.config.chunk_len + count) // self.config.chunk_len
+
+    def options(self) -> dict:
+        """What the decoder is called with."""
+        return {"past_key_values": self.decoder, "use_cache": True}
+
+    def with_missing(self, neighbours: Tensor | None, mask: Tensor | None, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Neighbours and mask [B,L,K,R]; where chunks complete without neighbours, but earlier ones had some, theirs are missing."""
+        if neighbours is None and self.encoded is not None and (chunks := self.completes(tokens.shape[1])):
+            neighbours = tokens.new_zeros(self.batch, chunks, *self.encoded.shape[2:4])
+            return neighbours, torch.zeros_like(neighbours, dtype=torch.bool)
+        if neighbours is None or not neighbours.shape[1]:
+            return None, None
+        mask = torch.ones_like(neighbours, dtype=torch.bool) if mask is None else mask
+        return neighbours, mask if mask.dim() == 4 else mask.unsqueeze(-1).expand(neighbours.shape)
+
+    def advance(self, count: int, out) -> None:
+        """The call's tokens are held now."""
+        self.length += count
+        self.decoder = out.past_key_values
+
+
+class _Retrieval:
+    """What one forward pass hands from hook to hook."""
+
+    def __init__(self, neighbours: Tensor | None, mask: Tensor | None, cache: RetrofitCache | None = None):
+        self.neighbours, self.mask, self.cache = neighbours, mask, cache
+        self.block_input: Tensor | None = None
+        self.encoded: Tensor | None = None
+        self.conditioned, self.query_start = False, 0
+
+    def condition(self, encoder: NeighbourEncoder, hidden: Tensor) -> None:
+        """Encodes the neighbours in the light of the activations hidden [B,N,d], and of what the cache holds of their chunks."""
+        self.conditioned, m, cache = True, encoder.config.chunk_len, self.cache
+        if cache is not None and cache.chunk is not None:
+            hidden = torch.cat([cache.chunk, hidden], 1)
+        complete = hidden.shape[1] // m
+        if self.neighbours is not None:
+            chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
+            self.encoded = encoder(self.neighbours, chunks, neighbour_mask=self.mask)
+        if cache is not None:
+            cache.chunk = hidden[:, complete * m :]
+            self._join_held(cache, m)
+
+    def _join_held(self, cache: RetrofitCache, m: int) -> None:
+        self.query_start = cache.length % m
+        held, held_mask = cache.encoded, cache.neighbour_mask
+        if self.encoded is not None:
+            cache.encoded, cache.neighbour_mask = self.encoded[:, -1:], self.mask[:, -1:]
+        if held is not None:  # chunk 0 of this call is the one held
+            self.query_start += m
+            self.encoded = held if self.encoded is None else torch.cat([held, self.encoded], 1)
+            self.mask = held_mask if self.mask is None else torch.cat([held_mask, self.mask], 1)

@@ -1,0 +1,228 @@
+"""Retrieval added to frozen decoders, ours and the Hugging Face library's: what stays, what trains, what is seen."""
+
+import copy
+
+import pytest
+import torch
+
+from retro_model.config import RetroConfig
+from retro_model.retro import Retro
+from retro_model.retrofit import RetrofittedDecoder, retrofit
+from tests.compare import assert_passes
+
+transformers = pytest.importorskip("transformers")
+
+V, M, R, K, N, LAYERS = 50, 8, 16, 2, 29, 3
+ADDED = dict(cca_layers=(2, 3), chunk_len=M, encoder_d_model=32, encoder_d_ff=64, encoder_heads=2, encoder_head_dim=16, encoder_layers=1)
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=V, n_positions=64, n_embd=32, n_layer=LAYERS, n_head=2))
+
+
+def llama():
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, **sizes))
+
+
+def ours():
+    config = RetroConfig(V, 32, 64, 2, 16, LAYERS, chunk_len=M, neighbour_len=R, cca_layers=(), encoder_d_model=32)
+    return Retro(config)
+
+
+DECODERS = [gpt2, llama, ours]
+
+
+def logits(model, *args, **kwargs):
+    out = model(*args, **kwargs)
+    return getattr(out, "logits", out)
+
+
+def batch(seed: int = 0, K: int = K):
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(2, N // M, K, R, generator=g) > 0.2
+    return torch.randint(V, (2, N), generator=g), torch.randint(V, (2, N // M, K, R), generator=g), mask
+
+
+def retrofitted(make, effect: bool = False):
+    """The decoder as it was, and one with retrieval; with `effect` as if it had been trained."""
+    torch.manual_seed(0)
+    decoder = make().eval()
+    before = copy.deepcopy(decoder)
+    model = retrofit(decoder, **ADDED)
+    if effect:
+        for p in model.parameters():
+            if p.requires_grad and p.dim() > 1:
+                torch.nn.init.normal_(p, std=p.shape[-1] ** -0.5)
+    return before, model
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_with_retrieval_off_the_outputs_are_the_originals_to_the_bit(make):
+    before, model = retrofitted(make, effect=True)
+    tokens, neighbours, mask = batch()
+    for mode in (model.eval(), model.train()):
+        assert torch.equal(mode(tokens), logits(before, tokens))
+    on = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    assert not torch.allclose(on[:, M - 1 :], model(tokens)[:, M - 1 :])
+    assert torch.equal(model(tokens), logits(before, tokens))  # a pass with retrieval leaves nothing behind
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_what_is_added_starts_without_effect(make):
+    before, model = retrofitted(make)
+    tokens, neighbours, mask = batch()
+    assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), logits(before, tokens))
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_only_new_weights_train_and_all_of_them(make):
+    before, model = retrofitted(make, effect=True)
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert sum(p.numel() for p in frozen.values()) == sum(p.numel() for p in before.parameters())
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(trained.values(), lr=1e-2)
+    tokens, neighbours, mask = batch()
+    model.train()(tokens, neighbours, neighbour_mask=mask).logsumexp(-1).sum().backward()
+    assert all(p.grad is None for p in frozen.values())
+    assert not [name for name, p in trained.items() if p.grad is None or not p.grad.any()]
+    optimizer.step()
+    assert all(torch.equal(p, values[name]) for name, p in frozen.items())
+    assert not [name for name, p in trained.items() if torch.equal(p, values[name])]
+    assert torch.equal(model.eval()(tokens), logits(before, tokens))
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_a_neighbour_is_seen_from_the_last_token_of_its_chunk_on(make):
+    _, model = retrofitted(make, effect=True)
+    tokens, neighbours, mask = batch()
+    before = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    for chunk in range(N // M):
+        other = neighbours.clone()
+        other[:, chunk] = (other[:, chunk] + 1) % V
+        changed = (model(tokens, other, neighbour_mask=mask) != before).any(-1).any(0)
+        assert changed.nonzero()[0].item() == (chunk + 1) * M - 1
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_a_token_changes_nothing_before_it(make):
+    _, model = retrofitted(make, effect=True)
+    tokens, neighbours, mask = batch()
+    before = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    for at in (0, M - 1, 2 * M, N - 1):
+        other = tokens.clone()
+        other[:, at] = (other[:, at] + 1) % V
+        changed = (model(other, neighbours, neighbour_mask=mask) != before).any(-1).any(0)
+        assert changed[at] and not changed[:at].any()
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_a_block_by_hand(make):
+    """The hooks against the same sums written out: H = x + attention, CCA on its norm, then the block's feed-forward."""
+    _, model = retrofitted(make, effect=True)
+    tokens, neighbours, mask = batch()
+    blocks, name = (model.decoder.transformer.h, "attn") if make is gpt2 else (model.decoder.model.layers, "self_attn")
+    after = blocks[1].ln_2 if make is gpt2 else blocks[1].post_attention_layernorm
+    kept = {}
+    first = lambda out: out[0] if isinstance(out, tuple) else out  # noqa: E731
+    blocks[1].register_forward_pre_hook(lambda m, a, k: kept.update(x=a[0] if a else k["hidden_states"]), with_kwargs=True)
+    getattr(blocks[1], name).register_forward_hook(lambda m, a, out: kept.update(own=first(out)), prepend=True)
+    after.register_forward_pre_hook(lambda m, a: kept.update(residual=a[0]))
+    model.eval()(tokens, neighbours, neighbour_mask=mask)
+    hidden = kept["x"] + kept["own"]
+    chunks = hidden[:, : N // M * M].unflatten(1, (N // M, M))
+    encoded = model.encoder(neighbours, chunks, neighbour_mask=mask)
+    update = model.cca["2"](model.cca_norm["2"](hidden), encoded, neighbour_mask=mask)
+    assert update.abs().max() > 0.1
+    assert torch.equal(kept["residual"], kept["x"] + (kept["own"] + update))
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=["tokens", "blocks", "prompt"])
+def test_decoding_with_a_cache_equals_the_whole(make, steps):
+    _, model = retrofitted(make, effect=True)
+    model.double()
+    tokens, neighbours, mask = batch()
+    mask[0, 1] = False
+    want = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    cache, parts, at, chunk = model.make_cache(2), [], 0, 0
+    for step in steps:
+        here = slice(chunk, chunk + cache.completes(step))
+        given = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
+        parts.append(model(tokens[:, at : at + step], **given, cache=cache))
+        at, chunk = at + step, here.stop
+    assert_passes("logits", torch.cat(parts, 1), want, None, torch.float64)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_chunks_that_complete_without_neighbours_have_none(make):
+    _, model = retrofitted(make, effect=True)
+    model.double()
+    tokens, neighbours, mask = batch()
+    mask[:, 1:] = False
+    want = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    cache = model.make_cache(2)
+    first = model(tokens[:, : M + 2], neighbours[:, :1], neighbour_mask=mask[:, :1], cache=cache)
+    rest = [model(tokens[:, i : i + 1], cache=cache) for i in range(M + 2, N)]
+    assert_passes("logits", torch.cat([first, *rest], 1), want, None, torch.float64)
+
+
+def test_added_weights_travel_alone():
+    _, model = retrofitted(gpt2, effect=True)
+    torch.manual_seed(0)
+    other = retrofit(gpt2().eval(), **ADDED)
+    state = model.added_state_dict()
+    assert state and not any(name.startswith("decoder.") for name in state)
+    found = other.load_state_dict(state, strict=False)
+    assert not found.unexpected_keys and all(name.startswith("decoder.") for name in found.missing_keys)
+    tokens, neighbours, mask = batch()
+    assert torch.equal(other.eval()(tokens, neighbours, neighbour_mask=mask), model.eval()(tokens, neighbours, neighbour_mask=mask))
+
+
+def test_another_decoder_by_its_blocks():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            return x + self.mix(x)
+
+    class Decoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = transformers.GPT2Config(vocab_size=V, n_embd=32, n_layer=LAYERS, n_head=2)
+            self.embedding, self.parts = torch.nn.Embedding(V, 32), torch.nn.ModuleList(Block() for _ in range(LAYERS))
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for part in self.parts:
+                x = part(x)
+            return x @ self.embedding.weight.T
+
+    decoder = Decoder()
+    with pytest.raises(TypeError, match="decoder: expected a Retro, or a decoder with"):
+        retrofit(decoder, **ADDED)
+    model = retrofit(decoder, blocks=decoder.parts, attention="mix", **ADDED)
+    assert isinstance(model, RetrofittedDecoder)
+    assert torch.equal(model(batch()[0]), decoder(batch()[0]))
+
+
+def test_errors_name_the_argument():
+    with pytest.raises(ValueError, match="cca_layers: expected at least one layer"):
+        retrofit(ours(), cca_layers=())
+    with pytest.raises(ValueError, match="cca_layers: expected layers from 1 to num_layers=3"):
+        retrofit(gpt2(), cca_layers=(4,))
+    with pytest.raises(ValueError, match=r"decoder: expected a Retro without retrieval"):
+        retrofit(retrofit(ours(), **ADDED), **ADDED)
+    decoder = gpt2()
+    with pytest.raises(ValueError, match="attention: expected the name"):
+        retrofit(decoder, blocks=decoder.transformer.h, attention="nothing", **ADDED)
+    model, (tokens, neighbours, mask) = retrofit(decoder, **ADDED), batch()
+    with pytest.raises(ValueError, match="neighbours: "):
+        model(tokens, neighbours[:, :2])
+    with pytest.raises(ValueError, match="neighbour_mask: "):
+        model(tokens, neighbours, neighbour_mask=mask[..., :3])
+    with pytest.raises(ValueError, match="past_key_values: not supported"):
+        model(tokens, neighbours, past_key_values=object())
