@@ -72,9 +72,17 @@ def test_rows_stop_by_themselves():
     rows = prompts(3, 9, 6)
     whole = [slowly(model, row, 20) for row in rows]
     stop = whole[1][11]  # row 1 stops within three tokens
-    got = generate(model, rows, 20, retrieve=retrieve, stop_token=stop)
+    seen = []
+
+    def recording(chunks):
+        seen.extend(chunks.tolist())
+        return retrieve(chunks)
+
+    got = generate(model, rows, 20, retrieve=recording, stop_token=stop)
     assert [row.tolist() for row in got] == [slowly(model, row, 20, stop=stop) for row in rows]
     assert len(got[1]) <= 12
+    # nothing is retrieved for a row that has ended; what its last token completes conditions nothing
+    assert sorted(seen) == sorted(row[i : i + M].tolist() for row in got for i in range(0, len(row) - M, M))
 
 
 def test_prompts_as_a_tensor_and_no_new_tokens():
