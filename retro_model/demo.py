@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import io
 import json
 import sysconfig
 import time
@@ -336,10 +337,10 @@ def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes
     Returns: the numbers that it also writes to results.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    console, timings = Console(quiet=quiet, record=True), {}
+    console, timings = Console(record=True, file=io.StringIO() if quiet else None), {}
     with stage(console, timings, "corpus, tokeniser, database, neighbours"):
         corpus = prepare(folder, plan, console)
-    config = RetroConfig.from_dict({**plan.config, "vocab_size": -(-corpus.tokenizer.vocab_size // 64) * 64})
+    config = RetroConfig.from_dict({**plan.config, "vocab_size": corpus.tokenizer.vocab_size})
     if minutes is not None:
         with stage(console, timings, "step times"):
             steps = steps_within(60 * minutes, corpus, plan, config, seed, device)
