@@ -65,9 +65,9 @@ class Plan:
     evaluation_neighbours: tuple[int, ...] = (2, 10)
     window: int = 512
     stride: int = 256
-    batch_size: int = 2
+    batch_size: int = 4
     steps: int = 1000
-    max_lr: float = 5e-3
+    max_lr: float = 1e-2
     warmup_steps: int = 50
     autocast: str | None = None
     compile: bool = False
@@ -77,16 +77,16 @@ class Plan:
 def _small(width: int, layers: int, chunk_len: int) -> dict:
     """A decoder with CCA in every layer but the first, and an encoder of one layer that reads with the decoder's embeddings."""
     return {
-        "d_model": width, "d_ff": 4 * width, "num_heads": width // 32, "head_dim": 32, "num_layers": layers,
+        "d_model": width, "d_ff": 4 * width, "num_heads": 4, "head_dim": width // 4, "num_layers": layers,
         "chunk_len": chunk_len, "neighbour_len": 2 * chunk_len, "cca_layers": tuple(range(2, layers + 1)), "encoder_layers": 1,
-        "encoder_d_model": width, "encoder_d_ff": 2 * width, "encoder_heads": width // 32, "encoder_head_dim": 32,
+        "encoder_d_model": width, "encoder_d_ff": 2 * width, "encoder_heads": 4, "encoder_head_dim": width // 4,
         "share_embeddings": True, "max_len": 1024,
     }  # fmt: skip
 
 
-DEFAULT = Plan(_small(128, 4, 32))
+DEFAULT = Plan(_small(64, 3, 32))
 SMOKE = Plan(
-    _small(32, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=20_000, dim=64, index=None,
+    _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=20_000, dim=64, index=None,
     evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
 )  # fmt: skip
 
@@ -199,9 +199,17 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
 
 
 def make_model(config: RetroConfig, seed: int, device: str, **options) -> Retro:
-    """A model with weights drawn from `seed`."""
+    """A model with weights drawn from `seed`, which can name a token that it sees before it has learned to.
+
+    Embeddings of unit scale are not drowned by the first residual updates, and a readout that is their transpose gives a token that is
+    copied from a neighbour the highest logit. Small models need hundreds of steps to find either (NOTES.md).
+    """
     torch.manual_seed(seed)
-    return Retro(config, **options).to(device)
+    model = Retro(config, **options)
+    with torch.no_grad():
+        nn.init.normal_(model.embedding.weight)
+        model.readout.weight.copy_(model.embedding.weight * config.d_model**-0.5)
+    return model.to(device)
 
 
 def _stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
