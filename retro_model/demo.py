@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from retro_model import checkpoint, colouring, evaluation, training
+from retro_model import checkpoint, colouring, copying, evaluation, training
 from retro_model.config import RetroConfig
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
@@ -51,13 +51,14 @@ class Plan:
 
     config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from, to train on (part
     of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string (None: exact search).
-    neighbours, evaluation_neighbours: K in training and the Ks that are scored. sample_tokens: generated.
+    neighbours, evaluation_neighbours: K in training and the Ks that are scored. start_copying: initial weights of `copying`.
+    sample_tokens: generated.
     """
 
     config: dict
     vocab_size: int = 2048
     database_bytes: int = 12_000_000
-    train_bytes: int = 4_000_000
+    train_bytes: int = 2_500_000
     validation_bytes: int = 100_000
     dim: int = 512
     index: str | None = "IVF512,Flat"
@@ -66,11 +67,12 @@ class Plan:
     window: int = 512
     stride: int = 256
     batch_size: int = 4
-    steps: int = 1000
+    steps: int = 600
     max_lr: float = 1e-2
     warmup_steps: int = 50
     autocast: str | None = None
     compile: bool = False
+    start_copying: bool = True
     sample_tokens: int = 160
 
 
@@ -84,7 +86,7 @@ def _small(width: int, layers: int, chunk_len: int) -> dict:
     }  # fmt: skip
 
 
-DEFAULT = Plan(_small(64, 3, 32))
+DEFAULT = Plan(_small(64, 3, 16))
 SMOKE = Plan(
     _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=20_000, dim=64, index=None,
     evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
@@ -97,7 +99,7 @@ def preset(name: str) -> Plan:
     config.pop("vocab_size")
     return Plan(
         config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000, index=None,
-        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True,
+        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True, start_copying=False,
         sample_tokens=512,
     )  # fmt: skip
 
@@ -198,17 +200,12 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     )  # fmt: skip
 
 
-def make_model(config: RetroConfig, seed: int, device: str, **options) -> Retro:
-    """A model with weights drawn from `seed`, which can name a token that it sees before it has learned to.
-
-    Embeddings of unit scale are not drowned by the first residual updates, and a readout that is their transpose gives a token that is
-    copied from a neighbour the highest logit. Small models need hundreds of steps to find either (NOTES.md).
-    """
+def make_model(config: RetroConfig, seed: int, device: str, copies: bool = False, **options) -> Retro:
+    """A model with weights drawn from `seed`; where they fit, those that let a small model copy (`copying`)."""
     torch.manual_seed(seed)
     model = Retro(config, **options)
-    with torch.no_grad():
-        nn.init.normal_(model.embedding.weight)
-        model.readout.weight.copy_(model.embedding.weight * config.d_model**-0.5)
+    if copies:
+        (copying.start_copying if config.retrieves else copying.align)(model, seed)
     return model.to(device)
 
 
@@ -219,7 +216,7 @@ def _stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[
 
 def fit(config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool) -> tuple[Retro, dict]:
     """Trains one model; the batches depend on the seed only, so that every model sees the same."""
-    model = make_model(config, seed, device)
+    model = make_model(config, seed, device, plan.start_copying)
     settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps, autocast=plan.autocast)
     optimizer = training.make_optimizer(model, settings)
     start = time.perf_counter()
