@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from retro_model import training
+from retro_model.config import RetroConfig
+from retro_model.retro import Retro
 from tests.model import toys
 
 SETTINGS = training.Settings(steps=20, warmup_steps=2, max_lr=1e-2)
@@ -174,3 +176,35 @@ def test_training_lowers_the_loss():
                                  report=lambda s, r: (show(s, r), seen.append(s)))  # fmt: skip
     assert seen == list(range(60))
     assert sum(h["loss"] for h in history[-10:]) < 0.7 * sum(h["loss"] for h in history[:10])
+
+
+def retro():
+    config = RetroConfig(
+        vocab_size=17, d_model=16, d_ff=32, num_heads=1, head_dim=16, num_layers=2, chunk_len=4, neighbour_len=8, cca_layers=(2,),
+        encoder_layers=1, encoder_d_model=16, encoder_d_ff=32, encoder_heads=1, encoder_head_dim=16, max_len=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Retro(config)
+
+
+def test_a_compiled_retro_takes_the_same_steps():
+    """In one graph: aot_eager, so that no C++ is compiled."""
+    neighbours = np.random.default_rng(0).integers(-1, 30, (41, 2))
+    models = [retro(), retro()]
+    histories = []
+    for model, run in zip(models, (models[0], torch.compile(models[1], backend="aot_eager", fullgraph=True))):
+        batches = stream(toys.random_store(41), neighbours=neighbours, database=toys.Database(toys.random_store(30, seed=1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        histories.append(training.train(run, optimizer, batches, SETTINGS, stop=3))
+    for a, b in zip(*histories):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
+    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(p, q, msg=name)
+
+
+def test_u_v_norms_and_embeddings_of_retro_do_not_decay():
+    model = retro()
+    decayed = {id(p) for p in training.parameter_groups(model, 0.1)[0]["params"]}
+    for name, p in model.named_parameters():
+        free = "norm" in name or "embedding" in name or name.endswith(("content_bias", "position_bias"))
+        assert (id(p) in decayed) != free, name
