@@ -2,7 +2,7 @@
 
 To copy, three parts must fit: the encoder writes beside each neighbour token the one before it, chunked cross-attention looks for the
 decoder's token among those and takes what follows, and the readout recognises what was taken. Large models find this (an induction
-circuit) in thousands of steps; in the minutes of a demonstration it has to be where training starts.
+circuit) in thousands of steps. A baseline has no such circuit to be given, so a comparison that uses this must say so.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def _rotation(width: int, generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def align(model: Retro, seed: int = 0) -> Tensor:
-    """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their turned transpose.
+def align(model: Retro, seed: int = 0, *, turned: bool = False) -> Tensor:
+    """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their transpose.
 
-    The turn keeps the token that is read from predicting itself. For a RETRO and its baseline alike.
-    Returns: the turn [d_model, d_model].
+    For a RETRO and its baseline alike. turned: the readout is turned by a random rotation, so that no token predicts itself.
+    Returns: the rotation [d_model, d_model].
     """
     generator = torch.Generator().manual_seed(seed)
-    turn = _rotation(model.config.d_model, generator)
+    turn = _rotation(model.config.d_model, generator) if turned else torch.eye(model.config.d_model)
     model.embedding.weight.copy_(torch.randn(model.embedding.weight.shape, generator=generator))
     model.readout.weight.copy_(model.embedding.weight @ turn.T * model.config.d_model**-0.5)
     return turn
@@ -39,7 +39,7 @@ def align(model: Retro, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def start_copying(model: Retro, seed: int = 0) -> None:
-    """`align`, then the encoder's first attention and every chunked cross-attention as in the module's docstring.
+    """`align`, turned, then the encoder's first attention and every chunked cross-attention as in the module's docstring.
 
     Everything stays trainable.
     Raises: ValueError unless encoder and decoder share embeddings, and every attention is as wide as the model.
@@ -52,7 +52,7 @@ def start_copying(model: Retro, seed: int = 0) -> None:
             "model: expected a RETRO with share_embeddings and d_model == encoder_d_model == heads * head_dim in both; got "
             f"cca_layers={c.cca_layers}, share_embeddings={c.share_embeddings}, widths {sorted(widths)}"
         )
-    turn = align(model, seed)
+    turn = align(model, seed, turned=True)
     before = _rotation(c.d_model, torch.Generator().manual_seed(seed + 1))
     identity = torch.eye(c.d_model)
     _look_one_back(model.encoder.layers[0].attention, before)

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import sysconfig
 import time
@@ -35,14 +36,15 @@ from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.data.text import longest_common_substrings
 from retro_model.data.tokens import Tokenizer
 from retro_model.generation import generate
 from retro_model.retro import Retro
 
-#: Held out whole: the package, and whatever the tests of the same name hold.
-VALIDATION = ("asyncio", "http", "json", "logging", "xml")
-#: Tables rather than programs: character maps, help texts, encoded test data.
-TABLES = ("encodings", "pydoc_data", "test/encoded_modules", "test/cjkencodings")
+#: Held out: modules that have siblings (aifc: wave, sunau; ntpath: posixpath). `test` is a package of its own and stays in training.
+VALIDATION = ("aifc", "fractions", "locale", "ntpath", "optparse", "shutil", "socket", "ssl", "sysconfig", "uuid")
+#: Tables rather than programs: help texts, encoded test data.
+TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Plan:
 
     config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from, to train on (part
     of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string (None: exact search).
-    neighbours, evaluation_neighbours: K in training and the Ks that are scored. start_copying: initial weights of `copying`.
+    neighbours, evaluation_neighbours: K in training and the Ks that are scored. align, start_copying: initial weights,
+    see `copying`; the second is RETRO's alone and off.
     sample_tokens: generated.
     """
 
@@ -59,7 +62,7 @@ class Plan:
     vocab_size: int = 2048
     database_bytes: int = 12_000_000
     train_bytes: int = 2_500_000
-    validation_bytes: int = 100_000
+    validation_bytes: int = 200_000
     dim: int = 512
     index: str | None = "IVF512,Flat"
     neighbours: int = 2
@@ -72,7 +75,8 @@ class Plan:
     warmup_steps: int = 50
     autocast: str | None = None
     compile: bool = False
-    start_copying: bool = True
+    align: bool = True
+    start_copying: bool = False
     sample_tokens: int = 160
 
 
@@ -86,9 +90,9 @@ def _small(width: int, layers: int, chunk_len: int) -> dict:
     }  # fmt: skip
 
 
-DEFAULT = Plan(_small(64, 3, 16))
+DEFAULT = Plan(_small(64, 3, 32))
 SMOKE = Plan(
-    _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=20_000, dim=64, index=None,
+    _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=30_000, dim=64, index=None,
     evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
 )  # fmt: skip
 
@@ -99,7 +103,7 @@ def preset(name: str) -> Plan:
     config.pop("vocab_size")
     return Plan(
         config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000, index=None,
-        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True, start_copying=False,
+        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True, align=False,
         sample_tokens=512,
     )  # fmt: skip
 
@@ -117,15 +121,8 @@ class Corpus(NamedTuple):
 
 
 def group_of(name: str) -> str:
-    """The package or module that a source belongs to; a test belongs to what it tests.
-
-    group_of("json/decoder.py") == group_of("test/test_json/test_dump.py") == "json"
-    """
-    parts = name.removesuffix(".py").split("/")
-    if parts[0] != "test" or len(parts) == 1:
-        return parts[0]
-    tested = parts[1].removeprefix("test_")
-    return next((v for v in VALIDATION if tested == v or tested.startswith(v + "_")), tested)
+    """The top-level package or module: group_of("json/decoder.py") == "json", group_of("test/test_json/test_dump.py") == "test"."""
+    return name.removesuffix(".py").split("/")[0]
 
 
 def sources(root: Path) -> Iterator[Document]:
@@ -144,10 +141,10 @@ def sources(root: Path) -> Iterator[Document]:
 
 
 def first_bytes(documents: list[Document], limit: int) -> list[Document]:
-    """The first documents that together hold at most `limit` characters, each at most a tenth of it."""
+    """The first documents that together hold at most `limit` characters; one that does not fit is left out."""
     found, total = [], 0
     for document in documents:
-        if len(document.content) <= limit // 10 and total + len(document.content) <= limit:
+        if total + len(document.content) <= limit:
             found.append(document)
             total += len(document.content)
     return found
@@ -167,8 +164,9 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     """Tokeniser, stores, deduplication, database and neighbours in `folder`; what is there from the same plan is used again."""
     root = Path(sysconfig.get_path("stdlib"))
     every = list(sources(root))
-    validation = first_bytes([d for d in every if d.group in VALIDATION and not d.name.startswith("test/")], plan.validation_bytes)
-    others = first_bytes([d for d in every if d.group not in VALIDATION], plan.database_bytes)
+    validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
+    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")  # tests come last
+    others = first_bytes(training_documents, plan.database_bytes)
     if not validation or not others:
         raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
     tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
@@ -200,23 +198,41 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     )  # fmt: skip
 
 
-def make_model(config: RetroConfig, seed: int, device: str, copies: bool = False, **options) -> Retro:
-    """A model with weights drawn from `seed`; where they fit, those that let a small model copy (`copying`)."""
+def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **options) -> Retro:
+    """A model with weights drawn from `seed`, and as `plan` says."""
     torch.manual_seed(seed)
     model = Retro(config, **options)
-    if copies:
-        (copying.start_copying if config.retrieves else copying.align)(model, seed)
+    if plan.start_copying and config.retrieves:
+        copying.start_copying(model, seed)
+    elif plan.align or plan.start_copying:
+        copying.align(model, seed, turned=plan.start_copying)
     return model.to(device)
 
 
+def overlapping_windows(corpus: Corpus, window: int) -> np.ndarray:
+    """First rows of the half of the training windows whose chunks share the longest substrings with the neighbours of the chunk before."""
+    store, per_window = corpus.train, window // corpus.train.chunk_len
+    shared = np.zeros(len(store))
+    for at in range(0, len(store) - 1, 4096):
+        rows = np.arange(at, min(at + 4096, len(store) - 1))
+        values, mask = corpus.database.values(corpus.train_neighbours[rows])
+        shared[rows + 1] = longest_common_substrings(store.chunks(rows + 1), values, lengths=store.lengths[rows + 1], source_mask=mask)
+    firsts = np.arange(0, len(store) - per_window + 1, per_window)
+    means = shared[: len(firsts) * per_window].reshape(len(firsts), per_window).mean(1)
+    return np.sort(firsts[np.argsort(-means, kind="stable")[: max(1, len(firsts) // 2)]])
+
+
 def _stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
+    """The batches of either model: the first half of the steps from windows where there is something to copy, the rest from all."""
     what = {"neighbours": corpus.train_neighbours, "database": corpus.database} if retrieves else {}
-    return training.batches(corpus.train, window=plan.window, batch_size=plan.batch_size, seed=seed, **what)
+    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
+    easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window), **options)
+    return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))
 
 
 def fit(config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool) -> tuple[Retro, dict]:
     """Trains one model; the batches depend on the seed only, so that every model sees the same."""
-    model = make_model(config, seed, device, plan.start_copying)
+    model = make_model(config, plan, seed, device)
     settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps, autocast=plan.autocast)
     optimizer = training.make_optimizer(model, settings)
     start = time.perf_counter()
@@ -293,7 +309,7 @@ def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int 
     prompts = corpus.train.chunks(np.arange(4)).tolist()
     found = {}
     for name in (fused, "reference"):
-        model = make_model(retro.config, seed, str(device), backend=name)
+        model = make_model(retro.config, plan, seed, str(device), backend=name)
         model.load_state_dict(retro.state_dict())
         optimizer = training.make_optimizer(model, settings)
         values = corpus.database.values(torch.zeros(1, plan.neighbours, dtype=torch.int64))

@@ -101,14 +101,14 @@ def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, databa
 
 
 def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None,
-            start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
+            starts: np.ndarray | None = None, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
     """Batches without end, a pure function of (store, window, batch_size, seed) and the position.
 
     An epoch cuts the store into windows of `window` tokens from a random first row, and visits them in random order.
     Process `rank` of `world_size` takes its share of each batch, so that the batch as a whole does not depend on them.
 
-    window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. start: position
-    (batches already taken) to go on from. neighbours, database: see `gather`.
+    window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first rows of the
+    windows to draw from, in place of all. start: position (batches already taken) to go on from. neighbours, database: see `gather`.
     Returns: an iterator over Batch.
     Raises: ValueError where the store is smaller than a batch, or sizes do not divide.
     """
@@ -122,24 +122,29 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
     rows = len(store.lengths)
     if neighbours is not None and len(neighbours) != rows:
         raise ValueError(f"neighbours must have one row for each of the {rows} chunks, got {len(neighbours)}")
-    # One window fewer than fit, so that every epoch may start anywhere in the first window and has the same length.
-    per_epoch = (rows // per_window - 1) // batch_size
-    if per_epoch < 1:
+    if starts is None:
+        # One window fewer than fit, so that every epoch may start anywhere in the first window and has the same length.
+        firsts, shift = np.arange(max(0, rows // per_window - 1)) * per_window, per_window
+    else:
+        firsts, shift = np.asarray(starts), 1
+        if firsts.ndim != 1 or (len(firsts) and (firsts.min() < 0 or firsts.max() > rows - per_window)):
+            raise ValueError(f"starts must be rows from 0 to {rows - per_window}, got shape {list(firsts.shape)}")
+    if len(firsts) < batch_size:
         raise ValueError(f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one more")
-    return _stream(store, neighbours, database, per_window, batch_size, per_epoch, seed, start, rank, world_size)
+    return _stream(store, neighbours, database, per_window, batch_size, firsts, shift, seed, start, rank, world_size)
 
 
-def _stream(store, neighbours, database, per_window, batch_size, per_epoch, seed, start, rank, world_size):
-    position, epoch, order, first_row = start, -1, None, 0
+def _stream(store, neighbours, database, per_window, batch_size, firsts, shift, seed, start, rank, world_size):
+    position, epoch, order, first_row, per_epoch = start, -1, None, 0, len(firsts) // batch_size
     while True:
         if position // per_epoch != epoch:
             epoch = position // per_epoch
             random = np.random.default_rng([seed, epoch])
-            first_row = int(random.integers(per_window))
-            order = random.permutation(len(store.lengths) // per_window - 1)
+            first_row = int(random.integers(shift))
+            order = random.permutation(len(firsts))
         at = position % per_epoch * batch_size
-        mine = order[at : at + batch_size][rank::world_size]
-        yield gather(store, first_row + mine[:, None] * per_window + np.arange(per_window), neighbours, database)
+        mine = firsts[order[at : at + batch_size][rank::world_size]]
+        yield gather(store, first_row + mine[:, None] + np.arange(per_window), neighbours, database)
         position += 1
 
 

@@ -81,6 +81,14 @@ def test_an_epoch_visits_each_window_once():
     assert orders[0] != orders[1]
 
 
+def test_batches_from_chosen_windows():
+    starts = np.array([3, 10, 21, 30])
+    for epoch in range(2):
+        batches = take(2, stream(toys.random_store(41), starts=starts, start=2 * epoch))
+        found = {tuple(w.tolist()) for batch in batches for w in batch.tokens}
+        assert found == {tuple(toys.random_store(41).tokens[s : s + 2].reshape(-1).tolist()) for s in starts}
+
+
 def test_a_batch_holds_each_chunks_neighbours():
     store, database = toys.random_store(41), toys.Database(toys.random_store(30, seed=1))
     neighbours = np.random.default_rng(0).integers(-1, 30, (41, 3))
@@ -96,7 +104,7 @@ def test_a_batch_holds_each_chunks_neighbours():
 
 
 @pytest.mark.parametrize("change,name", [
-    ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"),
+    ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"), ({"starts": np.array([40])}, "starts"),
     ({"neighbours": np.zeros((41, 1), int)}, "neighbours"),
     ({"neighbours": np.zeros((40, 1), int), "database": object()}, "neighbours"),
 ])  # fmt: skip
