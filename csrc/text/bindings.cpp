@@ -84,7 +84,7 @@ PYBIND11_MODULE(_text, module) {
              arg("out").noconvert(), arg("threads"));
   py::enum_<Method>(module, "Method")
       .value("automatic", Method::automatic)
-      .value("cells", Method::cells)
+      .value("bits", Method::bits)
       .value("automaton", Method::automaton);
   module.def("set_method", &set_method);
 }

@@ -19,8 +19,8 @@ Match longest_common_substring(Span a, Span b);
 // out[i] = max(out[i], length of the longest prefix of a[i:] that occurs anywhere in b).
 void raise_prefix_lengths(Span a, Span b, int32_t* out);
 
-// The two algorithms behind both, for tests: dynamic programming over |a|*|b| cells, or a suffix automaton of b.
-enum class Method { automatic, cells, automaton };
+// The two algorithms behind both, for tests: bit sets of the positions in b, or a suffix automaton of b.
+enum class Method { automatic, bits, automaton };
 void set_method(Method method);
 
 }  // namespace retro::text

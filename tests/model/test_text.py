@@ -12,14 +12,7 @@ from retro_model.data import text
 
 # few distinct tokens: repeats, periodic sequences, many equal matches
 SEQUENCE = st.integers(1, 4).flatmap(lambda alphabet: st.lists(st.integers(0, alphabet), max_size=24))
-METHODS = ["cells", "automaton", "automatic"]
-
-
-@pytest.fixture(params=METHODS)
-def method(request):
-    _text.set_method(getattr(_text.Method, request.param))
-    yield request.param
-    _text.set_method(_text.Method.automatic)
+METHODS = ["bits", "automaton", "automatic"]
 
 
 def occurs(part, whole) -> int:
@@ -92,11 +85,11 @@ def test_the_methods_agree_on_documents():
     periodic = np.tile([1, 1, 2], 1000)
     for x, y in [(a, b), (periodic, periodic[1:]), (np.zeros(900, int), np.zeros(2000, int))]:
         found = {}
-        for name in ("cells", "automaton"):
+        for name in ("bits", "automaton"):
             _text.set_method(getattr(_text.Method, name))
             found[name] = (text.longest_common_substring(x, y), text.common_prefix_lengths(x[None], y[None, None]).tolist())
         _text.set_method(_text.Method.automatic)
-        assert found["cells"] == found["automaton"]
+        assert found["bits"] == found["automaton"]
     chunks, sources = rng.integers(0, 9, (100, 64)), rng.integers(0, 9, (100, 2, 128))
     assert np.array_equal(text.common_prefix_lengths(chunks, sources, threads=1), text.common_prefix_lengths(chunks, sources, threads=4))
 

@@ -1,0 +1,195 @@
+"""ChunkDatabase: a token store, the embeddings of its chunks and a searcher. Keys N, values [N, F]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from . import files
+from .embed import Embedder
+from .search import DenseSearcher, FaissSearcher, LexicalSearcher, Searcher
+from .store import TokenStore
+
+MANIFEST, KIND, KEYS = "database.json", "chunk database", "keys.npy"
+
+
+class ChunkDatabase:
+    """Neighbours of chunks: `search` gives ids, `values` the tokens of [N, F].
+
+        database = ChunkDatabase.build(folder, store, HashedTfidf().fit(store))
+        ids = database.search(chunks, k=2)  # [n,2]
+        neighbours, mask = database.values(ids)  # [n,2,2M]
+
+    NumPy in gives NumPy out, torch tensors in give torch tensors out, so `lambda chunks: database.values(database.search(chunks, k=2))`
+    serves `generate(retrieve=)`.
+
+    Args:
+        store: its chunks are the values.
+        searcher: finds them; `ChunkDatabase.lexical(store)` takes BM25.
+    """
+
+    def __init__(self, store: TokenStore, searcher: Searcher) -> None:
+        self.store, self.searcher = store, searcher
+        self.identity = f"{store.identity} {searcher.name}"
+
+    @classmethod
+    def build(
+        cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
+        block: int = 4096, progress: bool = False,
+    ) -> ChunkDatabase:  # fmt: skip
+        """Embeds a store's chunks into `folder` in one pass and opens the result; after a kill the same call continues.
+
+        Args:
+            index: a FAISS index factory string; None: exact search.
+            nprobe: lists that an IVF index visits.
+            block: chunks embedded between two points where a killed run continues.
+            progress: show a bar (rich).
+
+        Raises:
+            ValueError: the folder holds a database of another store or embedder, or a corrupt file, by name.
+        """
+        settings = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": block}
+        header = npy_header((len(store), embedder.dim), np.float32)
+        with files.Build(Path(folder) / MANIFEST, KIND, settings, {KEYS: header}) as build:
+            if not build.complete:
+                done = build.facts.get("chunks", 0)
+                for start in files.track(range(done, len(store), block), "embeddings", enabled=progress):
+                    rows = slice(start, start + block)
+                    build.append(KEYS, checked_embeddings(embedder, store.chunks(np.arange(len(store))[rows]), store.lengths[rows]))
+                    build.commit(chunks=min(start + block, len(store)))
+                build.finish(chunks=len(store))
+        return cls.open(folder, store, embedder, index=index, nprobe=nprobe, verify=False)
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
+        verify: bool = True,
+    ) -> ChunkDatabase:  # fmt: skip
+        """Opens what `build` wrote, memory-mapped; its store and embedder must be the same. `verify`: compare checksums.
+
+        Raises:
+            FileNotFoundError, ValueError: naming the file, or what is another.
+        """
+        folder = Path(folder)
+        manifest = files.read_manifest(folder / MANIFEST, KIND, complete=True)
+        files.check_files(folder / MANIFEST, manifest["files"], verify=verify)
+        wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": manifest["settings"]["block"]}
+        files.same_settings(folder / MANIFEST, wanted, manifest["settings"])
+        keys = np.load(folder / KEYS, mmap_mode="r") if len(store) else np.zeros((0, embedder.dim), np.float32)
+        searcher = DenseSearcher(embedder, keys, store.chunk_doc)
+        if index is not None:
+            name = "".join(c if c.isalnum() else "-" for c in index)
+            path = folder / f"{name}-{manifest['files'][KEYS]['crc32']:08x}.faiss"  # one index for these keys
+            searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path)
+        return cls(store, searcher)
+
+    @classmethod
+    def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
+        """By BM25, in memory; `options` of `LexicalSearcher`."""
+        return cls(store, LexicalSearcher(store, **options))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    @property
+    def chunk_len(self) -> int:
+        return self.store.chunk_len
+
+    def search(self, chunks, k: int, *, lengths=None, exclude_doc=None):
+        """The k nearest chunks of each chunk, none from the document excluded.
+
+        Args:
+            chunks: token ids [n,M].
+            k: neighbours.
+            lengths: real tokens of each [n]; None: M.
+            exclude_doc: document number of this database's store [n], -1 for none; None: none at all.
+
+        Returns:
+            int64 [n,k], nearest first; -1 only where fewer than k chunks lie outside the document.
+
+        Raises:
+            TypeError, ValueError: naming the argument; k above the number of chunks.
+        """
+        if isinstance(chunks, torch.Tensor):
+            options = {"lengths": _numpy(lengths), "exclude_doc": _numpy(exclude_doc)}
+            return torch.from_numpy(self.search(_numpy(chunks), k, **options)).to(chunks.device)
+        chunks = _integer_array("chunks", chunks, 2)
+        n, width = chunks.shape
+        if width != self.chunk_len:
+            raise ValueError(f"chunks: expected [n,M] with M={self.chunk_len}; got {list(chunks.shape)}")
+        if chunks.size and (chunks.min() < 0 or chunks.max() >= self.store.vocab_size):
+            raise ValueError(f"chunks: expected token ids below {self.store.vocab_size}; got {chunks.min()} .. {chunks.max()}")
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self):
+            raise ValueError(f"k: expected from 1 to the database's {len(self)} chunks; got {k!r}")
+        lengths = np.full(n, width) if lengths is None else _integer_array("lengths", lengths, 1)
+        if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
+            raise ValueError(f"lengths: expected [n={n}] within 0 .. M={width}; got shape {list(lengths.shape)}")
+        if exclude_doc is not None:
+            exclude_doc = _integer_array("exclude_doc", exclude_doc, 1)
+            documents = len(self.store.documents)
+            if exclude_doc.shape != (n,) or (n and (exclude_doc.min() < -1 or exclude_doc.max() >= documents)):
+                raise ValueError(f"exclude_doc: expected [n={n}] within -1 .. {documents - 1}; got shape {list(exclude_doc.shape)}")
+        return self.searcher.search(chunks, lengths, int(k), exclude_doc)
+
+    def values(self, ids):
+        """Each chunk and what follows it in its document.
+
+        Args:
+            ids: chunk numbers [...], -1 for none.
+
+        Returns:
+            tokens int64 [...,2M] and mask bool [...,2M]: False where the document has ended, and throughout for -1; tokens 0 there.
+
+        Raises:
+            TypeError, ValueError: ids out of range.
+        """
+        if isinstance(ids, torch.Tensor):
+            return tuple(torch.from_numpy(part).to(ids.device) for part in self.values(_numpy(ids)))
+        ids = _integer_array("ids", ids)
+        count, m = len(self), self.chunk_len
+        if ids.size and (ids.min() < -1 or ids.max() >= count):
+            raise ValueError(f"ids: expected within -1 .. {count - 1}; got {ids.min()} .. {ids.max()}")
+        tokens, mask = np.zeros((*ids.shape, 2, m), np.int64), np.zeros((*ids.shape, 2, m), bool)
+        if not count:
+            return tokens.reshape(*ids.shape, 2 * m), mask.reshape(*ids.shape, 2 * m)
+        here = np.maximum(ids, 0)
+        after = np.minimum(here + 1, count - 1)
+        follows = (ids >= 0) & (here + 1 < count) & (self.store.chunk_doc[after] == self.store.chunk_doc[here])
+        for part, (at, there) in enumerate(((here, ids >= 0), (after, follows))):
+            mask[..., part, :] = there[..., None] & (np.arange(m) < self.store.lengths[at][..., None])
+            tokens[..., part, :] = np.where(mask[..., part, :], self.store.tokens[at], 0)
+        return tokens.reshape(*ids.shape, 2 * m), mask.reshape(*ids.shape, 2 * m)
+
+
+def checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Embeddings, float32 [n, dim] and finite; raises ValueError that names the embedder otherwise."""
+    made = embedder(chunks, lengths)
+    if made.dtype != np.float32 or made.shape != (len(chunks), embedder.dim):
+        raise ValueError(f"{embedder.name}: expected float32 [{len(chunks)},{embedder.dim}]; got {made.dtype} {list(made.shape)}")
+    if not np.isfinite(made).all():
+        raise ValueError(f"{embedder.name}: an embedding is not finite")
+    return made
+
+
+def npy_header(shape: tuple[int, ...], dtype) -> bytes:
+    """What an .npy file of this shape begins with: the file can then be written by appending rows."""
+    from io import BytesIO
+
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+def _integer_array(name: str, values, dims: int | None = None) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected integers; got {array.dtype}")
+    if dims is not None and array.ndim != dims:
+        raise ValueError(f"{name}: expected {dims} dimensions; got shape {list(array.shape)}")
+    return array.astype(np.int64)
+
+
+def _numpy(value):
+    return value.cpu().numpy() if isinstance(value, torch.Tensor) else value

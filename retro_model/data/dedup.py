@@ -1,0 +1,155 @@
+"""Removes training documents that nearly repeat a validation or test document, and says which and why.
+
+MinHash signatures cut into bands find candidate pairs; the exact 13-gram Jaccard similarity of each candidate decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from . import files
+from .store import Document, TokenStore
+from .text import minhash_signatures, ngram_jaccard
+
+MISSED = 1e-6  # chance at most that a pair right at the threshold is no candidate
+TOKENS_AT_ONCE = 1 << 24  # training tokens in memory
+
+
+class Removal(NamedTuple):
+    """A training document, the held-out document it is most similar to, and how similar."""
+
+    document: int
+    name: str
+    group: str
+    held_out_name: str
+    held_out_group: str
+    jaccard: float
+
+
+class Report(NamedTuple):
+    """What `find_leaked` found; `candidates`: pairs whose similarity was computed."""
+
+    threshold: float
+    ngram: int
+    documents: int
+    candidates: int
+    removed: list[Removal]
+
+    def save(self, path: str | Path) -> None:
+        """As JSON."""
+        files.write_json(Path(path), self._asdict() | {"removed": [removal._asdict() for removal in self.removed]})
+
+    def __str__(self) -> str:
+        head = f"{len(self.removed)} of {self.documents} training documents have a {self.ngram}-gram Jaccard similarity of at least {self.threshold}"
+        lines = [f"  {r.group}/{r.name}: {r.jaccard:.3f} with {r.held_out_group}/{r.held_out_name}" for r in self.removed]
+        return "\n".join([head, *lines])
+
+
+def find_leaked(
+    training: TokenStore,
+    held_out: Sequence[TokenStore],
+    *,
+    threshold: float = 0.8,
+    ngram: int = 13,
+    num_permutations: int = 128,
+    seed: int = 0,
+    progress: bool = False,
+) -> Report:
+    """Training documents whose n-gram Jaccard similarity with any held-out document is at least `threshold`.
+
+    No document is removed in error; one at the threshold is missed with a probability below 1e-6, one above it with less.
+
+    Args:
+        training: the documents to be looked through, in blocks of bounded memory.
+        held_out: validation and test stores, of the same tokenizer.
+        threshold: in (0, 1].
+        ngram: tokens; a shorter document is one n-gram, itself.
+        num_permutations: columns of a signature.
+        seed: of the hash functions.
+        progress: show a bar (rich).
+
+    Raises:
+        ValueError: naming the argument; a threshold too low for so few permutations.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.1; Broder, 1997 (MinHash).
+    """
+    for store in held_out:
+        if store.tokenizer_name != training.tokenizer_name:
+            raise ValueError(f"held_out: expected tokenizer {training.tokenizer_name!r} as in training; got {store.tokenizer_name!r}")
+    rows = rows_of_a_band(threshold, num_permutations)
+    entries = [entry for store in held_out for entry in store.documents]
+    against = [store.document_tokens(d) for store in held_out for d in range(len(store.documents))]
+    options = {"ngram": ngram, "seed": seed}
+    bands = _bands(minhash_signatures(*_joined(against), num_permutations, **options), rows)
+    removed, candidates = [], 0
+    for block in files.track(list(_blocks(training)), "deduplication", enabled=progress):
+        documents = [training.document_tokens(d) for d in block]
+        pairs = _sharing_a_band(_bands(minhash_signatures(*_joined(documents), num_permutations, **options), rows), bands)
+        candidates += len(pairs)
+        similar = ngram_jaccard(*_joined([*documents, *against]), pairs + [0, len(documents)], ngram=ngram)
+        for local in np.unique(pairs[similar >= threshold, 0]):
+            mine = np.flatnonzero(pairs[:, 0] == local)
+            best = mine[similar[mine].argmax()]
+            own, other = training.documents[block[local]], entries[pairs[best, 1]]
+            removed.append(Removal(int(block[local]), own.name, own.group, other.name, other.group, float(similar[best])))
+    return Report(threshold, ngram, len(training.documents), candidates, removed)
+
+
+def kept_documents(training: TokenStore, report: Report) -> Iterator[Document]:
+    """The training documents without those removed: the input of `build_store`."""
+    removed = {removal.document for removal in report.removed}
+    for number, document in enumerate(training.stream()):
+        if number not in removed:
+            yield document
+
+
+def rows_of_a_band(threshold: float, num_permutations: int) -> int:
+    """Columns of a band: as many as still make candidates of all but 1e-6 of the pairs at the threshold."""
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold: expected within (0, 1]; got {threshold}")
+    fitting = [r for r in range(1, num_permutations + 1) if (1 - threshold**r) ** (num_permutations // r) <= MISSED]
+    if not fitting:
+        raise ValueError(f"num_permutations: expected more for a threshold of {threshold}; got {num_permutations}")
+    return max(fitting)
+
+
+def _bands(signatures: np.ndarray, rows: int) -> np.ndarray:
+    """uint64 [documents, bands]: equal where all columns of a band are (and hardly ever otherwise)."""
+    bands = signatures.shape[1] // rows
+    parts = signatures[:, : bands * rows].reshape(len(signatures), bands, rows).astype(np.uint64)
+    keys = np.zeros((len(signatures), bands), np.uint64)
+    for i in range(rows):
+        keys = (keys ^ parts[..., i]) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(32)
+    return keys
+
+
+def _sharing_a_band(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Distinct pairs (i, j), int64 [p,2], whose keys agree in some band."""
+    found = [np.zeros((0, 2), np.int64)]
+    for band in range(left.shape[1]):
+        order = np.argsort(right[:, band], kind="stable")
+        keys = right[order, band]
+        first, last = (np.searchsorted(keys, left[:, band], side) for side in ("left", "right"))
+        count = last - first
+        i = np.repeat(np.arange(len(left)), count)
+        j = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+        found.append(np.stack([i, order[j]], 1))
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def _blocks(store: TokenStore) -> Iterator[np.ndarray]:
+    """Document numbers in runs of about TOKENS_AT_ONCE tokens."""
+    ends = np.cumsum([entry.num_tokens for entry in store.documents])
+    numbers = np.arange(len(store.documents))
+    for block in np.unique(ends // TOKENS_AT_ONCE):
+        yield numbers[ends // TOKENS_AT_ONCE == block]
+
+
+def _joined(documents: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.concatenate(documents) if documents else np.zeros(0, np.int64)
+    return tokens, np.cumsum([0, *map(len, documents)])

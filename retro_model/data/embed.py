@@ -1,0 +1,202 @@
+"""Frozen embedders of chunks: hashed TF-IDF that needs no model, any `transformers` encoder averaged over time, any text embedder.
+
+All follow `Embedder`. A row of the result depends on its chunk alone, never on the rest of the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
+BUCKETS = 1 << 20  # n-grams that share a document frequency
+
+
+class Embedder(Protocol):
+    """name: identifies the embedder and its weights, a database refuses another. dim: width."""
+
+    name: str
+    dim: int
+
+    def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """chunks: token ids [n,M]; lengths: real tokens of each [n]. Returns float32 [n, dim]."""
+        ...
+
+
+class HashedTfidf:
+    """TF-IDF over token n-grams, projected to `dim` by feature hashing, of unit length.
+
+    The inner product of two embeddings estimates the cosine of the two TF-IDF vectors without bias, with a standard deviation
+    of about dim**-0.5. Weights are idf * tf/(tf + 1); idf is learned by `fit`, by hash buckets, in one streaming pass.
+
+        embedder = HashedTfidf(dim=512).fit(store)
+
+    Args:
+        dim: width.
+        orders: n-gram orders, each weighted alike.
+        seed: of the hashing.
+
+    Source: Weinberger et al., arXiv 0902.2206 (feature hashing).
+    """
+
+    def __init__(self, dim: int = 512, orders: tuple[int, ...] = (1, 2), seed: int = 0) -> None:
+        if dim < 1 or not orders or min(orders) < 1:
+            raise ValueError(f"dim, orders: expected at least 1 each; got dim={dim}, orders={orders}")
+        self.dim, self.orders, self.seed = dim, tuple(orders), seed
+        self.num_chunks, self.frequency = 0, np.zeros(BUCKETS, np.int64)
+
+    @property
+    def name(self) -> str:
+        state = hashlib.sha256(self.frequency.tobytes()).hexdigest()[:16]
+        return f"hashed-tfidf-{self.dim}-{'+'.join(map(str, self.orders))}-{self.seed}-{self.num_chunks}-{state}"
+
+    def fit(self, store, *, block: int = 8192) -> HashedTfidf:
+        """Counts in how many chunks of a store every n-gram's bucket occurs. Returns self."""
+        self.num_chunks, self.frequency = len(store), np.zeros(BUCKETS, np.int64)
+        for start in range(0, len(store), block):
+            rows = slice(start, start + block)
+            _, features, _ = self._features(np.asarray(store.tokens[rows]), np.asarray(store.lengths[rows]))
+            self.frequency += np.bincount(features % np.uint64(BUCKETS), minlength=BUCKETS)
+        return self
+
+    def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        chunks, lengths = _chunks(chunks, lengths)
+        out = np.empty((len(chunks), self.dim), np.float32)
+        block = max(1, FEATURES_AT_ONCE // max(1, chunks.shape[1] * len(self.orders)))
+        for start in range(0, len(chunks), block):
+            rows = slice(start, start + block)
+            out[rows] = self._embed(chunks[rows], lengths[rows])
+        return out
+
+    def _embed(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        row, features, count = self._features(chunks, lengths)
+        frequency = self.frequency[features % np.uint64(BUCKETS)]
+        idf = np.log1p((self.num_chunks - np.minimum(frequency, self.num_chunks) + 0.5) / (frequency + 0.5))
+        mixed = _mix(features)  # other bits than those that chose the bucket
+        column, sign = (mixed >> np.uint64(1)) % np.uint64(self.dim), 1 - 2 * (mixed & np.uint64(1)).astype(np.int64)
+        at = row * self.dim + column.astype(np.int64)
+        out = np.bincount(at, sign * idf * count / (count + 1), minlength=len(chunks) * self.dim).reshape(len(chunks), self.dim)
+        norm = np.linalg.norm(out, axis=1, keepdims=True)
+        return (out / np.where(norm > 0, norm, 1)).astype(np.float32)
+
+    def _features(self, chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The distinct n-grams of every chunk: row, hash (uint64) and count."""
+        rows, hashes = [], []
+        tokens = _mix(chunks.astype(np.uint64) + np.uint64((self.seed * 0x9E3779B97F4A7C15) % 2**64))
+        for order in self.orders:
+            width = chunks.shape[1] - order + 1
+            if width < 1:
+                continue
+            hashed = np.full((len(chunks), width), np.uint64(order))
+            for i in range(order):
+                hashed = _mix(hashed + tokens[:, i : i + width])
+            row, column = np.nonzero(np.arange(width) < (np.asarray(lengths)[:, None] - order + 1))
+            rows.append(row)
+            hashes.append(hashed[row, column])
+        row = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        hashed = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+        order = np.lexsort((hashed, row))
+        row, hashed = row[order], hashed[order]
+        first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (hashed[1:] != hashed[:-1])][: len(row)])
+        return row[first], hashed[first], np.diff(np.r_[first, len(row)])
+
+
+class EncoderEmbedder:
+    """A frozen encoder's hidden states averaged over the real tokens: RETRO's keys, with BERT.
+
+        EncoderEmbedder(BertModel(...))  # chunks are in the encoder's own vocabulary
+        EncoderEmbedder(bert, prepare=retokenized(tokenizer.decode, bert_tokenizer))
+
+    Args:
+        encoder: module called with input_ids and attention_mask, both int64 [n,T]; gives the hidden states [n,T,dim] or an output
+            that has them as `last_hidden_state`. Put in evaluation mode; its parameters are not changed.
+        prepare: (chunks [n,M], lengths [n]) -> (input_ids, attention_mask); None: the chunks themselves.
+        batch: chunks at once.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.3.
+    """
+
+    def __init__(self, encoder: torch.nn.Module, *, prepare: Callable | None = None, batch: int = 64) -> None:
+        self.encoder, self.prepare, self.batch = encoder.eval(), prepare or _as_they_are, batch
+        self.device = next(encoder.parameters()).device
+        one = np.zeros((1, 1), np.int64)
+        self.dim = self._mean(torch.from_numpy(one), torch.ones(1, 1, dtype=torch.int64)).shape[1]
+        digest = hashlib.sha256()
+        for key, value in encoder.state_dict().items():
+            digest.update(key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        self.name = f"{type(encoder).__name__}-mean-{digest.hexdigest()[:16]}"
+
+    def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        chunks, lengths = _chunks(chunks, lengths)
+        out = np.zeros((len(chunks), self.dim), np.float32)
+        for start in range(0, len(chunks), self.batch):
+            rows = slice(start, start + self.batch)
+            ids, mask = self.prepare(chunks[rows], lengths[rows])
+            out[rows] = self._mean(torch.as_tensor(ids), torch.as_tensor(mask)).cpu().numpy()
+        return out
+
+    @torch.inference_mode()
+    def _mean(self, ids: Tensor, mask: Tensor) -> Tensor:
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        hidden = self.encoder(input_ids=ids, attention_mask=mask)
+        hidden = getattr(hidden, "last_hidden_state", hidden)
+        weight = mask.to(hidden.dtype).unsqueeze(-1)
+        return ((hidden * weight).sum(1) / weight.sum(1).clamp(min=1)).float()
+
+
+class TextEmbedder:
+    """Any embedder of text, e.g. `SentenceTransformer(...).encode`.
+
+    Args:
+        embed: list of n texts -> [n, dim].
+        decode: token ids -> text.
+        name: identifies model and weights.
+    """
+
+    def __init__(self, embed: Callable, decode: Callable, name: str) -> None:
+        self.embed, self.decode, self.name = embed, decode, name
+        self.dim = np.asarray(embed([""])).shape[1]
+
+    def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        chunks, lengths = _chunks(chunks, lengths)
+        if not len(chunks):
+            return np.zeros((0, self.dim), np.float32)
+        return np.asarray(self.embed([self.decode(row[:length]) for row, length in zip(chunks, lengths)]), np.float32)
+
+
+def retokenized(decode: Callable, tokenizer, max_length: int = 512) -> Callable:
+    """A `prepare` for `EncoderEmbedder`: chunk -> text -> the encoder's own ids, by a `transformers` tokenizer."""
+
+    def prepare(chunks: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
+        texts = [decode(row[:length]) for row, length in zip(chunks, lengths)]
+        ready = tokenizer(texts, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+        return ready["input_ids"], ready["attention_mask"]
+
+    return prepare
+
+
+def _as_they_are(chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    mask = np.arange(chunks.shape[1]) < lengths[:, None]
+    return np.where(mask, chunks, 0), mask.astype(np.int64)
+
+
+def _chunks(chunks, lengths) -> tuple[np.ndarray, np.ndarray]:
+    chunks, lengths = np.asarray(chunks), np.asarray(lengths)
+    if chunks.ndim != 2 or chunks.dtype.kind not in "iu":
+        raise ValueError(f"chunks: expected integer token ids [n,M]; got {chunks.dtype} {list(chunks.shape)}")
+    if lengths.shape != chunks.shape[:1] or (len(lengths) and (lengths.min() < 0 or lengths.max() > chunks.shape[1])):
+        raise ValueError(f"lengths: expected [n={len(chunks)}] within 0 .. M={chunks.shape[1]}; got shape {list(lengths.shape)}")
+    return chunks.astype(np.int64), lengths.astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser on uint64, which wraps."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

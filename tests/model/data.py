@@ -1,0 +1,32 @@
+"""Stores that the data tests share: token ids are given, so that no tokenizer is trained."""
+
+import numpy as np
+
+from retro_model.data.store import build_store
+
+
+class Given:
+    """An Encoder of ids: every token is one byte."""
+
+    def __init__(self, vocab_size=200):
+        self.name, self.vocab_size, self.byte_lengths = f"given-{vocab_size}", vocab_size, np.ones(vocab_size, np.int64)
+
+    def encode_batch(self, texts):
+        raise AssertionError("only token ids are expected")
+
+
+def store_of(folder, documents, *, chunk_len=8, vocab_size=200):
+    """documents: lists of token ids; named by their numbers."""
+    named = [(str(i), "g", np.asarray(d)) for i, d in enumerate(documents)]
+    return build_store(folder, named, Given(vocab_size), chunk_len=chunk_len)
+
+
+def random_documents(count=12, seed=0, vocab_size=200, longest=60):
+    """Token ids with much in common: documents repeat parts of each other."""
+    rng = np.random.default_rng(seed)
+    pool = rng.integers(2, vocab_size, 400)
+    documents = []
+    for _ in range(count):
+        starts = rng.integers(0, 350, rng.integers(1, 4))
+        documents.append(np.concatenate([pool[s : s + rng.integers(3, longest // 2)] for s in starts]))
+    return documents

@@ -1,0 +1,229 @@
+"""The database: values, exact, FAISS and BM25 search, always k neighbours outside a document, building again after a kill."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retro_model.data import database as databases
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from tests.model.data import random_documents, store_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FAISS = ["Flat", "IVF4,Flat", "HNSW8"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Document 3 is 1000 copies of one chunk; that chunk also starts documents 0, 5 and 6."""
+    documents = random_documents(30)
+    copied = np.arange(20, 28)
+    documents[3] = np.tile(copied, 1000)
+    for other in (0, 5, 6):
+        documents[other] = np.concatenate([copied, documents[other]])
+    return store_of(tmp_path_factory.mktemp("store"), documents)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory, store):
+    return tmp_path_factory.mktemp("dense"), HashedTfidf(32).fit(store)
+
+
+def opened(kind, dense, store):
+    folder, embedder = dense
+    if kind == "bm25":
+        return ChunkDatabase.lexical(store)
+    return ChunkDatabase.build(folder, store, embedder, index=None if kind == "exact" else kind, nprobe=1)
+
+
+def own_chunks(store):
+    """Some of every document's chunks: their rows and documents."""
+    rows = np.unique([e.first_chunk + i for e in store.documents for i in range(min(2, e.num_chunks))])
+    return rows, np.asarray(store.chunk_doc[rows])
+
+
+@pytest.mark.parametrize("kind", ["exact", "bm25", *FAISS])
+def test_k_neighbours_outside_the_document(kind, dense, store):
+    """However many copies lie nearer; distinct; equal chunks of other documents first."""
+    database = opened(kind, dense, store)
+    rows, documents = own_chunks(store)
+    k = 12
+    found = database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=documents)
+    assert found.shape == (len(rows), k) and (found >= 0).all()
+    assert all(len(set(row)) == k for row in found.tolist())
+    assert not (store.chunk_doc[found] == documents[:, None]).any()
+    copies = np.flatnonzero(rows == store.documents[3].first_chunk)[0]
+    assert {0, 5, 6} <= set(store.chunk_doc[found[copies]].tolist())
+
+
+@pytest.mark.parametrize("kind", ["exact", "Flat"])
+def test_dense_search_against_all_distances(kind, dense, store):
+    database = opened(kind, dense, store)
+    rows, documents = own_chunks(store)
+    queries = dense[1](store.chunks(rows), store.lengths[rows]).astype(np.float64)
+    keys = np.asarray(np.load(dense[0] / databases.KEYS), np.float64)
+    distance = ((queries[:, None] - keys[None]) ** 2).sum(-1)
+    distance[store.chunk_doc[:][None] == documents[:, None]] = np.inf
+    want = np.sort(distance, axis=1)[:, :5]
+    found = database.search(store.chunks(rows), 5, lengths=store.lengths[rows], exclude_doc=documents)
+    # duplicates tie, so distances are compared: both kinds compute in float32, |q|^2 + |k|^2 - 2qk of unit vectors
+    np.testing.assert_allclose(np.take_along_axis(distance, found, 1), want, rtol=0, atol=1e-6)
+    plain = database.search(store.chunks(rows), 1, lengths=store.lengths[rows])[:, 0]
+    assert np.array_equal(store.chunks(plain), store.chunks(rows))  # without a filter a chunk finds itself, or its equal
+
+
+def test_bm25_against_its_formula(store):
+    """Robertson's formula with Lucene's idf, over every chunk; equal scores by the lower id."""
+    database = ChunkDatabase.lexical(store)
+    rows, documents = own_chunks(store)
+    texts = [store.tokens[i, : store.lengths[i]].tolist() for i in range(len(store))]
+    mean = np.mean([len(t) for t in texts])
+    found = database.search(store.chunks(rows[:8]), 6, lengths=store.lengths[rows[:8]], exclude_doc=documents[:8])
+    for row, document, got in zip(rows[:8], documents[:8], found):
+        scores = np.zeros(len(texts))
+        for token in texts[row]:
+            count = np.array([t.count(token) for t in texts])
+            frequency = (count > 0).sum()
+            idf = np.log(1 + (len(texts) - frequency + 0.5) / (frequency + 0.5))
+            scores += idf * count / (count + 1.5 * (1 - 0.75 + 0.75 * np.array([len(t) for t in texts]) / mean))
+        scores[store.chunk_doc == document] = -np.inf
+        best = np.sort(scores)[::-1][:6]
+        np.testing.assert_allclose(scores[got], best, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["exact", "bm25", *FAISS])
+def test_fewer_candidates_than_k(kind, tmp_path):
+    store = store_of(tmp_path / "s", [np.arange(2, 30), np.arange(40, 48)] + [np.arange(50, 58)] * 4)
+    database = opened(kind, (tmp_path / "d", HashedTfidf(16).fit(store)), store)
+    found = database.search(store.chunks([0, 4]), 6, exclude_doc=np.array([0, -1]))
+    assert sorted(found[0]) == [-1, 4, 5, 6, 7, 8] and (found[0] == -1).argmax() == 5
+    assert len(set(found[1])) == 6 and found[1].min() >= 0 and found[1, 0] == 4
+    assert database.search(store.chunks(np.arange(0)), 2).shape == (0, 2)
+
+
+@given(ids=st.lists(st.integers(-1, 21), max_size=12))
+def test_values_are_the_chunk_and_its_continuation(ids):
+    store = VALUES
+    tokens, mask = ChunkDatabase.lexical(store).values(np.array(ids, np.int64).reshape(-1, 1))
+    assert tokens.shape == mask.shape == (len(ids), 1, 16) and tokens.dtype == np.int64 and mask.dtype == bool
+    for number, row, real in zip(ids, tokens[:, 0], mask[:, 0]):
+        want = []
+        if number >= 0:
+            entry = store.documents[store.chunk_doc[number]]
+            start = (number - entry.first_chunk) * 8
+            want = store.document_tokens(store.chunk_doc[number])[start : start + 16].tolist()
+        assert row[real].tolist() == want and not row[~real].any()
+        assert real.sum() == len(want)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _values_store(tmp_path_factory):
+    global VALUES
+    VALUES = store_of(tmp_path_factory.mktemp("values"), [np.arange(2, 2 + n) for n in (1, 8, 9, 16, 17, 60, 40)])
+    assert len(VALUES) == 22
+
+
+def test_torch_in_torch_out(dense, store):
+    database = opened("exact", dense, store)
+    chunks = torch.from_numpy(store.chunks(np.arange(3)))
+    ids = database.search(chunks, 2)
+    tokens, mask = database.values(ids)
+    assert ids.dtype == tokens.dtype == torch.int64 and mask.dtype == torch.bool and tokens.shape == (3, 2, 16)
+    assert np.array_equal(ids.numpy(), database.search(chunks.numpy(), 2))
+
+
+CHILD = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.store import TokenStore
+store, calls = TokenStore(sys.argv[1]), 0
+class Dying(HashedTfidf):
+    def __call__(self, chunks, lengths):
+        global calls
+        calls += 1
+        if calls > int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(chunks, lengths)
+ChunkDatabase.build(sys.argv[2], store, Dying(32).fit(store), block=128)
+"""
+
+
+def test_a_killed_build_continues_bitwise(tmp_path, store):
+    embedder = HashedTfidf(32).fit(store)
+    ChunkDatabase.build(tmp_path / "whole", store, embedder, block=128)
+    for blocks in (0, 2, 1):
+        command = [sys.executable, "-c", CHILD.format(root=str(ROOT)), store.folder, tmp_path / "cut", str(blocks)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        if blocks:
+            with pytest.raises(ValueError, match=r"database\.json: the chunk database is unfinished"):
+                ChunkDatabase.open(tmp_path / "cut", store, embedder)
+    assert os.path.getsize(tmp_path / "cut" / "keys.npy") == 128 + 3 * 128 * 32 * 4
+    ChunkDatabase.build(tmp_path / "cut", store, embedder, block=128)
+    for name in (databases.KEYS, databases.MANIFEST):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_damage_and_other_parts_are_named(tmp_path, store):
+    embedder = HashedTfidf(32).fit(store)
+    ChunkDatabase.build(tmp_path / "d", store, embedder)
+    with pytest.raises(ValueError, match=r"database\.json: built with embedder='hashed-tfidf-32"):
+        ChunkDatabase.open(tmp_path / "d", store, HashedTfidf(32, seed=1).fit(store))
+    other = store_of(tmp_path / "o", random_documents(3))
+    with pytest.raises(ValueError, match=r"database\.json: built with store="):
+        ChunkDatabase.build(tmp_path / "d", other, embedder)
+    path = tmp_path / "d" / databases.KEYS
+    good = path.read_bytes()
+    path.write_bytes(good[:-4])
+    with pytest.raises(ValueError, match=r"keys\.npy: truncated"):
+        ChunkDatabase.open(tmp_path / "d", store, embedder, verify=False)
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 64]))
+    with pytest.raises(ValueError, match=r"keys\.npy: corrupt"):
+        ChunkDatabase.open(tmp_path / "d", store, embedder)
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (dict(k=10_000), ValueError, "k: expected from 1 to the database's"),
+        (dict(k=0), ValueError, "k: expected from 1"),
+        (dict(chunks=np.zeros((2, 9), int)), ValueError, "chunks: expected .* M=8"),
+        (dict(chunks=np.zeros((2, 8))), TypeError, "chunks: expected integers"),
+        (dict(chunks=np.full((2, 8), 999)), ValueError, "chunks: expected token ids below 200"),
+        (dict(lengths=np.array([1])), ValueError, "lengths: expected"),
+        (dict(exclude_doc=np.array([0, 99])), ValueError, "exclude_doc: expected .* within -1 .. 29"),
+    ],
+)
+def test_errors_name_the_argument(dense, store, options, error, message):
+    database = opened("exact", dense, store)
+    with pytest.raises(error, match=message):
+        database.search(**{"chunks": np.zeros((2, 8), int), "k": 2} | options)
+
+
+def test_other_errors(dense, store, tmp_path):
+    database = opened("exact", dense, store)
+    with pytest.raises(ValueError, match="ids: expected within -1"):
+        database.values(np.array([len(store)]))
+    with pytest.raises(ValueError, match="index: expected a FAISS index factory string; got 'Nonsense'"):
+        opened("Nonsense", dense, store)
+
+    class Broken:
+        name, dim = "broken", 1
+
+        def __call__(self, chunks, lengths):
+            return np.full((len(chunks), 1), np.nan, np.float32)
+
+    with pytest.raises(ValueError, match="broken: an embedding is not finite"):
+        ChunkDatabase.build(tmp_path / "broken", store, Broken())
+    Broken.dim = 2
+    with pytest.raises(ValueError, match=r"broken: expected float32 \[1132,2\]; got float32 \[1132, 1\]"):
+        ChunkDatabase.build(tmp_path / "narrow", store, Broken())

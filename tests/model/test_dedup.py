@@ -1,0 +1,92 @@
+"""Deduplication against the similarity of every pair, computed with sets."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retro_model.data import dedup
+from retro_model.data.dedup import find_leaked, kept_documents
+from retro_model.data.store import build_store
+from tests.model.data import Given, store_of
+
+
+def edited(document, rng, changes):
+    """A copy with that many tokens replaced."""
+    document = document.copy()
+    document[rng.choice(len(document), changes, replace=False)] = rng.integers(2, 200, changes)
+    return document
+
+
+def grams(document, n=13):
+    tokens = document.tolist()
+    return {tuple(tokens[i : i + n]) for i in range(max(1, len(tokens) - n + 1))}
+
+
+def similarity(a, b):
+    a, b = grams(a), grams(b)
+    return len(a & b) / len(a | b)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """Training documents at similarities from 0 to 1 with the held-out ones, some below 13 tokens."""
+    rng = np.random.default_rng(0)
+    held = [rng.integers(2, 200, n) for n in (900, 400, 700, 5)]
+    training = [edited(held[i % 3], rng, changes) for i, changes in enumerate([0, 1, 2, 3, 4, 5, 6, 8, 12, 30] * 3)]
+    training += [held[3], held[3][:4], rng.integers(2, 200, 300), np.concatenate([held[0][:880], held[1]])]
+    folder = tmp_path_factory.mktemp("stores")
+    return store_of(folder / "t", training), [store_of(folder / "v", held[:2]), store_of(folder / "e", held[2:])]
+
+
+def test_exactly_the_similar_ones_are_removed(stores, tmp_path):
+    training, held = stores
+    others = [store.document_tokens(d) for store in held for d in range(len(store.documents))]
+    best = [max(similarity(training.document_tokens(d), other) for other in others) for d in range(len(training.documents))]
+    report = find_leaked(training, held)
+    assert [r.document for r in report.removed] == [d for d, value in enumerate(best) if value >= 0.8]
+    assert 3 < len(report.removed) < len(best) - 3
+    assert [r.jaccard for r in report.removed] == [best[r.document] for r in report.removed]
+    kept = build_store(tmp_path / "kept", kept_documents(training, report), Given(), chunk_len=8)
+    assert [e.name for e in kept.documents] == [str(d) for d, value in enumerate(best) if value < 0.8]
+    report.save(tmp_path / "report.json")
+    saved = json.loads((tmp_path / "report.json").read_text())
+    assert saved["removed"][0] == dict(document=0, name="0", group="g", held_out_name="0", held_out_group="g", jaccard=1.0)
+    assert "g/0: 1.000 with g/0" in str(report)
+
+
+def test_blocks_change_nothing(stores, monkeypatch):
+    training, held = stores
+    whole = find_leaked(training, held)
+    monkeypatch.setattr(dedup, "TOKENS_AT_ONCE", 1000)
+    assert len(list(dedup._blocks(training))) > 5
+    assert find_leaked(training, held) == whole
+
+
+@settings(max_examples=30)
+@given(left=st.integers(0, 8), right=st.integers(0, 8), bands=st.integers(1, 3), seed=st.integers(0, 99))
+def test_pairs_that_share_a_band(left, right, bands, seed):
+    rng = np.random.default_rng(seed)
+    a, b = (rng.integers(0, 5, (n, bands)).astype(np.uint64) for n in (left, right))
+    want = [[i, j] for i in range(left) for j in range(right) if (a[i] == b[j]).any()]
+    assert dedup._sharing_a_band(a, b).tolist() == want
+
+
+def test_bands_miss_next_to_nothing():
+    for threshold in (0.3, 0.5, 0.8, 0.95):
+        rows = dedup.rows_of_a_band(threshold, 128)
+        assert (1 - threshold**rows) ** (128 // rows) <= 1e-6
+    assert dedup.rows_of_a_band(0.8, 128) == 4
+    with pytest.raises(ValueError, match=r"num_permutations: expected more for a threshold of 0\.05"):
+        dedup.rows_of_a_band(0.05, 128)
+
+
+def test_errors(stores, tmp_path):
+    training, held = stores
+    with pytest.raises(ValueError, match=r"threshold: expected within \(0, 1\]; got 0"):
+        find_leaked(training, held, threshold=0)
+    with pytest.raises(ValueError, match="held_out: expected tokenizer 'given-200'"):
+        find_leaked(training, [store_of(tmp_path, [np.arange(9)], vocab_size=90)])
+    assert find_leaked(training, []).removed == []

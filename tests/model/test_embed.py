@@ -1,0 +1,109 @@
+"""Embedders: rows depend on their chunk alone, padding counts for nothing, TF-IDF's cosine is estimated, BERT is averaged."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model.data.embed import EncoderEmbedder, HashedTfidf, TextEmbedder, retokenized
+from tests.model.data import random_documents, store_of
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return store_of(tmp_path_factory.mktemp("store"), random_documents(40))
+
+
+@pytest.fixture(scope="module")
+def bert():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=200, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    return transformers.BertModel(config, add_pooling_layer=False).eval()
+
+
+def embedders(store, bert):
+    text = TextEmbedder(lambda texts: [[len(t), t.count("1")] for t in texts], lambda ids: " ".join(map(str, ids)), "counts")
+    return [HashedTfidf(64).fit(store), EncoderEmbedder(bert, batch=16), text]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_row_depends_on_its_chunk_alone(store, bert, which):
+    embedder = embedders(store, bert)[which]
+    chunks, lengths = store.chunks(np.arange(30)), np.asarray(store.lengths[:30])
+    whole = embedder(chunks, lengths)
+    assert whole.dtype == np.float32 and whole.shape == (30, embedder.dim)
+    one = np.concatenate([embedder(chunks[i : i + 1], lengths[i : i + 1]) for i in range(30)])
+    np.testing.assert_allclose(one, whole, rtol=0, atol=1e-6 * np.abs(whole).max())  # a GEMM's order of summation
+    assert not np.array_equal(whole[0], whole[1])
+    noise = np.where(np.arange(8) < lengths[:, None], chunks, 77)
+    assert (lengths < 8).any()
+    np.testing.assert_array_equal(embedder(noise, lengths), whole)
+    assert embedder(chunks[:0], lengths[:0]).shape == (0, embedder.dim)
+
+
+def test_hashing_estimates_the_cosine_of_tfidf(store):
+    """Against TF-IDF spelled out in dictionaries, over many pairs: no bias, deviation dim**-0.5."""
+    embedder = HashedTfidf(dim=1024).fit(store)
+    chunks, lengths = store.chunks(np.arange(len(store))), np.asarray(store.lengths)
+
+    def grams(row):
+        return [(int(a),) for a in row] + [(int(a), int(b)) for a, b in pairwise(row)]
+
+    sets = [grams(row[:length]) for row, length in zip(chunks, lengths)]
+    frequency = {}
+    for s in sets:
+        for g in set(s):
+            frequency[g] = frequency.get(g, 0) + 1
+    vocabulary = {g: i for i, g in enumerate(frequency)}
+    exact = np.zeros((len(sets), len(vocabulary)))
+    for i, s in enumerate(sets):
+        for g in set(s):
+            idf = np.log1p((len(sets) - frequency[g] + 0.5) / (frequency[g] + 0.5))
+            exact[i, vocabulary[g]] = idf * s.count(g) / (s.count(g) + 1)
+    exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+    made = embedder(chunks, lengths)
+    error = (made @ made.T - exact @ exact.T)[np.triu_indices(len(sets), 1)]
+    assert abs(error.mean()) < 0.005 and error.std() < 1.2 * 1024**-0.5
+    np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, rtol=1e-5)
+
+
+def test_names_tell_embedders_apart(store, bert):
+    names = {e.name for e in embedders(store, bert)} | {HashedTfidf(64).name, HashedTfidf(64, seed=1).fit(store).name}
+    torch.manual_seed(1)
+    with torch.no_grad():
+        other = type(bert)(bert.config, add_pooling_layer=False)
+    assert len(names | {EncoderEmbedder(other).name}) == 6
+    assert EncoderEmbedder(bert, batch=4).name == EncoderEmbedder(bert).name
+
+
+def test_the_mean_is_over_real_tokens(bert):
+    chunk = np.array([[5, 9, 7, 0]])
+    got = EncoderEmbedder(bert)(chunk, np.array([3]))
+    with torch.no_grad():
+        want = bert(input_ids=torch.tensor([[5, 9, 7]])).last_hidden_state[0].mean(0)
+    np.testing.assert_allclose(got[0], want.numpy(), rtol=0, atol=1e-5)
+    assert all(p.requires_grad for p in bert.parameters())
+
+
+def test_retokenized_goes_through_text(bert):
+    seen = []
+
+    def tokenizer(texts, **options):
+        seen.extend(texts)
+        return {"input_ids": torch.ones(len(texts), 3, dtype=torch.int64), "attention_mask": torch.ones(len(texts), 3, dtype=torch.int64)}
+
+    embedder = EncoderEmbedder(bert, prepare=retokenized(lambda ids: "-".join(map(str, ids)), tokenizer))
+    embedder(np.array([[4, 5, 0]]), np.array([2]))
+    assert seen == ["4-5"]
+
+
+def test_bad_input_is_named(store):
+    embedder = HashedTfidf(64).fit(store)
+    with pytest.raises(ValueError, match="chunks: expected integer"):
+        embedder(np.zeros((2, 3)), np.ones(2, int))
+    with pytest.raises(ValueError, match="lengths: expected"):
+        embedder(np.zeros((2, 3), int), np.array([1, 4]))
+    with pytest.raises(ValueError, match="dim, orders"):
+        HashedTfidf(0)
