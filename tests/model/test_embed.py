@@ -12,7 +12,7 @@ from tests.model.data import random_documents, store_of
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return store_of(tmp_path_factory.mktemp("store"), random_documents(40))
+    return store_of(tmp_path_factory.mktemp("store"), [*random_documents(40), *(np.tile([5, i], 12) for i in range(9))])
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,16 @@ def test_names_tell_embedders_apart(store, bert):
         other = type(bert)(bert.config, add_pooling_layer=False)
     assert len(names | {EncoderEmbedder(other).name}) == 6
     assert EncoderEmbedder(bert, batch=4).name == EncoderEmbedder(bert).name
+
+
+def test_hashed_tfidf_is_saved(store, tmp_path):
+    embedder = HashedTfidf(64, orders=(1, 3), seed=5).fit(store)
+    embedder.save(tmp_path / "e.npz")
+    loaded = HashedTfidf.load(tmp_path / "e.npz")
+    assert loaded.name == embedder.name
+    np.testing.assert_array_equal(loaded(store.tokens, store.lengths), embedder(store.tokens, store.lengths))
+    with pytest.raises(FileNotFoundError, match="other"):
+        HashedTfidf.load(tmp_path / "other.npz")
 
 
 def test_the_mean_is_over_real_tokens(bert):
