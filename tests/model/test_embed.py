@@ -12,7 +12,7 @@ from tests.model.data import random_documents, store_of
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return store_of(tmp_path_factory.mktemp("store"), [*random_documents(40), *(np.tile([5, i], 12) for i in range(9))])
+    return store_of(tmp_path_factory.mktemp("store"), random_documents(40))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,13 @@ def test_hashing_estimates_the_cosine_of_tfidf(store):
     error = (made @ made.T - exact @ exact.T)[np.triu_indices(len(sets), 1)]
     assert abs(error.mean()) < 0.005 and error.std() < 1.2 * 1024**-0.5
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, rtol=1e-5)
+
+
+def test_repeated_tokens_saturate():
+    """tf/(tf + 1) of 5 and 3 occurrences, equal idf: the cosine with the first token alone, exactly."""
+    made = HashedTfidf(dim=64, orders=(1,))(np.array([[5, 5, 6, 5, 6, 5, 6, 5], [5] * 8]), np.array([8, 8]))
+    assert (made[0] != 0).sum() == 2  # no collision
+    np.testing.assert_allclose(made[0] @ made[1], (5 / 6) / np.hypot(5 / 6, 3 / 4), rtol=1e-6)
 
 
 def test_names_tell_embedders_apart(store, bert):
