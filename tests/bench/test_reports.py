@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import bench
-from bench import ab, comparison, environment, record, sass, static, statistics
+from bench import ab, ab_static, comparison, environment, record, sass, static, statistics
 from bench.commands import ab_command
 from bench.report import html, markdown, terminal
 
@@ -36,7 +36,7 @@ def static_record(kernel="topk_chunks", **metrics):
         "warps": 4, "stages": 2, "blocks_per_sm": 4, "cubin_sha256": "x", "instructions": 100, "opcode_hash": "h", "tensor_instructions": 8,
         "async_copies": 4, "loop_opcodes": {}, "loop_issue_slots": 400, "loop_tensor_instructions": 8, "loop_cycles_at_least": 100.0,
     }  # fmt: skip
-    return static._record(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
+    return static.row(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
 
 
 def test_terminal_table_names_the_best_rival_of_the_same_function():
@@ -156,7 +156,8 @@ def test_ab_exit_codes():
     one = statistics.Ratio(1, 1, 1)
 
     def code(*verdicts, worse=()):
-        return ab_command.exit_code([ab.Outcome(item, v, "", one, None, one) for v in verdicts], list(worse), bool(worse))
+        compared = ab_static.Comparison(3, 1, list(worse)) if worse else None
+        return ab_command.exit_code([ab.Outcome(item, v, "", one, None, one) for v in verdicts], compared)
 
     assert code("ok", "warn", "faster") == 0 and code("ok", "regression") == 1 and code("vanished") == 1
     assert code("ok", worse=["spills"]) == 1 and code("regression", "numerics") == 2 and code("ok", "inconclusive") == 3
