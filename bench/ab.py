@@ -160,7 +160,10 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
-    """A temporary worktree of `ref`. Raises ValueError for a ref that git doesn't know."""
+    """A temporary worktree of `ref`, or the folder `ref` itself where it holds a tree. Raises ValueError for a ref that git doesn't know."""
+    if (Path(ref) / "retro_kernels").is_dir():
+        yield Path(ref).resolve()
+        return
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as folder:
         path = Path(folder) / "base"
         done = subprocess.run(["git", "-C", str(root), "worktree", "add", "--detach", str(path), ref], capture_output=True, text=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable
     """Regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A head that fails is a regression."""
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
-        listings = [_listing(side, tree, arches, parts, folder, say) for side, tree in (("base", base), ("head", head))]
-        before, after = listings
+        before, after = _both(_listing, base, head, arches, parts, folder, say)
         if not before:
             return None
         if after is None:
@@ -44,7 +44,7 @@ def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable
         if not ids:
             return Comparison(len(before), 0, [])
         (folder / "ids.json").write_text(json.dumps(ids))
-        rows = [_rows(side, tree, arches, parts, folder, say) for side, tree in (("base", base), ("head", head))]
+        rows = _both(_rows, base, head, arches, parts, folder, say)
         if rows[0] is None:
             say(f"static metrics: the base does not compile: {_last_words(folder / 'base.log')}")
             return None
@@ -54,7 +54,13 @@ def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable
         return Comparison(len(before), len(ids), list(dict.fromkeys(lost + worse)))
 
 
-def _listing(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say) -> dict[str, str] | None:
+def _both(what: Callable, base: Path, head: Path, *rest) -> list:
+    """`what` of both trees at once: nothing here is timed."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda tree: what(*tree, *rest), (("base", base), ("head", head))))
+
+
+def _listing(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]) -> dict[str, str] | None:
     path = folder / f"{side}-listing.json"
     if _static(side, tree, arches, parts, folder, ["--fingerprints", str(path)]) and path.exists():
         return json.loads(path.read_text())
@@ -62,7 +68,7 @@ def _listing(side: str, tree: Path, arches: str, parts: list[str], folder: Path,
     return None
 
 
-def _rows(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say) -> list[dict[str, Any]] | None:
+def _rows(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]] | None:
     say(f"static metrics of {side}")
     path = folder / f"{side}.jsonl"
     more = ["--only", str(folder / "ids.json"), "--json", str(path)]

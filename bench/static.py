@@ -26,7 +26,7 @@ def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
 def rows(
     arches: list[int], parts: tuple[str, ...] | None, keep: Path | None, jobs: int | None, only: Collection[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Static records for `arches` of the kernels whose op/name contains one of `parts`; `only`: ids of a listing. Raises NoToolchain."""
+    """Static records for `arches` of whatever has one of `parts` in its id; `only`: ids of a listing. Raises NoToolchain."""
     folder = keep or Path(tempfile.mkdtemp(prefix="retro-static-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:

@@ -38,8 +38,8 @@ def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
     if not folder.is_dir() or shutil.which("nvcc") is None:
         return []
     mark = fingerprint.of_files(folder, (".cu", ".cuh", ".h"))
-    found = [path for path in sorted(folder.glob("*.cu")) if static_rows.selected(f"{path.stem}/cuda", parts)]
-    return [Source(path, arch, mark) for path in found for arch in arches]
+    found = [Source(path, arch, mark) for path in sorted(folder.glob("*.cu")) for arch in arches]
+    return [source for source in found if static_rows.selected(source.id, parts)]
 
 
 def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:

@@ -68,5 +68,5 @@ def identity(op: str, backend: str, case: str, dtype: str) -> str:
 
 
 def selected(name: str, parts: tuple[str, ...] | None) -> bool:
-    """Whether `op/kernel` contains one of the parts; None selects everything."""
+    """Whether an id contains one of the parts; None selects everything."""
     return parts is None or any(part in name for part in parts)

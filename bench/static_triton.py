@@ -42,10 +42,11 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
         for op, case in aot.cases(KNOWN[arch]):
             name = f"{case.launch.name}:{case.case}:sm{arch}"
             seen[op, name, case.dtype] += 1
-            count = seen[op, name, case.dtype]
-            wanted = static_rows.selected(f"{op}/{case.launch.name}", parts)
+            if (count := seen[op, name, case.dtype]) > 1:
+                name += f"#{count}"
+            wanted = static_rows.selected(static_rows.identity(op, "triton", name, case.dtype), parts)
             mark = fingerprint.of_launch(*aot.source(case.launch, KNOWN[arch])) if wanted else None
-            found.append(Launch(op, name + (f"#{count}" if count > 1 else ""), case.dtype, arch, wanted, mark))
+            found.append(Launch(op, name, case.dtype, arch, wanted, mark))
     return found
 
 

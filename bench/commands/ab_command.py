@@ -22,13 +22,15 @@ HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--base", required=True, metavar="REF", help="commit, branch or tag to compare with")
+    parser.add_argument("--base", required=True, metavar="REF", help="commit, branch or tag to compare with, or the folder of another tree")
+    parser.add_argument("--no-build", action="store_true", help="both trees are built already")
     _options.add_selection(parser)
     halves = parser.add_mutually_exclusive_group()
     halves.add_argument("--static-only", action="store_true", help="compile for GPUs and compare; time nothing")
     halves.add_argument("--no-static", action="store_true", help="time only")
     parser.add_argument("--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect")
     parser.add_argument("--arch", default="90", help="for the static metrics, comma-separated (default 90)")
+    parser.add_argument("--launch", type=_options.names, metavar="PART[,PART]", help="static: only launches with one of these in their id")
     parser.add_argument("--threads", type=_options.positive, default=torch.get_num_threads())
     parser.add_argument("--pairs", type=_options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
@@ -41,12 +43,13 @@ def execute(arguments: argparse.Namespace) -> int:
         timed = [] if arguments.static_only else _items(chosen, arguments)
         with ab.checked_out(arguments.base) as base:
             if timed:
-                say("building both trees")
-                ab.build(environment.ROOT)
-                ab.build(base, environment.ROOT)
+                if not arguments.no_build:
+                    say("building both trees")
+                    ab.build(environment.ROOT)
+                    ab.build(base, environment.ROOT)
                 outcomes = ab.compare(base, environment.ROOT, timed, arguments.threads, say, arguments.pairs)
             if not arguments.no_static:
-                parts = [f"{name}/" for name in OPERATORS if plan.matches(name, chosen.kernels)] if chosen.kernels else []
+                parts = arguments.launch or [f"{name}/" for name in OPERATORS if chosen.kernels and plan.matches(name, chosen.kernels)]
                 compared = ab_static.compare(base, environment.ROOT, arguments.arch, parts, say)
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None

@@ -21,7 +21,12 @@ HEADER = ("kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default=",".join(map(str, ARCHES)), help="comma-separated, of 80, 90, 100")
-    parser.add_argument("--kernel", type=_options.names, metavar="PART[,PART]", help="only kernels whose op/name contains one of these")
+    parser.add_argument(
+        "--kernel",
+        type=_options.names,
+        metavar="PART[,PART]",
+        help="only what has one of these in its id, OP/triton/KERNEL:CASE:smARCH/TYPE",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the cubins there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
     parser.add_argument("--jobs", type=_options.positive, help="processes (default: one a core)")
