@@ -7,6 +7,7 @@ against itself, on the machine as it is and with a process that keeps one core b
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -50,14 +51,14 @@ def said(out: str, err: str) -> tuple[str, ...]:
     """Verdict, head/base, interval and control of the one measurement, or the first static regression."""
     lines = out.splitlines()
     for line in lines:
-        cells = line.split()
-        if line.startswith("leaky_average/cpu/") and len(cells) == 7:
-            return cells[1], cells[2], " ".join(cells[3:6]).replace(" .. ", " to "), line.split()[-1]
+        cells = re.split(r"\s{2,}", line)
+        if line.startswith("leaky_average/cpu/") and len(cells) == 6:
+            return cells[1], cells[2], cells[3].replace(" .. ", " to "), cells[5]
     at = next((i for i, line in enumerate(lines) if line.startswith("static metrics:") and "differ" in line), None)
     if at is not None:
         worse = lines[at + 1 :]
         return (worse[0].split(": ", 1)[1] if worse else "no regression"), "-", "-", "-"
-    return (lines or err.splitlines() or ["nothing"])[-1].split("  ")[1 if lines else 0][:60], "-", "-", "-"
+    return (err.strip().splitlines() or ["nothing"])[-1][:80], "-", "-", "-"
 
 
 def static(base: Path, head: Path, runs: int) -> Iterator[Row]:
