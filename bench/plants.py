@@ -26,6 +26,7 @@ class Plant:
     path: str
     old: str
     new: str
+    include: str = ""  # a header that `new` needs
     launch: str = ""  # part of the id of one launch that it changes
     caught_as: str = ""
 
@@ -35,7 +36,7 @@ class Plant:
         text = path.read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"plant {self.name!r}: {self.old!r} stands {text.count(self.old)} times in {self.path}; expected once")
-        path.write_text(text.replace(self.old, self.new))
+        path.write_text((f"#include <{self.include}>\n" if self.include else "") + text.replace(self.old, self.new))
 
 
 HINT = Plant(
@@ -43,32 +44,32 @@ HINT = Plant(
     LOGITS,
     "@triton.jit(do_not_specialize=SIZES)\ndef _logits_query_kernel(",
     '@triton.jit(do_not_specialize=(*SIZES, "stride_rt"))\ndef _logits_query_kernel(',
-    "logits_query:head:sm90/bfloat16",
-    "asynchronous copies gone",
+    launch="logits_query:head:sm90/bfloat16",
+    caught_as="asynchronous copies gone",
 )
 EXP = Plant(
     "an exp more in a loop",
     LEAKY,
     "    return y + power * state[None, :]\n",
     "    return tl.exp(y) + power * state[None, :]\n",
-    "leaky_scan:wide:sm90/bfloat16",
-    "hot loop",
+    launch="leaky_scan:wide:sm90/bfloat16",
+    caught_as="hot loop",
 )
 SPILL = Plant(
     "a configuration that spills",
     "retro_kernels/configs/relative_logits.json",
     '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, "num_warps": 4,',
     '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, "num_warps": 1,',
-    "logits_forward:wide:sm90/bfloat16",
-    "spills",
+    launch="logits_forward:wide:sm90/bfloat16",
+    caught_as="spills",
 )
 VANISHED = Plant(
     "a kernel that vanished",
     "retro_kernels/triton/leaky_average.py",
     '{"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}',
     '{"wide": (16, 2048, 16, 64)}',
-    "leaky_ends:long:sm90/bfloat16",
-    "no longer compiled",
+    launch="leaky_ends:long:sm90/bfloat16",
+    caught_as="no longer compiled",
 )
 HARMLESS = Plant(
     "a comment and a variable's name",
@@ -78,7 +79,7 @@ HARMLESS = Plant(
     """            across = tl.trans(grad)  # keys in front
             total += tl.dot(across, q, input_precision=PRECISION)
 """,
-    "logits_table:head:sm90/bfloat16",
+    launch="logits_table:head:sm90/bfloat16",
 )
 WRONG = Plant(
     "a result wrong by a part in ten thousand",
@@ -97,7 +98,7 @@ def slower(percent: int) -> Plant:
   while (std::chrono::steady_clock::now() < end) {{
   }}
 """
-    return Plant(f"a C++ kernel slower by {percent}%", CPU, old, wait)
+    return Plant(f"a C++ kernel slower by {percent}%", CPU, old, wait, include="chrono")
 
 
 def copy_tree(to: Path, like: Path = environment.ROOT) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench import ab as trees
 from bench import plants
 
 GROUPS = ("static", "numerics", "slower", "same")
@@ -76,11 +77,11 @@ def slower(base: Path, head: Path, runs: int) -> Iterator[Row]:
     for percent, codes in ((5, (0, 1)), (10, (1,))):  # 5% is the threshold itself: a warning or a failure
         plant = plants.slower(percent)
         restored(head, plant)
-        build(head)
+        trees.build(head)
         for _ in range(runs):
             yield ab(plant.name, codes, base, head, TIMED)
     restored(head)
-    build(head)
+    trees.build(head)
 
 
 def same(base: Path, head: Path, runs: int) -> Iterator[Row]:
@@ -103,10 +104,6 @@ def restored(head: Path, *faults: plants.Plant) -> None:
         fault.apply(head)
 
 
-def build(tree: Path) -> None:
-    subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=GROUPS, action="append", help="may be repeated")
@@ -117,7 +114,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="retro-proof-") as folder:
         head = arguments.head or plants.copy_tree(Path(folder) / "head")
         if "slower" in groups:
-            build(head)
+            trees.build(head)
         base = plants.copy_tree(Path(folder) / "base", head)
         print(HEADER, flush=True)
         rows = []
