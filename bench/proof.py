@@ -22,7 +22,20 @@ from bench import ab as trees
 from bench import plants
 
 GROUPS = ("static", "numerics", "slower", "same")
-TIMED = ["--no-static", "--no-build", "--kernel", "leaky_average", "--case", "mosaics", "--dtype", "float32", "--mode", "fwd"]
+TIMED = [
+    "--no-static",
+    "--no-build",
+    "--kernel",
+    "leaky_average",
+    "--case",
+    "mosaics",
+    "--dtype",
+    "float32",
+    "--mode",
+    "fwd",
+    "--threads",
+    "1",
+]
 HEADER = "| planted | expected | exit code | verdict | head/base | interval | control | minutes |\n|---|---|---|---|---|---|---|---|"
 BUSY = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile True:\n    a @ a"
 
