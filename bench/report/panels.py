@@ -54,13 +54,16 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
 def balanced(rows: list[summary.Row]) -> list[list[summary.Row]]:
     """Two columns of about one height, operators kept whole."""
     kernels = list(dict.fromkeys(row.record["kernel"] for row in rows))
+    if not kernels:
+        return [[], []]
     groups = [[row for row in rows if row.record["kernel"] == kernel] for kernel in kernels]
-    at = min(range(len(groups) + 1), key=lambda i: max(sum(map(len, groups[:i])), sum(map(len, groups[i:]))), default=0)
-    return [list(itertools.chain(*groups[:at])), list(itertools.chain(*groups[at:]))]
+    halves = ([group for i, group in enumerate(groups) if chosen >> i & 1] for chosen in range(1 << len(groups)))
+    left = min(halves, key=lambda half: (abs(2 * sum(map(len, half)) - len(rows)), groups[0] not in half))
+    return [list(itertools.chain(*(g for g in groups if (g in left) == side))) for side in (True, False)]
 
 
-def bars(axes, rows: list[summary.Row]) -> None:
-    """Speed-up over the fastest rival, a bar a row, the rival's name beside it; whiskers where both sides' samples are known."""
+def bars(axes, rows: list[summary.Row], places_in_all: int) -> None:
+    """Speed-up over the fastest rival, a bar a row of `places_in_all`, the rival beside it; whiskers where both sides' samples are known."""
     if not rows:
         axes.set_visible(False)
         return
@@ -82,9 +85,7 @@ def bars(axes, rows: list[summary.Row]) -> None:
         first.setdefault(row.record["kernel"], place)
     for place in list(first.values())[1:]:
         axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
-    axes.set(
-        xlim=(0, most * 1.3), ylim=(len(rows) - 0.5, -0.5), xlabel="speed-up over the fastest baseline of the same function (p10 to p90)"
-    )
+    axes.set(xlim=(0, most * 1.3), ylim=(places_in_all - 0.5, -0.5), xlabel="speed-up over the fastest baseline; whiskers: p10 to p90")
     axes.set_title(", ".join(first), fontsize=9)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from .. import record as records_module
 from . import html, panels, summary
 
-WIDTH_IN, DPI = 12.0, 100
+WIDTH_IN, DPI = 12.0, 96
+COLOURS = 128  # of the palette: a third of the bytes
 PLOT_IN, BAR_IN, MARGIN_IN = 4.2, 0.21, 0.9  # height of a plot, of a bar, and of a panel's axis and title
 
 
@@ -21,6 +23,7 @@ def write(records: list[dict[str, Any]], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from PIL import Image  # matplotlib needs it too
 
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
@@ -39,7 +42,9 @@ def write(records: list[dict[str, Any]], path: Path) -> None:
         alone = place == len(drawn) - 1 and place % 2 == 0
         draw(figure.add_subplot(grid[place // 2, :] if alone else grid[place // 2, place % 2]), *given)
     for place, column in enumerate(columns if bars else ()):
-        panels.bars(figure.add_subplot(grid[pairs, place]), column)
+        panels.bars(figure.add_subplot(grid[pairs, place]), column, bars)
     figure.suptitle("\n".join(summary.machine(latest)[:2]), fontsize=8)
-    figure.savefig(path, dpi=DPI, pil_kwargs={"optimize": True})
+    drawn_rgb = io.BytesIO()
+    figure.savefig(drawn_rgb, dpi=DPI, format="png")
     plt.close(figure)
+    Image.open(drawn_rgb).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)

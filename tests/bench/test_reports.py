@@ -74,6 +74,43 @@ def test_report_command_renders_files(tmp_path, capsys):
     assert bench.main(["report", str(path), "--format", "png"]) == 4
 
 
+def test_png_is_a_picture_of_every_row(tmp_path):
+    """Two operators with a case of one name keep their own bars; two runs make a history, three lengths a memory plot."""
+    pytest.importorskip("matplotlib")
+    from bench.report import panels, png, summary
+
+    eager = [timed(kernel=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
+    ours = [timed(kernel=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
+    lengths = [
+        timed(case=f"length-{n}", memory={"peak_extra_bytes": n * 1000}) | {"case": {"name": f"length-{n}", "shape": {"N": n, "H": 2}}}
+        for n in (128, 256, 512)
+    ]
+    assert panels.memory_series(lengths) == {("leaky_average", "cpu", "float32", "fwd"): [(128, 0.128), (256, 0.256), (512, 0.512)]}
+    assert panels.memory_series(lengths[:2]) == {}
+    png.write([*eager, *ours, *lengths], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+    import matplotlib.pyplot as plt
+
+    rows = summary.rows([*eager, *ours[::2]])
+    figure, axes = plt.subplots()
+    panels.bars(axes, rows, len(rows))
+    assert len(rows) == 2 and len(axes.patches) == 2 and [patch.get_width() for patch in axes.patches] == [1.5, 1.5]
+    plt.close(figure)
+
+
+def test_the_spread_of_a_ratio_needs_both_sides_of_one_run():
+    from bench.report import summary
+
+    own = timed(speedup={"eager": 2.0}, run="r")
+    own["time"] |= {"p10": 1.0, "p90": 2.0}
+    rival = timed(backend="eager", role="baseline", speedup=None, run="r")
+    rival["time"] |= {"p10": 3.0, "p90": 4.0}
+    (row,) = summary.rows([own, rival])
+    assert row.rival == "eager" and row.spread == (1.5, 4.0)
+    assert summary.rows([own, rival | {"run": "another"}])[0].spread is None
+
+
 def test_compare_tells_what_broke_vanished_and_slowed():
     before = [timed(case=c) for c in "abcd"] + [timed(case="e", status="oom")]
     after = [timed(case="a", seconds=2e-3), timed(case="b", status="numerics_fail"), timed(case="d"), timed(case="e")]
