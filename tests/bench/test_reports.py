@@ -18,7 +18,7 @@ def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="k
     ceilings = {"bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11, "bfloat16": None}}
     empty = dict.fromkeys(record.FIELDS)
     made = empty | {
-        "schema": 1, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd", "kernel": kernel, "backend": backend,
+        "schema": record.SCHEMA, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd", "kernel": kernel, "backend": backend,
         "role": role, "dtype": "float32", "mode": "fwd", "status": status, "reason": None if status == "ok" else "because", "git": {"sha": "abc", "dirty": False},
         "environment": {"torch": "2", "triton": None, "threads": 2}, "device": {"name": "a processor"}, "ceilings": ceilings,
         "case": {"name": case, "shape": {}}, "seed": 1, "numerics": numerics, "time": time if status == "ok" else None,
