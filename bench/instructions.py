@@ -85,8 +85,11 @@ def record(call: Callable[[], Any]) -> list[Call]:
 
 
 def _saved(argument: Any) -> Any:
-    if not (isinstance(argument, tuple) and len(argument) == 4 and isinstance(argument[2], tuple)):
+    """`argument` with the memory of every tensor in it; some calls take tuples of arguments."""
+    if not isinstance(argument, tuple):
         return argument
+    if not (len(argument) == 4 and isinstance(argument[2], tuple) and isinstance(argument[3], tuple)):
+        return tuple(map(_saved, argument))
     address, kind, sizes, strides = argument
     length = 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
     memory = ctypes.string_at(address, length * ITEM_BYTES[kind]) if length else b""

@@ -12,9 +12,11 @@ ALIGNMENT = 64
 
 
 def restored(argument, alive: list):
-    """A view of memory of its own; `alive` keeps it."""
-    if not (isinstance(argument, tuple) and argument[:1] == ("view",)):
+    """A view of memory of its own, which `alive` keeps, for each that was saved."""
+    if not isinstance(argument, tuple):
         return argument
+    if argument[:1] != ("view",):
+        return tuple(restored(part, alive) for part in argument)
     _, memory, kind, sizes, strides = argument
     buffer = ctypes.create_string_buffer(len(memory) + ALIGNMENT)
     alive.append(buffer)

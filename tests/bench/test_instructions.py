@@ -26,6 +26,27 @@ def test_calls_are_recorded_with_their_inputs():
     assert instructions.record(lambda: None) == []
 
 
+def test_every_op_is_recorded_without_an_address():
+    """An address of this process, replayed in another, would be a crash: views in nested tuples are found too."""
+
+    def views(argument):
+        assert not (isinstance(argument, tuple) and len(argument) == 4), argument
+        if isinstance(argument, tuple) and argument[:1] == ("view",):
+            return 1
+        return sum(map(views, argument)) if isinstance(argument, tuple) else 0
+
+    query, key = torch.randn(1, 64, 2, 16), torch.randn(1, 1, 2, 8, 2, 16)
+    calls = (
+        lambda: rk.relative_logits(query, torch.randn(2, 127, 16), key_len=64, backend="cpu"),
+        lambda: rk.relative_attention(query, query, query, causal=True, backend="cpu"),
+        lambda: rk.chunked_cross_attention(query, key, key, chunk_len=64, backend="cpu"),
+        lambda: rk.topk_chunks(query[:, :, 0], query[:, :, 1], 4, backend="cpu"),
+    )
+    for call in calls:
+        recorded = instructions.record(call)
+        assert recorded and all(sum(map(views, arguments)) >= 3 for _, arguments in recorded)
+
+
 def test_without_valgrind_the_count_is_missing_and_says_why(monkeypatch):
     monkeypatch.setattr(instructions.shutil, "which", lambda name: None)
     assert instructions.missing() == "valgrind is not installed" and instructions.count(average(8)) is None
