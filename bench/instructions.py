@@ -1,7 +1,7 @@
 """Instructions that one call of a C++ kernel executes, counted by valgrind: unlike time, the same on a busy machine.
 
-The calls into the extension are recorded with their tensors and replayed in a process without torch, once and five times: a quarter of the
-difference is one warm call. valgrind knows no AVX-512, so the AVX2 build is counted; the count says so.
+The calls into the extension are recorded with their tensors and replayed in a process without torch, once and then
+several times: the difference is warm calls. valgrind knows no AVX-512, so the AVX2 build is counted; the count says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ISA = "avx2"
 ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 4, 7: 2, 8: 1, 9: 1}  # by the type codes of retro_kernels/_native.py
 WORKER = Path(__file__).resolve().parent / "instructions_worker.py"
 TIMEOUT_S = 300
-REPEATS = (1, 5)  # two starts of the interpreter differ by some thousand instructions
+MANY, FEW, LONG = 5, 2, 2 * 10**8  # two starts of the interpreter differ by some thousand instructions, which a long call drowns
 #: one recorded call: the extension's function, and its arguments, tensors as ("view", bytes, type code, sizes, strides)
 Call = tuple[str, list[Any]]
 
