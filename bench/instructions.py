@@ -51,15 +51,12 @@ def count(call: Callable[[], Any]) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory(prefix="retro-count-") as folder:
         dump = Path(folder) / "calls"
         dump.write_bytes(pickle.dumps(recorded))
-        counts = [_replay(dump, repeats) for repeats in REPEATS]
-    if None in counts:
+        once = _replay(dump, 1)
+        repeats = FEW if once is None or once > LONG else MANY
+        several = None if once is None else _replay(dump, repeats)
+    if several is None:
         return None
-    return {
-        "instructions": (counts[1] - counts[0]) // (REPEATS[1] - REPEATS[0]),
-        "isa": ISA,
-        "tool": "valgrind --tool=callgrind",
-        "threads": 1,
-    }
+    return {"instructions": (several - once) // (repeats - 1), "isa": ISA, "tool": "valgrind --tool=callgrind", "threads": 1}
 
 
 def record(call: Callable[[], Any]) -> list[Call]:
