@@ -217,3 +217,22 @@ def test_ab_needs_a_ref_that_exists(capsys):
         pytest.skip("no git repository here")
     assert bench.main(["ab", "--base", "no-such-ref-at-all", "--static-only"]) == 4
     assert "no-such-ref-at-all" in capsys.readouterr().err
+
+
+def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def compare(base, head, arches, parts, say):
+        asked.append((base, arches, parts))
+        return ab_static.Comparison(36, 2, ["a/triton/b: spills: 8 stack bytes, were 0"])
+
+    monkeypatch.setattr(ab_static, "compare", compare)
+    (tmp_path / "retro_kernels").mkdir()
+    path = tmp_path / "ab.md"
+    command = ["ab", "--base", str(tmp_path), "--static-only", "--arch", "80,90", "--kernel", "leaky_average", "--markdown", str(path)]
+    assert bench.main(command) == 1
+    assert asked == [(tmp_path, "80,90", ["leaky_average/"])]
+    out = capsys.readouterr().out
+    assert "1 regressions; 2 of 36 launches" in out and "spills: 8" in out and "- `a/triton/b: spills" in path.read_text()
+    monkeypatch.setattr(ab_static, "compare", lambda *_: None)
+    assert bench.main(command[:4]) == 5
