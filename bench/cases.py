@@ -52,6 +52,8 @@ CROSS = [
     _cca("decode-16", f"{RETRO}, section 2.4: a block of 16 tokens", N=16, options={"query_start": 2000}, modes=DECODE),
 ]
 
+LENGTHS = (256, 512, 1024, 2048, 4096)
+
 SELF = [
     _relative("decoder-1k", f"{RETRO}, decoder self-attention", T=1024, options=_causal(rel_start=0)),
     _relative(
@@ -171,10 +173,24 @@ TOPK = [
     ),
 ]
 
+#: on request: peak memory and time against sequence length, all else equal
+SWEEP = [
+    _relative(
+        f"length-{n}",
+        "decoder-1k at other lengths",
+        N=n,
+        T=n,
+        options=_causal(rel_start=0),
+        devices=(),
+        memory_gib=max(1, 8 * n**2 / 2048**2),
+    )
+    for n in LENGTHS
+]
+
 AVERAGES = [
     Case("leaky_average", "mosaics", {"B": 8, "N": 512, "H": 12, "D": 64}, f"{MOSAICS}, key extractor"),
     Case("leaky_average", "mosaics-b64", {"B": 64, "N": 512, "H": 12, "D": 64}, f"{MOSAICS}, 64 sequences", devices=CUDA, memory_gib=4),
     Case("leaky_average", "long", {"B": 1, "N": 8192, "H": 12, "D": 64}, "a long document, with a state carried in", extras=("initial",)),
 ]
 
-ALL = (*CROSS, *SELF, *LOGITS, *TOPK, *AVERAGES)
+ALL = (*CROSS, *SELF, *SWEEP, *LOGITS, *TOPK, *AVERAGES)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("ok", "numerics_fail", "oom", "unsupported", "error")
 NUMBER, TEXT, OBJECT, LIST, BOOL = (int, float), (str,), (dict,), (list,), (bool,)
 
@@ -45,6 +45,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "speedup": (OBJECT, True),  # baseline -> its time over this one's
     "memory": (OBJECT, True),  # peak_extra_bytes
     "launches": ((int,), True),
+    "counters": (OBJECT, True),  # instructions, isa, tool, threads; new in schema 2
     "static": (OBJECT, True),
 }
 REQUIRED_INSIDE = {
@@ -167,11 +168,19 @@ def read(path: Path) -> list[dict[str, Any]]:
             if number == len(lines):
                 break
             raise BadRecord(f"{path}:{number}: {e}") from None
+        record = _upgraded(record)
         wrong = validate(record)
         if wrong:
             raise BadRecord(f"{path}:{number}: {'; '.join(wrong)}")
         records.append(record)
     return records
+
+
+def _upgraded(record: Any) -> Any:
+    """A record of schema 1 as one of schema 2."""
+    if isinstance(record, dict) and record.get("schema") == 1 and "counters" not in record:
+        return record | {"schema": SCHEMA, "counters": None}
+    return record
 
 
 def latest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

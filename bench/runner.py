@@ -237,6 +237,7 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
         "speedup": None,
         "memory": None,
         "launches": None,
+        "counters": None,
         "static": None,
     }
 

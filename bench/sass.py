@@ -13,12 +13,14 @@ from pathlib import Path
 REGISTERS, WARPS, BLOCKS, SCHEDULERS = 65536, 64, 32, 4
 SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
 RESERVED_SHARED_BYTES = 1024  # the system takes this of every block
+LANES = 32  # of a warp
 REGISTER_GRAIN, WARP_REGISTER_GRAIN = 8, 256
 #: dense half-type FLOPs a cycle and SM of the tensor cores, from peak rate / (SMs * boost clock); A100, H100, B200 data sheets
 TENSOR_FLOPS = {80: 2048, 90: 4096, 100: 8192}
 
 TENSOR = ("HMMA", "IMMA", "BMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
 ASYNC_COPY = ("LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG")
+STORE = ("ST", "RED", "ATOM", "UTMASTG", "UBLKCP")
 LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P[T0-9]+\s+)?([A-Z0-9_]+(?:\.[A-Za-z0-9_]+)*)\s*([^;]*);")
 
 
@@ -51,19 +53,38 @@ def functions(text: str) -> dict[str, list[Instruction]]:
 
 
 def hot_loop(code: list[Instruction]) -> list[Instruction]:
-    """The innermost loop with the most tensor instructions (with none: the longest innermost loop); empty without loops."""
+    """The loop that matters; empty without loops.
+
+    The innermost loop with the most tensor instructions; where those stand in outer loops only, the shortest of these with the most;
+    with none at all the longest innermost loop.
+    """
     spans = []
     for instruction in code:
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
         if target and int(target[1], 16) < instruction.address:
             spans.append((int(target[1], 16), instruction.address))
     inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    loops = [[i for i in code if first <= i.address <= last] for first, last in inner]
-    return max(loops, key=lambda loop: (sum(i.name in TENSOR for i in loop), len(loop)), default=[])
+    loops = [_between(code, span) for span in inner]
+    if not any(map(_tensors, loops)) and (outer := [loop for loop in (_between(code, s) for s in spans) if _tensors(loop)]):
+        return max(outer, key=lambda loop: (_tensors(loop), -len(loop)))
+    return max(loops, key=lambda loop: (_tensors(loop), len(loop)), default=[])
 
 
-def summarise(code: list[Instruction], warps: int, arch: int) -> dict:
-    """What is compared between two builds of a kernel; issue slots count every warp of a block."""
+def _between(code: list[Instruction], span: tuple[int, int]) -> list[Instruction]:
+    return [i for i in code if span[0] <= i.address <= span[1]]
+
+
+def _tensors(code: list[Instruction]) -> int:
+    return sum(i.name in TENSOR for i in code)
+
+
+def writes(code: list[Instruction]) -> bool:
+    """False for a kernel whose body was compiled out for this architecture."""
+    return any(i.name.startswith(STORE) for i in code)
+
+
+def summarise(code: list[Instruction], warps: int | None, arch: int) -> dict:
+    """What is compared between two builds of a kernel; issue slots count every warp of a block, None where that is unknown."""
     loop = hot_loop(code)
     counts = collections.Counter(i.name for i in loop)
     names = collections.Counter(i.name for i in code)
@@ -73,9 +94,9 @@ def summarise(code: list[Instruction], warps: int, arch: int) -> dict:
         "tensor_instructions": sum(names[name] for name in TENSOR),
         "async_copies": sum(names[name] for name in ASYNC_COPY),
         "loop_opcodes": dict(sorted(counts.items())),
-        "loop_issue_slots": len(loop) * warps if loop else None,
+        "loop_issue_slots": len(loop) * warps if loop and warps else None,
         "loop_tensor_instructions": sum(counts[name] for name in TENSOR) if loop else None,
-        "loop_cycles_at_least": cycles(loop, warps, arch) if loop else None,
+        "loop_cycles_at_least": cycles(loop, warps, arch) if loop and warps else None,
     }
 
 
@@ -96,6 +117,11 @@ def _tensor_flops(opcode: str) -> float:
         m, n, k = (int(x) for x in shape.groups())
         return 2.0 * m * n * k / 4 * (2 if "TF32" in opcode else 1)  # issued by each of a group's four warps
     return 0.0
+
+
+def own_shared(reported: int, arch: int) -> int:
+    """Static bytes without the system's: from sm_90 on cuobjdump counts those of a kernel that uses shared memory at all."""
+    return reported - RESERVED_SHARED_BYTES if arch >= 90 and reported >= RESERVED_SHARED_BYTES else reported
 
 
 def blocks_per_sm(registers: int, shared: int, warps: int, arch: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from retro_kernels import _validate
 
 from .cache import RetroCache
 from .inputs import check_neighbour_mask, check_tokens
+
+if TYPE_CHECKING:
+    from .retrofit import RetrofitCache
 
 Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
@@ -37,7 +41,7 @@ def generate(
         texts = generate(model, [[5, 3, 9], [7]], 64, retrieve=lambda chunks: database.values(database.search(chunks, k=2)))
 
     Args:
-        model: a `Retro`. Runs in evaluation mode; its mode is restored.
+        model: a `Retro` or a `RetrofittedDecoder` (which takes prompts of one length at a time). Runs in evaluation mode; its mode is restored.
         prompts: token ids, one non-empty sequence a row, or int64 [B,N].
         max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len.
         retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives neighbours int64
@@ -63,8 +67,11 @@ def generate(
         with torch.no_grad():
             # by length, so that prompts of one length lie side by side
             order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-            sampler = _Sampler(model, [rows[i] for i in order], max_new_tokens, retrieve, temperature, top_p, generator, stop_token)
-            texts = dict(zip(order, sampler.run(), strict=True))
+            batches = [order] if model.decodes_ragged else [list(same) for _, same in itertools.groupby(order, lambda i: len(rows[i]))]
+            texts = {}
+            for batch in batches:
+                sampler = _Sampler(model, [rows[i] for i in batch], max_new_tokens, retrieve, temperature, top_p, generator, stop_token)
+                texts |= zip(batch, sampler.run(), strict=True)
             return [texts[i] for i in range(len(rows))]
     finally:
         model.train(training)
@@ -124,23 +131,24 @@ class _Sampler:
         self.done |= stops
         return bool(self.done.all())
 
-    def _prefill(self) -> tuple[Tensor, RetroCache]:
+    def _prefill(self) -> tuple[Tensor, RetroCache | RetrofitCache]:
         """Logits [B,V] after the prompts, and the cache that holds them: prompts of one length go through the model together."""
         parts = [row[: len(row) // self.chunk_len * self.chunk_len].view(-1, self.chunk_len) for row in self.rows]
         found = self._retrieve(torch.cat(parts))
         caches, logits, first = [], [], 0
+        one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
         for length, group in itertools.groupby(self.rows, len):
             rows = list(group)
-            cache, chunks = RetroCache(self.model.config, len(rows), length), length // self.chunk_len
+            cache = self.model.make_cache(len(rows), self.tokens.shape[1] if one_length else length)
+            chunks = length // self.chunk_len
             neighbours = mask = None
             if found is not None and chunks:
                 here = slice(first, first + len(rows) * chunks)
                 neighbours, mask = (t[here].unflatten(0, (len(rows), chunks)) for t in found)
                 first = here.stop
-            hidden = self.model.activations(torch.stack(rows), neighbours, neighbour_mask=mask, cache=cache)
-            logits.append(self.model.readout(hidden[:, -1]))
+            logits.append(self.model.last_logits(torch.stack(rows), neighbours, neighbour_mask=mask, cache=cache))
             caches.append(cache)
-        return torch.cat(logits), RetroCache.join(caches, self.tokens.shape[1])
+        return torch.cat(logits), caches[0] if one_length else RetroCache.join(caches, self.tokens.shape[1])
 
     def _completed(self, column: int) -> tuple[Tensor | None, Tensor | None]:
         """Neighbours [B,1,K,R] and mask of the chunks that end with `column`; all False in rows where none does."""
@@ -181,7 +189,7 @@ class _Sampler:
 
 def _prompts(model, prompts) -> list[Tensor]:
     """Every prompt as int64 [length] on the model's device, checked."""
-    device = model.embedding.weight.device
+    device = next(model.parameters()).device
     if isinstance(prompts, Tensor):
         _validate.shape("prompts", prompts, "B,N", {})
     elif not isinstance(prompts, Sequence) or isinstance(prompts, str):
@@ -211,7 +219,7 @@ def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, st
         raise ValueError(f"max_new_tokens: expected at most max_len - longest prompt = {room} - {longest}; got {max_new_tokens}")
     if retrieve is not None and not callable(retrieve):
         raise TypeError(f"retrieve: expected a function of chunks, or None; got {type(retrieve).__name__}")
-    if retrieve is not None and model.encoder is None:
+    if retrieve is not None and not model.config.retrieves:
         raise ValueError("retrieve: expected None for a model without retrieval (cca_layers=()); got a function")
     if _validate.number("temperature", temperature) < 0:
         raise ValueError(f"temperature: expected a number >= 0; got {temperature}")

@@ -139,6 +139,16 @@ class Retro(nn.Module):
                 x = self._run(layer, x, encoded, neighbour_mask)
         return self.norm(x)
 
+    decodes_ragged = True  # rows of different lengths share a cache
+
+    def make_cache(self, batch: int, capacity: int | None = None) -> RetroCache:
+        """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
+        return RetroCache(self.config, batch, capacity)
+
+    def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
+        """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""
+        return self.readout(self.activations(tokens, neighbours, **options)[:, -1])
+
     def _encode(self, x: Tensor, neighbours: Tensor, neighbour_mask: Tensor | None) -> Tensor:
         chunks, length = neighbours.shape[1], self.config.chunk_len
         return self.encoder(neighbours, x[:, : chunks * length].unflatten(1, (chunks, length)), neighbour_mask=neighbour_mask)

@@ -192,6 +192,12 @@ class RetrofittedDecoder(nn.Module):
         finally:
             self._retrieval = None
 
+    decodes_ragged = False  # the decoder's own cache wants rows of one length
+
+    def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
+        """Logits [B,V] after the last token. Arguments as in `forward`."""
+        return self(tokens, neighbours, **options)[:, -1]
+
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
         """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
         return RetrofitCache(self.config, batch, capacity)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,7 +54,29 @@ def _visible(mask: Tensor | None, first: int, chunks: int, length: int) -> Tenso
     return mask.flatten(2)[:, :, None, None]
 
 
-def eager(
+class Call(NamedTuple):
+    """A call's tensors folded by attended chunk; `front` and `n` unfold the result."""
+
+    query: Tensor  # [B,C,M,H,D], content bias added
+    key: Tensor  # [B,C,K*R,H,D]
+    value: Tensor
+    bias: Tensor | None  # [B,C,H,M,R]: position logits, the same for all K neighbours
+    visible: Tensor | None  # bool [B,C,1,1,K*R]
+    scale: float
+    neighbours: int  # K
+    front: int
+    n: int
+
+    def flat(self) -> list[Tensor]:
+        """query, key and value as torch's attention takes them: [B*C,H,rows,D]."""
+        return [t.flatten(0, 1).transpose(1, 2) for t in (self.query, self.key, self.value)]
+
+    def unflat(self, out: Tensor) -> Tensor:
+        """[B*C,H,M,D] -> [B,C,M,H,D]."""
+        return out.transpose(1, 2).unflatten(0, self.query.shape[:2])
+
+
+def _call(
     query,
     key,
     value,
@@ -67,107 +91,57 @@ def eager(
     neighbour_gate=None,
     scale=None,
     query_start=0,
-) -> Tensor:
-    """Whole batch at once, every logit in memory."""
+) -> Call:
+    """The op's arguments, as every baseline needs them."""
     n, h, d = query.shape[1:]
-    neighbours, length = key.shape[2:4]
     folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
     keys, values = (_memory(t, first, folded.shape[1], neighbour_gate, h) for t in (key, value))
-    logits = torch.einsum("bcmhd,bcshd->bchms", folded, keys)
     bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
-    if bias is not None:
-        logits = logits + bias.repeat(1, 1, 1, 1, neighbours)
-    visible = _visible(neighbour_mask, first, folded.shape[1], length)
-    out = attend(logits * (d**-0.5 if scale is None else scale), visible, values, "bchms,bcshd->bcmhd")
-    return _unfold(out, front, n)
+    visible = _visible(neighbour_mask, first, folded.shape[1], key.shape[3])
+    return Call(folded, keys, values, bias, visible, d**-0.5 if scale is None else scale, key.shape[2], front, n)
 
 
-def sdpa_bias(
-    query,
-    key,
-    value,
-    *,
-    chunk_len,
-    rel_key=None,
-    rel_query=None,
-    rel_start=None,
-    content_bias=None,
-    position_bias=None,
-    neighbour_mask=None,
-    neighbour_gate=None,
-    scale=None,
-    query_start=0,
-) -> Tensor:
+def eager(query, key, value, **options) -> Tensor:
+    """Whole batch at once, every logit in memory."""
+    call = _call(query, key, value, **options)
+    logits = torch.einsum("bcmhd,bcshd->bchms", call.query, call.key)
+    if call.bias is not None:
+        logits = logits + call.bias.repeat(1, 1, 1, 1, call.neighbours)
+    return _unfold(attend(logits * call.scale, call.visible, call.value, "bchms,bcshd->bcmhd"), call.front, call.n)
+
+
+def sdpa_bias(query, key, value, **options) -> Tensor:
     """torch's scaled dot-product attention over the folded chunks, the position logits materialised as its additive mask."""
-    n, h, d = query.shape[1:]
-    b, _, neighbours, length = key.shape[:4]
-    scale = d**-0.5 if scale is None else scale
-    folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
-    chunks = folded.shape[1]
-    keys, values = (_memory(t, first, chunks, neighbour_gate, h) for t in (key, value))
-    bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
-    visible = _visible(neighbour_mask, first, chunks, length)
-    if bias is not None:
-        bias = (bias * scale).repeat(1, 1, 1, 1, neighbours)
-    if visible is not None:
-        empty = query.new_zeros(b, chunks, h, chunk_len, neighbours * length) if bias is None else bias
-        bias = empty.masked_fill(~visible, HIDDEN[query.dtype])
-    sides = [t.flatten(0, 1).transpose(1, 2) for t in (folded, keys, values)]
-    out = F.scaled_dot_product_attention(*sides, attn_mask=None if bias is None else bias.flatten(0, 1), scale=scale)
-    out = out.transpose(1, 2).unflatten(0, (b, chunks))
-    if visible is not None:
-        out = out * visible.any(-1)[..., None]
-    return _unfold(out, front, n)
+    call = _call(query, key, value, **options)
+    b, chunks, rows, h, _ = call.query.shape
+    bias = None if call.bias is None else (call.bias * call.scale).repeat(1, 1, 1, 1, call.neighbours)
+    if call.visible is not None:
+        empty = query.new_zeros(b, chunks, h, rows, call.key.shape[2]) if bias is None else bias
+        bias = empty.masked_fill(~call.visible, HIDDEN[query.dtype])
+    out = F.scaled_dot_product_attention(*call.flat(), attn_mask=None if bias is None else bias.flatten(0, 1), scale=call.scale)
+    out = call.unflat(out)
+    if call.visible is not None:
+        out = out * call.visible.any(-1)[..., None]
+    return _unfold(out, call.front, call.n)
 
 
-def sdpa_plain(query, key, value, *, chunk_len, neighbour_gate=None, neighbour_mask=None, scale=None, query_start=0) -> Tensor:
+def sdpa_plain(query, key, value, **options) -> Tensor:
     """The same without position logits: what the positions cost."""
-    return sdpa_bias(
-        query,
-        key,
-        value,
-        chunk_len=chunk_len,
-        neighbour_gate=neighbour_gate,
-        neighbour_mask=neighbour_mask,
-        scale=scale,
-        query_start=query_start,
-    )
+    return sdpa_bias(query, key, value, **options)
 
 
-def flex(
-    query,
-    key,
-    value,
-    *,
-    chunk_len,
-    rel_key=None,
-    rel_query=None,
-    rel_start=None,
-    content_bias=None,
-    position_bias=None,
-    neighbour_mask=None,
-    neighbour_gate=None,
-    scale=None,
-    query_start=0,
-) -> Tensor:
+def flex(query, key, value, **options) -> Tensor:
     """FlexAttention over the folded chunks; the un-repeated position logits [.., M, R] are a captured tensor."""
-    n, h, d = query.shape[1:]
-    b, _, _, length = key.shape[:4]
-    scale = d**-0.5 if scale is None else scale
-    folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
-    chunks = folded.shape[1]
-    keys, values = (_memory(t, first, chunks, neighbour_gate, h) for t in (key, value))
-    bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
-    score = None
-    if bias is not None:
-        captured = (bias * scale).flatten(0, 1)
+    call = _call(query, key, value, **options)
+    length, score = key.shape[3], None
+    if call.bias is not None:
+        captured = (call.bias * call.scale).flatten(0, 1)
 
         def score(value, sequence, head, i, j):
             return value + captured[sequence, head, i, j % length]
 
-    sides = [t.flatten(0, 1).transpose(1, 2).contiguous() for t in (folded, keys, values)]
-    out = flex_attention()(*sides, score_mod=score, scale=scale)
-    return _unfold(out.transpose(1, 2).unflatten(0, (b, chunks)), front, n)
+    out = flex_attention()(*(t.contiguous() for t in call.flat()), score_mod=score, scale=call.scale)
+    return _unfold(call.unflat(out), call.front, call.n)
 
 
 def _logit_bytes(case, itemsize: int, backward: bool) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,19 @@ def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position
     return logits.gather(-1, column.clamp(0, rows + 1).expand(*logits.shape[:2], -1, -1))
 
 
-def eager(
+class Call(NamedTuple):
+    """A call as the baselines that write every logit need it."""
+
+    query: Tensor  # [B,N,H,D], content bias added
+    key: Tensor  # [B,S,H,D]
+    value: Tensor
+    bias: Tensor | None  # [B,H,N,S]: position logits
+    visible: Tensor | None  # bool [1 or B,1,N,S]
+    scale: float
+    triangle: bool  # nothing but the causal mask of a square
+
+
+def _call(
     query,
     key,
     value,
@@ -68,61 +81,45 @@ def eager(
     query_offset=None,
     key_mask=None,
     scale=None,
-) -> Tensor:
-    """Every logit in memory."""
+) -> Call:
+    """The op's arguments with everything materialised."""
     n, h, d = query.shape[1:]
     keys, offset = key.shape[1], _offset(query, key, causal, query_offset)
-    logits = torch.einsum("bnhd,bshd->bhns", query if content_bias is None else query + content_bias, repeat_groups(key, h))
-    bias = _bias(query, keys, offset, rel_key, rel_query, rel_start, position_bias)
-    if bias is not None:
-        logits = logits + bias
-    visible = _visible(n, keys, offset, causal, causal_gap, window, key_mask, query.device)
-    return attend(logits * (d**-0.5 if scale is None else scale), visible, repeat_groups(value, h), "bhns,bshd->bnhd")
-
-
-def sdpa_bias(
-    query,
-    key,
-    value,
-    *,
-    rel_key=None,
-    rel_query=None,
-    rel_start=None,
-    content_bias=None,
-    position_bias=None,
-    causal=False,
-    causal_gap=0,
-    window=None,
-    query_offset=None,
-    key_mask=None,
-    scale=None,
-) -> Tensor:
-    """torch's scaled dot-product attention, the position logits and the mask materialised as its additive mask."""
-    n, h, d = query.shape[1:]
-    keys, offset = key.shape[1], _offset(query, key, causal, query_offset)
-    scale = d**-0.5 if scale is None else scale
-    visible = _visible(n, keys, offset, causal, causal_gap, window, key_mask, query.device)
-    bias = _bias(query, keys, offset, rel_key, rel_query, rel_start, position_bias)
-    if bias is not None:
-        bias = bias * scale
-        mask = bias if visible is None else bias.masked_fill(~visible, HIDDEN[query.dtype])
-    else:
-        mask = visible
-    whole_triangle = bias is None and causal and causal_gap == 0 and window is None and key_mask is None and n == keys and offset == 0
     content = query if content_bias is None else query + content_bias
-    sides = [t.transpose(1, 2) for t in (content, repeat_groups(key, h), repeat_groups(value, h))]
-    out = F.scaled_dot_product_attention(*sides, attn_mask=None if whole_triangle else mask, is_causal=whole_triangle, scale=scale)
-    out = out.transpose(1, 2)
-    if visible is not None and not whole_triangle:
-        out = out.masked_fill(~visible.any(-1).transpose(1, 2)[..., None], 0)  # rows that see nothing
+    bias = _bias(query, keys, offset, rel_key, rel_query, rel_start, position_bias)
+    visible = _visible(n, keys, offset, causal, causal_gap, window, key_mask, query.device)
+    triangle = bias is None and causal and causal_gap == 0 and window is None and key_mask is None and n == keys and offset == 0
+    scale = d**-0.5 if scale is None else scale
+    return Call(content, repeat_groups(key, h), repeat_groups(value, h), bias, visible, scale, triangle)
+
+
+def eager(query, key, value, **options) -> Tensor:
+    """Every logit in memory."""
+    call = _call(query, key, value, **options)
+    logits = torch.einsum("bnhd,bshd->bhns", call.query, call.key)
+    if call.bias is not None:
+        logits = logits + call.bias
+    return attend(logits * call.scale, call.visible, call.value, "bhns,bshd->bnhd")
+
+
+def sdpa_bias(query, key, value, **options) -> Tensor:
+    """torch's scaled dot-product attention, the position logits and the mask materialised as its additive mask."""
+    call = _call(query, key, value, **options)
+    mask = call.visible
+    if call.bias is not None:
+        bias = call.bias * call.scale
+        mask = bias if call.visible is None else bias.masked_fill(~call.visible, HIDDEN[query.dtype])
+    sides = [t.transpose(1, 2) for t in (call.query, call.key, call.value)]
+    shown = {"is_causal": True} if call.triangle else {"attn_mask": mask}
+    out = F.scaled_dot_product_attention(*sides, scale=call.scale, **shown).transpose(1, 2)
+    if call.visible is not None and not call.triangle:
+        out = out.masked_fill(~call.visible.any(-1).transpose(1, 2)[..., None], 0)  # rows that see nothing
     return out
 
 
-def sdpa_plain(query, key, value, *, causal=False, causal_gap=0, window=None, query_offset=None, key_mask=None, scale=None) -> Tensor:
+def sdpa_plain(query, key, value, **options) -> Tensor:
     """The same without position logits: what the positions cost."""
-    return sdpa_bias(
-        query, key, value, causal=causal, causal_gap=causal_gap, window=window, query_offset=query_offset, key_mask=key_mask, scale=scale
-    )
+    return sdpa_bias(query, key, value, **options)
 
 
 def flex(

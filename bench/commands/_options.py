@@ -16,10 +16,10 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     """--device --kernel --backend --case --dtype --mode --baselines; names may be comma-separated and hold * and ?."""
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     for name in ("kernel", "backend", "case"):
-        parser.add_argument(f"--{name}", type=_names, metavar="NAME[,NAME]")
-    parser.add_argument("--dtype", type=_names, metavar="TYPE", help=f"of {', '.join(DTYPES)}")
-    parser.add_argument("--mode", type=_names, metavar="MODE", help=f"of {', '.join(MODES)}")
-    parser.add_argument("--baselines", type=_names, metavar="NAMES", help="all, none, or names; eager is always there: it is the yardstick")
+        parser.add_argument(f"--{name}", type=names, metavar="NAME[,NAME]")
+    parser.add_argument("--dtype", type=names, metavar="TYPE", help=f"of {', '.join(DTYPES)}")
+    parser.add_argument("--mode", type=names, metavar="MODE", help=f"of {', '.join(MODES)}")
+    parser.add_argument("--baselines", type=names, metavar="NAMES", help="all, none, or names; eager is always there: it is the yardstick")
 
 
 def selection(arguments: argparse.Namespace) -> plan.Selection:
@@ -55,5 +55,5 @@ def positive(text: str) -> int:
     return value
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -7,15 +7,14 @@ Checks out the ref beside this tree, builds both, checks both, and times them in
 from __future__ import annotations
 
 import argparse
-import subprocess
+import dataclasses
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 
-from .. import ab, environment, exits, plan, record, static
-from ..registry import contenders_of
+from .. import ab, ab_static, affected, environment, exits, plan
+from ..registry import OPERATORS, contenders_of
 from ..report import markdown, terminal
 from . import _options
 
@@ -23,11 +22,15 @@ HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--base", required=True, metavar="REF", help="commit, branch or tag to compare with")
+    parser.add_argument("--base", required=True, metavar="REF", help="commit, branch or tag to compare with, or the folder of another tree")
+    parser.add_argument("--no-build", action="store_true", help="both trees are built already")
     _options.add_selection(parser)
-    parser.add_argument("--static-only", action="store_true", help="compile for GPUs and compare; time nothing")
-    parser.add_argument("--no-static", action="store_true", help="time only")
+    halves = parser.add_mutually_exclusive_group()
+    halves.add_argument("--static-only", action="store_true", help="compile for GPUs and compare; time nothing")
+    halves.add_argument("--no-static", action="store_true", help="time only")
+    parser.add_argument("--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect")
     parser.add_argument("--arch", default="90", help="for the static metrics, comma-separated (default 90)")
+    parser.add_argument("--launch", type=_options.names, metavar="PART[,PART]", help="static: only launches with one of these in their id")
     parser.add_argument("--threads", type=_options.positive, default=torch.get_num_threads())
     parser.add_argument("--pairs", type=_options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
@@ -35,24 +38,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     chosen = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
-    outcomes, worse, compared = [], [], False
+    outcomes, compared = [], None
     try:
+        timed = [] if arguments.static_only else _items(chosen, arguments)
         with ab.checked_out(arguments.base) as base:
-            if not arguments.static_only:
-                say("building both trees")
-                ab.build(base)
-                ab.build(environment.ROOT)
-                outcomes = ab.compare(base, environment.ROOT, items(chosen), arguments.threads, say, arguments.pairs)
+            if timed:
+                if not arguments.no_build:
+                    say("building both trees")
+                    ab.build(environment.ROOT)
+                    ab.build(base, environment.ROOT)
+                outcomes = ab.compare(base, environment.ROOT, timed, arguments.threads, say, arguments.pairs)
             if not arguments.no_static:
-                worse, compared = _static(base, arguments)
+                parts = arguments.launch or [f"{name}/" for name in OPERATORS if chosen.kernels and plan.matches(name, chosen.kernels)]
+                compared = ab_static.compare(base, environment.ROOT, arguments.arch, parts, say)
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None
-    print(table(outcomes))
-    if compared:
-        print("\n".join(["", f"static metrics: {len(worse)} regressions", *worse]))
+    if outcomes:
+        print(table(outcomes))
+    print(*static_lines(compared), sep="\n")
     if arguments.markdown:
-        arguments.markdown.write_text(as_markdown(outcomes, worse, arguments.base))
-    return exit_code(outcomes, worse, compared)
+        arguments.markdown.write_text(as_markdown(outcomes, compared, arguments.base))
+    return exit_code(outcomes, compared)
+
+
+def _items(chosen: plan.Selection, arguments: argparse.Namespace) -> list[ab.Item]:
+    """What to time; with --from-diff only what the changed files can affect, which may be nothing."""
+    if not arguments.from_diff:
+        return items(chosen)
+    touched = affected.kernels(affected.changed_files(environment.ROOT, arguments.base), OPERATORS, environment.ROOT)
+    names = tuple(name for name in OPERATORS if name in touched and plan.matches(name, chosen.kernels))
+    say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
+    return items(dataclasses.replace(chosen, kernels=names)) if names else []
 
 
 def items(chosen: plan.Selection) -> list[ab.Item]:
@@ -65,12 +81,12 @@ def items(chosen: plan.Selection) -> list[ab.Item]:
     return found
 
 
-def exit_code(outcomes: list[ab.Outcome], worse: list[str], compared: bool) -> int:
+def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None) -> int:
     """Numerics before regressions before doubt; nothing at all is 5."""
     verdicts = {outcome.verdict for outcome in outcomes}
     if "numerics" in verdicts:
         return exits.NUMERICS
-    if verdicts & {"regression", "vanished"} or worse:
+    if verdicts & {"regression", "vanished"} or (compared and compared.worse):
         return exits.REGRESSION
     if verdicts & {"inconclusive", "skipped"}:
         return exits.INCONCLUSIVE
@@ -78,34 +94,24 @@ def exit_code(outcomes: list[ab.Outcome], worse: list[str], compared: bool) -> i
     return exits.OK if measured else exits.NOTHING_MEASURED
 
 
-def _static(base: Path, arguments: argparse.Namespace) -> tuple[list[str], bool]:
-    """Regressions of the static metrics, both trees compiled by this toolchain; (.., False) where there is nothing to compile."""
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="retro-ab-") as folder:
-        for name, tree in (("base", base), ("head", environment.ROOT)):
-            say(f"static metrics of {name}")
-            path = Path(folder) / f"{name}.jsonl"
-            command = [sys.executable, str(ab.HERE / "tree.py"), str(tree), "static", "--arch", arguments.arch, "--json", str(path)]
-            for kernel in arguments.kernel or ():
-                command += ["--kernel", kernel]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=tree)
-            if done.returncode not in (exits.OK, exits.REGRESSION):
-                say(f"no static metrics of {name}: {(done.stderr.strip() or 'nothing to compile').splitlines()[-1]}")
-            rows.append(record.read(path) if path.exists() else [])
-    return (static.regressions(*rows), True) if rows[0] else ([], False)
+def static_lines(compared: ab_static.Comparison | None) -> list[str]:
+    if compared is None:
+        return ["static metrics: not compared"]
+    head = f"static metrics: {len(compared.worse)} regressions; {compared.differ} of {compared.launches} launches differ in their sources"
+    return [head, *compared.worse]
 
 
 def table(outcomes: list[ab.Outcome]) -> str:
     return terminal.align([HEADER, *map(_cells, outcomes)])
 
 
-def as_markdown(outcomes: list[ab.Outcome], worse: list[str], base: str) -> str:
+def as_markdown(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None, base: str) -> str:
     """What changed in sight, the rest folded."""
     order = ("numerics", "vanished", "regression", "inconclusive", "warn", "faster", "skipped", "new", "ok")
     header = "| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER)
     lines = ["| " + " | ".join(map(markdown.escape, _cells(o))) + " |" for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
-    static_lines = ["", f"Static metrics: {len(worse)} regressions", *(f"- `{line}`" for line in worse)]
-    return "\n".join([f"Against `{base}`", "", *markdown.folded(header, lines), *static_lines]) + "\n"
+    first, *worse = static_lines(compared)
+    return "\n".join([f"Against `{base}`", "", *markdown.folded(header, lines), "", first, *(f"- `{line}`" for line in worse)]) + "\n"
 
 
 def _cells(outcome: ab.Outcome) -> tuple[str, ...]:

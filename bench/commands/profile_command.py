@@ -1,6 +1,6 @@
 """GPU: ceilings, roofline fraction, peak memory, launches, and a Chrome trace of each kernel
 
-The same on a CPU without launches. Kernels are checked first; one that fails is not timed. One trace a kernel, case, type and mode goes to
+On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked first; one that fails is not timed. One trace a kernel, case, type and mode goes to
 --trace DIR; open it in chrome://tracing or Perfetto.
 """
 
@@ -12,18 +12,21 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .. import ceilings, runner
+from .. import ceilings, instructions, runner
+from .. import record as record_module
 from ..registry import CASES, CONTENDERS
 from ..report import summary, terminal
 from . import _measure, _options
 
-HEADER = ("measurement", "time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches")
+HEADER = ("measurement", "time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches", "instructions")
 WARMUPS, STEPS = 2, 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
     _options.add_effort(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
+    parser.add_argument("--no-instructions", action="store_true", help="CPU: don't replay calls under valgrind")
     parser.add_argument("--trace", type=Path, metavar="DIR", help="leave Chrome traces there")
 
 
@@ -34,8 +37,17 @@ def execute(arguments: argparse.Namespace) -> int:
     records = []
     counts = _measure.walk(run, chosen, records.append, quiet=arguments.quiet)
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
+    counted = chosen.device == "cpu" and not arguments.no_instructions
+    for record in timed if counted else ():
+        record["counters"] = instructions.count(_call(record, chosen.device))
     print("\n".join(summary.machine(timed or records)) + "\n")
     print(terminal.align([HEADER, *map(_row, timed)]) if timed else "no kernel was timed")
+    if counted and (why := instructions.missing()):
+        print(f"instructions: {why}")
+    if arguments.json:
+        writer = record_module.Writer(arguments.json)
+        for record in records:
+            writer.write(record)
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
@@ -48,17 +60,24 @@ def _row(record: dict) -> tuple[str, ...]:
     floor, bound = (record["roofline"]["floor_s"], record["roofline"]["bound"]) if record["roofline"] else (None, "-")
     rates = (f"{record['work']['flops'] / row.seconds / 1e12:.3g}", f"{record['work']['bytes'] / row.seconds / 1e9:.3g}")
     shown = (record["id"], summary.duration(row.seconds), summary.duration(floor), bound, summary.percent(row.fraction))
-    return (*shown, *rates, summary.megabytes(record), "-" if record["launches"] is None else str(record["launches"]))
+    counted = f"{record['counters']['instructions'] / 1e6:.2f} M ({record['counters']['isa']})" if record["counters"] else "-"
+    return (*shown, *rates, summary.megabytes(record), "-" if record["launches"] is None else str(record["launches"]), counted)
 
 
-def _trace(record: dict, device: str, path: Path) -> None:
-    """The same call again, from the record's seed, under the profiler."""
+def _call(record: dict, device: str):
+    """The timed call again, from the record's seed; its first, untimed work is done."""
     case = CASES[(record["kernel"], record["case"]["name"])]
     tensors = case.make(record["seed"], device, getattr(torch, record["dtype"]))
     call = runner.step(CONTENDERS[(record["kernel"], record["backend"])], case, tensors, record["mode"] == "fwdbwd", record["seed"])
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     for _ in range(WARMUPS):
         call()
+    return call
+
+
+def _trace(record: dict, device: str, path: Path) -> None:
+    """A few calls under the profiler."""
+    call = _call(record, device)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities, record_shapes=True) as trace:
         for _ in range(STEPS):
             call()

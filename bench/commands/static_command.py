@@ -7,6 +7,7 @@ issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launc
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -20,10 +21,17 @@ HEADER = ("kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default=",".join(map(str, ARCHES)), help="comma-separated, of 80, 90, 100")
-    parser.add_argument("--kernel", metavar="PART", help="only kernels whose op/name contains this")
+    parser.add_argument(
+        "--kernel",
+        type=_options.names,
+        metavar="PART[,PART]",
+        help="only what has one of these in its id, OP/triton/KERNEL:CASE:smARCH/TYPE",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the cubins there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
     parser.add_argument("--jobs", type=_options.positive, help="processes (default: one a core)")
+    parser.add_argument("--fingerprints", type=Path, metavar="FILE", help="compile nothing: write what would be, {id: hash of its sources}")
+    parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
     parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
 
 
@@ -37,7 +45,11 @@ def execute(arguments: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     try:
-        found = static.rows(arches, arguments.kernel, arguments.keep, arguments.jobs)
+        if arguments.fingerprints:
+            arguments.fingerprints.write_text(json.dumps(static.listing(arches, arguments.kernel), indent=1))
+            return exits.OK
+        only = json.loads(arguments.only.read_text()) if arguments.only else None
+        found = static.rows(arches, arguments.kernel, arguments.keep, arguments.jobs, only)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not found:
@@ -69,7 +81,7 @@ def _cells(item: dict) -> tuple[str, ...]:
         s["registers"],
         s["stack_bytes"],
         shared,
-        s["blocks_per_sm"],
+        "-" if s["blocks_per_sm"] is None else s["blocks_per_sm"],
         s["tensor_instructions"],
         s["async_copies"],
         s["loop_issue_slots"] or "-",

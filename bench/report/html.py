@@ -67,25 +67,8 @@ def history(records: list[dict[str, Any]]) -> dict[str, list[float]]:
 def _table(rows: list[summary.Row]) -> str:
     if not rows:
         return "<p>no kernel was timed</p>"
-    names = ("kernel", "case", "type", "mode", "backend", "time", "vs eager", "vs best baseline", "roofline", "MB extra", "error/limit")
-    lines = ["".join(f"<th>{name}</th>" for name in names)]
-    for row in rows:
-        r = row.record
-        rival = "-" if row.rival is None else f"{summary.ratio(row.rival_speedup)} {row.rival}"
-        cells = (
-            r["kernel"],
-            r["case"]["name"],
-            r["dtype"],
-            r["mode"],
-            r["backend"],
-            summary.duration(row.seconds),
-            summary.ratio(row.speedup),
-            rival,
-            summary.percent(row.fraction),
-            summary.megabytes(r),
-            summary.number(row.margin),
-        )
-        lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
+    lines = ["".join(f"<th>{name}</th>" for name in ("kernel", *summary.COLUMNS))]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in (row.record["kernel"], *summary.cells(row))) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 

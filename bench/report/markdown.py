@@ -32,20 +32,8 @@ def folded(header: str, lines: list[str]) -> list[str]:
 
 
 def _line(row: summary.Row) -> str:
-    record = row.record
-    rival = "-" if row.rival is None else f"{summary.ratio(row.rival_speedup)} {row.rival}"
-    cells = (
-        f"{record['kernel']}/{record['case']['name']}",
-        record["dtype"],
-        record["mode"],
-        record["backend"],
-        summary.duration(row.seconds),
-        summary.ratio(row.speedup),
-        rival,
-        summary.percent(row.fraction),
-        summary.number(row.margin),
-    )
-    return "| " + " | ".join(cells) + " |"
+    case, *middle, _, margin = summary.cells(row)  # memory is left out: a comment is narrow
+    return "| " + " | ".join((f"{row.record['kernel']}/{case}", *middle, margin)) + " |"
 
 
 def escape(text: str) -> str:

@@ -11,15 +11,20 @@ from ..timing import estimate
 NOT_RIVALS = ("sdpa_plain",)
 
 
+#: what every table shows of a row, in the order of `cells`
+COLUMNS = ("case", "type", "mode", "backend", "time", "vs eager", "vs best baseline", "roofline", "MB extra", "error/limit")
+
+
 @dataclass(frozen=True)
 class Row:
-    """`speedup`: over eager. `rival`: the fastest baseline that computes the same function, with the speed-up over it."""
+    """`spread`: 10th to 90th percentile of the speed-up over the rival, from both sides' samples; None where its record is not there. `speedup`: over eager. `rival`: the fastest baseline that computes the same function, with the speed-up over it."""
 
     record: dict[str, Any]
     seconds: float | None
     speedup: float | None
     rival: str | None
     rival_speedup: float | None
+    spread: tuple[float, float] | None = None
 
     @property
     def fraction(self) -> float | None:
@@ -34,15 +39,27 @@ class Row:
 
 def rows(records: list[dict[str, Any]]) -> list[Row]:
     """Kernels and references; baselines appear as their rivals."""
-    return [_row(record) for record in records if record["role"] != "baseline" and record["mode"] not in ("check", "static")]
+    timed = {(r["run"], r["id"]): r["time"] for r in records if r["time"]}
+    return [_row(record, timed) for record in records if record["role"] != "baseline" and record["mode"] not in ("check", "static")]
 
 
-def _row(record: dict[str, Any]) -> Row:
+def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -> Row:
     speedups = record["speedup"] or {}
     rivals = {name: ratio for name, ratio in speedups.items() if name not in NOT_RIVALS}
     rival = min(rivals, key=rivals.get) if rivals else None
-    seconds = estimate(record["time"]) if record["time"] else None
-    return Row(record, seconds, speedups.get("eager"), rival, rivals.get(rival))
+    time = record["time"]
+    theirs = timed.get((record["run"], record["id"].replace(f"/{record['backend']}/", f"/{rival}/", 1)))
+    spread = (theirs["p10"] / time["p90"], theirs["p90"] / time["p10"]) if time and theirs else None
+    return Row(record, estimate(time) if time else None, speedups.get("eager"), rival, rivals.get(rival), spread)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Text of every column of COLUMNS."""
+    record = row.record
+    rival = "-" if row.rival is None else f"{ratio(row.rival_speedup)} {row.rival}"
+    names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
+    numbers = (duration(row.seconds), ratio(row.speedup), rival, percent(row.fraction), megabytes(record), number(row.margin))
+    return names + numbers
 
 
 def margin(record: dict[str, Any]) -> float | None:

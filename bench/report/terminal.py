@@ -6,8 +6,6 @@ from typing import Any
 
 from . import summary
 
-HEADER = ("case", "type", "mode", "backend", "time", "vs eager", "vs best baseline", "roofline", "MB extra", "error/limit")
-
 
 def times(records: list[dict[str, Any]]) -> str:
     """One table an operator, then what did not run and why."""
@@ -15,7 +13,7 @@ def times(records: list[dict[str, Any]]) -> str:
     for kernel in dict.fromkeys(record["kernel"] for record in records):
         rows = [row for row in summary.rows(records) if row.record["kernel"] == kernel and row.seconds is not None]
         if rows:
-            parts += ["", kernel, align([HEADER, *map(_cells, rows)])]
+            parts += ["", kernel, align([summary.COLUMNS, *map(summary.cells, rows)])]
     return "\n".join([*parts, *_problems(records)])
 
 
@@ -42,23 +40,6 @@ def full(records: list[dict[str, Any]]) -> str:
 
 def _relative(tensor: dict[str, Any]) -> float:
     return float("inf") if tensor["frobenius"] is None else tensor["frobenius"] / tensor["limit"]
-
-
-def _cells(row: summary.Row) -> tuple[str, ...]:
-    record = row.record
-    rival = "-" if row.rival is None else f"{summary.ratio(row.rival_speedup)} {row.rival}"
-    return (
-        record["case"]["name"],
-        record["dtype"],
-        record["mode"],
-        record["backend"],
-        summary.duration(row.seconds),
-        summary.ratio(row.speedup),
-        rival,
-        summary.percent(row.fraction),
-        summary.megabytes(record),
-        summary.number(row.margin),
-    )
 
 
 def _problems(records: list[dict[str, Any]]) -> list[str]:

@@ -11,6 +11,8 @@
 namespace retro::RETRO_ISA {
 namespace {
 
+constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
+
 struct Workspace {
   Visibility visible;
   BandChunks<float> chunks;
@@ -170,15 +172,28 @@ struct Backward {
       pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
     else
       clear(w.dout, BLOCK * n.wide);
+    pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
+    for (int r = 0; r < rows; r += DELTAS) deltas(r, std::min(DELTAS, rows - r), w);
     for (int r = 0; r < rows; ++r) {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
-      Vec product = zero();
-      const T* o = out.at<const T>(b, i + r, head);
-      for (int d = 0; d < n.D; d += LANES) product = fma(load(w.dout + r * n.wide + d, n.D - d), load(o + d, n.D - d), product);
       w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
-      w.delta[r] = empty ? 0.f : sum(product) - (dlse ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f);
+      if (empty)
+        w.delta[r] = 0.f;
+      else if (dlse)
+        w.delta[r] -= scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]);
     }
+  }
+
+  // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key, the two
+  // cancel exactly. A few rows side by side hide the latency of the sums.
+  void deltas(int r, int count, Workspace& w) const {
+    Vec total[DELTAS];
+    std::fill(total, total + DELTAS, zero());
+    const float *a = w.dout + r * n.wide, *o = w.rows + r * n.wide;
+    for (int d = 0; d < n.D; ++d)
+      for (int k = 0; k < DELTAS; ++k) total[k] = fma(broadcast(a[k * n.wide + d]), broadcast(o[k * n.wide + d]), total[k]);
+    for (int k = 0; k < count; ++k) store(w.delta + r + k, total[k], 1);
   }
 
   // sum += f * the block's rows: the block on its own first, so that rounding does not grow with the number of rows.

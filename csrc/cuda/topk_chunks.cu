@@ -34,6 +34,10 @@ struct Shared {
     unsigned chunks[WARPS];    // bit c: chunk c of this warp's columns holds a survivor
 };
 
+static_assert(sizeof(Shared<MmaSync<true>>) == retro::TOPK_CHUNKS_SCAN.shared_bytes, "correct it in topk_chunks.h");
+static_assert(sizeof(Shared<Wgmma<true>>) == retro::TOPK_CHUNKS_SCAN_WGMMA.shared_bytes, "correct it in topk_chunks.h");
+static_assert(THREADS == retro::TOPK_CHUNKS_SCAN_WGMMA.threads && THREADS == retro::TOPK_CHUNKS_MERGE.threads, "one size of block");
+
 struct Work {
     int batch, first_query, first_key, end_key, split;
 };
@@ -347,7 +351,7 @@ cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
     bool hopper = false;
     cudaError_t error = on_hopper(hopper);
     if (error != cudaSuccess) return error;
-    const int bytes = hopper ? sizeof(topk::Shared<topk::Wgmma<BF16>>) : sizeof(topk::Shared<topk::MmaSync<BF16>>);
+    const int bytes = hopper ? TOPK_CHUNKS_SCAN_WGMMA.shared_bytes : TOPK_CHUNKS_SCAN.shared_bytes;
     auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, R> : topk::topk_chunks_scan<BF16, R>;
     error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;

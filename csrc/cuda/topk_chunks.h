@@ -30,4 +30,12 @@ int topk_chunks(const TopkChunks& call, int blocks, void* stream);
 constexpr int TOPK_TILE_Q = 128;  // queries a tile
 constexpr int TOPK_TILE_S = 256;  // keys a tile
 
+// Threads a block and bytes of dynamic shared memory of each kernel, under its name; `python -m bench static` reads these lines.
+struct LaunchShape {
+    int threads, shared_bytes;
+};
+constexpr LaunchShape TOPK_CHUNKS_SCAN{256, 159264};
+constexpr LaunchShape TOPK_CHUNKS_SCAN_WGMMA{256, 208416};
+constexpr LaunchShape TOPK_CHUNKS_MERGE{256, 0};
+
 }  // namespace retro

@@ -10,7 +10,7 @@ namespace topk {
 
 constexpr int TILE_Q = retro::TOPK_TILE_Q;
 constexpr int TILE_S = retro::TOPK_TILE_S;
-constexpr int THREADS = 256;
+constexpr int THREADS = retro::TOPK_CHUNKS_SCAN.threads;
 constexpr int WARPS = THREADS / WARP;
 
 // mma.sync, from sm_80 on: warps 2 x 4, 64x64 each, fragments by ldmatrix.

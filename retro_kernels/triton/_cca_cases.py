@@ -36,12 +36,14 @@ PRESETS: dict[str, dict] = {"retro d64": {"D": 64}, "retro d128": {"D": 128}}
 #: name -> (options of `call`, types). float16 compiles to bfloat16's code but for the instruction's type: the presets stand for it
 CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
     **{name: (options, ALL) for name, options in PRESETS.items()},
-    **{f"{name} gate mask": ({**options, "gate": True, "mask_dims": 4}, HALVES) for name, options in PRESETS.items()},
+    **{f"{name} gate mask": ({**options, "gate": True, "mask_dims": 4}, ALL) for name, options in PRESETS.items()},
+    **{f"{name} dropout": ({**options, "dropout_p": 0.1}, ALL) for name, options in PRESETS.items()},
     **{f"{name} decode": ({**options, "N": 1, "query_start": 2047, "B": 1}, BF16) for name, options in PRESETS.items()},
+    "retro d64 masked": ({"D": 64, "mask_dims": 3}, ALL),
+    "rpt gate": ({"rel": False, "biases": False, "gate": True}, ALL),
     "no positions": ({"rel": False, "biases": False}, BF16),
     "neighbour mask": ({"mask_dims": 3}, BF16),
-    "dropout": ({"dropout_p": 0.1}, BF16),
-    "grouped heads": ({"G": 4}, (torch.bfloat16, torch.float32)),
+    "grouped heads": ({"G": 4}, ALL),
     "narrow relative": ({"E": 16}, BF16),
     "head of 24": ({"D": 24}, BF16),
     "head of 96": ({"D": 96}, BF16),

@@ -78,18 +78,72 @@ def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
+def rows_from(pointer, rows, live, stride, bias_ptr=None):
+    """Where rows are to be read, and the bias that they get, for `deep_product`."""
+    return pointer, rows, live, stride, bias_ptr
+
+
+@triton.jit
+def deep_product(
+    a_from, b_ptr, first, rows, stride_b, zero,
+    WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+):  # fmt: skip
+    """`product` of a = a_from and the rows first .. first + BLOCK_B - 1 of b (zero outside [0, rows)), read a few columns at a time.
+
+    For "tf32x3", which splits both operands into halves: whole rows would fill every register. a_from comes from `rows_from`.
+    """
+    a_ptr, i, live, stride_a, bias_ptr = a_from
+    STEP: tl.constexpr = BLOCK if BLOCK < 32 else 32
+    t = first + tl.arange(0, BLOCK_B)
+    inside = (t >= 0) & (t < rows)
+    a_at = a_ptr + i.to(tl.int64)[:, None] * stride_a
+    b_at = b_ptr + tl.where(inside, t, 0).to(tl.int64)[:, None] * stride_b
+    if TRANSPOSED:
+        total = tl.zeros([BLOCK_B, i.shape[0]], tl.float32)
+    else:
+        total = tl.zeros([i.shape[0], BLOCK_B], tl.float32)
+    for start in range(0, WIDTH + zero, STEP):  # `zero`: not to be unrolled
+        column = start + tl.arange(0, STEP)
+        a = tl.load(a_at + column[None, :], mask=live[:, None] & (column < WIDTH)[None, :], other=0.0)
+        if bias_ptr is not None:
+            a += tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)[None, :]
+        b = tl.load(b_at + column[None, :], mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0)
+        if TRANSPOSED:
+            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+        else:
+            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+    if TRANSPOSED:
+        total = tl.trans(total)
+    return total
+
+
+@triton.jit
+def table_product(
+    a, a_from, rel_ptr, first, rows, stride_t, zero,
+    WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+):  # fmt: skip
+    """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a), BLOCK_B]; a_from None: from registers whatever the precision."""
+    DEEP: tl.constexpr = a_from is not None and PRECISION == "tf32x3"
+    if DEEP:
+        band = deep_product(a_from, rel_ptr, first, rows, stride_t, zero, WIDTH, BLOCK_B, BLOCK, PRECISION, TRANSPOSED)
+    else:
+        band = product(a, rel_rows(rel_ptr, first, rows, stride_t, WIDTH, BLOCK_B, BLOCK), PRECISION, TRANSPOSED)
+    return band
+
+
+@triton.jit
 def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
     rel_ptr, base, rows, stride_t, zero,  # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False,
+    TRANSPOSED: tl.constexpr = False, rq_from=None,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
-        rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
-        band = product(rq, rel, PRECISION, TRANSPOSED)
+        first = base + block * BLOCK_N
+        band = table_product(rq, rq_from, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED)
         folded = tl.where(block_of == block, band, folded)
     return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import LOG2E, load_keys, load_rows
-from ._relative import position_logits, product
+from ._relative import deep_product, position_logits, product, rows_from
 from ._relative_backward import load_statistics, tile_gradient
 from ._relative_forward import SIZES
 from ._relative_tile import load_query, load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
@@ -17,7 +17,7 @@ from ._relative_tile import load_query, load_segments, narrow, row_limits, scala
 
 @triton.jit
 def _walk_queries(
-    begin, end, j0, k, v, dk, dv,
+    begin, end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
     q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at, segment_at, seed_ptr,
     stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
     j, seen, N, S, T, offset, causal_gap, window, shift, scale2, dropout_limit, dropout_scale, head, batch,
@@ -25,22 +25,33 @@ def _walk_queries(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head."""
+    DEEP: tl.constexpr = PRECISION == "tf32x3"
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
         live = i < N
         _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
         do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
         lse2, delta = load_statistics(lse_at, delta_at, i, live)
-        logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
+        zero = start >> 30  # N is far below 2**30
+        q_from, do_from = rows_from(q_base, i, live, stride_qn, content_at), rows_from(do_base, i, live, stride_don)
+        if DEEP:
+            logits = deep_product(q_from, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True)
+        else:
+            logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
         if POSITION and E > 1:
             _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
             base = start + shift - j0 - (BLOCK_N - 1)
-            zero = start >> 30  # N is far below 2**30
-            logits = logits + position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True)
+            rq_from = rows_from(rq_base, i, live, stride_rqn, position_at)
+            logits = logits + position_logits(
+                rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True, rq_from
+            )
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
-        dp = product(do, v, PRECISION, True)
+        if DEEP:
+            dp = deep_product(do_from, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True)
+        else:
+            dp = product(do, v, PRECISION, True)
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
         query_segment = 0
         if segment_at is not None:
@@ -76,8 +87,9 @@ def _relative_keys_kernel(
     query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
     segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
     seen = seen_keys(j, S, mask_at, stride_ms)
-    k = load_keys(k_ptr + batch * stride_kb + group * stride_kg, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
-    v = load_keys(v_ptr + batch * stride_vb + group * stride_vg, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
+    k_base, v_base = k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg
+    k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
+    v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
 
     begin, end = 0, N
     if CAUSAL:
@@ -106,7 +118,7 @@ def _relative_keys_kernel(
             part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
             part_end = table_end if part == 0 else (table_begin if part == 1 else end)
             dk, dv = _walk_queries(
-                part_begin, part_end, j0, k, v, dk, dv,
+                part_begin, part_end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
                 q_ptr + batch * stride_qb + head * stride_qh, rq_base, do_ptr + batch * stride_dob + head * stride_doh,
                 lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at, segment_at, seed_ptr,
                 stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,

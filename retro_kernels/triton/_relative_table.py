@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import LOG2E, load_rows
-from ._relative import position_logits, product, rel_rows
+from ._relative import position_logits, product, rel_rows, rows_from, table_product
 from ._relative_backward import load_statistics, tile_gradient
 from ._relative_forward import SIZES
 from ._relative_tile import load_query
@@ -64,7 +64,8 @@ def _relative_table_kernel(
         end = tl.where(first + BLOCK_N - 1 + rel_start >= causal_gap, end, begin)
     if WINDOW:
         end = tl.where(first + rel_start < window, end, begin)
-    rel = rel_rows(rel_ptr + table.to(tl.int64) * stride_rh, first, T, stride_rt, E, BLOCK_N, BLOCK_E)
+    rel_at = rel_ptr + table.to(tl.int64) * stride_rh
+    rel = rel_rows(rel_at, first, T, stride_rt, E, BLOCK_N, BLOCK_E)
     drel = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
     for item in range(split * items_per_split, tl.minimum((split + 1) * items_per_split, items)):
         batch = (tl.full([], 0, tl.int64) + item) // heads_per_table
@@ -79,17 +80,24 @@ def _relative_table_kernel(
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             live = i < N
-            _, q = load_query(q_ptr + batch * stride_qb + head * stride_qh, content_at, i, live, stride_qn, D, BLOCK_D)
-            _, rq = load_query(rq_ptr + batch * stride_rqb + head * stride_rqh, position_at, i, live, stride_rqn, E, BLOCK_E)
-            do = load_rows(do_ptr + batch * stride_dob + head * stride_doh, i.to(tl.int64), live, stride_don, D, BLOCK_D)
+            q_base, rq_base = q_ptr + batch * stride_qb + head * stride_qh, rq_ptr + batch * stride_rqb + head * stride_rqh
+            do_base = do_ptr + batch * stride_dob + head * stride_doh
+            q_from, do_from = rows_from(q_base, i, live, stride_qn, content_at), rows_from(do_base, i, live, stride_don)
+            rq_from = rows_from(rq_base, i, live, stride_rqn, position_at)
+            _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
+            _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
+            do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
             lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, live)
             zero = start >> 30  # N is far below 2**30
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
             k_base = k_ptr + batch * stride_kb + group * stride_kg
             v_base = v_ptr + batch * stride_vb + group * stride_vg
-            content = position_logits(q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True)
-            position = product(rq, rel, PRECISION, True)
-            dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True)
+            content = position_logits(q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, q_from)
+            if PRECISION == "tf32x3":
+                position = table_product(rq, rq_from, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True)
+            else:
+                position = product(rq, rel, PRECISION, True)
+            dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, do_from)
             j = (i + shift)[:, None] - t[None, :]
             visible = _band_visible(
                 i, j, t, N, S, T, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,

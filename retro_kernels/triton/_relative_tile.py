@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import add_bias, load_rows
-from ._relative import band_block, product, rel_rows, reverse_skew
+from ._relative import band_block, reverse_skew
 
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
 
@@ -107,15 +107,6 @@ def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, live, t, rows, stride_rq, stri
     inside = (t >= 0) & (t < rows)
     rel = tl.load(rel_ptr + tl.where(inside, t, 0) * stride_t, mask=inside, other=0.0)
     return rq.to(tl.float32)[:, None] * rel.to(tl.float32)
-
-
-@triton.jit
-def walk_block(
-    rq, rel_ptr, base, rows, stride_t,
-    E: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
-):  # fmt: skip
-    """One block of the band, the table rows base .. base + BLOCK_N - 1."""
-    return product(rq, rel_rows(rel_ptr, base, rows, stride_t, E, BLOCK_N, BLOCK_E), PRECISION, TRANSPOSED)
 
 
 @triton.jit

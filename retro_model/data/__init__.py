@@ -1,1 +1,12 @@
-"""Documents to chunks, chunks to a database, a database to neighbours."""
+"""Documents to chunks, chunks to a database, a database to neighbours.
+
+tokens.py      Tokenizer: byte-level BPE; the exact bytes of every token
+store.py       TokenStore: documents as rows of M tokens, memory-mapped; build_store continues after a kill
+dedup.py       training documents that nearly repeat a held-out one, by MinHash
+embed.py       frozen embedders: hashed TF-IDF, transformers encoders, text embedders
+search.py      exact, FAISS and BM25 search without the query's own document
+database.py    ChunkDatabase: keys N, values [N, F]
+neighbours.py  the neighbours of every chunk of a store, computed once
+text.py        common substrings and MinHash in C++
+files.py       manifests, checksums, builds that continue
+"""

@@ -37,13 +37,14 @@ class ChunkDatabase:
     @classmethod
     def build(
         cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
-        block: int = 4096, progress: bool = False,
+        device: str = "cpu", block: int = 4096, progress: bool = False,
     ) -> ChunkDatabase:  # fmt: skip
         """Embeds a store's chunks into `folder` in one pass and opens the result; after a kill the same call continues.
 
         Args:
             index: a FAISS index factory string; None: exact search.
             nprobe: lists that an IVF index visits.
+            device: where the exact search runs.
             block: chunks embedded between two points where a killed run continues.
             progress: show a bar (rich).
 
@@ -60,12 +61,12 @@ class ChunkDatabase:
                     build.append(KEYS, checked_embeddings(embedder, store.chunks(np.arange(len(store))[rows]), store.lengths[rows]))
                     build.commit(chunks=min(start + block, len(store)))
                 build.finish(chunks=len(store))
-        return cls.open(folder, store, embedder, index=index, nprobe=nprobe, verify=False)
+        return cls.open(folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False)
 
     @classmethod
     def open(
         cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
-        verify: bool = True,
+        device: str = "cpu", verify: bool = True,
     ) -> ChunkDatabase:  # fmt: skip
         """Opens what `build` wrote, memory-mapped; its store and embedder must be the same. `verify`: compare checksums.
 
@@ -78,7 +79,7 @@ class ChunkDatabase:
         wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": manifest["settings"]["block"]}
         files.same_settings(folder / MANIFEST, wanted, manifest["settings"])
         keys = np.load(folder / KEYS, mmap_mode="r") if len(store) else np.zeros((0, embedder.dim), np.float32)
-        searcher = DenseSearcher(embedder, keys, store.chunk_doc)
+        searcher = DenseSearcher(embedder, keys, store.chunk_doc, device=device)
         if index is not None:
             name = "".join(c if c.isalnum() else "-" for c in index)
             path = folder / f"{name}-{manifest['files'][KEYS]['crc32']:08x}.faiss"  # one index for these keys

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -63,6 +64,20 @@ class HashedTfidf:
             _, features, _ = self._features(np.asarray(store.tokens[rows]), np.asarray(store.lengths[rows]))
             self.frequency += np.bincount(features % np.uint64(BUCKETS), minlength=BUCKETS)
         return self
+
+    def save(self, path: str | Path) -> None:
+        """To one .npz file."""
+        with Path(path).open("wb") as handle:
+            np.savez_compressed(handle, settings=[self.dim, self.seed, self.num_chunks, *self.orders], frequency=self.frequency)
+
+    @classmethod
+    def load(cls, path: str | Path) -> HashedTfidf:
+        """From the file that `save` wrote."""
+        with np.load(path) as saved:
+            dim, seed, num_chunks, *orders = saved["settings"].tolist()
+            made = cls(dim, tuple(orders), seed)
+            made.num_chunks, made.frequency = num_chunks, saved["frequency"]
+        return made
 
     def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         chunks, lengths = _chunks(chunks, lengths)

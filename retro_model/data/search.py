@@ -38,13 +38,17 @@ class DenseSearcher:
         embedder: of the queries; the keys were made by the same.
         keys: float32 [num_chunks, dim], may be memory-mapped.
         chunk_doc: [num_chunks].
+        device: where the scan runs; keys go there a block at a time.
         backend: of `rk.topk_chunks`.
     """
 
-    def __init__(self, embedder: Embedder, keys: np.ndarray, chunk_doc: np.ndarray, *, backend: str | None = None) -> None:
+    def __init__(
+        self, embedder: Embedder, keys: np.ndarray, chunk_doc: np.ndarray, *, device: str = "cpu", backend: str | None = None
+    ) -> None:
         if keys.ndim != 2 or keys.shape != (len(chunk_doc), embedder.dim):
             raise ValueError(f"keys: expected [{len(chunk_doc)},{embedder.dim}]; got {list(keys.shape)}")
-        self.embedder, self.keys, self.chunk_doc, self.backend = embedder, keys, chunk_doc, backend
+        self.embedder, self.keys, self.chunk_doc = embedder, keys, chunk_doc
+        self.device, self.backend = device, backend
         self.name = f"exact-l2 {embedder.name}"
 
     def search(self, chunks, lengths, k, exclude_doc):
@@ -52,17 +56,20 @@ class DenseSearcher:
 
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
         """ids int64 [n,k] for queries that are embedded already, float32 [n, dim]."""
+
+        def moved(array, dtype):
+            return torch.from_numpy(np.array(array, dtype)).to(self.device)[None]  # a copy: a memory map is read-only
+
         parts = [np.zeros((0, k), np.int64)]
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             rows = slice(start, start + QUERIES_AT_ONCE)
-            doc = None if exclude_doc is None else torch.from_numpy(np.ascontiguousarray(exclude_doc[rows], np.int64))[None]
-            query = torch.from_numpy(np.ascontiguousarray(queries[rows]))[None]
-            stream = rk.TopkStream(query, k, metric="l2", query_doc=doc, backend=self.backend)
+            doc = None if exclude_doc is None else moved(exclude_doc[rows], np.int64)
+            stream = rk.TopkStream(moved(queries[rows], np.float32), k, metric="l2", query_doc=doc, backend=self.backend)
             for first in range(0, len(self.keys), KEYS_AT_ONCE):
                 block = slice(first, first + KEYS_AT_ONCE)
-                key_doc = None if doc is None else torch.from_numpy(np.array(self.chunk_doc[block]))[None]
-                stream.update(torch.from_numpy(np.array(self.keys[block]))[None], key_doc=key_doc)
-            parts.append(stream.result()[1][0].numpy())
+                key_doc = None if doc is None else moved(self.chunk_doc[block], np.int64)
+                stream.update(moved(self.keys[block], np.float32), key_doc=key_doc)
+            parts.append(stream.result()[1][0].cpu().numpy())
         return np.concatenate(parts)
 
 

@@ -1,6 +1,7 @@
 """The schema: what it accepts, what it refuses, and that a file survives."""
 
 import copy
+import json
 
 import pytest
 
@@ -12,10 +13,10 @@ def good():
     numerics = {"passed": True, "checked": "every element", "tensors": {"out": {"frobenius": 1e-7, "limit": 1e-6, "passed": True}}}
     time = {"samples": [0.1, 0.2], "minimum": 0.1, "median": 0.15, "p10": 0.11, "p90": 0.19, "method": {"clock": "wall"}}
     return {
-        "schema": 1, "run": "a", "at": record.now(), "id": "op/cpu/case/float32/fwd", "kernel": "op", "backend": "cpu", "role": "kernel",
+        "schema": record.SCHEMA, "run": "a", "at": record.now(), "id": "op/cpu/case/float32/fwd", "kernel": "op", "backend": "cpu", "role": "kernel",
         "dtype": "float32", "mode": "fwd", "status": "ok", "reason": None, "git": {"sha": None, "dirty": None}, "environment": {}, "device": {},
         "ceilings": None, "case": {"name": "case", "shape": {}}, "seed": 1, "numerics": numerics, "time": time, "work": None, "roofline": None,
-        "speedup": None, "memory": None, "launches": None, "static": None,
+        "speedup": None, "memory": None, "launches": None, "counters": None, "static": None,
     }  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def test_round_trip(good, tmp_path):
         ({"kernel": None}, "kernel: null"),
         ({"id": "other"}, "id: expected op/cpu/case/float32/fwd"),
         ({"extra": 1}, "extra: not a field"),
-        ({"schema": 99}, "schema: expected 1"),
+        ({"schema": 99}, "schema: expected 2"),
         ({"work": {"flops": float("nan"), "bytes": 1.0}}, "work.flops: not a finite number"),
         ({"work": {"flops": 1.0}}, "work.bytes: missing"),
     ],
@@ -69,3 +70,10 @@ def test_a_torn_line_in_the_middle_is_an_error(good, tmp_path):
     path.write_text('{"schema"\n' + path.read_text())
     with pytest.raises(record.BadRecord, match=":1:"):
         record.read(path)
+
+
+def test_a_record_of_the_first_schema_is_read_as_the_second(good, tmp_path):
+    path = tmp_path / "a.jsonl"
+    old = {k: v for k, v in good.items() if k != "counters"} | {"schema": 1}
+    path.write_text(json.dumps(old) + "\n")
+    assert record.read(path) == [good | {"counters": None}]

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import bench
-from bench import ab, comparison, environment, record, sass, static, statistics
+from bench import ab, ab_static, comparison, environment, record, sass, static, statistics
 from bench.commands import ab_command
 from bench.report import html, markdown, terminal
 
@@ -18,7 +18,7 @@ def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="k
     ceilings = {"bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11, "bfloat16": None}}
     empty = dict.fromkeys(record.FIELDS)
     made = empty | {
-        "schema": 1, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd", "kernel": kernel, "backend": backend,
+        "schema": record.SCHEMA, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd", "kernel": kernel, "backend": backend,
         "role": role, "dtype": "float32", "mode": "fwd", "status": status, "reason": None if status == "ok" else "because", "git": {"sha": "abc", "dirty": False},
         "environment": {"torch": "2", "triton": None, "threads": 2}, "device": {"name": "a processor"}, "ceilings": ceilings,
         "case": {"name": case, "shape": {}}, "seed": 1, "numerics": numerics, "time": time if status == "ok" else None,
@@ -36,7 +36,7 @@ def static_record(kernel="topk_chunks", **metrics):
         "warps": 4, "stages": 2, "blocks_per_sm": 4, "cubin_sha256": "x", "instructions": 100, "opcode_hash": "h", "tensor_instructions": 8,
         "async_copies": 4, "loop_opcodes": {}, "loop_issue_slots": 400, "loop_tensor_instructions": 8, "loop_cycles_at_least": 100.0,
     }  # fmt: skip
-    return static._record(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
+    return static.row(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
 
 
 def test_terminal_table_names_the_best_rival_of_the_same_function():
@@ -72,6 +72,43 @@ def test_report_command_renders_files(tmp_path, capsys):
     assert bench.main(["report", str(path)]) == 0 and "leaky_average" in capsys.readouterr().out
     assert bench.main(["report", str(path), "--format", "html", "--output", str(tmp_path / "a.html")]) == 0
     assert bench.main(["report", str(path), "--format", "png"]) == 4
+
+
+def test_png_is_a_picture_of_every_row(tmp_path):
+    """Two operators with a case of one name keep their own bars; two runs make a history, three lengths a memory plot."""
+    pytest.importorskip("matplotlib")
+    from bench.report import panels, png, summary
+
+    eager = [timed(kernel=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
+    ours = [timed(kernel=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
+    lengths = [
+        timed(case=f"length-{n}", memory={"peak_extra_bytes": n * 1000}) | {"case": {"name": f"length-{n}", "shape": {"N": n, "H": 2}}}
+        for n in (128, 256, 512)
+    ]
+    assert panels.memory_series(lengths) == {("leaky_average", "cpu", "float32", "fwd"): [(128, 0.128), (256, 0.256), (512, 0.512)]}
+    assert panels.memory_series(lengths[:2]) == {}
+    png.write([*eager, *ours, *lengths], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+    import matplotlib.pyplot as plt
+
+    rows = summary.rows([*eager, *ours[::2]])
+    figure, axes = plt.subplots()
+    panels.bars(axes, rows, len(rows))
+    assert len(rows) == 2 and len(axes.patches) == 2 and [patch.get_width() for patch in axes.patches] == [1.5, 1.5]
+    plt.close(figure)
+
+
+def test_the_spread_of_a_ratio_needs_both_sides_of_one_run():
+    from bench.report import summary
+
+    own = timed(speedup={"eager": 2.0}, run="r")
+    own["time"] |= {"p10": 1.0, "p90": 2.0}
+    rival = timed(backend="eager", role="baseline", speedup=None, run="r")
+    rival["time"] |= {"p10": 3.0, "p90": 4.0}
+    (row,) = summary.rows([own, rival])
+    assert row.rival == "eager" and row.spread == (1.5, 4.0)
+    assert summary.rows([own, rival | {"run": "another"}])[0].spread is None
 
 
 def test_compare_tells_what_broke_vanished_and_slowed():
@@ -156,7 +193,8 @@ def test_ab_exit_codes():
     one = statistics.Ratio(1, 1, 1)
 
     def code(*verdicts, worse=()):
-        return ab_command.exit_code([ab.Outcome(item, v, "", one, None, one) for v in verdicts], list(worse), bool(worse))
+        compared = ab_static.Comparison(3, 1, list(worse)) if worse else None
+        return ab_command.exit_code([ab.Outcome(item, v, "", one, None, one) for v in verdicts], compared)
 
     assert code("ok", "warn", "faster") == 0 and code("ok", "regression") == 1 and code("vanished") == 1
     assert code("ok", worse=["spills"]) == 1 and code("regression", "numerics") == 2 and code("ok", "inconclusive") == 3
@@ -179,3 +217,22 @@ def test_ab_needs_a_ref_that_exists(capsys):
         pytest.skip("no git repository here")
     assert bench.main(["ab", "--base", "no-such-ref-at-all", "--static-only"]) == 4
     assert "no-such-ref-at-all" in capsys.readouterr().err
+
+
+def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def compare(base, head, arches, parts, say):
+        asked.append((base, arches, parts))
+        return ab_static.Comparison(36, 2, ["a/triton/b: spills: 8 stack bytes, were 0"])
+
+    monkeypatch.setattr(ab_static, "compare", compare)
+    (tmp_path / "retro_kernels").mkdir()
+    path = tmp_path / "ab.md"
+    command = ["ab", "--base", str(tmp_path), "--static-only", "--arch", "80,90", "--kernel", "leaky_average", "--markdown", str(path)]
+    assert bench.main(command) == 1
+    assert asked == [(tmp_path, "80,90", ["leaky_average/"])]
+    out = capsys.readouterr().out
+    assert "1 regressions; 2 of 36 launches" in out and "spills: 8" in out and "- `a/triton/b: spills" in path.read_text()
+    monkeypatch.setattr(ab_static, "compare", lambda *_: None)
+    assert bench.main(command[:4]) == 5

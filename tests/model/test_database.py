@@ -140,6 +140,20 @@ def test_torch_in_torch_out(dense, store):
     assert np.array_equal(ids.numpy(), database.search(chunks.numpy(), 2))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_exact_search_on_a_gpu(dense, store):
+    """Distances, not ids: equal chunks tie and rounding orders them."""
+    rows, documents = own_chunks(store)
+    keys = np.load(dense[0] / databases.KEYS)
+    queries, distances = dense[1](store.chunks(rows), store.lengths[rows]), []
+    for device in ("cpu", "cuda"):
+        database = ChunkDatabase.build(dense[0], store, dense[1], device=device)
+        found = database.search(store.chunks(rows), 5, lengths=store.lengths[rows], exclude_doc=documents)
+        assert not (store.chunk_doc[found] == documents[:, None]).any()
+        distances.append(((queries[:, None] - keys[found]) ** 2).sum(-1))
+    np.testing.assert_allclose(distances[1], distances[0], rtol=0, atol=1e-5)
+
+
 CHILD = """
 import os, signal, sys
 sys.path.insert(0, {root!r})

@@ -34,8 +34,10 @@ def similarity(a, b):
 def stores(tmp_path_factory):
     """Training documents at similarities from 0 to 1 with the held-out ones, some below 13 tokens."""
     rng = np.random.default_rng(0)
-    held = [rng.integers(2, 200, n) for n in (900, 400, 700, 5)]
+    held = [rng.integers(2, 200, n) for n in (900, 400, 700, 5, 17)]
+    held.append(edited(held[0], rng, 4))  # a second match, sometimes the better one
     training = [edited(held[i % 3], rng, changes) for i, changes in enumerate([0, 1, 2, 3, 4, 5, 6, 8, 12, 30] * 3)]
+    training += [held[5], held[4][:16]]  # the latter has 4 of 5 13-grams: 0.8 exactly
     training += [held[3], held[3][:4], rng.integers(2, 200, 300), np.concatenate([held[0][:880], held[1]])]
     folder = tmp_path_factory.mktemp("stores")
     return store_of(folder / "t", training), [store_of(folder / "v", held[:2]), store_of(folder / "e", held[2:])]

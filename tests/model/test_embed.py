@@ -69,6 +69,13 @@ def test_hashing_estimates_the_cosine_of_tfidf(store):
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, rtol=1e-5)
 
 
+def test_repeated_tokens_saturate():
+    """tf/(tf + 1) of 5 and 3 occurrences, equal idf: the cosine with the first token alone, exactly."""
+    made = HashedTfidf(dim=64, orders=(1,))(np.array([[5, 5, 6, 5, 6, 5, 6, 5], [5] * 8]), np.array([8, 8]))
+    assert (made[0] != 0).sum() == 2  # no collision
+    np.testing.assert_allclose(made[0] @ made[1], (5 / 6) / np.hypot(5 / 6, 3 / 4), rtol=1e-6)
+
+
 def test_names_tell_embedders_apart(store, bert):
     names = {e.name for e in embedders(store, bert)} | {HashedTfidf(64).name, HashedTfidf(64, seed=1).fit(store).name}
     torch.manual_seed(1)
@@ -76,6 +83,16 @@ def test_names_tell_embedders_apart(store, bert):
         other = type(bert)(bert.config, add_pooling_layer=False)
     assert len(names | {EncoderEmbedder(other).name}) == 6
     assert EncoderEmbedder(bert, batch=4).name == EncoderEmbedder(bert).name
+
+
+def test_hashed_tfidf_is_saved(store, tmp_path):
+    embedder = HashedTfidf(64, orders=(1, 3), seed=5).fit(store)
+    embedder.save(tmp_path / "e.npz")
+    loaded = HashedTfidf.load(tmp_path / "e.npz")
+    assert loaded.name == embedder.name
+    np.testing.assert_array_equal(loaded(store.tokens, store.lengths), embedder(store.tokens, store.lengths))
+    with pytest.raises(FileNotFoundError, match="other"):
+        HashedTfidf.load(tmp_path / "other.npz")
 
 
 def test_the_mean_is_over_real_tokens(bert):

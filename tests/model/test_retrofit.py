@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from retro_model.config import RetroConfig
+from retro_model.generation import generate
 from retro_model.retro import Retro
 from retro_model.retrofit import RetrofittedDecoder, retrofit
 from tests.compare import assert_passes
@@ -166,6 +167,26 @@ def test_chunks_that_complete_without_neighbours_have_none(make):
     first = model(tokens[:, : M + 2], neighbours[:, :1], neighbour_mask=mask[:, :1], cache=cache)
     rest = [model(tokens[:, i : i + 1], cache=cache) for i in range(M + 2, N)]
     assert_passes("logits", torch.cat([first, *rest], 1), want, None, torch.float64)
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_generation_is_greedy_continuation_of_the_whole(make):
+    """Token by token against the uncached model, prompts of different lengths, neighbours that depend on the chunk."""
+    _, model = retrofitted(make, effect=True)
+    model.double().eval()
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8, 2]]
+
+    def retrieve(chunks):
+        return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
+
+    texts = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
+    for prompt, text in zip(prompts, texts):
+        assert text[: len(prompt)].tolist() == prompt and len(text) == len(prompt) + 2 * M + 3
+        for end in range(len(prompt), len(text)):
+            whole = text[None, :end]
+            neighbours = retrieve(whole[0, : end // M * M].view(-1, M))[0][None]
+            assert model(whole, neighbours)[0, -1].argmax() == text[end]
+    assert [t.tolist() for t in generate(model, prompts, 2 * M + 3)] != [t.tolist() for t in texts]
 
 
 def test_added_weights_travel_alone():

@@ -43,7 +43,9 @@ def test_block_edges(name):
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "case", [dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5), dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2)], ids=str
+    "case",
+    [dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5), dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2), dict(N=200, S=1)],
+    ids=str,
 )
 def test_every_isa(native, isa, dtype, case):  # noqa: F811
     native.set_isa(isa)

@@ -1,0 +1,92 @@
+"""The static half of `ab`: what both trees would compile, and the metrics of whatever differs. Needs no GPU.
+
+Launches whose fingerprints are equal have equal machine code under one toolchain, so they are not compiled at all.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import exits, record, static
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`launches`: how many the base has; `differ`: how many of either tree were compiled because their sources differ."""
+
+    launches: int
+    differ: int
+    worse: list[str]
+
+
+def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable[[str], None]) -> Comparison | None:
+    """Regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A head that fails is a regression."""
+    with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
+        folder = Path(name)
+        before, after = _both(_listing, base, head, arches, parts, folder, say)
+        if not before:
+            return None
+        if after is None:
+            return Comparison(len(before), 0, [f"head: {_last_words(folder / 'head.log')}"])
+        lost = static.vanished(before, after)
+        ids = [i for i in before.keys() | after.keys() if before.get(i) != after.get(i)]
+        say(f"static metrics: {len(ids)} of {len(before)} launches differ in their sources")
+        if not ids:
+            return Comparison(len(before), 0, [])
+        (folder / "ids.json").write_text(json.dumps(ids))
+        rows = _both(_rows, base, head, arches, parts, folder, say)
+        if rows[0] is None:
+            say(f"static metrics: the base does not compile: {_last_words(folder / 'base.log')}")
+            return None
+        if rows[1] is None:
+            return Comparison(len(before), len(ids), [*lost, f"head does not compile: {_last_words(folder / 'head.log')}"])
+        worse = static.regressions(*rows)
+        return Comparison(len(before), len(ids), list(dict.fromkeys(lost + worse)))
+
+
+def _both(what: Callable, base: Path, head: Path, *rest) -> list:
+    """`what` of both trees at once: nothing here is timed."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda tree: what(*tree, *rest), (("base", base), ("head", head))))
+
+
+def _listing(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]) -> dict[str, str] | None:
+    path = folder / f"{side}-listing.json"
+    if _static(side, tree, arches, parts, folder, ["--fingerprints", str(path)]) and path.exists():
+        return json.loads(path.read_text())
+    say(f"static metrics of {side}: {_last_words(folder / f'{side}.log')}")
+    return None
+
+
+def _rows(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]] | None:
+    say(f"static metrics of {side}")
+    path = folder / f"{side}.jsonl"
+    more = ["--only", str(folder / "ids.json"), "--json", str(path)]
+    if not _static(side, tree, arches, parts, folder, more):
+        return None
+    return record.read(path) if path.exists() else []
+
+
+def _static(side: str, tree: Path, arches: str, parts: list[str], folder: Path, more: list[str]) -> bool:
+    """Run `static` of this harness on the kernels of `tree`; 1 means that a kernel can't launch, which the comparison says better."""
+    command = [sys.executable, str(HERE / "tree.py"), str(tree), "static", "--arch", arches, *more]
+    if parts:
+        command += ["--kernel", ",".join(parts)]
+    with open(folder / f"{side}.log", "w") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=tree).returncode
+    written = any(Path(path).exists() for path in more[-1:])
+    return code in (exits.OK, exits.NOTHING_MEASURED) or (code == exits.REGRESSION and written)
+
+
+def _last_words(log: Path) -> str:
+    return (log.read_text().strip() or "no output").splitlines()[-1]

@@ -1,0 +1,65 @@
+"""Which kernels a set of changed files can have changed on a CPU: what `ab --from-diff` times.
+
+A file that carries an operator's name belongs to it, a C++ header to the operators that include it, and anything else that kernels run
+through to all of them. Triton and CUDA sources are left to the static half of `ab`, which knows exactly.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+#: no CPU kernel runs through these; the harness itself is the same for both trees
+UNRELATED = (
+    "bench/",
+    "tests/",
+    "retro_model/",
+    "retro_kernels/triton/",
+    "retro_kernels/cuda/",
+    "retro_kernels/configs/",
+    "csrc/cuda/",
+    "csrc/text/",
+)
+CODE = ("retro_kernels/", "csrc/", "setup.py", "pyproject.toml")
+INCLUDE = re.compile(r'#include "([^"]+)"')
+
+
+def changed_files(root: Path, ref: str) -> list[str]:
+    """Paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a ref git doesn't know."""
+    found = []
+    for command in (["diff", "--name-only", ref, "--"], ["ls-files", "--others", "--exclude-standard"]):
+        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"--base {ref}: {done.stderr.strip().splitlines()[0]}")
+        found += done.stdout.splitlines()
+    return found
+
+
+def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[str]:
+    """The operators that `files` can affect."""
+    operators = tuple(operators)
+    found: set[str] = set()
+    for path in files:
+        if path.startswith(UNRELATED) or not path.startswith(CODE):
+            continue
+        own = {name for name in operators if name in Path(path).name}
+        if not own and path.startswith("csrc/cpu/") and path.endswith(".h"):
+            own = {name for name in operators if path in _headers(name, root)}
+        found |= own or set(operators)
+    return found
+
+
+def _headers(operator: str, root: Path) -> set[str]:
+    """Headers that the operator's C++ sources include, however deep."""
+    found: set[Path] = set()
+    left = list((root / "csrc" / "cpu").glob(f"{operator}*.cpp"))
+    while left:
+        path = left.pop()
+        for name in INCLUDE.findall(path.read_text()):
+            header = (path.parent / name).resolve()
+            if header.exists() and header not in found:
+                found.add(header)
+                left.append(header)
+    return {path.relative_to(root.resolve()).as_posix() for path in found}

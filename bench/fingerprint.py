@@ -1,0 +1,75 @@
+"""What a Triton launch would be compiled from, as a hash: two trees with one hash have one machine code under one toolchain.
+
+Triton's own cache key also changes with a comment or a line number. This one follows the syntax trees of the kernel and of everything
+that it names, so `ab` compiles only what an edit could have changed.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+def of_launch(source, options) -> str:
+    """`source`: a triton ASTSource; `options`: of its compilation. 16 hexadecimal digits."""
+    parts = [_text(source.fn), sorted(source.signature.items()), source.attrs, sorted(options.__dict__.items(), key=str)]
+    parts += [(place, _text(value)) for place, value in sorted(source.constants.items(), key=str)]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def of_files(folder: Path, suffixes: tuple[str, ...]) -> str:
+    """Of the contents of all files in `folder` that end so: a CUDA C++ source and the headers beside it."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.suffix in suffixes):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _text(value: Any) -> str:
+    if not _is_jit(value):
+        return repr(value)
+    return hashlib.sha256("\n".join(_reachable(value, set())).encode()).hexdigest()
+
+
+def _is_jit(value: Any) -> bool:
+    return hasattr(value, "parse") and hasattr(value, "fn")
+
+
+def _reachable(function, seen: set[int]) -> Iterator[str]:
+    """The syntax tree of `function` and, depth first, of the tree's own functions and values that it names. Triton's are the toolchain."""
+    if id(function) in seen or function.fn.__module__.split(".")[0] == "triton":
+        return
+    seen.add(id(function))
+    yield _dump(function)
+    closure = inspect.getclosurevars(function.fn)
+    for name in _names(function):
+        value = closure.nonlocals.get(name.split(".")[0], function.fn.__globals__.get(name.split(".")[0]))
+        for part in name.split(".")[1:]:
+            value = getattr(value, part, None)
+        if _is_jit(value):
+            yield from _reachable(value, seen)
+        elif value is not None and not isinstance(value, types.ModuleType):
+            yield f"{name}={getattr(value, '__qualname__', None) or repr(value)}"
+
+
+@functools.cache
+def _dump(function) -> str:
+    return ast.dump(function.parse())
+
+
+@functools.cache
+def _names(function) -> tuple[str, ...]:
+    """`a` and `a.b` as they stand in the code, sorted."""
+    found = set()
+    for node in ast.walk(function.parse()):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add(f"{node.value.id}.{node.attr}")
+    return tuple(sorted(found))

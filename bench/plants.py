@@ -1,0 +1,117 @@
+"""Faults to plant in a copy of this tree, so that the gates can be seen to catch them: `bench/proof.py` and tests/bench use them.
+
+Each is one replacement in one file. A text that no longer stands there exactly once is an error, so that no plant rots in silence.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import environment
+
+LOGITS, LEAKY = "retro_kernels/triton/_relative_logits_kernels.py", "retro_kernels/triton/_leaky_kernels.py"
+CPU = "csrc/cpu/leaky_average.cpp"
+#: git must neither ask who commits nor sign
+GIT = ["git", "-c", "user.name=proof", "-c", "user.email=proof@localhost", "-c", "commit.gpgsign=false"]
+
+
+@dataclass(frozen=True)
+class Plant:
+    """`old` becomes `new` in `path`. `caught_as`: what a static regression says of it; "" where nothing may be said."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    include: str = ""  # a header that `new` needs
+    launch: str = ""  # part of the id of one launch that it changes
+    caught_as: str = ""
+
+    def apply(self, tree: Path) -> None:
+        """Raises ValueError where the text does not stand there exactly once."""
+        path = tree / self.path
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"plant {self.name!r}: {self.old!r} stands {text.count(self.old)} times in {self.path}; expected once")
+        path.write_text((f"#include <{self.include}>\n" if self.include else "") + text.replace(self.old, self.new))
+
+
+HINT = Plant(
+    "lost divisibility hint",
+    LOGITS,
+    "@triton.jit(do_not_specialize=SIZES)\ndef _logits_query_kernel(",
+    '@triton.jit(do_not_specialize=(*SIZES, "stride_rt"))\ndef _logits_query_kernel(',
+    launch="logits_query:head:sm90/bfloat16",
+    caught_as="asynchronous copies gone",
+)
+EXP = Plant(
+    "an exp more in a loop",
+    LEAKY,
+    "    return y + power * state[None, :]\n",
+    "    return tl.exp(y) + power * state[None, :]\n",
+    launch="leaky_scan:wide:sm90/bfloat16",
+    caught_as="hot loop",
+)
+SPILL = Plant(
+    "a configuration that spills",
+    "retro_kernels/configs/relative_logits.json",
+    '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, "num_warps": 4,',
+    '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, "num_warps": 1,',
+    launch="logits_forward:wide:sm90/bfloat16",
+    caught_as="spills",
+)
+VANISHED = Plant(
+    "a kernel that vanished",
+    "retro_kernels/triton/leaky_average.py",
+    '{"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}',
+    '{"wide": (16, 2048, 16, 64)}',
+    launch="leaky_ends:long:sm90/bfloat16",
+    caught_as="no longer compiled",
+)
+HARMLESS = Plant(
+    "a comment and a variable's name",
+    LOGITS,
+    """            total += tl.dot(tl.trans(grad), q, input_precision=PRECISION)
+""",
+    """            across = tl.trans(grad)  # keys in front
+            total += tl.dot(across, q, input_precision=PRECISION)
+""",
+    launch="logits_table:head:sm90/bfloat16",
+)
+WRONG = Plant(
+    "a result wrong by a part in ten thousand",
+    "retro_kernels/cpu/leaky_average.py",
+    "    return (y,)\n",
+    "    return (y.mul_(1.0001),)\n",
+)
+STATIC = (HINT, EXP, SPILL, VANISHED, HARMLESS)
+
+
+def slower(percent: int) -> Plant:
+    """The C++ kernel idles for this share of its own time."""
+    old = "  by_type(x.type, [&](auto t) { forward<decltype(t)>(x, decay, initial, y, threads); });\n"
+    wait = f"""  const auto begun = std::chrono::steady_clock::now();
+{old}  const auto end = begun + (std::chrono::steady_clock::now() - begun) * {100 + percent} / 100;
+  while (std::chrono::steady_clock::now() < end) {{
+  }}
+"""
+    return Plant(f"a C++ kernel slower by {percent}%", CPU, old, wait, include="chrono")
+
+
+def copy_tree(to: Path, like: Path = environment.ROOT) -> Path:
+    """A git repository with the files of the working tree `like`, uncommitted ones too, and its built extensions."""
+    listed = subprocess.run(
+        ["git", "-C", str(like), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (like / name).is_file():  # neither a link nor a file that was deleted and not committed
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(like / name, to / name)
+    for binary in (like / "retro_kernels").glob("*.so"):
+        shutil.copy2(binary, to / "retro_kernels")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "the tree as it was"]):
+        subprocess.run([*GIT, *command], cwd=to, check=True, capture_output=True)
+    return to

@@ -1,0 +1,142 @@
+"""Does the gate gate? Plants faults in a copy of this tree and prints what `ab` makes of each: python bench/proof.py [--only GROUP].
+
+Groups: static (GPU machine code, no GPU needed), numerics, slower (a C++ kernel that idles for 5% and 10% of its time), same (a tree
+against itself, on the machine as it is and with a process that keeps one core busy). Minutes; the C++ of the copy is built once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench import ab as trees
+from bench import plants
+
+GROUPS = ("static", "numerics", "slower", "same")
+TIMED = [
+    "--no-static",
+    "--no-build",
+    "--kernel",
+    "leaky_average",
+    "--case",
+    "mosaics",
+    "--dtype",
+    "float32",
+    "--mode",
+    "fwd",
+    "--threads",
+    "1",
+]
+HEADER = "| planted | expected | exit code | verdict | head/base | interval | control | minutes |\n|---|---|---|---|---|---|---|---|"
+BUSY = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile True:\n    a @ a"
+
+
+@dataclass(frozen=True)
+class Row:
+    planted: str
+    expected: tuple[int, ...]  # exit codes that prove the gate
+    code: int
+    said: tuple[str, ...]  # verdict, head/base, interval, control
+    minutes: float
+
+    def __str__(self) -> str:
+        good = "" if self.code in self.expected else " (WRONG)"
+        expected = " or ".join(map(str, self.expected))
+        return "| " + " | ".join((self.planted, expected, f"{self.code}{good}", *self.said, f"{self.minutes:.1f}")) + " |"
+
+
+def ab(planted: str, expected: tuple[int, ...], base: Path, head: Path, arguments: list[str]) -> Row:
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "bench", "ab", "--base", str(base), *arguments]
+    done = subprocess.run(command, cwd=head, capture_output=True, text=True)
+    return Row(planted, expected, done.returncode, said(done.stdout, done.stderr), (time.monotonic() - begun) / 60)
+
+
+def said(out: str, err: str) -> tuple[str, ...]:
+    """Verdict, head/base, interval and control of the one measurement, or the first static regression."""
+    lines = out.splitlines()
+    for line in lines:
+        cells = re.split(r"\s{2,}", line)
+        if line.startswith("leaky_average/cpu/") and len(cells) == 6:
+            return cells[1], cells[2], cells[3].replace(" .. ", " to "), cells[5]
+    at = next((i for i, line in enumerate(lines) if line.startswith("static metrics:") and "differ" in line), None)
+    if at is not None:
+        worse = lines[at + 1 :]
+        return (worse[0].split(": ", 1)[1] if worse else "no regression"), "-", "-", "-"
+    return (err.strip().splitlines() or ["nothing"])[-1][:80], "-", "-", "-"
+
+
+def static(base: Path, head: Path, runs: int) -> Iterator[Row]:
+    for plant in plants.STATIC:
+        restored(head, plant)
+        yield ab(plant.name, (1,) if plant.caught_as else (0,), base, head, ["--static-only", "--launch", plant.launch])
+
+
+def numerics(base: Path, head: Path, runs: int) -> Iterator[Row]:
+    restored(head, plants.WRONG)
+    yield ab(plants.WRONG.name, (2,), base, head, [*TIMED, "--pairs", "1"])
+
+
+def slower(base: Path, head: Path, runs: int) -> Iterator[Row]:
+    for percent, codes in ((5, (0, 1)), (10, (1,))):  # 5% is the threshold itself: a warning or a failure
+        plant = plants.slower(percent)
+        restored(head, plant)
+        trees.build(head)
+        for _ in range(runs):
+            yield ab(plant.name, codes, base, head, TIMED)
+    restored(head)
+    trees.build(head)
+
+
+def same(base: Path, head: Path, runs: int) -> Iterator[Row]:
+    restored(head)
+    for _ in range(runs):
+        yield ab("nothing", (0,), base, head, TIMED)
+    for _ in range(runs):
+        busy = subprocess.Popen([sys.executable, "-c", BUSY])
+        try:
+            yield ab("nothing, a core busy", (0, 3), base, head, TIMED)
+        finally:
+            busy.kill()
+            busy.wait()
+
+
+def restored(head: Path, *faults: plants.Plant) -> None:
+    """The tree as it was committed, with these faults."""
+    subprocess.run(["git", "checkout", "-q", "--", "."], cwd=head, check=True)
+    for fault in faults:
+        fault.apply(head)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=GROUPS, action="append", help="may be repeated")
+    parser.add_argument("--runs", type=int, default=3, help="of each timed comparison (default 3)")
+    parser.add_argument("--head", type=Path, metavar="DIR", help="a clean clone of this tree to plant in, whose C++ is built already")
+    arguments = parser.parse_args()
+    groups = arguments.only or GROUPS
+    with tempfile.TemporaryDirectory(prefix="retro-proof-") as folder:
+        head = arguments.head or plants.copy_tree(Path(folder) / "head")
+        if "slower" in groups:
+            trees.build(head)
+        base = plants.copy_tree(Path(folder) / "base", head)
+        print(HEADER, flush=True)
+        rows = []
+        for group in groups:
+            for row in {"static": static, "numerics": numerics, "slower": slower, "same": same}[group](base, head, arguments.runs):
+                rows.append(row)
+                print(row, flush=True)
+    return int(any(row.code not in row.expected for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

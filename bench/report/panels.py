@@ -1,0 +1,135 @@
+"""What the panels of the PNG show. An operator has one colour everywhere, a type one marker."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from . import summary
+from .svg import colour
+
+OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
+MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
+LENGTHS = ("N", "S", "T", "L")  # of a case's shape: what a sweep over sequence length varies
+LEAST_POINTS = 3
+SMALL = 7  # points
+GREY = "#555555"
+
+
+def _colour(kernel: str) -> str:
+    return colour([*OPERATORS, kernel], kernel)
+
+
+def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]]) -> None:
+    """FLOP/s against FLOPs a byte; the slope is the copy rate, the ceilings are those of a product."""
+    from matplotlib.lines import Line2D
+
+    points = [(r.record["work"]["flops"] / r.record["work"]["bytes"], r.record["work"]["flops"] / r.seconds / 1e9, r.record) for r in rows]
+    for x, y, record in points:
+        axes.scatter(x, y, s=20, color=_colour(record["kernel"]), marker=MARKERS.get(record["dtype"], "x"), linewidths=0, alpha=0.8)
+    low = min([p[0] for p in points], default=1) / 2
+    high = max([p[0] for p in points] + [peak / rate for _, rate, peak in roofs], default=10) * 2
+    for name, rate, peak in roofs:
+        corner = max(peak / rate, low)
+        axes.plot([low, corner, high], [low * rate / 1e9, peak / 1e9, peak / 1e9], color=GREY, linewidth=1, zorder=0)
+        axes.annotate(f"{name} product, {peak / 1e9:.3g}", (low, peak / 1e9), fontsize=SMALL, color=GREY, va="center", ha="left")
+    if roofs:
+        rate = roofs[0][1]
+        axes.annotate(
+            f"copy, {rate / 1e9:.3g} GB/s",
+            (low * 1.2, low * 1.2 * rate / 1e9),
+            xytext=(6, -8),
+            textcoords="offset points",
+            fontsize=SMALL,
+            color=GREY,
+        )
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte (fewest bytes)", ylabel="GFLOP/s", title="Roofline")
+    kernels = list(dict.fromkeys(r.record["kernel"] for r in rows))
+    dtypes = list(dict.fromkeys(r.record["dtype"] for r in rows))
+    handles = [Line2D([], [], linestyle="", marker="o", color=_colour(k), label=k) for k in kernels]
+    handles += [Line2D([], [], linestyle="", marker=MARKERS.get(d, "x"), color=GREY, label=d) for d in dtypes]
+    axes.legend(handles=handles, fontsize=SMALL, loc="lower right")
+
+
+def balanced(rows: list[summary.Row]) -> list[list[summary.Row]]:
+    """Two columns of about one height, operators kept whole."""
+    kernels = list(dict.fromkeys(row.record["kernel"] for row in rows))
+    if not kernels:
+        return [[], []]
+    groups = [[row for row in rows if row.record["kernel"] == kernel] for kernel in kernels]
+    halves = ([group for i, group in enumerate(groups) if chosen >> i & 1] for chosen in range(1 << len(groups)))
+    left = min(halves, key=lambda half: (abs(2 * sum(map(len, half)) - len(rows)), groups[0] not in half))
+    return [list(itertools.chain(*(g for g in groups if (g in left) == side))) for side in (True, False)]
+
+
+def bars(axes, rows: list[summary.Row], places_in_all: int) -> None:
+    """Speed-up over the fastest rival, a bar a row of `places_in_all`, the rival beside it; whiskers where both sides' samples are known."""
+    if not rows:
+        axes.set_visible(False)
+        return
+    places = range(len(rows))
+    lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
+    highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
+    values = [row.rival_speedup for row in rows]
+    axes.barh(places, values, left=0, height=0.75, color=[_colour(row.record["kernel"]) for row in rows], alpha=0.85)
+    axes.errorbar(values, places, xerr=[lows, highs], fmt="none", ecolor="black", elinewidth=0.8, capsize=1.5)
+    axes.axvline(1, color="#a40000", linestyle="--", linewidth=1)
+    several = len(dict.fromkeys(row.record["backend"] for row in rows)) > 1
+    axes.set_yticks(places, [_label(row, several) for row in rows], fontsize=SMALL)
+    most = max(v + h for v, h in zip(values, highs, strict=True))
+    for place, row, high in zip(places, rows, highs, strict=True):
+        text = f"{row.rival_speedup:.2f}x {row.rival}"
+        axes.annotate(text, (row.rival_speedup + high, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=SMALL)
+    first = {}
+    for place, row in zip(places, rows, strict=True):
+        first.setdefault(row.record["kernel"], place)
+    for place in list(first.values())[1:]:
+        axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
+    axes.set(xlim=(0, most * 1.3), ylim=(places_in_all - 0.5, -0.5), xlabel="speed-up over the fastest baseline; whiskers: p10 to p90")
+    axes.set_title(", ".join(first), fontsize=9)
+
+
+def _label(row: summary.Row, backend: bool) -> str:
+    record = row.record
+    return " ".join((record["case"]["name"], record["dtype"], record["mode"], *([record["backend"]] if backend else [])))
+
+
+def memory_series(records: list[dict[str, Any]]) -> dict[tuple[str, ...], list[tuple[int, float]]]:
+    """(kernel, backend, type, mode) -> (N, peak MB) by length, for families of cases that differ in nothing but length."""
+    found: dict[tuple, dict[int, float]] = {}
+    for record in records:
+        if record["memory"] and "N" in record["case"]["shape"]:
+            fixed = tuple(sorted((k, v) for k, v in record["case"]["shape"].items() if k not in LENGTHS))
+            key = (record["kernel"], record["backend"], record["dtype"], record["mode"], fixed, str(record["case"].get("options")))
+            found.setdefault(key, {})[record["case"]["shape"]["N"]] = record["memory"]["peak_extra_bytes"] / 1e6
+    return {key[:4]: sorted(points.items()) for key, points in found.items() if len(points) >= LEAST_POINTS}
+
+
+def memory(axes, series: dict[tuple[str, ...], list[tuple[int, float]]]) -> None:
+    """Peak memory of one call beyond its inputs; ours solid, baselines dashed, each named at its end."""
+    backends = list(dict.fromkeys(name[1] for name in series))
+    for name, points in series.items():
+        ours = name[1] in ("cpu", "triton", "cuda")
+        lengths, sizes = zip(*points, strict=True)
+        label = " ".join(name[1:])
+        axes.plot(lengths, sizes, marker="o", markersize=4, linestyle="-" if ours else "--", color=colour(backends, name[1]), label=label)
+    lengths = sorted({n for points in series.values() for n, _ in points})
+    axes.set(xscale="log", yscale="log", xlabel="tokens N", ylabel="MB beyond the inputs")
+    axes.set_title(f"Memory against sequence length: {', '.join(dict.fromkeys(name[0] for name in series))}")
+    axes.set_xticks(lengths, [str(n) for n in lengths])
+    axes.minorticks_off()
+    axes.legend(fontsize=SMALL)
+
+
+def history(axes, runs: dict[str, list[float]]) -> None:
+    """Time relative to the first record, a line an id; those that moved most are named."""
+    moved = sorted(runs, key=lambda name: -abs(runs[name][-1] / runs[name][0] - 1))[:6]
+    for name, times in runs.items():
+        named = name in moved
+        style = {"label": name, "linewidth": 1.6} if named else {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 0}
+        axes.plot(range(1, len(times) + 1), [t / times[0] for t in times], marker=".", **style)
+    axes.axhline(1, color=GREY, linewidth=0.8)
+    most = max(map(len, runs.values()))
+    axes.set(xlabel="record", ylabel="time relative to the first record", title="History", xlim=(0.9, most + 0.1))
+    axes.set_xticks(range(1, most + 1))
+    axes.legend(fontsize=SMALL - 1)

@@ -1,0 +1,101 @@
+"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of whichever tree was imported; nothing where there is no nvcc."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import fingerprint, sass, static_rows
+
+TARGET = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
+#: how a kernel is launched, as its header declares it: constexpr LaunchShape NAME_OF_THE_KERNEL{threads, bytes};
+LAUNCH_SHAPE = re.compile(r"constexpr LaunchShape (\w+)\{(\d+), (\d+)\};")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One .cu for one architecture: compiled as a whole."""
+
+    path: Path
+    arch: int
+    fingerprint: str
+
+    @property
+    def id(self) -> str:
+        return static_rows.identity(self.path.stem, "cuda", f"{self.path.name}:sm{self.arch}", "any")
+
+
+def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
+    """Every source that `parts` select, by the name of its op."""
+    import retro_kernels
+
+    folder = Path(retro_kernels.__file__).resolve().parent.parent / "csrc" / "cuda"
+    if not folder.is_dir() or shutil.which("nvcc") is None:
+        return []
+    mark = fingerprint.of_files(folder, (".cu", ".cuh", ".h"))
+    found = [Source(path, arch, mark) for path in sorted(folder.glob("*.cu")) for arch in arches]
+    return [source for source in found if static_rows.selected(source.id, parts)]
+
+
+def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row a __global__ function. Raises NoToolchain with nvcc's last words."""
+    from retro_kernels import aot
+
+    cubin = folder / f"{source.path.stem}-cuda-sm{source.arch}.cubin"
+    flags = ["-std=c++17", "-O3", "-cubin", f"-arch={TARGET[source.arch]}", "-o", str(cubin)]
+    done = subprocess.run(["nvcc", *flags, str(source.path)], capture_output=True, text=True)
+    if done.returncode:
+        raise static_rows.NoToolchain(f"nvcc {source.path.name} for sm_{source.arch}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+    tool = aot.tool("cuobjdump")
+    text = subprocess.run([tool, "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
+    code, shapes = sass.functions(sass.disassemble(cubin, tool)), launch_shapes(source.path.parent)
+    for function, usage in resources(text).items():
+        if not sass.writes(code.get(function, [])):
+            continue  # its body is for another architecture
+        threads, dynamic = shapes.get(plain_name(function), (None, None))
+        metrics = static_rows.metrics(
+            function,
+            source.arch,
+            code[function],
+            registers=usage["REG"],
+            stack=usage["STACK"],
+            shared=(usage["SHARED"], dynamic),
+            warps=None if threads is None else threads // sass.LANES,
+        )
+        yield static_rows.row(source.path.stem, "cuda", f"{function}:sm{source.arch}", "any", metrics)
+
+
+def resources(text: str) -> dict[str, dict[str, int]]:
+    """function -> REG, STACK, SHARED, LOCAL from the text of `cuobjdump -res-usage`."""
+    found, name = {}, None
+    for line in text.splitlines():
+        if match := re.search(r"Function (\S+):", line):
+            name = match[1]
+        elif name and "REG:" in line:
+            found[name] = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
+    return found
+
+
+def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:
+    """kernel -> (threads a block, dynamic shared bytes), from the headers beside the sources."""
+    text = "\n".join(path.read_text() for path in sorted(folder.glob("*.h")))
+    return {name.lower(): (int(threads), int(size)) for name, threads, size in LAUNCH_SHAPE.findall(text)}
+
+
+def plain_name(mangled: str) -> str:
+    """The function's own name in an Itanium symbol.
+
+    >>> plain_name("_ZN4topk16topk_chunks_scanILb0ELi8EEEvN5retro10TopkChunksE")
+    'topk_chunks_scan'
+    """
+    at = re.match(r"_ZN?", mangled)
+    rest, name = mangled[at.end() :] if at else "", mangled
+    while found := re.match(r"\d+", rest):
+        end = found.end() + int(found[0])
+        name, rest = rest[found.end() : end], rest[end:]
+    return name

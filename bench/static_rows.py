@@ -1,0 +1,72 @@
+"""The record of one compiled kernel: what the Triton and the CUDA C++ halves of `static` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import environment, record, sass
+
+
+class NoToolchain(RuntimeError):
+    """What is missing to compile without a GPU."""
+
+
+def metrics(
+    kernel: str,
+    arch: int,
+    code: list[sass.Instruction],
+    *,
+    registers: int,
+    stack: int,
+    shared: tuple[int, int | None],
+    warps: int | None,
+    **more,
+) -> dict[str, Any]:
+    """The `static` part of a record. `shared`: static bytes as cuobjdump counts them, and dynamic bytes; None: not declared anywhere."""
+    own = sass.own_shared(shared[0], arch)
+    known = warps is not None and shared[1] is not None
+    return {
+        "kernel": kernel,
+        "arch": arch,
+        "config": None,
+        "registers": registers,
+        "stack_bytes": stack,
+        "shared_static_bytes": own,
+        "shared_dynamic_bytes": shared[1],
+        "warps": warps,
+        "stages": None,
+        "blocks_per_sm": sass.blocks_per_sm(registers, own + shared[1], warps, arch) if known else None,
+        "cubin_sha256": None,
+        **more,
+        **sass.summarise(code, warps, arch),
+    }
+
+
+def row(op: str, backend: str, case: str, dtype: str, found: dict[str, Any]) -> dict[str, Any]:
+    """A record without its run id."""
+    return dict.fromkeys(record.FIELDS) | {
+        "schema": record.SCHEMA,
+        "run": "",
+        "at": record.now(),
+        "id": identity(op, backend, case, dtype),
+        "kernel": op,
+        "backend": backend,
+        "role": "kernel",
+        "dtype": dtype,
+        "mode": "static",
+        "status": "ok",
+        "git": environment.git_state(),
+        "environment": environment.environment() | {"nvcc": environment.nvcc_version()},
+        "device": {"type": "none", "name": f"compiled for sm_{found['arch']}"},
+        "case": {"name": case, "shape": {}},
+        "static": found,
+    }
+
+
+def identity(op: str, backend: str, case: str, dtype: str) -> str:
+    return record.identity(op, backend, case, dtype, "static")
+
+
+def selected(name: str, parts: tuple[str, ...] | None) -> bool:
+    """Whether an id contains one of the parts; None selects everything."""
+    return parts is None or any(part in name for part in parts)

@@ -1,0 +1,82 @@
+"""Static metrics of the Triton kernels, by `retro_kernels.aot` of whichever tree was imported."""
+
+from __future__ import annotations
+
+import collections
+import importlib.util
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import fingerprint, sass, static_rows
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One compile in the order of `aot.compile_all`. Several launches of one kernel in one case get #2, #3 after the case."""
+
+    op: str
+    case: str
+    dtype: str
+    arch: int
+    wanted: bool
+    fingerprint: str | None  # None: not wanted
+
+    @property
+    def id(self) -> str:
+        return static_rows.identity(self.op, "triton", self.case, self.dtype)
+
+
+def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
+    """Everything that aot compiles for `arches`; those that `parts` select are fingerprinted."""
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("retro_kernels.aot") is None:
+        raise static_rows.NoToolchain("static: needs triton and retro_kernels.aot; pip install triton")
+    from retro_kernels import aot
+    from retro_kernels._target import KNOWN
+
+    found, seen = [], collections.Counter()
+    for arch in arches:
+        for op, case in aot.cases(KNOWN[arch]):
+            name = f"{case.launch.name}:{case.case}:sm{arch}"
+            seen[op, name, case.dtype] += 1
+            if (count := seen[op, name, case.dtype]) > 1:
+                name += f"#{count}"
+            wanted = static_rows.selected(static_rows.identity(op, "triton", name, case.dtype), parts)
+            mark = fingerprint.of_launch(*aot.source(case.launch, KNOWN[arch])) if wanted else None
+            found.append(Launch(op, name, case.dtype, arch, wanted, mark))
+    return found
+
+
+def rows(arches: list[int], chosen: list[Launch], every: list[Launch], folder: Path, jobs: int | None) -> Iterator[dict[str, Any]]:
+    """Compile the `chosen` of `every` and read their machine code."""
+    from retro_kernels import aot
+
+    ids = {launch.id for launch in chosen}
+    flags = iter([launch.id in ids for launch in every])  # compile_all asks in the order in which `launches` listed
+    compiled = aot.compile_all(arches, None, folder, jobs, select=lambda op, case: next(flags))
+    wanted = [launch for launch in every if launch.id in ids]
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # each waits for a disassembler of its own
+        yield from pool.map(lambda pair: _row(*pair, folder), zip(wanted, compiled, strict=True))
+
+
+def _row(launch: Launch, found, folder: Path) -> dict[str, Any]:
+    from retro_kernels import aot
+
+    cubin = next(folder.glob(f"*-sm{found.arch}-{found.cubin[:8]}.cubin"))
+    code = max(sass.functions(sass.disassemble(cubin, aot.tool("cuobjdump"))).values(), key=len)
+    metrics = static_rows.metrics(
+        found.kernel,
+        found.arch,
+        code,
+        registers=found.registers,
+        stack=found.stack,
+        shared=(found.shared_static, found.shared_dynamic),
+        warps=found.num_warps,
+        config=found.config,
+        stages=found.num_stages,
+        cubin_sha256=found.cubin,
+    )
+    return static_rows.row(launch.op, "triton", launch.case, launch.dtype, metrics)

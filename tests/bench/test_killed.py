@@ -1,0 +1,80 @@
+"""A run that is killed in the middle leaves a file that can be read and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import bench
+from bench import environment, record
+
+#: a writer that is slow inside each line: what a kill between two writes of one record would leave
+SLOW = """
+import json, os, sys, time
+from pathlib import Path
+from bench import record
+path = Path(sys.argv[1])
+writer = record.Writer(path)
+good = json.loads(sys.stdin.read())
+writer.write(good)
+writer.write(good)
+half = (json.dumps(good) + "\\n").encode()
+with open(path, "ab", buffering=0) as f:
+    f.write(half[: len(half) // 2])
+    print("half", flush=True)
+    time.sleep(60)
+"""
+RUN = ["run", "--device", "cpu", "--quiet", "--kernel", "leaky_average", "--backend", "reference", "--baselines", "none", "--no-ceilings"]
+RUN += ["--dtype", "float32", "--samples", "1", "--seconds", "0", "--threads", "1"]
+
+
+@pytest.fixture
+def finished(tiny, tmp_path):
+    """A real record."""
+    path = tmp_path / "good.jsonl"
+    assert (
+        bench.main(["check", "--device", "cpu", "--quiet", "--kernel", "relative_attention", "--backend", "reference", "--json", str(path)])
+        == 0
+    )
+    return record.read(path)[-1]
+
+
+def test_a_kill_inside_a_write_costs_that_record_alone(finished, tmp_path):
+    path = tmp_path / "a.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=environment.ROOT
+    )
+    process.stdin.write(json.dumps(finished))
+    process.stdin.close()
+    assert process.stdout.readline() == "half\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not path.read_bytes().endswith(b"\n")
+    assert record.read(path) == [finished, finished]
+    record.Writer(path).write(finished)
+    assert record.read(path) == [finished] * 3 and path.read_bytes().count(b"\n") == 3
+
+
+def test_a_killed_run_is_resumed(tmp_path):
+    """SIGKILL once the first record is on disk: every line of the file is a record, and --resume measures the rest only."""
+    path = tmp_path / "a.jsonl"
+    environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench", *RUN, "--json", str(path)], cwd=environment.ROOT, env=environ, stdout=subprocess.DEVNULL
+    )
+    while not (path.exists() and path.stat().st_size) and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    kept = record.read(path)
+    assert kept and all(record.validate(r) == [] for r in kept)
+    assert bench.main([*RUN, "--resume", str(path)]) == 0
+    records = record.read(path)
+    assert records[: len(kept)] == kept
+    ours = [r["id"] for r in records if r["backend"] == "reference"]
+    assert len(ours) == 4 and len(set(ours)) == 4
+    assert bench.main([*RUN, "--resume", str(path)]) == 0 and record.read(path) == records

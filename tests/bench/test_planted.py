@@ -1,0 +1,95 @@
+"""The gates against faults planted in a copy of this tree: what `bench/proof.py` shows at length."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench import ab_static, affected, environment, plants
+from bench.commands import ab_command
+from bench.registry import OPERATORS
+from retro_kernels import _native
+from tests.conftest import INTERPRETER
+
+compiles = pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return plants.copy_tree(tmp_path_factory.mktemp("base"))
+
+
+def planted(tmp_path, *faults):
+    head = plants.copy_tree(tmp_path / "head")
+    for fault in faults:
+        fault.apply(head)
+    return head
+
+
+@compiles
+def test_static_faults_are_told_from_a_harmless_edit(base, tmp_path):
+    """One launch of each edited kernel is compiled in both trees; each fault is named, the renamed variable is not."""
+    pytest.importorskip("triton")
+    faults = [plant for plant in plants.STATIC if plant.caught_as]
+    assert len(faults) == 4
+    found = ab_static.compare(base, planted(tmp_path, *plants.STATIC), "90", [plant.launch for plant in plants.STATIC], print)
+    assert found.launches == found.differ == len(plants.STATIC)
+    for plant in faults:
+        assert any(plant.launch in line and plant.caught_as in line for line in found.worse), (plant.name, found.worse)
+    assert not any(plants.HARMLESS.launch in line for line in found.worse)
+    assert ab_command.exit_code([], found) == 1
+
+
+@compiles
+def test_a_comment_is_not_even_compiled(base, tmp_path):
+    pytest.importorskip("triton")
+    comment = dataclasses.replace(plants.HARMLESS, new=f"            # a remark\n{plants.HARMLESS.old}")
+    found = ab_static.compare(base, planted(tmp_path, comment), "90", [plants.HARMLESS.launch], print)
+    assert (found.launches, found.differ, found.worse) == (1, 0, [])
+    assert ab_command.exit_code([], found) == 0
+
+
+@pytest.mark.skipif(_native.missing("_cpu") is not None, reason="the C++ extension is not built")
+def test_a_wrong_result_is_numerics(base, tmp_path):
+    head = planted(tmp_path, plants.WRONG)
+    command = [sys.executable, "-m", "bench", "ab", "--base", str(base), "--no-build", "--no-static", "--kernel", "leaky_average"]
+    command += ["--case", "mosaics", "--dtype", "float32", "--mode", "fwd", "--pairs", "1", "--threads", "1"]
+    environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(command, cwd=head, env=environ, capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "numerics" in done.stdout and "limit" in done.stdout
+
+
+def test_every_plant_still_finds_its_place(tmp_path):
+    for plant in (*plants.STATIC, plants.WRONG, plants.slower(5)):
+        assert (environment.ROOT / plant.path).read_text().count(plant.old) == 1, plant.name
+    with pytest.raises(ValueError, match="expected once"):
+        dataclasses.replace(plants.WRONG, old="no such text").apply(environment.ROOT)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["README.md", "tests/ops/test_leaky_average.py", "bench/ab.py"], ""),
+        (["retro_kernels/triton/_leaky_kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
+        (["csrc/cpu/leaky_average.cpp"], "leaky_average"),
+        (["retro_kernels/cpu/topk_chunks.py", "retro_kernels/ops/relative_logits.py"], "topk_chunks relative_logits"),
+        (["csrc/cpu/cut.h"], "relative_attention relative_logits"),
+        (["csrc/cpu/simd.h"], "all"),
+        (["retro_kernels/_dispatch.py"], "all"),
+        (["setup.py"], "all"),
+    ],
+)
+def test_changed_files_name_the_kernels_they_affect(files, expected):
+    found = affected.kernels(files, OPERATORS, environment.ROOT)
+    assert found == (set(OPERATORS) if expected == "all" else set(expected.split()))
+
+
+def test_changed_files_are_gits(tmp_path):
+    head = planted(tmp_path, plants.WRONG)
+    (head / "csrc" / "cpu" / "new.h").write_text("")
+    assert affected.changed_files(head, "HEAD") == [plants.WRONG.path, "csrc/cpu/new.h"]
+    with pytest.raises(ValueError, match="no-such-ref"):
+        affected.changed_files(head, "no-such-ref")
