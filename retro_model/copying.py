@@ -1,8 +1,8 @@
-"""Initial weights with which a small RETRO copies from its neighbours before it has learned anything.
+"""Initial weights with which a small model copies before it has learned anything: from its own context, and RETRO from its neighbours.
 
-To copy, three parts must fit: the encoder writes beside each neighbour token the one before it, chunked cross-attention looks for the
-decoder's token among those and takes what follows, and the readout recognises what was taken. Large models find this (an induction
-circuit) in thousands of steps. A baseline has no such circuit to be given, so a comparison that uses this must say so.
+To copy, three parts must fit: something writes beside each token the one before it, an attention looks for the current token among
+those and takes what follows, and the readout recognises what was taken. Large models find this (an induction circuit) in
+thousands of steps; in the minutes of a demonstration it has to be where training starts, for RETRO and its baseline alike.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from retro_model.layers import encode_displacements
 from retro_model.retro import Retro
 
-SHARPNESS = 12.0  # of the encoder's look at the token before: the tokens beside that one get a logit lower by about 8
-MATCH = 2.0  # scale of CCA's queries: one matching token of 128 then takes about half of the attention
+SHARPNESS = 24.0  # of the look at the token before: the tokens beside that one get a logit lower by about 16
+MATCH = 2.0  # scale of queries: one matching token of 128 then takes about half of the attention
 GAIN = 2.0  # scale of what is copied, beside a residual stream of unit scale
+LATER_MATCH, LATER_GAIN = 8.0, 3.0  # of CCA: what self-attention has copied by then takes its share of the stream's norm
 
 
 def _rotation(width: int, generator: torch.Generator) -> Tensor:
@@ -39,30 +40,39 @@ def align(model: Retro, seed: int = 0, *, turned: bool = False) -> Tensor:
 
 @torch.no_grad()
 def start_copying(model: Retro, seed: int = 0) -> None:
-    """`align`, turned, then the encoder's first attention and every chunked cross-attention as in the module's docstring.
+    """`align`, turned, then the circuit: layer 1 looks one token back, layer 2 copies from the context; in a RETRO the encoder's first
+    attention looks one token back, and every chunked cross-attention copies from the neighbours.
 
-    Everything stays trainable.
-    Raises: ValueError unless encoder and decoder share embeddings, and every attention is as wide as the model.
-    Source: the circuit is that of Olsson et al., arXiv 2209.11895 (induction heads), across two sequences.
+    Everything stays trainable. A RETRO and its baseline get the same weights wherever both have them.
+    Raises: ValueError unless encoder and decoder share embeddings, every attention is as wide as the model, and CCA begins in layer 2
+    or later.
+    Source: the circuit is that of Olsson et al., arXiv 2209.11895 (induction heads), within one sequence and across two.
     """
     c = model.config
     widths = {c.d_model, c.encoder_d_model, c.num_heads * c.head_dim, c.encoder_heads * c.encoder_head_dim}
-    if not c.retrieves or not c.share_embeddings or len(widths) != 1:
+    if not c.share_embeddings or len(widths) != 1 or c.num_layers < 2 or min(c.cca_layers, default=2) < 2:
         raise ValueError(
-            "model: expected a RETRO with share_embeddings and d_model == encoder_d_model == heads * head_dim in both; got "
-            f"cca_layers={c.cca_layers}, share_embeddings={c.share_embeddings}, widths {sorted(widths)}"
+            "model: expected share_embeddings, d_model == encoder_d_model == heads * head_dim in both, two layers or more, CCA from the second "
+            f"on; got share_embeddings={c.share_embeddings}, widths {sorted(widths)}, num_layers={c.num_layers}, cca_layers={c.cca_layers}"
         )
     turn = align(model, seed, turned=True)
     before = _rotation(c.d_model, torch.Generator().manual_seed(seed + 1))
-    identity = torch.eye(c.d_model)
-    _look_one_back(model.encoder.layers[0].attention, before)
-    for layer in model.layers:
-        if layer.cca is not None:
-            layer.cca.query.weight.copy_(MATCH * identity)
-            layer.cca.key.weight.copy_(before.T)
-            layer.cca.value.weight.copy_(identity)
-            layer.cca.output.weight.copy_(GAIN * turn)
-            layer.cca.positions.projection.weight.mul_(0.3)  # where a token stands matters less than which it is
+    _look_one_back(model.layers[0].attention, before)
+    _copy(model.layers[1].attention, before, turn, MATCH, GAIN)
+    if c.retrieves:
+        _look_one_back(model.encoder.layers[0].attention, before)
+        for layer in c.cca_layers:
+            _copy(model.layers[layer - 1].cca, before, turn, LATER_MATCH, LATER_GAIN)
+
+
+def _copy(attention: nn.Module, before: Tensor, turn: Tensor, match: float, gain: float) -> None:
+    """Attends the tokens that follow an occurrence of the current one, and writes them where the readout looks."""
+    identity = torch.eye(attention.d_model)
+    attention.query.weight.copy_(match * identity)
+    attention.key.weight.copy_(before.T)
+    attention.value.weight.copy_(identity)
+    attention.output.weight.copy_(gain * turn)
+    attention.positions.projection.weight.mul_(0.3)  # where a token stands matters less than which it is
 
 
 def _look_one_back(attention: nn.Module, turn: Tensor) -> None:

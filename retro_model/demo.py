@@ -53,8 +53,8 @@ class Plan:
 
     config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from, to train on (part
     of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string (None: exact search).
-    neighbours, evaluation_neighbours: K in training and the Ks that are scored. align, start_copying: initial weights,
-    see `copying`; the second is RETRO's alone and off.
+    neighbours, evaluation_neighbours: K in training and the Ks that are scored. start_copying: both models begin with the
+    weights of `copying`.
     sample_tokens: generated.
     """
 
@@ -75,22 +75,21 @@ class Plan:
     warmup_steps: int = 50
     autocast: str | None = None
     compile: bool = False
-    align: bool = True
-    start_copying: bool = False
+    start_copying: bool = True
     sample_tokens: int = 160
 
 
 def _small(width: int, layers: int, chunk_len: int) -> dict:
-    """A decoder with CCA in every layer but the first, and an encoder of one layer that reads with the decoder's embeddings."""
+    """A decoder with CCA in its last layer, and an encoder of one layer that reads with the decoder's embeddings."""
     return {
-        "d_model": width, "d_ff": 4 * width, "num_heads": 4, "head_dim": width // 4, "num_layers": layers,
-        "chunk_len": chunk_len, "neighbour_len": 2 * chunk_len, "cca_layers": tuple(range(2, layers + 1)), "encoder_layers": 1,
-        "encoder_d_model": width, "encoder_d_ff": 2 * width, "encoder_heads": 4, "encoder_head_dim": width // 4,
+        "d_model": width, "d_ff": 4 * width, "num_heads": 2, "head_dim": width // 2, "num_layers": layers,
+        "chunk_len": chunk_len, "neighbour_len": 2 * chunk_len, "cca_layers": (layers,), "encoder_layers": 1,
+        "encoder_d_model": width, "encoder_d_ff": 2 * width, "encoder_heads": 2, "encoder_head_dim": width // 2,
         "share_embeddings": True, "max_len": 1024,
     }  # fmt: skip
 
 
-DEFAULT = Plan(_small(64, 3, 32))
+DEFAULT = Plan(_small(64, 3, 16))
 SMOKE = Plan(
     _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=30_000, dim=64, index=None,
     evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
@@ -103,7 +102,7 @@ def preset(name: str) -> Plan:
     config.pop("vocab_size")
     return Plan(
         config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000, index=None,
-        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True, align=False,
+        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True, start_copying=False,
         sample_tokens=512,
     )  # fmt: skip
 
@@ -202,10 +201,8 @@ def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **option
     """A model with weights drawn from `seed`, and as `plan` says."""
     torch.manual_seed(seed)
     model = Retro(config, **options)
-    if plan.start_copying and config.retrieves:
+    if plan.start_copying:
         copying.start_copying(model, seed)
-    elif plan.align or plan.start_copying:
-        copying.align(model, seed, turned=plan.start_copying)
     return model.to(device)
 
 
@@ -376,7 +373,7 @@ def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes
         scores = score_all(models["RETRO"], models["baseline"], corpus, plan)
         leakage = evaluation.leakage(corpus.validation, corpus.validation_neighbours, corpus.database)
         evaluation.plot(scores, leakage, folder / "leakage.png")
-    best = scores[f"RETRO on, {plan.evaluation_neighbours[-1]} neighbours"]
+    best = scores[f"RETRO on, {plan.neighbours} neighbours"]
     results["bits_per_byte"] = {name: evaluation.bits_per_byte(s) for name, s in scores.items()}
     results["curves"] = {name: evaluation.curve(s, leakage) for name, s in scores.items()}
     results["difference"] = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in ("RETRO off", "baseline")}
