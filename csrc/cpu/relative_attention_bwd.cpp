@@ -12,6 +12,7 @@ namespace retro::RETRO_ISA {
 namespace {
 
 constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
+constexpr int LONGEST_CHAIN = 128;  // terms added one after the other before their rounding outweighs what the order is for
 
 struct Workspace {
   Visibility visible;
@@ -186,8 +187,17 @@ struct Backward {
   }
 
   // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key, the two
-  // cancel exactly. A few rows side by side hide the latency of the sums.
+  // cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN add up by lanes: the error of
+  // delta goes into every score of its row, that of dP into one.
   void deltas(int r, int count, Workspace& w) const {
+    if (n.D > LONGEST_CHAIN) {
+      for (int k = r; k < r + count; ++k) {
+        Vec product = zero();
+        for (int d = 0; d < n.D; d += LANES) product = fma(load(w.dout + k * n.wide + d, n.D - d), load(w.rows + k * n.wide + d, n.D - d), product);
+        w.delta[k] = sum(product);
+      }
+      return;
+    }
     Vec total[DELTAS];
     std::fill(total, total + DELTAS, zero());
     const float *a = w.dout + r * n.wide, *o = w.rows + r * n.wide;
