@@ -206,7 +206,7 @@ def plot(results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Seque
     top.set(ylabel="bits per byte of chunks with r(C) ≤ alpha")
     top.legend()
     bottom.set(
-        xlabel="alpha: longest substring shared with the 10 nearest neighbours, over the chunk's length",
+        xlabel="alpha: longest substring shared with a neighbour / chunk length",
         ylabel="bytes kept",
         ylim=(0, 1.05),
     )
