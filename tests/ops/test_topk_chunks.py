@@ -277,6 +277,14 @@ def test_splitting_the_batch_or_the_queries_changes_no_bit(backend):
             torch.testing.assert_close(s[0], scores[b, rows])
 
 
+def assert_same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    """To the bit; under the interpreter to rounding, for its products are NumPy's, which add up in an order that depends on the layout."""
+    if INTERPRETER:
+        compare.assert_passes(name, got, want.double(), None, want.dtype)
+    else:
+        assert torch.equal(got, want), name
+
+
 @pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -287,7 +295,9 @@ def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
     there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     leaves = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
     scores, indices = rk.topk_chunks(**leaves, backend=backend)
-    assert torch.equal(scores, want["out0"]) and torch.equal(indices, want["out1"])
+    assert_same("scores", scores, want["out0"])
+    assert torch.equal(indices, want["out1"])
     g = inputs.randn(inputs.generator(1), *scores.shape, dtype=torch.float32)
     got = torch.autograd.grad(scores, (leaves["query"], leaves["key"]), torch.where(scores.isfinite(), g, 0))
-    assert torch.equal(got[0], want["grad_query"]) and torch.equal(got[1], want["grad_key"])
+    assert_same("grad_query", got[0], want["grad_query"])
+    assert_same("grad_key", got[1], want["grad_key"])
