@@ -25,14 +25,12 @@ def _rotation(width: int, generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def align(model: Retro, seed: int = 0, *, turned: bool = False) -> Tensor:
-    """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their transpose.
-
-    For a RETRO and its baseline alike. turned: the readout is turned by a random rotation, so that no token predicts itself.
-    Returns: the rotation [d_model, d_model].
+def align(model: Retro, seed: int = 0) -> Tensor:
+    """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their transpose, turned by a random
+    rotation so that no token predicts itself. Returns: the rotation [d_model, d_model].
     """
     generator = torch.Generator().manual_seed(seed)
-    turn = _rotation(model.config.d_model, generator) if turned else torch.eye(model.config.d_model)
+    turn = _rotation(model.config.d_model, generator)
     model.embedding.weight.copy_(torch.randn(model.embedding.weight.shape, generator=generator))
     model.readout.weight.copy_(model.embedding.weight @ turn.T * model.config.d_model**-0.5)
     return turn
@@ -40,7 +38,7 @@ def align(model: Retro, seed: int = 0, *, turned: bool = False) -> Tensor:
 
 @torch.no_grad()
 def start_copying(model: Retro, seed: int = 0) -> None:
-    """`align`, turned, then the circuit: layer 1 looks one token back, layer 2 copies from the context; in a RETRO the encoder's first
+    """`align`, then the circuit: layer 1 looks one token back, layer 2 copies from the context; in a RETRO the encoder's first
     attention looks one token back, and every chunked cross-attention copies from the neighbours.
 
     Everything stays trainable. A RETRO and its baseline get the same weights wherever both have them.
@@ -55,7 +53,7 @@ def start_copying(model: Retro, seed: int = 0) -> None:
             "model: expected share_embeddings, d_model == encoder_d_model == heads * head_dim in both, two layers or more, CCA from the second "
             f"on; got share_embeddings={c.share_embeddings}, widths {sorted(widths)}, num_layers={c.num_layers}, cca_layers={c.cca_layers}"
         )
-    turn = align(model, seed, turned=True)
+    turn = align(model, seed)
     before = _rotation(c.d_model, torch.Generator().manual_seed(seed + 1))
     _look_one_back(model.layers[0].attention, before)
     _copy(model.layers[1].attention, before, turn, MATCH, GAIN)
