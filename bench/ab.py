@@ -17,7 +17,10 @@ from pathlib import Path
 from . import environment, statistics
 
 WORKER_PAIRS, ABBA_PAIRS = 5, 20
+MOST_BATCHES = 4  # of WORKER_PAIRS, while an interval is too wide
 LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
+LONG_CALL_S = 20e-3  # beside which refilling a cache is nothing
+LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # samples of a long call average the machine themselves: fewer do
 HERE = Path(__file__).resolve().parent
 
 
@@ -109,33 +112,52 @@ def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, 
             return Refusal(side, answer["status"], answer["reason"])
         slowest = max(slowest, answer["seconds"])
     repeats = max(int(LEAST_SAMPLE_S / slowest), 1)
+    affordable = int(LONG_PAIR_S / (4 * repeats * slowest))
     times: dict[str, list[float]] = {"base": [], "head": []}
-    for pair in range(ABBA_PAIRS):
+    for pair in range(min(ABBA_PAIRS, max(affordable, LEAST_ABBA_PAIRS))):
         for side in ("base", "head", "head", "base") if pair % 2 == 0 else ("head", "base", "base", "head"):
-            answer = workers[side].ask({"sample": repeats})
+            answer = workers[side].ask({"sample": repeats, "long": slowest > LONG_CALL_S})
             if "seconds" not in answer:
                 return Refusal(side, answer["status"], answer["reason"])
             times[side].append(answer["seconds"])
     return times["base"], times["head"]
 
 
+def sampled(take: Callable[[list[Item]], dict[Item, list[statistics.Pair] | Refusal]], items: list[Item], say: Callable[[str], None]):
+    """What `take` makes of the items, taken again for those whose interval is still wide: a noisy case needs more process pairs."""
+    found = take(items)
+    for _ in range(MOST_BATCHES - 1):
+        wide = [item for item, pairs in found.items() if not isinstance(pairs, Refusal) and not statistics.settled(statistics.ratio(pairs))]
+        if not wide:
+            break
+        say(f"{len(wide)} of {len(items)} intervals are wide: more worker pairs")
+        for item, more in take(wide).items():
+            found[item] = more if isinstance(more, Refusal) else found[item] + more
+    return found
+
+
 def compare(
     base: Path, head: Path, items: list[Item], threads: int, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
 ) -> list[Outcome]:
     """One verdict an item: a batch, a control of base against itself, and a second batch of whatever looks slower."""
+
+    def take(other: Path, wanted: list[Item]) -> dict[Item, list[statistics.Pair] | Refusal]:
+        # numerics are checked once, when all items are first taken
+        return sampled(lambda some: batch(base, other, some, threads, some is items, say, worker_pairs), wanted, say)
+
     say("base against head")
-    first = batch(base, head, items, threads, True, say, worker_pairs)
+    first = take(head, items)
     outcomes = [_refused(item, result) for item, result in first.items() if isinstance(result, Refusal)]
     ratios = {item: statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
     if not ratios:
         return outcomes
     say("control: base against base")
-    controls = batch(base, base, list(ratios), threads, False, say, worker_pairs)
+    controls = take(base, list(ratios))
     suspects = [item for item, found in ratios.items() if statistics.looks_slower(found)]
     again = {}
     if suspects:
         say(f"second batch of {len(suspects)}")
-        again = batch(base, head, suspects, threads, False, say, worker_pairs)
+        again = take(head, suspects)
     for item, found in ratios.items():
         control, second = _ratio(controls[item]), _ratio(again.get(item))
         verdict = "inconclusive" if control is None else statistics.verdict(found, second, control)

@@ -1,7 +1,7 @@
 """One process of `ab`: holds one tree's kernels and times one call when told to. JSON lines in, JSON lines out.
 
 {"prepare": {kernel, backend, case, dtype, mode, seed, threads, check}} -> {"ok": true, "seconds": s} | {"status": ..., "reason": ...}
-{"sample": repeats} -> {"seconds": s}
+{"sample": repeats, "long": bool} -> {"seconds": s}
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def prepare(bench, wanted: dict):
     return call, {"ok": True, "seconds": time.perf_counter() - begun}
 
 
-def sample(call, repeats: int) -> float:
-    call()  # its caches were the other process's a moment ago
+def sample(call, repeats: int, long: bool) -> float:
+    if not long:
+        call()  # its caches were the other process's a moment ago
     begun = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -63,7 +64,7 @@ def main() -> None:
         if "prepare" in message:
             call, answer = prepare(bench, message["prepare"])
         else:
-            answer = {"seconds": sample(call, message["sample"])}
+            answer = {"seconds": sample(call, message["sample"], message["long"])}
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import environment
 
 LOGITS, LEAKY = "retro_kernels/triton/_relative_logits_kernels.py", "retro_kernels/triton/_leaky_kernels.py"
-CPU = "csrc/cpu/leaky_average.cpp"
+CPU = "csrc/cpu/topk_chunks.cpp"
 #: git must neither ask who commits nor sign
 GIT = ["git", "-c", "user.name=proof", "-c", "user.email=proof@localhost", "-c", "commit.gpgsign=false"]
 
@@ -92,7 +92,7 @@ STATIC = (HINT, EXP, SPILL, VANISHED, HARMLESS)
 
 def slower(percent: int) -> Plant:
     """The C++ kernel idles for this share of its own time."""
-    old = "  by_type(x.type, [&](auto t) { forward<decltype(t)>(x, decay, initial, y, threads); });\n"
+    old = "  by_type(query.type, [&](auto t) { forward<decltype(t)>(p, out, threads); });\n"
     wait = f"""  const auto begun = std::chrono::steady_clock::now();
 {old}  const auto end = begun + (std::chrono::steady_clock::now() - begun) * {100 + percent} / 100;
   while (std::chrono::steady_clock::now() < end) {{

@@ -22,20 +22,9 @@ from bench import ab as trees
 from bench import plants
 
 GROUPS = ("static", "numerics", "slower", "same")
-TIMED = [
-    "--no-static",
-    "--no-build",
-    "--kernel",
-    "leaky_average",
-    "--case",
-    "mosaics",
-    "--dtype",
-    "float32",
-    "--mode",
-    "fwd",
-    "--threads",
-    "1",
-]
+QUICK = ["--no-static", "--no-build", "--dtype", "float32", "--mode", "fwd", "--threads", "1"]
+CHECKED = [*QUICK, "--kernel", "leaky_average", "--case", "mosaics", "--pairs", "1"]
+TIMED = [*QUICK, "--kernel", "topk_chunks", "--case", "rpt-retriever"]
 HEADER = "| planted | expected | exit code | verdict | head/base | interval | control | minutes |\n|---|---|---|---|---|---|---|---|"
 BUSY = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile True:\n    a @ a"
 
@@ -66,7 +55,7 @@ def said(out: str, err: str) -> tuple[str, ...]:
     lines = out.splitlines()
     for line in lines:
         cells = re.split(r"\s{2,}", line)
-        if line.startswith("leaky_average/cpu/") and len(cells) == 6:
+        if line.startswith(("leaky_average/cpu/", "topk_chunks/cpu/")) and len(cells) == 6:
             return cells[1], cells[2], cells[3].replace(" .. ", " to "), cells[5]
     at = next((i for i, line in enumerate(lines) if line.startswith("static metrics:") and "differ" in line), None)
     if at is not None:
@@ -83,7 +72,7 @@ def static(base: Path, head: Path, runs: int) -> Iterator[Row]:
 
 def numerics(base: Path, head: Path, runs: int) -> Iterator[Row]:
     restored(head, plants.WRONG)
-    yield ab(plants.WRONG.name, (2,), base, head, [*TIMED, "--pairs", "1"])
+    yield ab(plants.WRONG.name, (2,), base, head, CHECKED)
 
 
 def slower(base: Path, head: Path, runs: int) -> Iterator[Row]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 WARN, FAIL, CONTROL = 1.03, 1.05, 1.02
+SETTLED = 1.05  # an interval wider than this, high over low, could hide what it is meant to find
 
 #: samples of one worker pair: times of the base and times of the head, taken in ABBA order
 Pair = tuple[list[float], list[float]]
@@ -42,6 +43,11 @@ def ratio(pairs: list[Pair], seed: int = 0) -> Ratio:
     tail = (1 - CONFIDENCE) / 2
     low, high = resampled[int(tail * RESAMPLES)], resampled[int((1 - tail) * RESAMPLES) - 1]
     return Ratio(math.exp(statistics.median(centres)), math.exp(low), math.exp(high))
+
+
+def settled(found: Ratio) -> bool:
+    """Whether the interval is narrow enough; judged by width alone, so that to go on until it is favours no verdict."""
+    return found.high <= SETTLED * found.low
 
 
 def looks_slower(found: Ratio) -> bool:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bench import statistics
+from bench import ab, statistics
 from bench.statistics import Ratio
 
 PAIRS, SAMPLES = 5, 40
@@ -48,6 +48,38 @@ def test_a_slowdown_of_four_percent_warns_and_does_not_fail():
     rng = random.Random(3)
     verdicts = [decide(rng, 1.04) for _ in range(50)]
     assert verdicts.count("warn") >= 45 and verdicts.count("regression") <= 1
+
+
+def taker(rng, slowdown, layout):
+    return lambda items: {item: batch(rng, slowdown, layout=layout) for item in items}
+
+
+def test_processes_that_differ_by_three_percent_need_more_pairs_and_then_tell_ten_percent():
+    rng = random.Random(5)
+    verdicts, widths, counts = [], [], []
+    for _ in range(40):
+        first = ab.sampled(taker(rng, 1.1, 0.03), ["item"], lambda text: None)["item"]
+        counts.append(len(first))
+        found = statistics.ratio(first)
+        widths.append(statistics.settled(found))
+        second = statistics.ratio(ab.sampled(taker(rng, 1.1, 0.03), ["item"], lambda text: None)["item"])
+        verdicts.append(statistics.verdict(found, second, Ratio(1, 1, 1)))
+    assert set(counts) > {PAIRS} and max(counts) <= PAIRS * ab.MOST_BATCHES
+    assert widths.count(True) >= 30 and verdicts.count("regression") >= 38, verdicts
+
+
+def test_more_pairs_are_taken_of_wide_intervals_alone_and_a_refusal_stays():
+    rng = random.Random(6)
+    asked = []
+
+    def take(items):
+        asked.append(list(items))
+        refusal = ab.Refusal("head", "error", "broke")
+        return {i: {"quiet": batch(rng, 1.0), "noisy": batch(rng, 1.0, layout=0.3), "broken": refusal}[i] for i in items}
+
+    found = ab.sampled(take, ["quiet", "noisy", "broken"], lambda text: None)
+    assert asked == [["quiet", "noisy", "broken"], *[["noisy"]] * (ab.MOST_BATCHES - 1)]
+    assert len(found["quiet"]) == PAIRS and len(found["noisy"]) == PAIRS * ab.MOST_BATCHES and found["broken"].reason == "broke"
 
 
 def test_a_speed_up_is_no_regression():
