@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: list, check, run, profile, static, ab, compare, report, doctor.
+"""`python -m bench COMMAND`: list, check, run, profile, static, ab, compare, report, doctor, tune.
 
 Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing measured.
 """
@@ -12,7 +12,7 @@ import sys
 
 from . import exits
 
-COMMANDS = ("list", "check", "run", "profile", "static", "ab", "compare", "report", "doctor")
+COMMANDS = ("list", "check", "run", "profile", "static", "ab", "compare", "report", "doctor", "tune")
 
 
 class Parser(argparse.ArgumentParser):

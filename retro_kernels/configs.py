@@ -1,14 +1,14 @@
 """Tile configurations as data: `configs/<op>.json`, one row a (kernel, architecture, element size, width, rows).
 
-No autotuning: tables are tuned offline and committed, so that neither a first call waits nor a sum's order changes. To try another
-tile, pass one of `candidates`; to keep it, edit the row.
+No autotuning: tables are tuned offline (`python -m bench tune`) and committed, so that neither a first call waits nor a sum's order
+changes. `replaced` tries other rows, `watched` tells which ones served.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,8 @@ from pathlib import Path
 from ._target import Target
 
 _TABLES = Path(__file__).with_suffix("")
+_watching: list[list[tuple[str, dict]]] = []
+_replaced: dict[str, tuple[dict, ...]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,30 +55,65 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
     known = [row["arch"] for row in rows]
     arch = max((a for a in known if a <= target.arch), default=min(known))
     fits = [row for row in rows if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows]
-    best = min(fits, key=lambda row: (row["width"], row["rows"]))
+    best = served(op, min(fits, key=lambda row: (row["width"], row["rows"])))
     tile = Tile(best["block_m"], best["block_n"], best["num_warps"], best["num_stages"], best["precision"])
     return _within(tile, problem)
 
 
-def candidates(op: str, problem: Problem, target: Target) -> Iterator[Tile]:
-    """Tiles worth measuring beside the committed one, the committed one first; some may not fit the target's shared memory."""
-    chosen = choose(op, problem, target)
-    yield chosen
-    seen = {chosen}
-    precisions = (chosen.precision,) if problem.bytes == 2 else ("tf32x3", "ieee")
-    for block_m, block_n, warps, stages, precision in itertools.product(
-        (16, 32, 64, 128), (16, 32, 64, 128), (2, 4, 8), (1, 2, 3, 4), precisions
-    ):
-        tile = _within(Tile(block_m, block_n, warps, stages, precision), problem)
-        buffers = stages * 2 * tile.block_n * problem.width * problem.bytes + tile.block_m * problem.width * problem.bytes
-        if tile not in seen and buffers <= target.shared_memory:
-            seen.add(tile)
-            yield tile
+def served(op: str, row: dict) -> dict:
+    """The row, noted for whoever watches."""
+    for seen in _watching:
+        if (op, row) not in seen:
+            seen.append((op, row))
+    return row
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[tuple[str, dict]]]:
+    """The (op, row) pairs that serve the calls made inside, each once; it fills as they come. Not for threads."""
+    seen: list[tuple[str, dict]] = []
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching.pop()
+
+
+@contextlib.contextmanager
+def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
+    """Inside, `rows` are the op's table. Not for threads."""
+    before = _replaced.get(op)
+    _replaced[op] = rows
+    try:
+        yield
+    finally:
+        _replaced.pop(op)
+        if before is not None:
+            _replaced[op] = before
+
+
+def table(op: str) -> tuple[dict, ...]:
+    """The rows of an op, as they stand in its file, or as `replaced`."""
+    return _replaced.get(op) or _committed(op)
+
+
+def keep(op: str, old: dict, new: dict) -> None:
+    """Replace a row of the op's file; every other line stays as it is.
+
+    Raises ValueError where the file has no such line.
+    """
+    path = _TABLES / f"{op}.json"
+    lines = path.read_text().splitlines(keepends=True)
+    at = [i for i, line in enumerate(lines) if line.startswith("{") and json.loads(line.rstrip().rstrip(",")) == old]
+    if len(at) != 1:
+        raise ValueError(f"{path.name}: expected one row {old}; got {len(at)}")
+    lines[at[0]] = lines[at[0]].replace(json.dumps(old), json.dumps(new))
+    path.write_text("".join(lines))
+    _committed.cache_clear()
 
 
 @functools.cache
-def table(op: str) -> tuple[dict, ...]:
-    """The rows of an op, as they stand in its file."""
+def _committed(op: str) -> tuple[dict, ...]:
     return tuple(json.loads((_TABLES / f"{op}.json").read_text()))
 
 

@@ -68,26 +68,36 @@ def kernel(call: TopkChunks) -> str:
 
 def tiles(call: TopkChunks, target: Target) -> list[Tile]:
     """The tiles that may serve the call, the most queries first."""
-    rows = [row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()]
-    known = {row["arch"] for row in rows}
-    arch = max((a for a in known if a <= target.arch), default=min(known))
-    fits = sorted((row for row in rows if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
-    found: dict[int, Tile] = {}
-    for row in fits:  # the narrowest list that fits
-        names = ("block_d", "num_warps", "num_stages", "precision", "resident", "width")
-        found.setdefault(row["block_m"], Tile(row["block_m"], row["block_n"], *(row[name] for name in names)))
-    return [found[block_q] for block_q in sorted(found, reverse=True)]
+    return [_tile(row) for row in _rows(call, target)]
 
 
 def tile(call: TopkChunks, target: Target) -> Tile:
     """The most queries a tile that still fill the device, with the keys split where queries alone don't."""
     b, q, _ = call.query.shape
-    choices = tiles(call, target)
-    for chosen in choices[:-1]:
-        blocks, parts = b * _cdiv(q, chosen.block_q), max(1, _cdiv(call.key.shape[1], chosen.block_s) // _TILES_PER_SPLIT)
-        if q > chosen.block_q // 2 and blocks * parts >= _BUSY * target.multiprocessors:
-            return chosen
-    return choices[-1]
+    choices = _rows(call, target)
+    for row in choices[:-1]:
+        block_q, block_s = row["block_m"], row["block_n"]
+        blocks, parts = b * _cdiv(q, block_q), max(1, _cdiv(call.key.shape[1], block_s) // _TILES_PER_SPLIT)
+        if q > block_q // 2 and blocks * parts >= _BUSY * target.multiprocessors:
+            return _tile(configs.served(OP, row))
+    return _tile(configs.served(OP, choices[-1]))
+
+
+def _rows(call: TopkChunks, target: Target) -> list[dict]:
+    """The table's rows that may serve the call, one a number of queries: the narrowest list that fits."""
+    rows = [row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()]
+    known = {row["arch"] for row in rows}
+    arch = max((a for a in known if a <= target.arch), default=min(known))
+    fits = sorted((row for row in rows if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
+    found: dict[int, dict] = {}
+    for row in fits:
+        found.setdefault(row["block_m"], row)
+    return [found[block_q] for block_q in sorted(found, reverse=True)]
+
+
+def _tile(row: dict) -> Tile:
+    names = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "precision", "resident", "width")
+    return Tile(*(row[name] for name in names))
 
 
 def split(keys: int, block_s: int, blocks: int, places: int) -> Split:

@@ -1,0 +1,65 @@
+"""GPU: the fastest tile of each Triton kernel of a case, checked before it is timed; --write keeps it
+
+Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are retro_kernels/configs/<op>.json; a row
+serves every shape it covers, so run the other cases (`check`, `run`) before committing what --write changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from retro_kernels import configs
+
+from .. import exits, plan, runner, timing, tune
+from ..registry import CONTENDERS
+from ..report import summary, terminal
+from . import _options
+
+HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _options.add_selection(parser)
+    parser.add_argument("--seconds", type=float, default=0.1, help="time for a tile's samples (default 0.1 s)")
+    parser.add_argument("--rounds", type=_options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)")
+    parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    given = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
+    chosen = _options.selection(given)
+    run = runner.Run(chosen.device, effort=timing.Effort(seconds=arguments.seconds))
+    found = []
+    for case in plan.cases(chosen):
+        contender = CONTENDERS.get((case.kernel, "triton"))
+        for dtype in plan.dtypes(case, chosen) if contender else ():
+            for mode in plan.modes(case, chosen):
+                if why := plan.misfit(case, chosen.device) or plan.unfit(contender, case, dtype, chosen.device, mode == "fwdbwd"):
+                    say(f"{case.kernel}/{case.name}/{dtype}/{mode}: {why}")
+                    continue
+                say(f"{case.kernel}/{case.name}/{dtype}/{mode}")
+                found += keep(tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say), arguments.write)
+    if not found:
+        return exits.NOTHING_MEASURED
+    print(terminal.align([HEADER, *map(cells, found)]))
+    return exits.OK
+
+
+def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
+    for item in tuned if write else ():
+        if item.best.row != item.before:
+            configs.keep(item.op, item.before, item.best.row)
+    return tuned
+
+
+def cells(item: tune.Tuned) -> tuple[str, ...]:
+    row, first = item.before, item.trials[0]
+    where = f"sm_{row['arch']} {row['bytes']} bytes, width {row['width']}"
+    times = (tune.tile_text(row), summary.duration(first.seconds), tune.tile_text(item.best.row), summary.duration(item.best.seconds))
+    unfit = sum(trial.status != "ok" for trial in item.trials)
+    return (f"{item.op} {row['kernel']}", where, *times, str(len(item.trials)), str(unfit))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""Which tile is fastest on this GPU: the committed one against its neighbours, each checked before it is timed.
+
+A call is served by rows of `retro_kernels/configs/<op>.json`, one a kernel. Rows are tuned one after the other, each with the best of those
+before it in place, in steps from the best tile so far until none of its neighbours is faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from retro_kernels import configs
+
+from . import numerics, oracle, plan, runner, timing
+from .registry import OPERATORS, Case, Contender, contenders_of
+
+#: what a step may do to a number of a row: halve or double it within bounds, or count up and down
+_DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}
+_COUNTED = {"num_stages": (1, 5)}
+_MOST_CHANGES = 2  # numbers that a neighbour has different
+LEAST_GAIN = 0.02  # share of the call's time that a tile must save to be kept: less is noise
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One row in place of the committed one: what the whole call then takes, or why it can't be used."""
+
+    row: dict
+    status: str  # ok | numerics | error
+    seconds: float | None = None
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    op: str
+    before: dict
+    trials: list[Trial]  # the committed row first
+    best: Trial
+
+
+def neighbours(row: dict) -> list[dict]:
+    """Rows that differ from this one by a step in one number or two."""
+    steps = [(name, value) for name, value in _steps(row)]
+    found = []
+    for count in range(1, _MOST_CHANGES + 1):
+        for changes in itertools.combinations(steps, count):
+            if len({name for name, _ in changes}) == count:
+                found.append({**row, **dict(changes)})
+    return found
+
+
+def _steps(row: dict) -> Iterator[tuple[str, int]]:
+    for name, (least, most) in _DOUBLED.items():
+        if name == "block_m" and "block_d" in row:
+            continue  # topk_chunks chooses among its rows by their block_m
+        if name in row:
+            yield from ((name, value) for value in (row[name] // 2, row[name] * 2) if least <= value <= most)
+    for name, (least, most) in _COUNTED.items():
+        yield from ((name, value) for value in (row[name] - 1, row[name] + 1) if least <= value <= most)
+
+
+@contextlib.contextmanager
+def in_place(op: str, changes: list[tuple[dict, dict]]) -> Iterator[None]:
+    """The op's table with (old, new) rows exchanged."""
+    rows = list(configs.table(op))
+    for old, new in changes:
+        rows[rows.index(old)] = new
+    with configs.replaced(op, tuple(rows)):
+        yield
+
+
+class Bench:
+    """One case, type and mode: its inputs, its float64 truth and what eager may err by, made once for all trials."""
+
+    def __init__(self, run: runner.Run, case: Case, dtype: str, mode: str, contender: Contender):
+        self.run, self.case, self.mode, self.contender, self.dtype = run, case, mode, contender, dtype
+        self.seed = run.seed or 0
+        self.arguments: dict[str, Any] = case.make(self.seed, run.device, getattr(torch, dtype))
+        self.operator = OPERATORS[case.kernel]
+        self.truth = oracle.solve(self.operator, case, self.arguments, self.seed, mode == "fwdbwd", run.oracle_share)
+        eager = next(c for c in contenders_of(case.kernel) if c.name == plan.YARDSTICK)
+        self.yardstick = numerics.errors(self.operator, eager, self.arguments, self.truth)
+
+    def call(self) -> Callable[[], Any]:
+        return runner.step(self.contender, self.case, self.arguments, self.mode == "fwdbwd", self.seed)
+
+    def rows(self) -> list[tuple[str, dict]]:
+        """(op, row) of every tile that serves the call."""
+        with configs.watched() as seen:
+            self.call()()
+        return seen
+
+    def fault(self) -> tuple[str, str] | None:
+        """Status and reason if the call fails or is wrong with the table as it is."""
+        try:
+            found = numerics.errors(self.operator, self.contender, self.arguments, self.truth)
+        except Exception as e:  # a tile that doesn't fit the chip says so by raising
+            return "error", f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+        verdict = numerics.judge(found, self.yardstick, self.dtype, self.truth.checked)
+        return None if verdict.passed else ("numerics", verdict.complaint())
+
+    def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
+        """Each of `rows` in place of `old`, beside the changes already `kept`: checked, then timed in turns."""
+        found: dict[int, Trial] = {}
+        calls: dict[str, Callable[[], Any]] = {}
+        for i, row in enumerate(rows):
+            with in_place(op, [*kept, (old, row)]):
+                fault = self.fault()
+            if fault:
+                found[i] = Trial(row, fault[0], reason=fault[1])
+            else:
+                calls[str(i)] = self._with(op, [*kept, (old, row)])
+        for name, outcome in timing.measure(calls, self.run.device, self.run.effort).items():
+            row = rows[int(name)]
+            failed = isinstance(outcome, Exception)
+            found[int(name)] = Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", timing.estimate(outcome))
+        return [found[i] for i in sorted(found)]
+
+    def _with(self, op: str, changes: list[tuple[dict, dict]]) -> Callable[[], Any]:
+        call = self.call()
+
+        def run() -> Any:
+            with in_place(op, changes):
+                return call()
+
+        return run
+
+
+def tune(bench: Bench, rounds: int, say: Callable[[str], None]) -> list[Tuned]:
+    """Every row that serves the call, in the order in which the call asks for them; at most `rounds` steps a row.
+
+    Raises ValueError if the committed rows fail.
+    """
+    found: list[Tuned] = []
+    for op, row in bench.rows():
+        kept = [(t.before, t.best.row) for t in found if t.op == op and t.best.row != t.before]
+        found.append(_tune_row(bench, op, kept, row, rounds, say))
+    return found
+
+
+def _tune_row(bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Callable[[str], None]) -> Tuned:
+    centre, tried, trials = row, [row], []
+    for left in reversed(range(rounds)):
+        fresh = [new for new in neighbours(centre) if new not in tried]
+        tried += fresh
+        say(f"{op} {row['kernel']}: {len(fresh)} tiles around {tile_text(centre)}")
+        # the centre runs beside its neighbours: times of different rounds are not compared
+        first, *others = bench.trials(op, kept, row, [centre, *fresh])
+        if first.status != "ok":
+            raise ValueError(f"{op} {row['kernel']} {tile_text(centre)}: {first.status}: {first.reason}")
+        trials += others if trials else [first, *others]
+        faster = [t for t in others if t.status == "ok" and t.seconds < (1 - LEAST_GAIN) * first.seconds]
+        best = min(faster, key=lambda t: t.seconds) if faster else first
+        if not faster or not left:
+            return Tuned(op, row, trials, best)
+        centre = best.row
+    raise ValueError(f"rounds: expected at least 1; got {rounds}")
+
+
+def tile_text(row: dict) -> str:
+    """What a step may change, in short: `m64 n32 w4 s2`."""
+    letters = {"block_m": "m", "block_n": "n", "block_d": "d", "num_warps": "w", "num_stages": "s"}
+    return " ".join(f"{letter}{row[name]}" for name, letter in letters.items() if name in row)

@@ -1,0 +1,147 @@
+"""The tuner: which tiles it tries, that a wrong or failing one is never kept, and that a table is changed in one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench import environment, timing, tune
+from retro_kernels import configs
+from retro_kernels._target import KNOWN
+
+OP = "leaky_average"
+ROW = configs.table(OP)[0]
+
+
+class FakeBench(tune.Bench):
+    """Times and faults by a rule in place of kernels."""
+
+    def __init__(self, seconds, fault=lambda row: None):
+        self.seconds, self.rule = seconds, fault
+        self.run = type("Run", (), {"device": "cpu", "effort": timing.Effort(least=1, most=1)})
+
+    def rows(self):
+        return [(OP, ROW)]
+
+    def now(self):
+        return configs.table(OP)[0]
+
+    def fault(self):
+        return self.rule(self.now())
+
+    def call(self):
+        return self.now
+
+
+@pytest.fixture
+def by_rule(monkeypatch):
+    """Calls return the row in place; its time is what the bench says of it."""
+
+    def measure(calls, device, effort):
+        return {name: timing.summary([bench_seconds(call())], {"clock": "wall"}) for name, call in calls.items()}
+
+    monkeypatch.setattr(timing, "measure", measure)
+
+    def use(bench):
+        nonlocal bench_seconds
+        bench_seconds = bench.seconds
+        return bench
+
+    bench_seconds = None
+    return use
+
+
+def distance(row):
+    """Fastest at 64 x 256 with 8 warps, several steps away from the committed row."""
+    return 1 + sum(abs(row[name].bit_length() - best.bit_length()) for name, best in (("block_m", 64), ("block_n", 256), ("num_warps", 8)))
+
+
+def test_neighbours_are_within_bounds_and_differ_in_one_or_two_numbers():
+    found = tune.neighbours(ROW)
+    assert len({json.dumps(row) for row in found}) == len(found) > 10
+    for row in found:
+        assert 1 <= sum(row[name] != ROW[name] for name in ROW) <= 2
+        assert row["block_m"] >= 16 and row["block_n"] >= 16 and row["num_warps"] >= 1 and row["num_stages"] >= 1
+        assert {name: row[name] for name in ("kernel", "arch", "bytes", "width", "rows")} == {
+            name: ROW[name] for name in ("kernel", "arch", "bytes", "width", "rows")
+        }
+
+
+def test_the_rows_of_topk_chunks_keep_what_they_are_chosen_by():
+    row = configs.table("topk_chunks")[0]
+    assert {new["block_m"] for new in tune.neighbours(row)} == {row["block_m"]} and "block_d" in row
+
+
+def test_the_walk_ends_at_the_fastest_tile(by_rule):
+    (found,) = tune.tune(by_rule(FakeBench(distance)), 9, lambda text: None)
+    assert (found.best.row["block_m"], found.best.row["block_n"], found.best.row["num_warps"]) == (64, 256, 8)
+    assert found.before == ROW == found.trials[0].row and found.best.seconds == 1
+    assert configs.table(OP)[0] == ROW  # nothing is left in place
+
+
+def test_rounds_bound_the_walk(by_rule):
+    (found,) = tune.tune(by_rule(FakeBench(distance)), 1, lambda text: None)
+    assert found.best.seconds > 1 and len(found.trials) == 1 + len(tune.neighbours(ROW))
+
+
+def test_a_wrong_tile_is_not_kept_however_fast(by_rule):
+    wrong = lambda row: ("numerics", "out: too far") if row["num_warps"] == 8 else None  # noqa: E731
+    (found,) = tune.tune(by_rule(FakeBench(distance, wrong)), 9, lambda text: None)
+    assert found.best.row["num_warps"] == 4 and any(t.status == "numerics" and t.seconds is None for t in found.trials)
+
+
+def test_a_gain_within_the_noise_changes_nothing(by_rule):
+    (found,) = tune.tune(by_rule(FakeBench(lambda row: 1.0 if row == ROW else 0.99)), 9, lambda text: None)
+    assert found.best.row == ROW
+
+
+def test_a_committed_tile_that_fails_is_an_error(by_rule):
+    with pytest.raises(ValueError, match=r"leaky_average scan.*numerics"):
+        tune.tune(by_rule(FakeBench(distance, lambda row: ("numerics", "out: too far"))), 9, lambda text: None)
+
+
+def test_watched_and_replaced():
+    problem = configs.Problem("scan", 2, 64, 512, 64)
+    with configs.watched() as seen:
+        first = configs.choose(OP, problem, KNOWN[90])
+        configs.choose(OP, problem, KNOWN[90])
+    ((op, row),) = seen
+    assert op == OP and row in configs.table(OP)
+    with tune.in_place(OP, [(row, {**row, "num_warps": 2})]):
+        assert configs.choose(OP, problem, KNOWN[90]).num_warps == 2
+    assert configs.choose(OP, problem, KNOWN[90]) == first and first.num_warps != 2
+
+
+def test_keep_changes_one_line(tmp_path, monkeypatch):
+    text = (configs._TABLES / f"{OP}.json").read_text()
+    (tmp_path / f"{OP}.json").write_text(text)
+    monkeypatch.setattr(configs, "_TABLES", tmp_path)
+    configs.keep(OP, ROW, {**ROW, "num_warps": 1})
+    changed = [
+        pair for pair in zip(text.splitlines(), (tmp_path / f"{OP}.json").read_text().splitlines(), strict=True) if pair[0] != pair[1]
+    ]
+    assert len(changed) == 1 and json.loads(changed[0][1].rstrip(","))["num_warps"] == 1
+    with pytest.raises(ValueError, match="expected one row"):
+        configs.keep(OP, ROW, ROW)
+    monkeypatch.undo()
+    configs._committed.cache_clear()
+
+
+def test_the_command_tunes_interpreted_kernels():
+    """Times mean nothing there; that kernels run, are checked and are replaced does."""
+    command = [sys.executable, "-m", "bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
+    command += ["--kernel", OP, "--case", "tiny", "--dtype", "float32", "--seconds", "0.001", "--rounds", "1"]
+    environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("leaky_average scan")]
+    assert line.split()[-1] == "0" and int(line.split()[-2]) > 10  # none unfit of those tried
+
+
+def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):
+    import bench
+
+    assert bench.main(["tune", "--device", "cpu", "--kernel", OP, "--case", "mosaics"]) == 5
+    assert "no CUDA GPU" in capsys.readouterr().err
