@@ -139,7 +139,7 @@ def sampled(take: Callable[[list[Item]], dict[Item, list[statistics.Pair] | Refu
 def compare(
     base: Path, head: Path, items: list[Item], threads: int, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
 ) -> list[Outcome]:
-    """One verdict an item: a batch, a control of base against itself, and a second batch of whatever looks slower."""
+    """One verdict an item: a batch, and for what is not plainly unchanged a control of base against itself and a second batch."""
 
     def take(other: Path, wanted: list[Item]) -> dict[Item, list[statistics.Pair] | Refusal]:
         # numerics are checked once, when all items are first taken
@@ -151,16 +151,22 @@ def compare(
     ratios = {item: statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
     if not ratios:
         return outcomes
-    say("control: base against base")
-    controls = take(base, list(ratios))
+    doubtful = [item for item, found in ratios.items() if not statistics.unchanged(found)]
+    controls = {}
+    if doubtful:
+        say(f"control, base against base, of {len(doubtful)}")
+        controls = take(base, doubtful)
     suspects = [item for item, found in ratios.items() if statistics.looks_slower(found)]
     again = {}
     if suspects:
         say(f"second batch of {len(suspects)}")
         again = take(head, suspects)
     for item, found in ratios.items():
-        control, second = _ratio(controls[item]), _ratio(again.get(item))
-        verdict = "inconclusive" if control is None else statistics.verdict(found, second, control)
+        control, second = _ratio(controls.get(item)), _ratio(again.get(item))
+        if item not in controls:
+            verdict = "ok"
+        else:
+            verdict = "inconclusive" if control is None else statistics.verdict(found, second, control)
         outcomes.append(Outcome(item, verdict, "", found, second, control))
     return outcomes
 

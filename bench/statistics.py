@@ -50,6 +50,11 @@ def settled(found: Ratio) -> bool:
     return found.high <= SETTLED * found.low
 
 
+def unchanged(found: Ratio) -> bool:
+    """Plainly no change: what a control could only confirm."""
+    return settled(found) and 1 / WARN <= found.value <= WARN
+
+
 def looks_slower(found: Ratio) -> bool:
     """Worth a second batch: the interval lies above 1 and the estimate beyond FAIL."""
     return found.low > 1 and found.value > FAIL

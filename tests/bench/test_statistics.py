@@ -82,6 +82,28 @@ def test_more_pairs_are_taken_of_wide_intervals_alone_and_a_refusal_stays():
     assert len(found["quiet"]) == PAIRS and len(found["noisy"]) == PAIRS * ab.MOST_BATCHES and found["broken"].reason == "broke"
 
 
+@pytest.mark.parametrize(
+    ("slowdown", "asked"), [(1.0, ["a-b"]), (1.2, ["a-b", "a-a", "a-b"]), (0.8, ["a-b", "a-a"])], ids=["equal", "slower", "faster"]
+)
+def test_only_what_may_have_changed_is_controlled(slowdown, asked, monkeypatch):
+    rng, seen = random.Random(7), []
+
+    def sampled(base, head, items, threads, check, say, worker_pairs):
+        seen.append(f"{base}-{head}")
+        return {item: batch(rng, slowdown if head != base else 1.0) for item in items}
+
+    monkeypatch.setattr(ab, "batch", sampled)
+    (outcome,) = ab.compare("a", "b", ["item"], 1, lambda text: None)
+    assert seen == asked and outcome.verdict == {1.0: "ok", 1.2: "regression", 0.8: "faster"}[slowdown]
+    assert (outcome.control is None) == (slowdown == 1.0)
+
+
+def test_unchanged_needs_a_narrow_interval():
+    assert statistics.unchanged(Ratio(1.01, 0.99, 1.02))
+    assert not statistics.unchanged(Ratio(1.01, 0.95, 1.08)) and not statistics.unchanged(Ratio(1.04, 1.03, 1.05))
+    assert not statistics.unchanged(Ratio(0.9, 0.89, 0.91))
+
+
 def test_a_speed_up_is_no_regression():
     rng = random.Random(4)
     assert {decide(rng, 0.8) for _ in range(20)} == {"faster"}
