@@ -12,7 +12,8 @@ libraries people already use. Importing this package loads torch and `retro_kern
     training.py     optimiser, schedule, training step; checkpoint.py saves and resumes exactly
     data/           documents -> tokens -> chunks -> database -> neighbours; deduplication
     evaluation.py   bits-per-byte, leakage, bits-per-byte by leakage; colouring.py samples coloured by longest common prefix
-    demo.py         all of it on the sources of Python's standard library; copying.py the weights that a small model starts with
+    demo.py         all of it on the sources of Python's standard library; demo_plan.py its sizes, demo_corpus.py its data
+    copying.py      the weights that a small model starts with
 """
 
 from .adapters import swap_retro_pytorch

@@ -11,17 +11,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import io
-import itertools
 import json
-import sysconfig
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,124 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from retro_model import checkpoint, colouring, copying, evaluation, training
-from retro_model.config import RetroConfig
-from retro_model.data.database import ChunkDatabase
-from retro_model.data.dedup import find_leaked, kept_documents
-from retro_model.data.embed import HashedTfidf
-from retro_model.data.neighbours import precompute_neighbours
-from retro_model.data.store import Document, TokenStore, build_store
-from retro_model.data.text import longest_common_substrings
-from retro_model.data.tokens import Tokenizer
-from retro_model.generation import generate
-from retro_model.retro import Retro
-
-#: Held out: modules that have siblings (aifc: wave, sunau; ntpath: posixpath). `test` is a package of its own and stays in training.
-VALIDATION = ("aifc", "fractions", "locale", "ntpath", "optparse", "shutil", "socket", "ssl", "sysconfig", "uuid")
-#: Tables rather than programs: help texts, encoded test data.
-TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of a run.
-
-    config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from, to train on (part
-    of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string (None: exact search).
-    neighbours, evaluation_neighbours: K in training and the Ks that are scored. start_copying: both models begin with the
-    weights of `copying`.
-    sample_tokens: generated.
-    """
-
-    config: dict
-    vocab_size: int = 2048
-    database_bytes: int = 12_000_000
-    train_bytes: int = 2_500_000
-    validation_bytes: int = 200_000
-    dim: int = 512
-    index: str | None = "IVF512,Flat"
-    neighbours: int = 2
-    evaluation_neighbours: tuple[int, ...] = (2, 10)
-    window: int = 512
-    stride: int = 256
-    batch_size: int = 4
-    steps: int = 600
-    max_lr: float = 1e-2
-    warmup_steps: int = 50
-    autocast: str | None = None
-    compile: bool = False
-    start_copying: bool = True
-    sample_tokens: int = 160
-
-
-def _small(width: int, layers: int, chunk_len: int) -> dict:
-    """A decoder with CCA in its last layer, and an encoder of one layer that reads with the decoder's embeddings."""
-    return {
-        "d_model": width, "d_ff": 4 * width, "num_heads": 2, "head_dim": width // 2, "num_layers": layers,
-        "chunk_len": chunk_len, "neighbour_len": 2 * chunk_len, "cca_layers": (layers,), "encoder_layers": 1,
-        "encoder_d_model": width, "encoder_d_ff": 2 * width, "encoder_heads": 2, "encoder_head_dim": width // 2,
-        "share_embeddings": True, "max_len": 1024,
-    }  # fmt: skip
-
-
-DEFAULT = Plan(_small(64, 3, 16))
-SMOKE = Plan(
-    _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=30_000, dim=64, index=None,
-    evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
-)  # fmt: skip
-
-
-def preset(name: str) -> Plan:
-    """A model of Table 2 with the paper's chunks, windows, schedule and precision; what differs is the corpus and its vocabulary."""
-    config = RetroConfig.preset(name).to_dict()
-    config.pop("vocab_size")
-    return Plan(
-        config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000, index=None,
-        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True, start_copying=False,
-        sample_tokens=512,
-    )  # fmt: skip
-
-
-class Corpus(NamedTuple):
-    """What the models read. neighbours: `train_neighbours` of `train`, `validation_neighbours` of `validation`, ids of `database`."""
-
-    tokenizer: Tokenizer
-    database: ChunkDatabase
-    train: TokenStore
-    validation: TokenStore
-    train_neighbours: np.ndarray
-    validation_neighbours: np.ndarray
-    facts: dict
-
-
-def group_of(name: str) -> str:
-    """The top-level package or module: group_of("json/decoder.py") == "json", group_of("test/test_json/test_dump.py") == "test"."""
-    return name.removesuffix(".py").split("/")[0]
-
-
-def sources(root: Path) -> Iterator[Document]:
-    """Every UTF-8 source below `root` (site-packages and tables left out), in an order that is random and always the same."""
-    paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
-    names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
-    for name in names:
-        if name.startswith(TABLES):
-            continue
-        try:
-            text = (root / name).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        if text.strip():
-            yield Document(name, group_of(name), text)
-
-
-def first_bytes(documents: list[Document], limit: int) -> list[Document]:
-    """The first documents that together hold at most `limit` characters; one that does not fit is left out."""
-    found, total = [], 0
-    for document in documents:
-        if total + len(document.content) <= limit:
-            found.append(document)
-            total += len(document.content)
-    return found
+from . import checkpoint, colouring, copying, evaluation, training
+from .config import RetroConfig
+from .demo_corpus import Corpus, prepare, stream
+from .demo_plan import DEFAULT, SMOKE, Plan, preset
+from .generation import generate
+from .retro import Retro
 
 
 @contextmanager
@@ -159,44 +41,6 @@ def stage(console: Console, timings: dict[str, float], name: str):
     console.print(f"  {timings[name]} s")
 
 
-def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
-    """Tokeniser, stores, deduplication, database and neighbours in `folder`; what is there from the same plan is used again."""
-    root = Path(sysconfig.get_path("stdlib"))
-    every = list(sources(root))
-    validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
-    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")  # tests come last
-    others = first_bytes(training_documents, plan.database_bytes)
-    if not validation or not others:
-        raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
-    tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
-    tokenizer.save(folder / "tokenizer.json")
-    options = {"chunk_len": plan.config["chunk_len"], "bos": True}
-    held_out = build_store(folder / "validation", validation, tokenizer, **options)
-    raw = build_store(folder / "all", others, tokenizer, **options)
-    leaked = find_leaked(raw, [held_out])
-    leaked.save(folder / "deduplication.json")
-    removed = {removal.name for removal in leaked.removed}
-    store = build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"]) if removed else raw
-    train = build_store(folder / "train", first_bytes([d for d in others if d.name not in removed], plan.train_bytes), tokenizer, **options)
-    embedder = HashedTfidf(plan.dim).fit(store)
-    database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
-    most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
-    facts = {
-        "validation_groups": sorted({d.group for d in validation}), "training_groups": len({d.group for d in others}),
-        "validation_documents": [d.name for d in validation], "near_duplicates_removed": sorted(removed),
-        "vocabulary": tokenizer.vocab_size, "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
-        "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
-    }  # fmt: skip
-    console.print(
-        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: {train.num_tokens:,} tokens; "
-        f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; {len(removed)} near-duplicates removed"
-    )
-    return Corpus(
-        tokenizer, database, train, held_out, precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours),
-        precompute_neighbours(folder / "validation-neighbours", held_out, database, most), facts,
-    )  # fmt: skip
-
-
 def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **options) -> Retro:
     """A model with weights drawn from `seed`, and as `plan` says."""
     torch.manual_seed(seed)
@@ -204,27 +48,6 @@ def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **option
     if plan.start_copying:
         copying.start_copying(model, seed)
     return model.to(device)
-
-
-def overlapping_windows(corpus: Corpus, window: int) -> np.ndarray:
-    """First rows of the half of the training windows whose chunks share the longest substrings with the neighbours of the chunk before."""
-    store, per_window = corpus.train, window // corpus.train.chunk_len
-    shared = np.zeros(len(store))
-    for at in range(0, len(store) - 1, 4096):
-        rows = np.arange(at, min(at + 4096, len(store) - 1))
-        values, mask = corpus.database.values(corpus.train_neighbours[rows])
-        shared[rows + 1] = longest_common_substrings(store.chunks(rows + 1), values, lengths=store.lengths[rows + 1], source_mask=mask)
-    firsts = np.arange(0, len(store) - per_window + 1, per_window)
-    means = shared[: len(firsts) * per_window].reshape(len(firsts), per_window).mean(1)
-    return np.sort(firsts[np.argsort(-means, kind="stable")[: max(1, len(firsts) // 2)]])
-
-
-def _stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
-    """The batches of either model: the first half of the steps from windows where there is something to copy, the rest from all."""
-    what = {"neighbours": corpus.train_neighbours, "database": corpus.database} if retrieves else {}
-    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
-    easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window), **options)
-    return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))
 
 
 def fit(config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool) -> tuple[Retro, dict]:
@@ -237,7 +60,7 @@ def fit(config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str,
         history = training.train(
             torch.compile(model) if plan.compile else model,
             optimizer,
-            _stream(corpus, plan, seed, config.retrieves),
+            stream(corpus, plan, seed, config.retrieves),
             settings,
             report=report,
         )
@@ -302,7 +125,7 @@ def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int 
     """Tokens per second of training (forward, backward, optimiser) and of decoding (batch 4, neighbours at hand), by backend."""
     device, settings = next(retro.parameters()).device, training.Settings(10, warmup_steps=0, max_lr=1e-9, autocast=plan.autocast)
     fused = "triton" if device.type == "cuda" else "cpu"
-    batch = next(_stream(corpus, plan, seed, True))
+    batch = next(stream(corpus, plan, seed, True))
     prompts = corpus.train.chunks(np.arange(4)).tolist()
     found = {}
     for name in (fused, "reference"):

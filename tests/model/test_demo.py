@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from retro_model import checkpoint, demo, evaluation
+from retro_model import checkpoint, demo, demo_corpus, evaluation
+from retro_model.data.store import TokenStore
 from retro_model.retro import Retro
 
 TINY = dataclasses.replace(demo.SMOKE, steps=4, sample_tokens=20)
@@ -47,7 +48,7 @@ def test_the_saved_model_scores_as_reported(ran):
     state = checkpoint.read_state(folder / "retro")
     model = Retro(demo.RetroConfig.from_dict(state["config"]))
     checkpoint.load(folder / "retro", model)
-    store = demo.TokenStore(folder / "validation")
+    store = TokenStore(folder / "validation")
     scores = evaluation.score(model, store, window=demo.SMOKE.window, stride=demo.SMOKE.stride)
     assert evaluation.bits_per_byte(scores) == pytest.approx(results["bits_per_byte"]["RETRO off"], rel=1e-6)
     assert scores.bytes.sum() == store.num_bytes  # every byte is paid for
@@ -55,19 +56,19 @@ def test_the_saved_model_scores_as_reported(ran):
 
 def test_validation_is_in_neither_training_nor_database(ran):
     folder, _ = ran
-    stores = {name: demo.TokenStore(folder / name) for name in ("train", "all", "validation")}
+    stores = {name: TokenStore(folder / name) for name in ("train", "all", "validation")}
     groups = {name: {d.group for d in s.documents} for name, s in stores.items()}
-    assert groups["validation"] <= set(demo.VALIDATION) and groups["validation"]
-    assert not groups["all"] & set(demo.VALIDATION) and groups["train"] <= groups["all"]
-    assert not any(d.name.removesuffix(".py") in demo.VALIDATION for d in stores["all"].documents)
+    assert groups["validation"] <= set(demo_corpus.VALIDATION) and groups["validation"]
+    assert not groups["all"] & set(demo_corpus.VALIDATION) and groups["train"] <= groups["all"]
+    assert not any(d.name.removesuffix(".py") in demo_corpus.VALIDATION for d in stores["all"].documents)
 
 
 def test_neighbours_come_from_other_documents(ran):
     folder, _ = ran
-    train, everything = demo.TokenStore(folder / "train"), demo.TokenStore(folder / "all")
+    train, everything = TokenStore(folder / "train"), TokenStore(folder / "all")
     neighbours = np.load(folder / "train-neighbours/neighbours.npy")
     if (folder / "database").exists():
-        everything = demo.TokenStore(folder / "database")
+        everything = TokenStore(folder / "database")
     own = [train.documents[d].name for d in train.chunk_doc]
     for row, name in enumerate(own):
         assert name not in {everything.documents[everything.chunk_doc[i]].name for i in neighbours[row] if i >= 0}
@@ -75,7 +76,7 @@ def test_neighbours_come_from_other_documents(ran):
 
 def test_groups_are_top_level_names():
     names = ("json/decoder.py", "test/test_json/test_dump.py", "aifc.py")
-    assert [demo.group_of(n) for n in names] == ["json", "test", "aifc"]
+    assert [demo_corpus.group_of(n) for n in names] == ["json", "test", "aifc"]
 
 
 def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):

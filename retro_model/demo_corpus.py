@@ -1,0 +1,129 @@
+"""The demonstration's data: sources of Python's standard library, split by package, tokenised, deduplicated, searched."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from . import evaluation, training
+from .data.database import ChunkDatabase
+from .data.dedup import find_leaked, kept_documents
+from .data.embed import HashedTfidf
+from .data.neighbours import precompute_neighbours
+from .data.store import Document, TokenStore, build_store
+from .data.text import longest_common_substrings
+from .data.tokens import Tokenizer
+from .demo_plan import Plan
+
+#: Held out: modules that have siblings (aifc: wave, sunau; ntpath: posixpath). `test` is a package of its own and stays in training.
+VALIDATION = ("aifc", "fractions", "locale", "ntpath", "optparse", "shutil", "socket", "ssl", "sysconfig", "uuid")
+#: Tables rather than programs: help texts, encoded test data.
+TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")
+
+
+class Corpus(NamedTuple):
+    """What the models read. neighbours: `train_neighbours` of `train`, `validation_neighbours` of `validation`, ids of `database`."""
+
+    tokenizer: Tokenizer
+    database: ChunkDatabase
+    train: TokenStore
+    validation: TokenStore
+    train_neighbours: np.ndarray
+    validation_neighbours: np.ndarray
+    facts: dict
+
+
+def group_of(name: str) -> str:
+    """The top-level package or module: group_of("json/decoder.py") == "json", group_of("test/test_json/test_dump.py") == "test"."""
+    return name.removesuffix(".py").split("/")[0]
+
+
+def sources(root: Path) -> Iterator[Document]:
+    """Every UTF-8 source below `root` (site-packages and tables left out), in an order that is random and always the same."""
+    paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
+    names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
+    for name in names:
+        if name.startswith(TABLES):
+            continue
+        try:
+            text = (root / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if text.strip():
+            yield Document(name, group_of(name), text)
+
+
+def first_bytes(documents: list[Document], limit: int) -> list[Document]:
+    """The first documents that together hold at most `limit` characters; one that does not fit is left out."""
+    found, total = [], 0
+    for document in documents:
+        if total + len(document.content) <= limit:
+            found.append(document)
+            total += len(document.content)
+    return found
+
+
+def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
+    """Tokeniser, stores, deduplication, database and neighbours in `folder`; what is there from the same plan is used again."""
+    root = Path(sysconfig.get_path("stdlib"))
+    every = list(sources(root))
+    validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
+    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")  # tests come last
+    others = first_bytes(training_documents, plan.database_bytes)
+    if not validation or not others:
+        raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
+    tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
+    tokenizer.save(folder / "tokenizer.json")
+    options = {"chunk_len": plan.config["chunk_len"], "bos": True}
+    held_out = build_store(folder / "validation", validation, tokenizer, **options)
+    raw = build_store(folder / "all", others, tokenizer, **options)
+    leaked = find_leaked(raw, [held_out])
+    leaked.save(folder / "deduplication.json")
+    removed = {removal.name for removal in leaked.removed}
+    store = build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"]) if removed else raw
+    train = build_store(folder / "train", first_bytes([d for d in others if d.name not in removed], plan.train_bytes), tokenizer, **options)
+    embedder = HashedTfidf(plan.dim).fit(store)
+    database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
+    most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
+    facts = {
+        "validation_groups": sorted({d.group for d in validation}), "training_groups": len({d.group for d in others}),
+        "validation_documents": [d.name for d in validation], "near_duplicates_removed": sorted(removed),
+        "vocabulary": tokenizer.vocab_size, "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
+        "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
+    }  # fmt: skip
+    console.print(
+        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: {train.num_tokens:,} tokens; "
+        f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; {len(removed)} near-duplicates removed"
+    )
+    return Corpus(
+        tokenizer, database, train, held_out, precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours),
+        precompute_neighbours(folder / "validation-neighbours", held_out, database, most), facts,
+    )  # fmt: skip
+
+
+def overlapping_windows(corpus: Corpus, window: int) -> np.ndarray:
+    """First rows of the half of the training windows whose chunks share the longest substrings with the neighbours of the chunk before."""
+    store, per_window = corpus.train, window // corpus.train.chunk_len
+    shared = np.zeros(len(store))
+    for at in range(0, len(store) - 1, 4096):
+        rows = np.arange(at, min(at + 4096, len(store) - 1))
+        values, mask = corpus.database.values(corpus.train_neighbours[rows])
+        shared[rows + 1] = longest_common_substrings(store.chunks(rows + 1), values, lengths=store.lengths[rows + 1], source_mask=mask)
+    firsts = np.arange(0, len(store) - per_window + 1, per_window)
+    means = shared[: len(firsts) * per_window].reshape(len(firsts), per_window).mean(1)
+    return np.sort(firsts[np.argsort(-means, kind="stable")[: max(1, len(firsts) // 2)]])
+
+
+def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
+    """The batches of either model: the first half of the steps from windows where there is something to copy, the rest from all."""
+    what = {"neighbours": corpus.train_neighbours, "database": corpus.database} if retrieves else {}
+    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
+    easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window), **options)
+    return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))
