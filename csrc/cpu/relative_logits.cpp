@@ -11,20 +11,23 @@ namespace {
 
 constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task: packing the relative keys then costs little
 
+template <class E>
 struct Workspace {
-  BandChunks<float> chunks;
-  float *query, *strip, *d_query, *bias;
+  BandChunks<E> chunks;
+  E* query;
+  float *strip, *d_query, *bias;
   size_t bytes;
 
   Workspace(const Band& n, int64_t first, int64_t last, bool gradients, Carver carver) {
-    chunks = BandChunks<float>(n, first, last, gradients, carver);
-    query = carver.take<float>(BLOCK * n.wide), strip = carver.take<float>(BLOCK * BLOCK);
+    chunks = BandChunks<E>(n, first, last, gradients, carver);
+    query = carver.take<E>(BLOCK * row_width<E>(n.E)), strip = carver.take<float>(BLOCK * BLOCK);
     d_query = carver.take<float>(BLOCK * n.wide), bias = carver.take<float>(n.wide);
     bytes = carver.used();
   }
 };
 
-template <class T>
+// T is how tensors lie in memory, E what products are made of.
+template <class T, class E>
 struct Logits {
   const RelativeLogits& c;
   const View& logits;  // [B,H,N,key_len], or their gradient
@@ -44,9 +47,9 @@ struct Logits {
     return zero;
   }
 
-  void load_queries(int64_t b, int64_t i, int rows, int h, Workspace& w) const {
+  void load_queries(int64_t b, int64_t i, int rows, int h, Workspace<E>& w) const {
     if (c.position_bias) pack_row(c.position_bias.at<const T>(h), nullptr, n.E, w.bias);
-    for (int r = 0; r < rows; ++r) pack_row(c.query.at<const T>(b, i + r, h), c.position_bias ? w.bias : nullptr, n.E, w.query + r * n.wide);
+    for (int r = 0; r < rows; ++r) pack_row(c.query.at<const T>(b, i + r, h), c.position_bias ? w.bias : nullptr, n.E, w.query + r * row_width<E>(n.E));
   }
 
   void store_chunk(int64_t b, int64_t i, int rows, int h, int64_t m, const float* strip) const {
@@ -76,8 +79,8 @@ struct Logits {
 
   void forward(int64_t b, int h, int64_t first_row, int64_t last_row) const {
     const int64_t first = first_chunk((last_row - 1) / BLOCK), last = last_chunk(first_row / BLOCK);
-    const Workspace sized(n, first, last, false, Carver(nullptr));
-    Workspace w(n, first, last, false, Carver(scratch(sized.bytes)));
+    const Workspace<E> sized(n, first, last, false, Carver(nullptr));
+    Workspace<E> w(n, first, last, false, Carver(scratch(sized.bytes)));
     w.chunks.reset();
     for (int64_t i = first_row; i < last_row; i += BLOCK) {
       const int rows = static_cast<int>(std::min<int64_t>(BLOCK, last_row - i));
@@ -99,11 +102,12 @@ struct Logits {
 };
 
 template <class T>
-struct LogitsBackward : Logits<T> {
-  using Logits<T>::n;
-  using Logits<T>::H;
-  using Logits<T>::N;
-  using Logits<T>::B;
+struct LogitsBackward : Logits<T, float> {
+  using Base = Logits<T, float>;
+  using Base::n;
+  using Base::H;
+  using Base::N;
+  using Base::B;
 
   const View &dquery, &drel_key, &dbias;
   Cut cut{B, H, N};
@@ -111,9 +115,9 @@ struct LogitsBackward : Logits<T> {
   std::unique_ptr<float[]> tables{new float[cut.tasks * table_size + 1]}, biases{new float[cut.tasks * n.wide]};
 
   LogitsBackward(const RelativeLogits& call, const View& dlogits, const View& dq, const View& dr, const View& dv)
-      : Logits<T>(call, dlogits), dquery(dq), drel_key(dr), dbias(dv) {}
+      : Base(call, dlogits), dquery(dq), drel_key(dr), dbias(dv) {}
 
-  void block(int64_t b, int64_t i, int rows, int h, Workspace& w, float* table, float* bias) const {
+  void block(int64_t b, int64_t i, int rows, int h, Workspace<float>& w, float* table, float* bias) const {
     this->load_queries(b, i, rows, h, w);
     clear(w.d_query, BLOCK * n.wide);
     for (int64_t m = this->first_chunk(i / BLOCK); m < this->last_chunk(i / BLOCK); ++m) {
@@ -133,8 +137,8 @@ struct LogitsBackward : Logits<T> {
   void task(int64_t t) const {
     const Cut::Share mine = cut.share(t);
     const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK), last = this->last_chunk(mine.first_row / BLOCK);
-    const Workspace sized(n, first, last, true, Carver(nullptr));
-    Workspace w(n, first, last, true, Carver(scratch(sized.bytes)));
+    const Workspace<float> sized(n, first, last, true, Carver(nullptr));
+    Workspace<float> w(n, first, last, true, Carver(scratch(sized.bytes)));
     float *table = tables.get() + mine.slot * table_size, *bias = biases.get() + mine.slot * n.wide;
     clear(table, table_size), clear(bias, n.wide);
     w.chunks.reset();
@@ -167,7 +171,7 @@ struct LogitsBackward : Logits<T> {
 }  // namespace
 
 void relative_logits_forward(const RelativeLogits& call, const View& logits, int threads) {
-  by_type(call.query.type, [&](auto t) { Logits<decltype(t)>(call, logits).run(threads); });
+  by_storage(call.query.type, [&](auto t, auto e) { Logits<decltype(t), decltype(e)>(call, logits).run(threads); });
 }
 
 void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key, const View& dposition_bias,
