@@ -22,7 +22,7 @@ struct RowSizes {
   int64_t ranges, range;
 
   RowSizes(int64_t batch_, int64_t rows_, int64_t keys, int h, int g, int d, int e) : batch(batch_), rows(rows_), H(h), G(g), D(d), E(e) {
-    const int64_t most = std::max<int64_t>(1, MOST / (batch * rows));
+    const int64_t most = std::max<int64_t>(1, MOST / std::max<int64_t>(1, batch * rows));
     range = std::max(RANGE, (keys + most - 1) / most);
     ranges = std::max<int64_t>(1, (keys + range - 1) / range);
   }
