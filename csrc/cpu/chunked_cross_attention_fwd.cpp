@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "chunked_cross_attention_tile.h"
+#include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 namespace {
@@ -225,10 +226,41 @@ struct Forward {
   }
 };
 
+// Few rows: a step of decoding.
+template <class T>
+struct Rows {
+  const CrossAttention& c;
+  const View &out, &lse;
+  Sizes n{c};
+  float scale2 = static_cast<float>(c.scale) * LOG2E;
+
+  void queries(int64_t b, int64_t i, float* query, float* rel_query) const {
+    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, query);
+    if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, rel_query);
+  }
+  int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
+    const int64_t u = (c.query_start + i + 1) / n.M - 1, index = (c.query_start + i + 1) % n.M, high = std::min<int64_t>(end, int64_t{n.K} * n.R);
+    const View& mask = c.neighbour_mask;
+    for (; u >= 0 && at < high && !keys.full(); ++at) {
+      const int64_t a = at / n.R, j = at % n.R;
+      if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
+      keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), index - j - c.rel_start, gate_of(c, b, u, static_cast<int>(a)));
+    }
+    return u >= 0 && at < high ? at : end;
+  }
+  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const { write_row<T>(out, lse, b, i, h, n.D, from, log2_sum); }
+  void run(int threads) const { attend_rows<T>(RowSizes(n.B, n.N, int64_t{n.K} * n.R, n.H, n.G, n.D, n.E), *this, c.key, c.value, c.rel_key, threads); }
+};
+
 }  // namespace
 
 void chunked_cross_attention_forward(const CrossAttention& call, const View& out, const View& lse, int threads) {
-  by_storage(call.query.type, [&](auto t, auto e) { Forward<decltype(t), decltype(e)>(call, out, lse).run(threads); });
+  by_storage(call.query.type, [&](auto t, auto e) {
+    if (call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0))
+      Rows<decltype(t)>{call, out, lse}.run(threads);
+    else
+      Forward<decltype(t), decltype(e)>(call, out, lse).run(threads);
+  });
 }
 
 }  // namespace retro::RETRO_ISA

@@ -1,12 +1,14 @@
-// A scan with float32 state: one pass over memory, the lanes h,d side by side, the state of a strip of lanes in L1.
+// A scan with float32 state: one pass over memory, the lanes h,d side by side, state and decays of a strip of lanes in cache.
 //
-// A task is a strip of one batch. Where there are too few lanes to occupy several threads, time is cut as well: each span
-// first finds its own final state from zero, a short serial pass chains them, and a second scan starts from the right
-// state. How the work is cut follows from the sizes alone, never from the number of threads.
+// A task is a strip of one batch entry: whole rows, unless there are fewer entries than threads. A lane's sums don't depend on
+// its neighbours, so nor do its bits on the strips. Where there are too few lanes to occupy several threads, time is cut as well:
+// some spans, as many as caches hold, first find their own final states from zero, a short serial pass chains them, and a second
+// scan starts from the right states. That does change the bits, and where time is cut follows from the sizes alone.
 #include "leaky_average.h"
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -15,51 +17,30 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t STRIP = 1024;      // lanes of a task: 4 KiB of state, and long enough runs for the prefetcher
-constexpr int64_t FEW_LANES = 4096;  // B*H*D below which time is cut too
-constexpr int64_t SPAN = 1024;       // time steps of a cut
-constexpr int64_t FOLD = 256;        // steps after which the running sum of d decay moves to a second one (rounding)
+constexpr int64_t WIDEST = 8192;    // lanes of a strip: state, decays and products take a part of L2
+constexpr int64_t FEW_LANES = 256;  // B*H*D below which time is cut too
+constexpr int64_t SPAN = 1024;      // time steps of a cut
+constexpr int64_t FOLD = 256;       // steps after which the running sum of d decay moves to a second one (rounding)
+constexpr int ROWS = 4;             // time steps for which a state stays in its register; divides FOLD
 
 struct Sizes {
-  int64_t batch, time, heads, dim, strip, spans, strips;
+  int64_t batch, time, heads, dim, strip, strips, spans;
 
-  explicit Sizes(const View& x) : batch(x.size[0]), time(x.size[1]), heads(x.size[2]), dim(x.size[3]) {
-    const int64_t lanes = heads * dim;
-    strip = std::max<int64_t>(1, std::min(heads, STRIP / std::max<int64_t>(dim, 1)));  // in heads
-    // at least 4 strips in all, so that small batches still spread
-    while (strip > 1 && batch * ((heads + strip - 1) / strip) < 4) strip = (strip + 1) / 2;
-    strips = (heads + strip - 1) / strip;
-    spans = batch * lanes < FEW_LANES && time >= 2 * SPAN ? (time + SPAN - 1) / SPAN : 1;
+  Sizes(const View& x, int threads) : batch(x.size[0]), time(x.size[1]), heads(x.size[2]), dim(x.size[3]) {
+    spans = batch * heads * dim < FEW_LANES && time >= 2 * SPAN ? (time + SPAN - 1) / SPAN : 1;
+    strips = 1;
+    while (strips < heads && (idle(strips, threads) || heads * dim > strips * WIDEST)) ++strips;
+    strip = (heads + strips - 1) / std::max<int64_t>(strips, 1);  // in heads
+    strips = strip ? (heads + strip - 1) / strip : 0;
+  }
+  // Whether more than an eighth of the threads' time would be spent waiting for the last tasks.
+  bool idle(int64_t cut, int64_t threads) const {
+    const int64_t tasks = batch * spans * cut, rounds = (tasks + threads - 1) / threads;
+    return 8 * tasks < 7 * rounds * threads;
   }
   int64_t span_begin(int64_t s) const { return spans == 1 ? 0 : s * SPAN; }
   int64_t span_end(int64_t s) const { return spans == 1 ? time : std::min(time, (s + 1) * SPAN); }
 };
-
-// One step of a scan over `dim` lanes: state = in + decay * state, written to `out` unless null.
-template <class T>
-RETRO_INLINE void step(const T* in, T* out, float* state, float decay, int dim) {
-  const Vec d = broadcast(decay);
-  int i = 0;
-  for (; i + LANES <= dim; i += LANES) {
-    const Vec s = fma(d, load(state + i), load(in + i));
-    store(state + i, s);
-    if (out) store(out + i, s);
-  }
-  if (const int left = dim - i; left > 0) {
-    const Vec s = fma(d, load(state + i, left), load(in + i, left));
-    store(state + i, s, left);
-    if (out) store(out + i, s, left);
-  }
-}
-
-// acc += a * b over `dim` lanes
-template <class T>
-RETRO_INLINE void accumulate(float* acc, const float* a, const T* b, int dim) {
-  int i = 0;
-  for (; i + LANES <= dim; i += LANES) store(acc + i, fma(load(a + i), load(b + i), load(acc + i)));
-  if (const int left = dim - i; left > 0)
-    store(acc + i, fma(load(a + i, left), load(b + i, left), load(acc + i, left)), left);
-}
 
 struct Strip {
   int64_t b, first, last;  // batch and heads
@@ -69,56 +50,120 @@ struct Strip {
   }
 };
 
-// A row of heads that lies contiguously is scanned as one run when every head has the same decay; else head by head.
+// Rows of a strip in the order of a scan; null data: there are none.
 template <class T>
-void scan_forward(const View& x, const View& decay, const View& y, const Sizes& n, Strip s, int64_t begin, int64_t end, float* state) {
-  const int dim = static_cast<int>(n.dim);
-  for (int64_t t = begin; t < end; ++t)
-    for (int64_t h = s.first; h < s.last; ++h)
-      step(x.at<const T>(s.b, t, h), y ? y.at<T>(s.b, t, h) : nullptr, state + (h - s.first) * dim,
-           scalar(decay, h * decay.stride[0]), dim);
+struct Walk {
+  T* data = nullptr;
+  int64_t step = 0, head = 0;  // elements from row to row, from head to head
+
+  Walk() = default;
+  Walk(const View& v, Strip s, int64_t t, int64_t direction)
+      : data(v ? v.at<T>(s.b, t, s.first) : nullptr), step(direction * v.stride[1]), head(v.stride[2]) {}
+  bool dense(int64_t dim) const { return !data || head == dim; }
+  T* at(int64_t row, int64_t h) const { return data + row * step + h * head; }
+};
+
+// What a scan carries, for the lanes of a strip.
+struct Lanes {
+  float *state, *decay, *sum;  // sum += new state * other; null: not needed
+};
+
+// `COUNT` steps over `n` lanes: state = in + decay * state, written to `out` unless null.
+template <int COUNT, class T>
+RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, const T* other, int64_t other_step, const Lanes& lanes, int64_t n) {
+  const auto some = [&](int64_t i, auto... left) {
+    Vec state = load(lanes.state + i, left...), total = zero();
+    const Vec decay = load(lanes.decay + i, left...);
+    if (other) total = load(lanes.sum + i, left...);
+#pragma GCC unroll 4
+    for (int r = 0; r < COUNT; ++r) {
+      state = fma(decay, state, load(in + r * in_step + i, left...));
+      if (out) store(out + r * out_step + i, state, left...);
+      if (other) total = fma(state, load(other + r * other_step + i, left...), total);
+    }
+    store(lanes.state + i, state, left...);
+    if (other) store(lanes.sum + i, total, left...);
+  };
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) some(i);
+  if (i < n) some(i, static_cast<int>(n - i));
+}
+
+// `count` steps over `heads` heads; heads that lie side by side in every tensor are one run of lanes.
+template <class T>
+void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& other, int64_t count, int64_t heads, int64_t dim, const Lanes& lanes) {
+  const bool dense = in.dense(dim) && out.dense(dim) && other.dense(dim);
+  const int64_t runs = dense ? 1 : heads, width = dense ? heads * dim : dim;
+  const auto some = [&](auto rows, int64_t t) {
+    for (int64_t h = 0; h < runs; ++h) {
+      const Lanes mine{lanes.state + h * dim, lanes.decay + h * dim, lanes.sum ? lanes.sum + h * dim : nullptr};
+      steps<rows>(in.at(t, h), in.step, out.data ? out.at(t, h) : nullptr, out.step, other.data ? other.at(t, h) : nullptr, other.step, mine, width);
+    }
+  };
+  int64_t t = 0;
+  for (; t + ROWS <= count; t += ROWS) some(std::integral_constant<int, ROWS>{}, t);
+  for (; t < count; ++t) some(std::integral_constant<int, 1>{}, t);
+}
+
+// The decay of each lane of a strip.
+void spread_decay(const View& decay, const Sizes& n, Strip s, float* to) {
+  for (int64_t h = s.first; h < s.last; ++h) std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h * decay.stride[0]));
+}
+
+template <class T>
+void scan_forward(const View& x, const View& decay, const View& y, const Sizes& n, Strip s, int64_t span, float* state, float* decays) {
+  const int64_t begin = n.span_begin(span);
+  spread_decay(decay, n, s, decays);
+  scan<T>(Walk<const T>(x, s, begin, 1), Walk<T>(y, s, begin, 1), {}, n.span_end(span) - begin, s.last - s.first, n.dim, {state, decays, nullptr});
 }
 
 struct Backward {
   const View &y, &dy, &decay, &initial, &dx;
-  float* partial;  // [B, heads, dim] sums over time of the gradient times the previous y; null: not needed
 };
 
+// From the last step to the first; `partial` += the gradient times the previous y, unless null. `space`: two vectors of the strip.
 template <class T>
-void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t begin, int64_t end, float* state, float* partial) {
-  const int dim = static_cast<int>(n.dim);
-  const int64_t lanes = (s.last - s.first) * dim;
-  float* recent = state + lanes;
-  std::fill(recent, recent + lanes, 0.f);
-  for (int64_t t = end - 1; t >= begin; --t) {
-    for (int64_t h = s.first; h < s.last; ++h) {
-      float* mine = state + (h - s.first) * dim;
-      step(g.dy.at<const T>(s.b, t, h), g.dx ? g.dx.at<T>(s.b, t, h) : nullptr, mine, scalar(g.decay, h * g.decay.stride[0]), dim);
-      if (!partial) continue;
-      const View& before = t > 0 ? g.y : g.initial;
-      if (!before) continue;
-      accumulate(recent + (h - s.first) * dim, mine, t > 0 ? before.at<const T>(s.b, t - 1, h) : before.at<const T>(s.b, h), dim);
-    }
-    if (partial && ((t - begin) % FOLD == 0)) {
-      for (int64_t i = 0; i < lanes; ++i) partial[i] += recent[i];
-      std::fill(recent, recent + lanes, 0.f);
-    }
+void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, float* partial, float* space) {
+  const int64_t begin = n.span_begin(span), end = n.span_end(span);
+  const int64_t heads = s.last - s.first, width = heads * n.dim;
+  const Lanes lanes{state, space, space + width};
+  spread_decay(g.decay, n, s, lanes.decay);
+  for (int64_t t = end - 1; t >= begin;) {
+    const bool first = partial && t == 0;  // before it lies the initial state
+    const int64_t count = first ? 1 : std::min(FOLD, t + 1 - std::max<int64_t>(begin, partial ? 1 : 0));
+    if (partial) std::fill_n(lanes.sum, width, 0.f);
+    const Walk<const T> before = partial && !first ? Walk<const T>(g.y, s, t - 1, -1) : Walk<const T>();
+    scan<T>(Walk<const T>(g.dy, s, t, -1), Walk<T>(g.dx, s, t, -1), before, count, heads, n.dim, lanes);
+    t -= count;
+    if (first && g.initial)
+      for (int64_t i = 0; i < width; ++i) lanes.sum[i] = state[i] * to_float(g.initial.at<const T>(s.b, s.first + i / n.dim)[i % n.dim]);
+    for (int64_t i = 0; partial && i < width; ++i) partial[i] += lanes.sum[i];
   }
 }
 
-// The state with which each span starts, [spans, B, heads, dim], from what each adds: carry = added + decay^len * carry.
-void chain(const Sizes& n, const View& decay, std::vector<float>& added, bool reverse) {
+// The state with which span `to` starts, [B, heads, dim], from what span `from` adds to the one with which it starts.
+void chain(const Sizes& n, const View& decay, std::vector<float>& carry, int64_t from, int64_t to) {
   const int64_t lanes = n.batch * n.heads * n.dim;
-  for (int64_t k = 1; k < n.spans; ++k) {
-    const int64_t s = reverse ? n.spans - 1 - k : k, from = reverse ? s + 1 : s - 1;
-    // `added` is stored one place on: slot s holds the state that enters span s, slot `from` the one before it
-    const double length = static_cast<double>(n.span_end(from) - n.span_begin(from));
-    for (int64_t b = 0; b < n.batch; ++b)
-      for (int64_t h = 0; h < n.heads; ++h) {
-        const float power = static_cast<float>(std::pow(static_cast<double>(scalar(decay, h * decay.stride[0])), length));
-        const int64_t at = (b * n.heads + h) * n.dim;
-        for (int64_t i = at; i < at + n.dim; ++i) added[s * lanes + i] += power * added[from * lanes + i];
-      }
+  const double length = static_cast<double>(n.span_end(from) - n.span_begin(from));
+  for (int64_t b = 0; b < n.batch; ++b)
+    for (int64_t h = 0; h < n.heads; ++h) {
+      const float power = static_cast<float>(std::pow(static_cast<double>(scalar(decay, h * decay.stride[0])), length));
+      const int64_t at = (b * n.heads + h) * n.dim;
+      for (int64_t i = at; i < at + n.dim; ++i) carry[to * lanes + i] += power * carry[from * lanes + i];
+    }
+}
+
+// Calls ends(span, next, strip) for every span but the last, which sets what it adds to the state that enters `next`, then
+// whole(span, strip) for every span, in the order of the scan.
+template <class Ends, class Whole>
+void in_spans(const Sizes& n, const View& decay, std::vector<float>& carry, bool reverse, int threads, Ends&& ends, Whole&& whole) {
+  const int64_t pieces = n.batch * n.strips, group = threads > 1 ? 2 * threads : 1;
+  const auto span = [&](int64_t k) { return reverse ? n.spans - 1 - k : k; };
+  for (int64_t k = 0; k < n.spans; k += group) {
+    const int64_t last = std::min(n.spans - 1, k + group), end = std::min(n.spans, k + group);
+    parallel_for(pieces * (last - k), threads, [&](int64_t t) { ends(span(k + t / pieces), span(k + t / pieces + 1), Strip(n, t % pieces)); });
+    for (int64_t next = k + 1; next <= last; ++next) chain(n, decay, carry, span(next - 1), span(next));
+    parallel_for(pieces * (end - k), threads, [&](int64_t t) { whole(span(k + t / pieces), Strip(n, t % pieces)); });
   }
 }
 
@@ -131,60 +176,41 @@ void start(const View& initial, const Sizes& n, Strip s, float* state) {
 
 template <class T>
 void forward(const View& x, const View& decay, const View& initial, const View& y, int threads) {
-  const Sizes n(x);
-  const int64_t lanes = n.batch * n.heads * n.dim, pieces = n.batch * n.strips;
-  const View none;
+  const Sizes n(x, threads);
+  const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
+  const auto space = [&] { return static_cast<float*>(scratch(2 * most * sizeof(float))); };
   std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
   const auto carried = [&](int64_t span, Strip s) { return carry.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
-  if (n.spans > 1) {  // slot s+1 <- what span s adds from zero
-    for (int64_t p = 0; p < pieces; ++p) start<T>(initial, n, Strip(n, p), carried(0, Strip(n, p)));
-    parallel_for(pieces * (n.spans - 1), threads, [&](int64_t task) {
-      const Strip s(n, task % pieces);
-      const int64_t span = task / pieces;
-      scan_forward<T>(x, decay, none, n, s, n.span_begin(span), n.span_end(span), carried(span + 1, s));
-    });
-    chain(n, decay, carry, false);
-  }
-  parallel_for(pieces * n.spans, threads, [&](int64_t task) {
-    const Strip s(n, task % pieces);
-    const int64_t span = task / pieces, width = (s.last - s.first) * n.dim;
-    auto* state = static_cast<float*>(scratch(width * sizeof(float)));
+  for (int64_t p = 0; n.spans > 1 && p < n.batch * n.strips; ++p) start<T>(initial, n, Strip(n, p), carried(0, Strip(n, p)));
+  const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_forward<T>(x, decay, View(), n, s, span, carried(next, s), space()); };
+  in_spans(n, decay, carry, false, threads, ends, [&](int64_t span, Strip s) {
+    float* state = space();
     if (n.spans > 1)
-      std::copy_n(carried(span, s), width, state);
+      std::copy_n(carried(span, s), (s.last - s.first) * n.dim, state);
     else
       start<T>(initial, n, s, state);
-    scan_forward<T>(x, decay, y, n, s, n.span_begin(span), n.span_end(span), state);
+    scan_forward<T>(x, decay, y, n, s, span, state, state + most);
   });
 }
 
 template <class T>
 void backward(const Backward& g, const View& ddecay, const View& dinitial, int threads) {
-  const Sizes n(g.dy);
-  const int64_t lanes = n.batch * n.heads * n.dim, pieces = n.batch * n.strips;
-  const View none;
+  const Sizes n(g.dy, threads);
+  const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
+  const auto space = [&] { return static_cast<float*>(scratch(3 * most * sizeof(float))); };
   std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0), partial(ddecay ? n.spans * lanes : 0);
   const auto at = [&](std::vector<float>& v, int64_t span, Strip s) { return v.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
-  if (n.spans > 1) {  // slot s-1 <- what span s adds from zero
-    parallel_for(pieces * (n.spans - 1), threads, [&](int64_t task) {
-      const Strip s(n, task % pieces);
-      const int64_t span = task / pieces + 1;
-      float* state = at(carry, span - 1, s);
-      for (int64_t t = n.span_end(span) - 1; t >= n.span_begin(span); --t)
-        for (int64_t h = s.first; h < s.last; ++h)
-          step<T>(g.dy.at<const T>(s.b, t, h), nullptr, state + (h - s.first) * n.dim, scalar(g.decay, h * g.decay.stride[0]),
-                  static_cast<int>(n.dim));
-    });
-    chain(n, g.decay, carry, true);
-  }
-  parallel_for(pieces * n.spans, threads, [&](int64_t task) {
-    const Strip s(n, task % pieces);
-    const int64_t span = task / pieces, width = (s.last - s.first) * n.dim;
-    auto* state = static_cast<float*>(scratch(2 * width * sizeof(float)));
+  const View none;
+  const Backward alone{none, g.dy, g.decay, none, none};
+  const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_backward<T>(alone, n, s, span, at(carry, next, s), nullptr, space()); };
+  in_spans(n, g.decay, carry, true, threads, ends, [&](int64_t span, Strip s) {
+    const int64_t width = (s.last - s.first) * n.dim;
+    float* state = space();
     if (n.spans > 1)
       std::copy_n(at(carry, span, s), width, state);
     else
       std::fill_n(state, width, 0.f);
-    scan_backward<T>(g, n, s, n.span_begin(span), n.span_end(span), state, ddecay ? at(partial, span, s) : nullptr);
+    scan_backward<T>(g, n, s, span, state, ddecay ? at(partial, span, s) : nullptr, state + most);
     if (span > 0 || !dinitial) return;
     for (int64_t h = s.first; h < s.last; ++h)
       for (int64_t d = 0; d < n.dim; ++d)
@@ -207,7 +233,7 @@ void leaky_average_forward(const View& x, const View& decay, const View& initial
 
 void leaky_average_backward(const View& y, const View& dy, const View& decay, const View& initial, const View& dx,
                             const View& ddecay, const View& dinitial, int threads) {
-  const Backward g{y, dy, decay, initial, dx, nullptr};
+  const Backward g{y, dy, decay, initial, dx};
   by_type(dy.type, [&](auto t) { backward<decltype(t)>(g, ddecay, dinitial, threads); });
 }
 

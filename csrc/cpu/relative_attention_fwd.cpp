@@ -4,11 +4,12 @@
 #include <type_traits>
 
 #include "relative_attention_tile.h"
+#include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a task: packing the keys then costs about 1% of multiplying them
+constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a task: packing the keys then costs about 1% of multiplying them; fewer for idle threads
 constexpr int64_t FEW_TASKS = 16;     // below which the heads of a key head are split
 
 template <class E>
@@ -167,21 +168,55 @@ struct Forward {
   }
 
   void run(int threads) const {
-    const int64_t parts = (n.N + TASK_ROWS - 1) / TASK_ROWS;
-    const int heads = n.B * n.G * parts < FEW_TASKS ? 1 : n.share;
+    const auto parts_of = [&](int64_t rows) { return (n.N + rows - 1) / rows; };
+    const int heads = n.B * n.G * parts_of(TASK_ROWS) < FEW_TASKS ? 1 : n.share;
     const int64_t groups = n.H / heads;
+    int64_t rows = TASK_ROWS;  // a block of queries has the same bits in any task
+    while (rows > BLOCK && n.B * groups * parts_of(rows) < threads) rows /= 2;
+    const int64_t parts = parts_of(rows);
     parallel_for(parts * n.B * groups, threads, [&](int64_t t) {
       const int64_t part = parts - 1 - t / (n.B * groups);  // the last rows see most
       const int head = static_cast<int>(t % groups) * heads;
-      task(t / groups % n.B, part * TASK_ROWS, std::min(n.N, (part + 1) * TASK_ROWS), head, head + heads);
+      task(t / groups % n.B, part * rows, std::min(n.N, (part + 1) * rows), head, head + heads);
     });
   }
+};
+
+// Few rows: a step of decoding.
+template <class T>
+struct Rows {
+  const RelativeAttention& c;
+  const View &out, &lse;
+  AttentionSizes n{c};
+  float scale2 = static_cast<float>(c.scale) * LOG2E;
+
+  void queries(int64_t b, int64_t i, float* query, float* rel_query) const {
+    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, query);
+    if (n.band) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.band.E, scale2, rel_query);
+  }
+  int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
+    const View &q = c.query_segment, &k = c.key_segment;
+    const int64_t segment = q ? integer(q, b * q.stride[0] + i * q.stride[1]) : 0, high = std::min(end, n.high(i));
+    for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
+      if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
+      if (q && integer(k, b * k.stride[0] + at * k.stride[1]) != segment) continue;
+      keys.add(c.key.at<const T>(b, at), c.value.at<const T>(b, at), n.band.zero - (at - i), 1.f);
+    }
+    return at < high ? at : end;
+  }
+  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const { write_row<T>(out, lse, b, i, h, n.D, from, log2_sum); }
+  void run(int threads) const { attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), *this, c.key, c.value, c.rel_key, threads); }
 };
 
 }  // namespace
 
 void relative_attention_forward(const RelativeAttention& call, const View& out, const View& lse, int threads) {
-  by_storage(call.query.type, [&](auto t, auto e) { Forward<decltype(t), decltype(e)>(call, out, lse).run(threads); });
+  by_storage(call.query.type, [&](auto t, auto e) {
+    if (call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0))
+      Rows<decltype(t)>{call, out, lse}.run(threads);
+    else
+      Forward<decltype(t), decltype(e)>(call, out, lse).run(threads);
+  });
 }
 
 }  // namespace retro::RETRO_ISA

@@ -1,7 +1,7 @@
 """Relative attention on the CPU (csrc/cpu/relative_attention_*.cpp).
 
 Beside the outputs a thread packs the keys, values and relative keys that its task sees, of one key head at a time, into
-scratch: O((N+S)*(D+E)) a thread, never N*S.
+scratch: O((N+S)*(D+E)) a thread, never N*S. One or two queries read their keys as they lie.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ CASES = {
     "odd rows and keys": dict(M=17, N=40, R=15, K=3, D=40, mask="token"),
     "bounded, cut by a unit": dict(B=1, H=2, M=80, N=100, R=20, rel="bounded", rel_start=10, T=60, E=1),
     "decoding a group": dict(query_start=9, N=1, H=8, G=1, gate=True),
+    "decoding two rows, two ranges": dict(query_start=7, N=2, K=3, R=100, D=24, E=5, gate=True, mask="token"),
+    "decoding before the first chunk": dict(query_start=1, N=2, rel="bounded", rel_start=-3, T=4, mask="neighbour"),
 }
 
 

@@ -16,9 +16,10 @@ CASES = {
     "small": dict(),
     "no initial state": dict(initial=False),
     "one step": dict(N=1),
-    "lanes of many strips": dict(B=1, N=9, H=70, D=64),
+    "lanes of two strips": dict(B=1, N=9, H=140, D=64),
     "time is cut": dict(B=1, N=2500, H=2, D=24),
     "time is cut, no initial state": dict(B=2, N=2049, H=1, D=8, initial=False),
+    "time is cut, and what is carried over a cut lasts": dict(B=1, N=2500, H=2, D=24, decay=[0.9995, 0.998]),
     "no decay and slow decay": dict(H=2, decay=[0.0, 0.999], N=300),
     "decays of 0, a half and 0.99": dict(H=3, decay=[0.0, 0.5, 0.99], N=200),
     "decays of 0, a half and 0.99, time is cut": dict(B=1, H=3, decay=[0.0, 0.5, 0.99], N=2100),
@@ -36,7 +37,7 @@ def test_values_and_gradients(native, name, dtype, isa):  # noqa: F811
 def test_bits_do_not_depend_on_threads():
     threads = torch.get_num_threads()
     try:
-        for case in (dict(N=2500, B=1), dict(B=3, H=40, D=64)):
+        for case in (dict(N=2500, B=1), dict(B=3, H=40, D=64), dict(B=1, N=20, H=7, D=24)):
             kw, results = inputs.leaky(4, **case), []
             for count in (1, 2, 5):
                 torch.set_num_threads(count)

@@ -27,6 +27,11 @@ BLOCKS = {
     "300, bounded": dict(N=300, S=300, causal=True, rel="bounded", rel_start=0, T=70, E=16),
     "300, bounded off the chunks": dict(N=200, S=300, rel="bounded", rel_start=-77, T=65, E=16),
     "one query": dict(N=1, S=300, causal=True),
+    "one query, many ranges": dict(N=1, S=900, causal=True, H=4, G=2),
+    "two queries, window": dict(N=2, S=700, causal=True, window=530, D=24, E=5),
+    "two queries that see nothing": dict(N=2, S=300, causal=True, query_offset=-2),
+    "two queries of documents": dict(N=2, S=600, B=3, segments=True, key_mask=True, heads="shared"),
+    "two queries, bounded": dict(N=2, S=300, causal=True, rel="bounded", rel_start=20, T=70, E=16),
     "five queries, window": dict(N=5, S=300, causal=True, window=130),
     "one key": dict(N=200, S=1),
     "grouped heads": dict(N=70, S=140, H=4, G=2, heads="shared", E=5, causal=True),
@@ -44,7 +49,12 @@ def test_block_edges(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "case",
-    [dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5), dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2), dict(N=200, S=1)],
+    [
+        dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5),
+        dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2),
+        dict(N=200, S=1),
+        dict(N=2, S=300, H=4, G=2, D=24, E=5, causal=True, key_mask=True),
+    ],
     ids=str,
 )
 def test_every_isa(native, isa, dtype, case):  # noqa: F811
@@ -52,6 +62,20 @@ def test_every_isa(native, isa, dtype, case):  # noqa: F811
     compare.check("relative_attention", inputs.self_attention(4, dtype=dtype, **{"B": 1, "H": 2, **case}), "cpu")
     logits = dict(B=1, N=70, H=2, key_len=90, E=case.get("E", 16))
     compare.check("relative_logits", inputs.relative_logits(4, dtype=dtype, **logits), "cpu")
+
+
+def test_what_a_single_query_may_not_see_is_not_read():
+    kw = inputs.self_attention(10, B=2, N=1, S=330, H=2)
+    mask = torch.rand(2, 330, generator=inputs.generator(11)) < 0.5
+    for name in ("key", "value"):
+        kw[name] = kw[name].masked_fill(~mask[..., None, None], torch.nan)
+    compare.check("relative_attention", kw | {"key_mask": mask}, "cpu")
+
+
+@pytest.mark.parametrize("sizes", [dict(B=0, N=1), dict(N=0, S=5)], ids=str)
+def test_nothing_to_do(sizes):
+    kw = inputs.self_attention(12, rel=None, **sizes)
+    assert compare.run("relative_attention", kw, "cpu")["out0"].numel() == 0
 
 
 def test_documents_hide_whole_tiles():
@@ -79,7 +103,7 @@ def test_logits_at_block_edges(N, key_len):
 def test_bits_do_not_depend_on_threads():
     threads = torch.get_num_threads()
     try:
-        for case in (dict(B=1, N=300, H=2, causal=True), dict(B=9, N=20, H=8, heads="shared", E=3)):
+        for case in (dict(B=1, N=300, H=2, causal=True), dict(B=1, N=1, S=900, H=2), dict(B=9, N=20, H=8, heads="shared", E=3)):
             kw, results = inputs.self_attention(8, **case), []
             logits = inputs.relative_logits(8, N=300, key_len=70)
             for count in (1, 2, 5):

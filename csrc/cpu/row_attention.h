@@ -1,0 +1,219 @@
+// Attention of single query rows, all heads at once, over keys as they lie in memory: a key that is used once doesn't repay packing.
+//
+// A task is a range of keys of one row. It walks all heads of a few keys, then the next keys: heads lie side by side, while the
+// rows of one head lie a page apart. Ranges follow from the sizes alone, and their results are merged in order.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "carver.h"
+#include "pack.h"
+#include "parallel.h"
+
+namespace retro::RETRO_ISA {
+
+constexpr int64_t FEW_ROWS = 2;  // queries of a sequence up to which keys are not packed; with 4 it depends on sizes, with 8 packing wins
+
+struct RowSizes {
+  static constexpr int64_t RANGE = 256, MOST = 64;  // keys of a range at least; ranges of all rows at most, but one each
+  int64_t batch, rows;  // rows: of a batch entry
+  int H, G, D, E;       // E: width of relative keys, 0: none
+  int64_t ranges, range;
+
+  RowSizes(int64_t batch_, int64_t rows_, int64_t keys, int h, int g, int d, int e) : batch(batch_), rows(rows_), H(h), G(g), D(d), E(e) {
+    const int64_t most = std::max<int64_t>(1, MOST / std::max<int64_t>(1, batch * rows));
+    range = std::max(RANGE, (keys + most - 1) / most);
+    ranges = std::max<int64_t>(1, (keys + range - 1) / range);
+  }
+  int64_t state() const { return H * (2 + int64_t{pad(D)}); }
+};
+
+// Up to COUNT keys that a row sees, as the caller lists them.
+template <class T>
+struct RowKeys {
+  static constexpr int COUNT = 64;
+  int count = 0;
+  const T *key[COUNT], *value[COUNT];  // of key head 0
+  int64_t relative[COUNT];             // row of rel_key, outside the table: adds nothing
+  float gate[COUNT];                   // multiplies key and value
+
+  void add(const T* k, const T* v, int64_t row, float g) { key[count] = k, value[count] = v, relative[count] = row, gate[count++] = g; }
+  bool full() const { return count == COUNT; }
+};
+
+// A row's queries [H][pad(width)], with their biases and in base 2, and what a range of its keys has come to.
+struct RowState {
+  float *query, *rel_query, *scores;  // scores [H][COUNT]
+  float *top, *sum, *out;             // [H], [H], [H][pad(D)]
+};
+
+// a · rows[u][0..n) in lane u
+template <class T>
+RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int n) {
+  Vec x[LANES];
+  int d = 0;
+#pragma GCC unroll 16
+  for (int u = 0; u < LANES; ++u) x[u] = zero();
+  for (; d + LANES <= n; d += LANES) {
+    const Vec q = load(a + d);
+#pragma GCC unroll 16
+    for (int u = 0; u < LANES; ++u) x[u] = fma(q, load(rows[u] + offset + d), x[u]);
+  }
+  if (d < n)
+    for (int u = 0; u < LANES; ++u) x[u] = fma(load(a + d), load(rows[u] + offset + d, n - d), x[u]);
+  transpose(x);
+#pragma GCC unroll 4
+  for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 8
+    for (int u = 0; u < half; ++u) x[u] = x[u] + x[u + half];
+  return x[0];
+}
+
+// out[h] += sum of COUNT weighted values
+template <int COUNT, class T>
+RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, int64_t head, const float* weights, float* out) {
+  for (int h = 0; h < n.H; ++h, weights += RowKeys<T>::COUNT, out += pad(n.D)) {
+    const int64_t offset = h / (n.H / n.G) * head;
+    Vec p[COUNT];
+#pragma GCC unroll 4
+    for (int u = 0; u < COUNT; ++u) p[u] = broadcast(weights[u]);
+    const auto some = [&](int d, auto... left) {
+      Vec total = load(out + d);
+#pragma GCC unroll 4
+      for (int u = 0; u < COUNT; ++u) total = fma(p[u], load(values[u] + offset + d, left...), total);
+      store(out + d, total);
+    };
+    int d = 0;
+    for (; d + LANES <= n.D; d += LANES) some(d);
+    if (d < n.D) some(d, n.D - d);
+  }
+}
+
+// `head_key`, `head_value`: elements from one key head to the next.
+template <class T>
+void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const View& rel_key, const RowState& w) {
+  constexpr int COUNT = RowKeys<T>::COUNT;
+  static const T NOTHING[256] = {};
+  const int share = n.H / n.G, wide = pad(n.D), count = pad(keys.count);
+  std::fill(keys.key + keys.count, keys.key + count, keys.key[keys.count - 1]);
+  std::fill(keys.relative + keys.count, keys.relative + count, -1);
+  std::fill(keys.gate + keys.count, keys.gate + count, 1.f);
+  for (int x = 0; x < count; x += LANES)
+    for (int h = 0; h < n.H; ++h)
+      store(w.scores + h * COUNT + x, dots(w.query + h * wide, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
+  for (int h = 0; n.E && h < n.H; ++h)
+    for (int x = 0; x < count; x += LANES) {
+      const T* rows[LANES];
+      for (int u = 0; u < LANES; ++u) {
+        const int64_t row = keys.relative[x + u];
+        rows[u] = row >= 0 && row < rel_key.size[1] ? rel_key.at<const T>(rel_key.size[0] == 1 ? 0 : h, row) : NOTHING;
+      }
+      float* s = w.scores + h * COUNT + x;
+      store(s, load(s) + dots(w.rel_query + h * pad(n.E), rows, 0, n.E));
+    }
+  for (int h = 0; h < n.H; ++h) {
+    float *s = w.scores + h * COUNT, *out = w.out + h * wide;
+    Vec most = broadcast(-INFINITY), total = zero();
+    if (const int left = keys.count % LANES) {
+      float* last = s + count - LANES;
+      store(last, select(first(left), load(last), most));
+    }
+    for (int x = 0; x < count; x += LANES) most = max(load(s + x), most);
+    const float now = std::max(w.top[h], max_of(most)), top = now == -INFINITY ? 0.f : now;  // -inf minus -inf would be NaN
+    const Vec alpha = exp2(broadcast(w.top[h] - top));
+    for (int x = 0; x < count; x += LANES) {
+      const Vec p = exp2(load(s + x) - broadcast(top));
+      total = total + p;
+      store(s + x, p * load(keys.gate + x));
+    }
+    for (int d = 0; d < wide; d += LANES) store(out + d, load(out + d) * alpha);
+    w.top[h] = now;
+    store(w.sum + h, fma(load(w.sum + h, 1), alpha, broadcast(sum(total))), 1);
+  }
+  int x = 0;
+  for (; x + 4 <= keys.count; x += 4) add_values<4>(n, keys.value + x, head_value, w.scores + x, w.out);
+  for (; x < keys.count; ++x) add_values<1>(n, keys.value + x, head_value, w.scores + x, w.out);
+}
+
+// One head's result from those of every range, `stride` floats apart; returns log2 of the sum of its weights.
+inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t stride, float* out) {
+  const int wide = pad(n.D);
+  const auto top = [&](int64_t r) { return state[r * stride + h]; };
+  const auto total = [&](int64_t r) { return state[r * stride + n.H + h]; };
+  float most = -INFINITY, sum = 0;
+  for (int64_t r = 0; r < n.ranges; ++r) most = std::max(most, top(r));
+  clear(out, wide);
+  for (int64_t r = 0; r < n.ranges; ++r) {
+    if (total(r) == 0) continue;
+    const Vec factor = exp2(broadcast(top(r) - most));
+    const float* from = state + r * stride + 2 * n.H + static_cast<int64_t>(h) * wide;
+    for (int d = 0; d < wide; d += LANES) store(out + d, fma(load(from + d), factor, load(out + d)));
+    float one;
+    store(&one, factor, 1);
+    sum += total(r) * one;
+  }
+  const Vec inverse = broadcast(sum == 0 ? 0.f : 1.f / sum);
+  for (int d = 0; d < wide; d += LANES) store(out + d, load(out + d) * inverse);
+  return sum == 0 ? -INFINITY : most + std::log2(sum);
+}
+
+// to[h] = factor * (from[b][i][h] + bias[h]) for every head; zeros beyond `width`.
+template <class T>
+void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int heads, int width, float factor, float* to) {
+  for (int h = 0; h < heads; ++h, to += pad(width)) {
+    pack_row(from.at<const T>(b, i, h), nullptr, width, to);
+    for (int d = 0; d < width; d += LANES) {
+      const Vec x = bias ? load(to + d) + load(bias.at<const T>(h) + d, width - d) : load(to + d);
+      store(to + d, x * broadcast(factor));
+    }
+  }
+}
+
+template <class T>
+void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, int width, const float* from, float log2_sum) {
+  for (int d = 0; d < width; d += LANES) store(out.at<T>(b, i, h) + d, load(from + d), width - d);
+  *lse.at<float>(b, h, i) = log2_sum * LN2;
+}
+
+// Source: what an op knows about its rows, i of batch entry b.
+//   queries(b, i, query, rel_query)       writes them, see RowState
+//   list(b, i, at, end, keys)             lists the next keys of [at, end) until `keys` is full; returns where to go on
+//   write(b, i, head, out, log2 of sum)
+template <class T, class Source>
+void attend_rows(const RowSizes& n, const Source& source, const View& key, const View& value, const View& rel_key, int threads) {
+  const int64_t head_key = key.stride[key.rank - 2], head_value = value.stride[value.rank - 2];
+  std::unique_ptr<float[]> states(new float[n.batch * n.rows * n.ranges * n.state()]);
+  const auto state = [&](int64_t b, int64_t i, int64_t range) { return states.get() + ((b * n.rows + i) * n.ranges + range) * n.state(); };
+  parallel_for(n.batch * n.ranges * n.rows, threads, [&](int64_t task) {
+    const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;  // rows that share keys follow one another
+    const auto carve = [&](RowState& w, Carver carver) {
+      w.query = carver.take<float>(n.H * pad(n.D)), w.rel_query = carver.take<float>(n.H * pad(n.E));
+      w.scores = carver.take<float>(n.H * RowKeys<T>::COUNT);
+      return carver.used();
+    };
+    RowState w{};
+    const size_t bytes = carve(w, Carver(nullptr));
+    carve(w, Carver(scratch(bytes)));
+    w.top = state(b, i, range), w.sum = w.top + n.H, w.out = w.sum + n.H;
+    std::fill_n(w.top, n.H, -INFINITY);
+    clear(w.sum, n.state() - n.H);
+    source.queries(b, i, w.query, w.rel_query);
+    RowKeys<T> keys;
+    for (int64_t at = range * n.range, end = at + n.range; at < end;) {
+      keys.count = 0;
+      at = source.list(b, i, at, end, keys);
+      if (keys.count) attend_row(n, keys, head_key, head_value, rel_key, w);
+    }
+  });
+  parallel_for(n.batch * n.rows, threads, [&](int64_t row) {
+    const int64_t b = row / n.rows, i = row % n.rows;
+    auto* out = static_cast<float*>(scratch(pad(n.D) * sizeof(float)));
+    for (int h = 0; h < n.H; ++h) {
+      const float sum = merge_ranges(n, h, state(b, i, 0), n.state(), out);
+      source.write(b, i, h, out, sum);
+    }
+  });
+}
+
+}  // namespace retro::RETRO_ISA
