@@ -60,9 +60,7 @@ def _cca_backward_logits_kernel(
     for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
         zero = j0 >> 30  # R is far below 2**30
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
-        position = position_logits(
-            rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from
-        )
+        position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
         tl.store(at, position.to(band_ptr.dtype.element_ty))
 
