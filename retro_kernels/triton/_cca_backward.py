@@ -14,7 +14,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import LOG2E, add_bias, load_band, load_gate, load_keys, load_rows, locate, tile_gradients, visible_keys, wide
+from ._cca_tile import (
+    LOG2E,
+    add_bias,
+    load_band,
+    load_gate,
+    load_keys,
+    load_rows,
+    locate,
+    tile_gradients,
+    tile_product,
+    visible_keys,
+    wide,
+)
+from ._relative import rows_from
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -60,9 +73,13 @@ def _cca_backward_query_kernel(
     local = tl.arange(0, BLOCK_M)
     n = start + local
     live = (n >= 0) & (n < tl.minimum(first_row + M, N))
-    q = load_rows(q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh, local, live, stride_qn, D, BLOCK_D)
-    qc = add_bias(q, content_ptr + head * stride_ch if content_ptr is not None else None, D, BLOCK_D)
-    do = load_rows(do_ptr + batch * stride_dob + start64 * stride_don + head * stride_doh, local, live, stride_don, D, BLOCK_D)
+    q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh
+    q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
+    content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+    qc = add_bias(q, content_at, D, BLOCK_D)
+    do_base = do_ptr + batch * stride_dob + start64 * stride_don + head * stride_doh
+    do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
+    q_from, do_from = rows_from(q_base, local, live, stride_qn, content_at), rows_from(do_base, local, live, stride_don)
     out = load_rows(out_ptr + ((batch * N + start64) * H + head) * D, local, live, H * D, D, BLOCK_D)
     lse_at = (batch * H + head) * N + n
     dlse_at = batch * stride_dlb + head * stride_dlh + n.to(tl.int64) * stride_dln
@@ -90,15 +107,19 @@ def _cca_backward_query_kernel(
             gate = 1.0
             if gate_ptr is not None:
                 gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
-            k = load_keys(k_base + wide(a) * stride_kk, j, visible, stride_kr, D, BLOCK_D, MASKED)
-            v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)
+            k_at = k_base + wide(a) * stride_kk
+            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
+            v_at = v_base + wide(a) * stride_vk
+            v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)
             position = 0.0
             if band_ptr is not None:
                 position = load_band(band_at, band_keys, again, BLOCK_M, BLOCK_N)
-            p, ds, content, dp_raw = tile_gradients(
-                qc, do, k, v, position, lse2, delta, visible, gate, scale2,
+            content = tile_product(qc, q_from, k, rows_from(k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION)
+            dp_raw = tile_product(do, do_from, v, rows_from(v_at, j, visible, stride_vr), again, D, BLOCK_D, PRECISION)
+            p, ds = tile_gradients(
+                content, dp_raw, position, lse2, delta, visible, gate, scale2,
                 seed_ptr, dropout_limit, dropout_scale, a * R + j, n, head, batch,
-                band_ptr is not None, MASKED, gate_ptr is not None, PRECISION,
+                band_ptr is not None, MASKED, gate_ptr is not None,
             )  # fmt: skip
             if band_ptr is not None:
                 ds_sum += ds
@@ -184,8 +205,11 @@ def _cca_backward_key_kernel(
         gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
     k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group * stride_kg
     v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group * stride_vg
-    k = load_keys(k_base + wide(a) * stride_kk, j, visible, stride_kr, D, BLOCK_D, MASKED)
-    v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)
+    k_at = k_base + wide(a) * stride_kk
+    k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
+    v_at = v_base + wide(a) * stride_vk
+    v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)
+    k_from, v_from = rows_from(k_at, j, visible, stride_kr), rows_from(v_at, j, visible, stride_vr)
 
     first_row = (chunk + 1) * M - 1 - query_start
     local = tl.arange(0, BLOCK_M)
@@ -199,21 +223,28 @@ def _cca_backward_key_kernel(
         start64 = start.to(tl.int64)
         n = start + local
         live = (n >= 0) & (n < tl.minimum(first_row + M, N))
-        q = load_rows(q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh, local, live, stride_qn, D, BLOCK_D)
-        do = load_rows(do_ptr + batch * stride_dob + start64 * stride_don + head * stride_doh, local, live, stride_don, D, BLOCK_D)
-        qc = add_bias(q, content_ptr + head * stride_ch if content_ptr is not None else None, D, BLOCK_D)
+        q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh
+        q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
+        do_base = do_ptr + batch * stride_dob + start64 * stride_don + head * stride_doh
+        do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
+        content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+        qc = add_bias(q, content_at, D, BLOCK_D)
+        q_from, do_from = rows_from(q_base, local, live, stride_qn, content_at), rows_from(do_base, local, live, stride_don)
+        zero = step >> 30  # as in `_relative`
         position = 0.0
         if band_ptr is not None:
             band_at = band_ptr + ((slot + block).to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
-            position = load_band(band_at, band_keys, step >> 30, BLOCK_M, BLOCK_N)
+            position = load_band(band_at, band_keys, zero, BLOCK_M, BLOCK_N)
         lse_at = (batch * H + head) * N + n
         lse = tl.load(lse_ptr + lse_at, mask=live, other=float("-inf"))
         lse2 = tl.where(lse > float("-inf"), lse * LOG2E, float("inf"))
         delta = tl.load(delta_ptr + lse_at, mask=live, other=0.0)
-        p, ds, _, _ = tile_gradients(
-            qc, do, k, v, position, lse2, delta, visible, gate, scale2,
+        content = tile_product(qc, q_from, k, k_from, zero, D, BLOCK_D, PRECISION)
+        dp_raw = tile_product(do, do_from, v, v_from, zero, D, BLOCK_D, PRECISION)
+        p, ds = tile_gradients(
+            content, dp_raw, position, lse2, delta, visible, gate, scale2,
             seed_ptr, dropout_limit, dropout_scale, a * R + j, n, head, batch,
-            band_ptr is not None, MASKED, gate_ptr is not None, PRECISION,
+            band_ptr is not None, MASKED, gate_ptr is not None,
         )  # fmt: skip
         dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
         dk = tl.dot(tl.trans(ds.to(qc.dtype)), qc, dk, input_precision=PRECISION)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import add_bias, load_rows, locate, wide
-from ._relative import band_block, position_logits, position_query_gradient, reverse_skew
+from ._relative import band_block, position_logits, position_query_gradient, reverse_skew, rows_from
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -26,13 +26,15 @@ def _relative_query(
     q_ptr, rq_ptr, position_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
     batch, start, head, live, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_M, BLOCK_E]: the relative query, or the query where it has none of its own, plus the position bias."""
+    """[BLOCK_M, BLOCK_E] and where it comes from: the relative query, or the query where it has none, plus the position bias."""
     local = tl.arange(0, BLOCK_M)
     if rq_ptr is not None:
-        x = load_rows(rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh, local, live, stride_rqn, E, BLOCK_E)
+        base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh, stride_rqn
     else:
-        x = load_rows(q_ptr + batch * stride_qb + wide(start) * stride_qn + head * stride_qh, local, live, stride_qn, E, BLOCK_E)
-    return add_bias(x, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+        base, stride = q_ptr + batch * stride_qb + wide(start) * stride_qn + head * stride_qh, stride_qn
+    rq = load_rows(base, local, live, stride, E, BLOCK_E)
+    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+    return add_bias(rq, position_at, E, BLOCK_E), rows_from(base, local, live, stride, position_at)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -49,7 +51,7 @@ def _cca_backward_logits_kernel(
     local = tl.arange(0, BLOCK_M)
     n = start + local
     live = (n >= 0) & (n < tl.minimum(first_row + M, N))
-    rq = _relative_query(
+    rq, rq_from = _relative_query(
         q_ptr, rq_ptr, position_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
         batch, start, head, live, E, BLOCK_M, BLOCK_E,
     )  # fmt: skip
@@ -58,7 +60,7 @@ def _cca_backward_logits_kernel(
     for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
         zero = j0 >> 30  # R is far below 2**30
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
-        position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+        position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
         tl.store(at, position.to(band_ptr.dtype.element_ty))
 

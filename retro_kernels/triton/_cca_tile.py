@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ._dropout import dropout_keep
+from ._relative import deep_product
 
 LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): the hardware's exponential has base 2
 LN2 = tl.constexpr(0.6931471805599453)
@@ -43,6 +44,15 @@ def load_keys(base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, 
     else:
         x = tl.load(pointers, mask=(column < D)[None, :], other=0.0)
     return x
+
+
+@triton.jit
+def tile_product(x, x_from, y, y_from, zero, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
+    """float32 x y^T; where float32 operands are split into halves, read from memory a few columns at a time instead (`deep_product`)."""
+    if PRECISION == "tf32x3":
+        return deep_product(x_from, y_from, zero, D, BLOCK_D, PRECISION)
+    else:
+        return tl.dot(x, tl.trans(y), input_precision=PRECISION)
 
 
 @triton.jit
@@ -98,16 +108,15 @@ def locate(pid, H, M, first_item, first_chunk, chunks, blocks, query_start, BLOC
 
 @triton.jit
 def tile_gradients(
-    qc, do, k, v, position, lse2, delta, visible, gate, scale2,
+    content, dp_raw, position, lse2, delta, visible, gate, scale2,
     seed_ptr, dropout_limit, dropout_scale, key_index, n, head, batch,
-    HAS_POSITION: tl.constexpr, MASKED: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_POSITION: tl.constexpr, MASKED: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of the backward: probabilities that met the values, gradient of the logits, and both raw products.
+    """One tile of the backward: probabilities that met the values, and the gradient of the logits.
 
+    content = (q + u) k^T and dp_raw = do v^T are the tile's raw products;
     scale2 = scale * log2(e); lse2 in base 2, +inf for a row that attends nothing (its probabilities are then 0).
     """
-    content = tl.dot(qc, tl.trans(k), input_precision=PRECISION)
-    dp_raw = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     logits = content
     if HAS_GATE:
         logits = logits * gate
@@ -124,4 +133,4 @@ def tile_gradients(
     if HAS_GATE:
         dp = dp * gate
     ds = p * (dp - delta[:, None])
-    return dropped, ds, content, dp_raw
+    return dropped, ds

@@ -79,35 +79,45 @@ def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 @triton.jit
 def rows_from(pointer, rows, live, stride, bias_ptr=None):
-    """Where rows are to be read, and the bias that they get, for `deep_product`."""
+    """Where rows are to be read (those not live are zero), and the bias that they get, for `deep_product`."""
     return pointer, rows, live, stride, bias_ptr
 
 
 @triton.jit
-def deep_product(
-    a_from, b_ptr, first, rows, stride_b, zero,
-    WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
-):  # fmt: skip
-    """`product` of a = a_from and the rows first .. first + BLOCK_B - 1 of b (zero outside [0, rows)), read a few columns at a time.
+def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
+    """`rows_from` for rows first .. first + BLOCK - 1, zero outside [0, rows)."""
+    t = first + tl.arange(0, BLOCK)
+    inside = (t >= 0) & (t < rows)
+    return pointer, tl.where(inside, t, 0), inside, stride, None  # a row outside may lie outside the allocation
 
-    For "tf32x3", which splits both operands into halves: whole rows would fill every register. a_from comes from `rows_from`.
+
+@triton.jit
+def deep_product(
+    a_from, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+):  # fmt: skip
+    """`product` of the rows a_from and b_from (as `rows_from` gives them; only a's bias counts), read a few columns at a time.
+
+    For "tf32x3", which splits both operands into halves: whole rows would fill every register.
     """
     a_ptr, i, live, stride_a, bias_ptr = a_from
+    b_ptr, j, inside, stride_b, _ = b_from
     STEP: tl.constexpr = BLOCK if BLOCK < 32 else 32
-    t = first + tl.arange(0, BLOCK_B)
-    inside = (t >= 0) & (t < rows)
+    WHOLE: tl.constexpr = WIDTH % STEP == 0
     a_at = a_ptr + i.to(tl.int64)[:, None] * stride_a
-    b_at = b_ptr + tl.where(inside, t, 0).to(tl.int64)[:, None] * stride_b
+    b_at = b_ptr + j.to(tl.int64)[:, None] * stride_b
     if TRANSPOSED:
-        total = tl.zeros([BLOCK_B, i.shape[0]], tl.float32)
+        total = tl.zeros([j.shape[0], i.shape[0]], tl.float32)
     else:
-        total = tl.zeros([i.shape[0], BLOCK_B], tl.float32)
+        total = tl.zeros([i.shape[0], j.shape[0]], tl.float32)
     for start in range(0, WIDTH + zero, STEP):  # `zero`: not to be unrolled
         column = start + tl.arange(0, STEP)
-        a = tl.load(a_at + column[None, :], mask=live[:, None] & (column < WIDTH)[None, :], other=0.0)
+        in_a, in_b = live[:, None], inside[:, None]
+        if not WHOLE:
+            in_a, in_b = in_a & (column < WIDTH)[None, :], in_b & (column < WIDTH)[None, :]
+        a = tl.load(a_at + column[None, :], mask=in_a, other=0.0)
         if bias_ptr is not None:
             a += tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)[None, :]
-        b = tl.load(b_at + column[None, :], mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0)
+        b = tl.load(b_at + column[None, :], mask=in_b, other=0.0)
         if TRANSPOSED:
             total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
         else:
@@ -125,7 +135,7 @@ def table_product(
     """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a), BLOCK_B]; a_from None: from registers whatever the precision."""
     DEEP: tl.constexpr = a_from is not None and PRECISION == "tf32x3"
     if DEEP:
-        band = deep_product(a_from, rel_ptr, first, rows, stride_t, zero, WIDTH, BLOCK_B, BLOCK, PRECISION, TRANSPOSED)
+        band = deep_product(a_from, block_from(rel_ptr, first, rows, stride_t, BLOCK_B), zero, WIDTH, BLOCK, PRECISION, TRANSPOSED)
     else:
         band = product(a, rel_rows(rel_ptr, first, rows, stride_t, WIDTH, BLOCK_B, BLOCK), PRECISION, TRANSPOSED)
     return band

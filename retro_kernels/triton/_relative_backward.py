@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ._cca_tile import LOG2E, load_keys, load_rows
 from ._dropout import dropout_keep
-from ._relative import band_block, deep_product, product, rel_rows, reverse_skew, rows_from, table_product
+from ._relative import band_block, block_from, deep_product, product, rel_rows, reverse_skew, rows_from, table_product
 from ._relative_forward import SIZES
 from ._relative_tile import (
     load_query,
@@ -96,7 +96,7 @@ def _walk_gradient(
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
         zero = j0 >> 30  # S is far below 2**30
         if DEEP:
-            logits = deep_product(q_from, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True)
+            logits = deep_product(q_from, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
             logits = product(q, k, PRECISION, True)
@@ -109,7 +109,7 @@ def _walk_gradient(
         elif POSITION:
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
         if DEEP:
-            dp = deep_product(do_from, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True)
+            dp = deep_product(do_from, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             dp = product(do, v, PRECISION, True)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ._cca_tile import LN2, LOG2E, load_keys
 from ._dropout import dropout_keep
-from ._relative import band_block, deep_product, rows_from, table_product
+from ._relative import band_block, block_from, deep_product, rows_from, table_product
 from ._relative_tile import (
     load_query,
     load_segments,
@@ -53,7 +53,7 @@ def _walk_keys(
                 uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
         if PRECISION == "tf32x3":
-            logits = deep_product(q_from, k_base, j0, S, stride_ks, j0 >> 30, D, BLOCK_N, BLOCK_D, PRECISION)
+            logits = deep_product(q_from, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION)
         else:
             k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
             logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)

@@ -1,10 +1,11 @@
-"""Every Triton kernel compiles for every architecture without a GPU; at the shapes of the presets none spills.
+"""Every Triton kernel compiles for every architecture without a GPU, and none spills but those listed here.
 
 A selection: the presets below, and of the other calls the first of each kernel, on sm_90 in each type. `python -m bench static`
 compiles all (a thousand kernels: too long for every change).
 """
 
 import functools
+from typing import NamedTuple
 
 import pytest
 
@@ -25,7 +26,7 @@ class Selection:
             return False
         new = (op, case.launch.name, case.dtype) not in self.seen
         self.seen.add((op, case.launch.name, case.dtype))
-        return new or (case.dtype == "bfloat16" and preset(op, case.case))
+        return new or preset(op, case.case, case.dtype)
 
 
 #: op -> cases that must not spill, in bfloat16
@@ -43,9 +44,55 @@ PRESETS = {
     "leaky_average": ("wide", "long"),
 }
 
+#: the same in float32, on sm_90: the calls that need the most registers
+WIDE_PRESETS = {
+    "chunked_cross_attention": ("retro d64 gate mask", "retro d128 gate mask", "retro d128 dropout"),
+    "relative_attention": ("causal d64", "causal d128"),
+}
 
-def preset(op: str, name: str) -> bool:
-    return name in PRESETS.get(op, ())
+
+def preset(op: str, name: str, dtype: str) -> bool:
+    return name in {"bfloat16": PRESETS, "float32": WIDE_PRESETS}.get(dtype, {}).get(op, ())
+
+
+class Spill(NamedTuple):
+    kernel: str
+    case: str
+    dtype: str  # bfloat16 stands for float16 too: the same code
+    bytes: dict[int, int]  # of stack a thread, at most, by architecture
+    why: str
+
+
+_TILE = "the tile that would not spill makes products twice or reads keys twice as often"
+_BLOCK = "the compiler's own choice: at 168 or 128 registers another block fits a multiprocessor"
+_RARE = "heads this wide are no preset"
+
+#: every launch known to spill, of those `python -m retro_kernels.aot` lists; what isn't here must not
+SPILLS = (
+    Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 40}, _TILE),
+    Spill("cca_backward_query", "short chunk", "bfloat16", {100: 16}, _BLOCK),
+    Spill("cca_forward", "retro d64 dropout", "bfloat16", {100: 16}, _TILE),
+    Spill("cca_forward", "rpt gate", "bfloat16", {100: 8}, _BLOCK),
+    Spill("cca_forward", "head of 256", "bfloat16", {80: 208, 90: 248, 100: 256}, _RARE),
+    Spill("cca_backward_query", "head of 256", "bfloat16", {80: 136, 90: 168, 100: 248}, _RARE),
+    Spill("relative_keys", "documents, masked", "bfloat16", {80: 72}, _TILE),
+    Spill("relative_table", "documents, masked", "bfloat16", {80: 48}, _TILE),
+    Spill("relative_table", "causal d128", "bfloat16", {80: 8}, _TILE),
+    Spill("relative_keys", "plain d128", "bfloat16", {80: 16}, _TILE),
+    Spill("relative_keys", "head of 256", "bfloat16", {80: 392}, _RARE),
+    Spill("relative_table", "head of 256", "bfloat16", {80: 1360}, _RARE),
+    Spill("relative_forward", "extent 1024, e16", "bfloat16", {90: 40}, _TILE),
+    Spill("relative_query", "extent 1024, e16", "bfloat16", {90: 16}, _TILE),
+    Spill("relative_query", "head of 256", "bfloat16", {90: 672, 100: 96}, _RARE),
+    Spill("relative_query", "extent 1024, e16", "float32", {80: 24}, _TILE),
+    Spill("logits_forward", "wide", "float32", {80: 424}, "outside any loop"),
+    Spill("topk_chunks_scan", "width 100", "float32", {100: 16}, _BLOCK),
+)
+
+
+def allowed(row: aot.Row) -> int:
+    dtype = "bfloat16" if row.dtype == "float16" else row.dtype
+    return sum(s.bytes.get(row.arch, 0) for s in SPILLS if (s.kernel, s.case, s.dtype) == (row.kernel, row.case, dtype))
 
 
 @functools.cache
@@ -62,11 +109,16 @@ def test_every_launch_compiles_and_fits_shared_memory(arch):
 
 
 @pytest.mark.parametrize("arch", KNOWN)
-def test_preset_shapes_do_not_spill(arch):
-    presets = [row for row in rows(arch) if preset(row.op, row.case) and row.dtype == "bfloat16"]
-    assert {row.op for row in presets} == set(PRESETS)
-    for row in presets:
-        assert row.stack == 0, f"{row.kernel} {row.case} {row.config} {row.dtype}: {row.stack} bytes of stack"
+def test_no_launch_spills_but_those_listed(arch):
+    assert {row.op for row in rows(arch) if preset(row.op, row.case, "bfloat16")} == set(PRESETS)
+    found = [f"{r.kernel} {r.case} {r.config} {r.dtype}: {r.stack} bytes of stack" for r in rows(arch) if r.stack > allowed(r)]
+    assert not found, "\n".join(found)
+
+
+def test_listed_spills_are_of_launches_that_exist():
+    shipped = {arch: {(c.launch.name, c.case, c.dtype) for _, c in aot.cases(KNOWN[arch])} for arch in KNOWN}
+    gone = [s[:3] for s in SPILLS if any(s[:3] not in shipped[arch] for arch in s.bytes)]
+    assert not gone
 
 
 def test_same_launch_is_compiled_once():
