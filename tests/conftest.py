@@ -25,6 +25,14 @@ def fast_backends(op: str) -> list[str]:
     return [name for name in names if rk.backends()[op][name]]
 
 
+def in_types(cases, dtypes) -> list:
+    """(name, dtype) of every case in every type; under the interpreter, which is slow, the cases take the types in turn."""
+    pairs = [(name, dtype) for name in cases for dtype in dtypes]
+    if INTERPRETER:
+        pairs = [(name, dtypes[i % len(dtypes)]) for i, name in enumerate(cases)]
+    return [pytest.param(name, dtype, id=f"{name}-{dtype}") for name, dtype in pairs]
+
+
 def pytest_generate_tests(metafunc):
     """`backend` in a test module with `OP = "..."`: every fast backend of that op that this process can run."""
     if "backend" in metafunc.fixturenames and hasattr(metafunc.module, "OP"):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from tests import compare, inputs
-from tests.conftest import INTERPRETER
+from tests.conftest import INTERPRETER, in_types
 
 OP = "relative_attention"
 # the interpreter's bf16 dot is wrong, so bf16 waits for a GPU there
@@ -56,8 +56,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "dtype"), in_types(CASES, DTYPES))
 def test_values_and_gradients(backend, name, dtype):
     compare.check(OP, inputs.self_attention(3, dtype=dtype, **CASES[name]), backend)
 

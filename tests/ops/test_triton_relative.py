@@ -8,7 +8,7 @@ import torch
 
 import retro_kernels as rk
 from tests import compare, inputs
-from tests.conftest import INTERPRETER
+from tests.conftest import INTERPRETER, in_types
 
 OP = "relative_attention"
 DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
@@ -53,14 +53,12 @@ ATTENTION = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", LOGITS)
+@pytest.mark.parametrize(("name", "dtype"), in_types(LOGITS, DTYPES))
 def test_logits(name, dtype):
     compare.check("relative_logits", inputs.relative_logits(3, dtype=dtype, **LOGITS[name]), "triton")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize(("name", "dtype"), in_types(ATTENTION, DTYPES))
 def test_attention(name, dtype):
     compare.check(OP, inputs.self_attention(3, dtype=dtype, **ATTENTION[name]), "triton")
 
