@@ -90,9 +90,10 @@ def _best(call, device: str) -> float:
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
-    """FLOP/s of a type. float16 on a CPU computes in float32, at float32's rate."""
+    """FLOP/s of a type; of a half type never below float32's, to which its operands can be widened. None for an unmeasured type."""
     rates = ceilings["flops_per_s"]
-    return rates.get(dtype) or (rates.get("float32") if dtype == "float16" else None)
+    known = [rates[name] for name in (dtype, "float32") if name in rates and (name == dtype or dtype in ("float16", "bfloat16"))]
+    return max(known, default=None)
 
 
 def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import numerics, operators, oracle, work
+from bench import ceilings, numerics, operators, oracle, work
 from bench.registry import Case
 
 TINY = {
@@ -111,3 +111,13 @@ def test_top_k_judges_the_choice_not_the_order_of_equals():
 
     assert not fails([0, 1]) and not fails([1, 0])
     assert fails([0, 0]) and fails([3, 0], (9.0, 3.0)) and fails([0, 2], (3.0, 2.0)) and fails([0, -1]) and fails([0, 1], (3.0, 3.1))
+
+
+def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
+    """Without instructions for them the library's product of halves is no ceiling: widened operands pass it."""
+    measured = {"flops_per_s": {"float32": 100.0, "bfloat16": 20.0}, "bytes_per_s": 1.0}
+    assert ceilings.rate(measured, "bfloat16") == ceilings.rate(measured, "float16") == ceilings.rate(measured, "float32") == 100.0
+    assert ceilings.rate({"flops_per_s": {"float32": 100.0, "bfloat16": 230.0}}, "bfloat16") == 230.0
+    assert ceilings.rate(measured, "float64") is None
+    found = ceilings.roofline(work.Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)
+    assert found == {"floor_s": 10.0, "bound": "compute", "fraction": 0.5}
