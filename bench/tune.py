@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ class Tuned:
 
 def neighbours(row: dict) -> list[dict]:
     """Rows that differ from this one by a step in one number or two."""
-    steps = [(name, value) for name, value in _steps(row)]
+    steps = list(_steps(row))
     found = []
     for count in range(1, _MOST_CHANGES + 1):
         for changes in itertools.combinations(steps, count):
@@ -80,7 +81,7 @@ class Bench:
 
     def __init__(self, run: runner.Run, case: Case, dtype: str, mode: str, contender: Contender):
         self.run, self.case, self.mode, self.contender, self.dtype = run, case, mode, contender, dtype
-        self.seed = run.seed or 0
+        self.seed = secrets.randbits(31)
         self.arguments: dict[str, Any] = case.make(self.seed, run.device, getattr(torch, dtype))
         self.operator = OPERATORS[case.kernel]
         self.truth = oracle.solve(self.operator, case, self.arguments, self.seed, mode == "fwdbwd", run.oracle_share)

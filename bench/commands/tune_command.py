@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    if arguments.backend not in (None, ("triton",)) or arguments.baselines:
+        raise exits.UsageError("--backend, --baselines: only the tiles of triton are tuned, against each other")
     given = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
     chosen = _options.selection(given)
     run = runner.Run(chosen.device, effort=timing.Effort(seconds=arguments.seconds))

@@ -66,36 +66,31 @@ def kernel(call: TopkChunks) -> str:
     return "scan_l2" if call.metric == "l2" else "scan_dot_masked" if masked else "scan_dot"
 
 
-def tiles(call: TopkChunks, target: Target) -> list[Tile]:
-    """The tiles that may serve the call, the most queries first."""
-    return [_tile(row) for row in _rows(call, target)]
-
-
 def tile(call: TopkChunks, target: Target) -> Tile:
     """The most queries a tile that still fill the device, with the keys split where queries alone don't."""
     b, q, _ = call.query.shape
-    choices = _rows(call, target)
+    choices = rows(call, target)
     for row in choices[:-1]:
         block_q, block_s = row["block_m"], row["block_n"]
         blocks, parts = b * _cdiv(q, block_q), max(1, _cdiv(call.key.shape[1], block_s) // _TILES_PER_SPLIT)
         if q > block_q // 2 and blocks * parts >= _BUSY * target.multiprocessors:
-            return _tile(configs.served(OP, row))
-    return _tile(configs.served(OP, choices[-1]))
+            return tile_of(configs.served(OP, row))
+    return tile_of(configs.served(OP, choices[-1]))
 
 
-def _rows(call: TopkChunks, target: Target) -> list[dict]:
-    """The table's rows that may serve the call, one a number of queries: the narrowest list that fits."""
-    rows = [row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()]
-    known = {row["arch"] for row in rows}
+def rows(call: TopkChunks, target: Target) -> list[dict]:
+    """The table's rows that may serve the call, the most queries first; of each number of queries the narrowest list that fits."""
+    ours = [row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()]
+    known = {row["arch"] for row in ours}
     arch = max((a for a in known if a <= target.arch), default=min(known))
-    fits = sorted((row for row in rows if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
+    fits = sorted((row for row in ours if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
     found: dict[int, dict] = {}
     for row in fits:
         found.setdefault(row["block_m"], row)
     return [found[block_q] for block_q in sorted(found, reverse=True)]
 
 
-def _tile(row: dict) -> Tile:
+def tile_of(row: dict) -> Tile:
     names = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "precision", "resident", "width")
     return Tile(*(row[name] for name in names))
 

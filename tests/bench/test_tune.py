@@ -145,3 +145,11 @@ def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):
 
     assert bench.main(["tune", "--device", "cpu", "--kernel", OP, "--case", "mosaics"]) == 5
     assert "no CUDA GPU" in capsys.readouterr().err
+
+
+def test_other_backends_and_baselines_are_refused(capsys):
+    import bench
+
+    for given in (["--backend", "cpu"], ["--baselines", "all"]):
+        assert bench.main(["tune", "--device", "cpu", "--kernel", OP, *given]) == 4
+        assert "--backend, --baselines" in capsys.readouterr().err

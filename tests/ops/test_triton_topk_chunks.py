@@ -58,7 +58,7 @@ def test_tiles_and_splits_change_nothing(metric):
     kw = inputs.topk(4, B=1, Q=21, S=200, D=16, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=185)
     call = problem(kw)
     want = rk.topk_chunks(**on_device(kw), backend="reference")
-    for tile in {tile for target in KNOWN.values() for tile in plan.tiles(call, target)}:
+    for tile in {plan.tile_of(row) for target in KNOWN.values() for row in plan.rows(call, target)}:
         for count in (1, 3):
             length = -(-200 // count // tile.block_s) * tile.block_s
             parts = plan.Split(-(-200 // length), length)
