@@ -67,7 +67,7 @@ _TILE = "the tile that would not spill makes products twice or reads keys twice 
 _BLOCK = "the compiler's own choice: at 168 or 128 registers another block fits a multiprocessor"
 _RARE = "heads this wide are no preset"
 
-#: every launch known to spill, of those `python -m retro_kernels.aot` lists; what isn't here must not
+#: every launch that may spill, of those compiled here; bench/NOTES.md lists what else spills in bfloat16 relative attention
 SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 40}, _TILE),
     Spill("cca_backward_query", "short chunk", "bfloat16", {100: 16}, _BLOCK),
