@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
+# One folder whoever builds: an editable install's own build_temp is thrown away, and `make setup` would compile all of it twice.
+OBJECTS = ROOT / "build" / f"objects-{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
 
 CXX_FLAGS = [
     "-std=c++17",
@@ -113,8 +116,6 @@ def compiler() -> list[str]:
 
 
 def includes() -> list[str]:
-    import sysconfig
-
     import pybind11
 
     return [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
@@ -212,10 +213,9 @@ BUILDERS = {"retro_kernels._cpu": build_cpu, "retro_kernels._cuda": build_cuda, 
 class Build(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
-        objects = Path(self.build_temp).resolve()
         build = BUILDERS[ext.name]
         try:
-            build(objects, target)
+            build(OBJECTS, target)
         except (CompileError, OSError, ImportError) as error:
             print(f"warning: {ext.name} is left out, the package works without what it does: {error}", file=sys.stderr)
             raise CompileError(str(error)) from error
