@@ -47,23 +47,24 @@ struct Band {
   }
 };
 
-// Chunks of one head's relative keys, packed when first needed: rel_key rows in the order of columns, and transposed.
+// Chunks of one head's relative keys, packed when first needed: transposed, and rel_key rows in the order of columns.
 // E is what products are made of: float, or a pair of bf16.
 template <class E>
 class BandChunks {
  public:
   BandChunks() = default;
-  BandChunks(const Band& band, int64_t first, int64_t last, bool with_rows, Carver& carver)
+  BandChunks(const Band& band, int64_t first, int64_t last, bool with_lines, Carver& carver)
       : band_(&band), first_(std::max(first, band.first)), count_(std::max<int64_t>(std::min(last, band.last) - first_, 0)) {
     steps_ = steps_of<E>(band.E), width_ = row_width<E>(band.E);
     columns_ = carver.take<E>(count_ * steps_ * BLOCK);
-    keep_rows_ = with_rows && band.E > NARROW;
-    rows_ = carver.take<E>((keep_rows_ ? count_ : 1) * BLOCK * width_);
+    keep_lines_ = with_lines && band.E > NARROW;
+    lines_ = carver.take<E>(keep_lines_ ? count_ * steps_of<E>(BLOCK) * band.wide : 0);
+    rows_ = carver.take<E>(BLOCK * width_);
     ready_ = carver.take<uint8_t>(count_);
   }
   void reset() { clear(ready_, count_); }
   const E* columns(int64_t m) const { return columns_ + (m - first_) * steps_ * BLOCK; }  // [steps(E)][BLOCK]
-  const E* rows(int64_t m) const { return rows_ + (m - first_) * BLOCK * width_; }        // [BLOCK][wide]
+  E* lines(int64_t m) const { return lines_ + (m - first_) * steps_of<E>(BLOCK) * band_->wide; }  // [steps(BLOCK)][wide]
   int steps() const { return steps_; }
   int width() const { return width_; }
 
@@ -72,7 +73,7 @@ class BandChunks {
     if (ready_[m - first_]) return;
     ready_[m - first_] = 1;
     const Band& n = *band_;
-    E* to = keep_rows_ ? rows_ + (m - first_) * BLOCK * width_ : rows_;
+    E* to = keep_lines_ && !PAIRS<E> ? lines(m) : rows_;
     const int h = n.tables() == 1 ? 0 : head;
     for (int x = 0; x < BLOCK; ++x) {
       const int64_t row = n.zero - (m * BLOCK + 1 + x);
@@ -82,14 +83,15 @@ class BandChunks {
         clear(to + x * width_, width_);
     }
     transpose(to, width_, BLOCK, steps_, columns_ + (m - first_) * steps_ * BLOCK, BLOCK);
+    if (keep_lines_) pair_rows(to, BLOCK, n.E, lines(m));
   }
 
  private:
   const Band* band_ = nullptr;
   int64_t first_ = 0, count_ = 0;
-  bool keep_rows_ = false;
+  bool keep_lines_ = false;
   int steps_ = 0, width_ = 0;
-  E *columns_ = nullptr, *rows_ = nullptr;
+  E *columns_ = nullptr, *lines_ = nullptr, *rows_ = nullptr;
   uint8_t* ready_ = nullptr;
 };
 
@@ -110,31 +112,46 @@ void band_logits(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int 
              [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
 }
 
+// Column e of the relative keys in chunk columns of E.
+RETRO_INLINE Vec key_column(const float* columns, int e, int x) { return load(columns + e * BLOCK + x); }
+RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
+  const Pairs two = load_pairs(columns + e / 2 * BLOCK + x);
+  return e % 2 ? odd_of(two) : even_of(two);
+}
+
 // What a chunk of the strip, now holding the gradients of the scores, adds to
 //   d_query [rows][wide]   if not null: gradient · relative keys
 //   d_table [E][BLOCK]     if not null: the chunk's relative keys, transposed
-template <class T>
-void band_gradients(const Band& n, BandChunks<float>& chunks, int head, int64_t m, int rows, const float* rel_query, const float* strip, int64_t ld,
+// rel_query: lines, k = row. `rounded`: BLOCK*BLOCK/2 elements for pairs.
+template <class T, class E>
+void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query, const float* strip, int64_t ld, E* rounded,
                     float* d_query, float* d_table) {
   int begin = 0, end = 0;
   if (n.holds(m)) n.inside(m, begin, end);
   if (begin >= end) return;
-  if (d_table)
-    gemm<false>(n.E, (end - begin) / LANES, rows, rel_query, n.wide, strip + begin, ld, [=](int e, int x, Vec s) {
+  const float* grad = strip + begin;
+  const int columns = end - begin;
+  if (d_table) {
+    const MatrixRef<E> a = by_line(grad, ld, rows, columns, rounded, BLOCK);
+    gemm<false>(n.E, columns / LANES, steps_of<E>(rows), rel_query, n.wide, a.data, a.ld, [=](int e, int x, Vec s) {
       float* to = d_table + e * BLOCK + begin + x;
       store(to, load(to) + s);
     });
+  }
   if (!d_query) return;
-  chunks.prepare<T>(head, m);
-  if (n.E > NARROW)
-    return gemm<true>(rows, n.wide / LANES, end - begin, strip + begin, ld, chunks.rows(m) + begin * n.wide, n.wide, [=](int r, int e, Vec s) {
-      float* to = d_query + r * n.wide + e;
-      store(to, load(to) + s);
-    });
+  chunks.template prepare<T>(head, m);
+  if (n.E > NARROW) {
+    const MatrixRef<E> a = by_row(grad, ld, rows, columns, rounded, steps_of<E>(BLOCK));
+    return gemm<true>(rows, n.wide / LANES, steps_of<E>(columns), a.data, a.ld, chunks.lines(m) + steps_of<E>(begin) * n.wide, n.wide,
+                      [=](int r, int e, Vec s) {
+                        float* to = d_query + r * n.wide + e;
+                        store(to, load(to) + s);
+                      });
+  }
   for (int r = 0; r < rows; ++r)
     for (int e = 0; e < n.E; ++e) {
       Vec s = zero();
-      for (int x = begin; x < end; x += LANES) s = fma(load(strip + r * ld + x), load(chunks.columns(m) + e * BLOCK + x), s);
+      for (int x = begin; x < end; x += LANES) s = fma(load(strip + r * ld + x), key_column(chunks.columns(m), e, x), s);
       d_query[r * n.wide + e] += sum(s);
     }
 }

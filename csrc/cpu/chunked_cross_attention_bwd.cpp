@@ -14,9 +14,6 @@ constexpr int KEYS = 128;                      // keys of a block
 constexpr int TASKS = 128;                     // wanted at least, for balance
 constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together; one slot is always there
 
-template <class E>
-constexpr bool PAIRS = steps_of<E>(2) == 1;
-
 // What a unit carries over the blocks of keys.
 template <class E>
 struct State {
@@ -38,7 +35,7 @@ template <class E>
 struct Workspace {
   RelativeCache<E> relative;
   KeyFactors factors;
-  int32_t* keys;
+  int32_t* keys[2];  // of the chunk at hand, and of the next one
   E *k_rows, *k_lines, *v_rows, *p_rows, *ds_rows, *ds_pairs, *rel_rows, *rel_lines, *band_rows, *band_pairs;
   float *p, *ds, *x, *keep, *dk, *dv, *strip, *bias, *dgate, *drel_query;
   char* states;
@@ -47,7 +44,7 @@ struct Workspace {
   Workspace(const Sizes& n, int units, bool gate, bool dropout, Carver carver) : relative(n, carver), factors(KEYS, carver) {
     const int width = row_width<E>(n.D), block = KEYS * ROWS;
     const auto pairs = [&](int64_t count) { return PAIRS<E> ? carver.take<E>(count) : nullptr; };
-    keys = carver.take<int32_t>(static_cast<int64_t>(n.K) * n.R);
+    for (int32_t*& list : keys) list = carver.take<int32_t>(static_cast<int64_t>(n.K) * n.R);
     k_rows = carver.take<E>(KEYS * width), v_rows = carver.take<E>(KEYS * width), k_lines = pairs(KEYS * width);
     p = carver.take<float>(block), ds = carver.take<float>(block);
     x = carver.take<float>(gate ? block : 0), keep = carver.take<float>(dropout ? block : 0);
@@ -71,6 +68,13 @@ struct Workspace {
     Carver carver(states + state_bytes * unit);
     return State<E>(n, carver);
   }
+};
+
+// The keys of a chunk that are seen.
+struct Listed {
+  int64_t b, u;
+  const int32_t* keys;
+  int count;
 };
 
 // Sums over chunks, one of each slot and head.
@@ -135,20 +139,31 @@ struct Backward {
   }
 
   // w.p = P, and for the gate's gradient w.x = (q + u)·k
-  void probabilities(int count, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
-    gemm<true>(count, unit.lanes() / LANES, steps_of<E>(n.D), w.k_rows, row_width<E>(n.D), st.query, ROWS, [&](int r, int i, Vec x) {
+    sliced(count, soon, unit, w.k_rows, st.query, [&](int r, int i, Vec x) {
       const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
       store(w.p + r * ROWS + i, exp2(s - load(st.lse2 + i)));
       if (gate) store(w.x + r * ROWS + i, x);
     });
   }
 
+  // keys or values · queries or gradients, transposed; asks for the rows that will be packed next.
+  template <class Emit>
+  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const E* rows, const E* columns, Emit emit) const {
+    const int width = row_width<E>(n.D);
+    for (int k = 0; k < count; k += SLICE) {
+      prefetch(soon, n, k, k + SLICE);
+      gemm<true>(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), rows + k * width, width, columns, ROWS,
+                 [&](int r, int i, Vec x) { emit(r + k, i, x); });
+    }
+  }
+
   // w.p becomes what multiplies dO in dV, w.ds what multiplies Q in dK: both with the gate; dz sums dS over the neighbours.
-  void score_grads(int count, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
     const Vec s = broadcast(scale);
-    gemm<true>(count, unit.lanes() / LANES, steps_of<E>(n.D), w.v_rows, row_width<E>(n.D), st.grad, ROWS, [&](int r, int i, Vec y) {
+    sliced(count, soon, unit, w.v_rows, st.grad, [&](int r, int i, Vec y) {
       const int at = r * ROWS + i;
       const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), kept = drop ? p * load(w.keep + at) : p;
       const Vec dp = drop ? y * g * load(w.keep + at) : y * g, ds = p * (dp - load(st.delta + i));
@@ -166,26 +181,20 @@ struct Backward {
 
   // The layouts of pairs that the three remaining products read; floats are used as they are.
   void to_operands(int count, const Unit& unit, const Workspace<E>& w) const {
-    if constexpr (PAIRS<E>) {
-      auto *p = reinterpret_cast<bf16*>(w.p_rows), *ds = reinterpret_cast<bf16*>(w.ds_rows);
-      for (int r = 0; r < count; ++r)
-        for (int i = 0; i < unit.lanes(); i += LANES) {
-          const int at = r * ROWS + i;
-          const Vec x = load(w.ds + at);
-          store(p + at, load(w.p + at)), store(ds + at, x);
-          if (r % 2 == 0) store_pairs(w.ds_pairs + r / 2 * ROWS + i, to_pairs(x, r + 1 < count ? load(w.ds + at + ROWS) : zero()));
-        }
-    }
+    by_row(w.p, ROWS, count, unit.lanes(), w.p_rows, steps_of<E>(ROWS));
+    by_row(w.ds, ROWS, count, unit.lanes(), w.ds_rows, steps_of<E>(ROWS));
+    by_line(w.ds, ROWS, count, unit.lanes(), w.ds_pairs, ROWS);
   }
 
-  void block(int64_t b, const Piece<const T>& k, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  void block(int64_t b, const Piece<const T>& k, const Piece<const T>& soon_k, const Piece<const T>& soon_v, const Unit& unit, const Workspace<E>& w,
+             const State<E>& st) const {
     const int count = k.count, ld = pad(n.D), vectors = ld / LANES, across = steps_of<E>(ROWS), steps = steps_of<E>(unit.rows);
-    probabilities(count, unit, w, st);
+    probabilities(count, soon_k, unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
         dropout.factors(static_cast<uint32_t>(k.list[r]), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
                         static_cast<uint32_t>(b), unit.lanes(), w.keep + r * ROWS);
-    score_grads(count, unit, w, st);
+    score_grads(count, soon_v, unit, w, st);
     to_operands(count, unit, w);
     const auto add = [ld](float* to) {
       return [to, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); };
@@ -201,15 +210,8 @@ struct Backward {
     const int ld = n.band_ld, wide = pad(n.E), skip = n.top - (unit.index + unit.rows - 1);
     clear(w.strip, static_cast<int64_t>(unit.rows) * ld);
     transpose(st.dz, ROWS, n.R, unit.rows, w.strip + skip + unit.rows - 1, ld - 1);
-    if constexpr (PAIRS<E>) {
-      auto* rows = reinterpret_cast<bf16*>(w.band_rows);
-      for (int i = 0; i < unit.rows; ++i)
-        for (int t = 0; t < ld; t += LANES) {
-          const float* from = w.strip + i * ld + t;
-          store(rows + i * ld + t, load(from));
-          if (i % 2 == 0) store_pairs(w.band_pairs + i / 2 * ld + t, to_pairs(load(from), i + 1 < unit.rows ? load(from + ld) : zero()));
-        }
-    }
+    by_row(w.strip, ld, unit.rows, ld, w.band_rows, steps_of<E>(ld));
+    by_line(w.strip, ld, unit.rows, ld, w.band_pairs, ld);
     if (want_rel_query)
       gemm<true>(unit.rows, wide / LANES, steps_of<E>(n.band), w.band_rows, steps_of<E>(ld), rel.lines, wide,
                  [&](int i, int e, Vec x) { store(w.drel_query + i * wide + e, x); });
@@ -259,22 +261,28 @@ struct Backward {
     }
   }
 
-  void chunk(int64_t b, int64_t u, int g, int64_t slot, Workspace<E>& w) {
+  void chunk(const Listed& here, const Listed& after, int g, int64_t slot, Workspace<E>& w) {
+    const int64_t b = here.b, u = here.u;
     const int share = n.H / n.G;
     thread_local std::vector<Unit> units;
     list_units(c, n, u, g * share, (g + 1) * share, units);
     const int count = static_cast<int>(units.size());
-    const int keys = count ? list_keys(c, n, b, u, w.keys) : 0;
-    clear_hidden(b, u, g, w.keys, keys);
+    const int keys = count ? here.count : 0;
+    clear_hidden(b, u, g, here.keys, keys);
     float* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
     for (int first = 0; first < keys; first += KEYS) {
-      const auto piece = [&](const View& of) { return Piece<const T>{&of, b, u, g, std::min(KEYS, keys - first), w.keys + first}; };
-      const Piece<const T> k = piece(c.key);
-      pack(k, n, w.k_rows), pack(piece(c.value), n, w.v_rows), w.factors.fill(c, n, k, scale2);
+      const auto piece = [&](const View& of, const Listed& list, int at) {
+        return Piece<const T>{&of, list.b, list.u, g, std::min(KEYS, list.count - at), list.keys + at};
+      };
+      const Piece<const T> k = piece(c.key, here, first);
+      pack(k, n, w.k_rows), pack(piece(c.value, here, first), n, w.v_rows), w.factors.fill(c, n, k, scale2);
+      const bool more = first + KEYS < keys;
+      const Listed& next = more ? here : after;
+      const int at = more ? first + KEYS : 0;
       pair_rows(w.k_rows, k.count, n.D, w.k_lines);
       clear(w.dk, KEYS * pad(n.D)), clear(w.dv, KEYS * pad(n.D)), clear(w.dgate, KEYS * LANES);
-      for (int i = 0; i < count; ++i) block(b, k, units[i], w, w.state(n, i));
+      for (int i = 0; i < count; ++i) block(b, k, piece(c.key, next, at), piece(c.value, next, at), units[i], w, w.state(n, i));
       for (int r = 0; r < k.count; ++r) {
         const int a = k.list[r] / n.R, j = k.list[r] % n.R;
         if (want.key) write_row(w.dk + r * pad(n.D), scale, n.D, want.key.at<T>(b, u, a, j, g));
@@ -322,11 +330,20 @@ struct Backward {
   void run(int threads) {
     const int64_t items = n.B * n.L;
     parallel_for(n.G * slots, threads, [&](int64_t task) {
-      const int64_t slot = task % slots;
-      const int g = static_cast<int>(task / slots), most = n.blocks * (n.H / n.G);
+      const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
+      const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
       const auto sized = [&](void* base) { return Workspace<E>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout), Carver(base)); };
       Workspace<E> w = sized(scratch(sized(nullptr).bytes));
-      for (int64_t item = slot * items / slots; item < (slot + 1) * items / slots; ++item) chunk(item / n.L, item % n.L, g, slot, w);
+      const auto list = [&](int64_t item) {
+        const int64_t b = item / n.L, u = item % n.L;
+        return item < last ? Listed{b, u, w.keys[item % 2], list_keys(c, n, b, u, w.keys[item % 2])} : Listed{0, 0, nullptr, 0};
+      };
+      Listed here = list(first);
+      for (int64_t item = first; item < last; ++item) {
+        const Listed after = list(item + 1);
+        chunk(here, after, g, slot, w);
+        here = after;
+      }
     });
     for (int64_t b = 0; b < n.B; ++b) nothing(b);
     parallel_for(n.H, threads, [&](int64_t head) { reduce(static_cast<int>(head)); });

@@ -7,7 +7,6 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int SLICE = 12;   // rows between prefetches, a multiple of the tile's 6
 constexpr int KEYS = 128;  // keys of a block: keys, values and scores of a block stay in L2, each product's operands in L1
 
 // What a unit carries from one block of keys to the next.

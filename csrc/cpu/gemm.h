@@ -8,6 +8,8 @@
 //     b    b[k*ldb + c], c < vectors*LANES
 //     emit(row, column, Vec): LANES columns of the result from `column` on; every (row, column) once
 #pragma once
+#include <type_traits>
+
 #include "simd.h"
 
 namespace retro::RETRO_ISA {
@@ -20,6 +22,9 @@ constexpr int tile_rows(int vectors) { return vectors >= 4 ? 6 : vectors == 3 ? 
 constexpr int TILE_VECTORS = 2;  // 16 registers: 6x2, 12x1
 constexpr int tile_rows(int vectors) { return vectors >= 2 ? 6 : 12; }
 #endif
+
+template <class E>
+constexpr bool PAIRS = std::is_same_v<E, uint32_t>;
 
 constexpr int pad(int n) { return (n + LANES - 1) / LANES * LANES; }
 

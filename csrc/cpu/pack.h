@@ -3,6 +3,11 @@
 //   pack_row      one row, plus a bias, times a factor                     -> A by row: [rows][ld], ld = row_width<E>(D)
 //   pair_rows     A by row -> B with k = row: [steps][pad(D)]              (floats: already that, a no-op)
 //   transpose     A by row -> B with k = column: [steps][columns]
+//
+// and floats that a kernel has computed, for a further product (floats: as they are, a no-op):
+//
+//   by_row        -> A by row
+//   by_line       -> B, or A by column, with k = row
 #pragma once
 #include "gemm.h"
 
@@ -46,6 +51,29 @@ inline const uint32_t* pair_rows(const uint32_t* rows, int n, int width, uint32_
       store_pairs(to + r / 2 * ld + c, interleave(even, r + 1 < n ? even + ld : NOTHING));
     }
   return to;
+}
+
+template <class E>
+struct MatrixRef {
+  const E* data;
+  int64_t ld;
+};
+
+RETRO_INLINE MatrixRef<float> by_row(const float* from, int64_t ld, int, int, float*, int64_t) { return {from, ld}; }
+inline MatrixRef<uint32_t> by_row(const float* from, int64_t ld, int rows, int columns, uint32_t* to, int64_t to_ld) {
+  for (int r = 0; r < rows; ++r)
+    for (int x = 0; x < columns; x += LANES) store(reinterpret_cast<bf16*>(to + r * to_ld) + x, load(from + r * ld + x));
+  return {to, to_ld};
+}
+
+RETRO_INLINE MatrixRef<float> by_line(const float* from, int64_t ld, int, int, float*, int64_t) { return {from, ld}; }
+inline MatrixRef<uint32_t> by_line(const float* from, int64_t ld, int rows, int columns, uint32_t* to, int64_t to_ld) {
+  for (int r = 0; r < rows; r += 2)
+    for (int x = 0; x < columns; x += LANES) {
+      const float* even = from + r * ld + x;
+      store_pairs(to + r / 2 * to_ld + x, to_pairs(load(even), r + 1 < rows ? load(even + ld) : zero()));
+    }
+  return {to, to_ld};
 }
 
 // to[c][r] = from[r][c] for c < columns and r < pad(rows), zeros for r >= rows. Strides in elements, any sign.

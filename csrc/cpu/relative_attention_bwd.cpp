@@ -14,11 +14,17 @@ namespace {
 constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
 constexpr int LONGEST_CHAIN = 128;  // terms added one after the other before their rounding outweighs what the order is for
 
+template <class E>
 struct Workspace {
   Visibility visible;
-  BandChunks<float> chunks;
-  float *key, *key_rows, *value;  // per key block: [D][BLOCK], [BLOCK][wide], [D][BLOCK]
-  float *rows, *query, *rel_query, *dout, *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta;
+  BandChunks<E> chunks;
+  E *key, *key_lines, *value;  // per key block: [steps(D)][BLOCK], [steps(BLOCK)][wide], [steps(D)][BLOCK]
+  E *rows, *query, *rel_query, *dout;  // by row
+  struct {
+    E *query, *rel_query, *dout, *strip, *weights;
+  } pairs;  // the layouts that pairs need beside these; floats do without
+  const E *query_lines, *rel_query_lines, *dout_lines;
+  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta;
   uint8_t* ready;
   float* own;  // dK, dV of the task, where nobody else adds to them
   size_t bytes;
@@ -26,14 +32,16 @@ struct Workspace {
   Workspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row, int64_t last_row, bool alone, Carver carver)
       : visible(c, n, first_row, last_row, carver) {
     const int64_t blocks = visible.last_block - visible.first_block;
-    chunks = BandChunks<float>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1, visible.last_block - first_row / BLOCK, true, carver);
+    chunks = BandChunks<E>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1, visible.last_block - first_row / BLOCK, true, carver);
     const int wide = std::max(n.wide, n.band.wide);
-    key = carver.take<float>(blocks * n.D * BLOCK), value = carver.take<float>(blocks * n.D * BLOCK);
-    key_rows = carver.take<float>(blocks * n.wide * BLOCK);
+    const int across = row_width<E>(n.D), rel_across = row_width<E>(n.band.E);
+    const auto paired = [&](int64_t count) { return carver.take<E>(PAIRS<E> ? count : 0); };
+    key = carver.take<E>(blocks * steps_of<E>(n.D) * BLOCK), value = carver.take<E>(blocks * steps_of<E>(n.D) * BLOCK);
+    key_lines = carver.take<E>(blocks * n.wide * steps_of<E>(BLOCK));
     ready = carver.take<uint8_t>(blocks);
-    rows = carver.take<float>(BLOCK * wide);
-    query = carver.take<float>(BLOCK * n.wide), rel_query = carver.take<float>(BLOCK * n.band.wide);
-    dout = carver.take<float>(BLOCK * n.wide);
+    rows = carver.take<E>(BLOCK * across), dout = carver.take<E>(BLOCK * across);
+    query = carver.take<E>(BLOCK * across), rel_query = carver.take<E>(BLOCK * rel_across);
+    pairs = {paired(BLOCK * across), paired(BLOCK * rel_across), paired(BLOCK * across), paired(BLOCK * BLOCK * GROUP / 2), paired(BLOCK * BLOCK * GROUP / 2)};
     strip = carver.take<float>(BLOCK * n.ld), weights = carver.take<float>(BLOCK * BLOCK * GROUP);
     keep = carver.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
     d_query = carver.take<float>(BLOCK * n.wide), d_rel_query = carver.take<float>(BLOCK * n.band.wide);
@@ -49,7 +57,8 @@ struct Sums {
   float *table, *content, *position;
 };
 
-template <class T>
+// T is how tensors lie in memory, E what products are made of.
+template <class T, class E>
 struct Backward {
   const RelativeAttention& c;
   const View &out, &lse, &dout, &dlse;
@@ -78,20 +87,22 @@ struct Backward {
     partial_position.reset(new float[cut.tasks * position_size + 1]);
   }
 
-  void pack(int64_t b, int64_t block, int g, Workspace& w) const {
+  void pack(int64_t b, int64_t block, int g, Workspace<E>& w) const {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
-    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows);
-    transpose(w.rows, n.wide, BLOCK, n.D, w.value + k * n.D * BLOCK, BLOCK);
-    float* rows = w.key_rows + k * n.wide * BLOCK;
-    pack_keys<T>(c.key, n, w.visible, b, block, g, rows);
-    transpose(rows, n.wide, BLOCK, n.D, w.key + k * n.D * BLOCK, BLOCK);
+    const int steps = steps_of<E>(n.D), across = row_width<E>(n.D);
+    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, c.key, block);
+    transpose(w.rows, across, BLOCK, steps, w.value + k * steps * BLOCK, BLOCK);
+    E *lines = w.key_lines + k * n.wide * steps_of<E>(BLOCK), *rows = PAIRS<E> ? w.rows : lines;
+    pack_keys<T>(c.key, n, w.visible, b, block, g, rows, c.value, block + 1);
+    transpose(rows, across, BLOCK, steps, w.key + k * steps * BLOCK, BLOCK);
+    pair_rows(rows, BLOCK, n.D, lines);
   }
 
   // Scores to probabilities, in w.weights; with dropout also what each is multiplied by.
   template <bool MASKED>
-  void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace& w) const {
+  void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w) const {
     const int columns = blocks * BLOCK;
     for (int r = 0; r < rows; ++r) {
       const float* s = w.strip + n.start + r * n.row;
@@ -107,19 +118,19 @@ struct Backward {
   }
 
   // Gradients of the scores, over the scores; drops the weights afterwards, which the values' gradient needs.
-  void score_gradients(int rows, int64_t block, int blocks, Workspace& w) const {
+  void score_gradients(int rows, int64_t block, int blocks, Workspace<E>& w) const {
     constexpr int LD = BLOCK * GROUP;
     for (int k = 0; k < blocks; ++k) {
       float* s = w.strip + n.start + k * BLOCK;
       const float *p = w.weights + k * BLOCK, *keep = w.keep + k * BLOCK, *delta = w.delta;
-      const float* values = w.value + (block + k - w.visible.first_block) * n.D * BLOCK;
-      const int row = n.row;
+      const int steps = steps_of<E>(n.D), across = row_width<E>(n.D), row = n.row;
+      const E* values = w.value + (block + k - w.visible.first_block) * steps * BLOCK;
       if (dropout)
-        gemm<true>(rows, BLOCK / LANES, n.D, w.dout, n.wide, values, BLOCK, [=](int r, int x, Vec dp) {
+        gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK, [=](int r, int x, Vec dp) {
           store(s + r * row + x, load(p + r * LD + x) * (dp * load(keep + r * LD + x) - broadcast(delta[r])));
         });
       else
-        gemm<true>(rows, BLOCK / LANES, n.D, w.dout, n.wide, values, BLOCK,
+        gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK,
                    [=](int r, int x, Vec dp) { store(s + r * row + x, load(p + r * LD + x) * (dp - broadcast(delta[r]))); });
     }
     for (int r = 0; dropout && r < rows; ++r)
@@ -128,17 +139,17 @@ struct Backward {
 
   // to[m][wide] += A B for B = [k][wide]
   template <bool BY_ROW>
-  void add(int m, int k, const float* a, int lda, const float* b, float* to) const {
+  void add(int m, int k, const MatrixRef<E>& a, const E* b, float* to) const {
     const int wide = n.wide;
-    gemm<BY_ROW>(m, wide / LANES, k, a, lda, b, wide, [=](int r, int d, Vec x) { store(to + r * wide + d, load(to + r * wide + d) + x); });
+    gemm<BY_ROW>(m, wide / LANES, steps_of<E>(k), a.data, a.ld, b, wide, [=](int r, int d, Vec x) { store(to + r * wide + d, load(to + r * wide + d) + x); });
   }
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace& w, const Sums& sums) const {
-    const float* keys[GROUP];
+  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w, const Sums& sums) const {
+    const E* keys[GROUP];
     const int64_t first = block - w.visible.first_block;
     for (int k = 0; k < blocks; ++k) {
       pack(b, block + k, head / n.share, w);
-      keys[k] = w.key + (first + k) * n.D * BLOCK;
+      keys[k] = w.key + (first + k) * steps_of<E>(n.D) * BLOCK;
     }
     float* scores = w.strip + n.start;
     multiply_keys(n, rows, blocks, w.query, keys, scores);
@@ -148,23 +159,27 @@ struct Backward {
     else
       probabilities<true>(b, i, rows, block, blocks, head, w);
     score_gradients(rows, block, blocks, w);
+    constexpr int LD = BLOCK * GROUP;
+    const int columns = blocks * BLOCK;
     const int64_t at = first * BLOCK * n.wide;
-    if (grads.value) add<false>(blocks * BLOCK, rows, w.weights, BLOCK * GROUP, w.dout, sums.value + at);
-    if (grads.key) add<false>(blocks * BLOCK, rows, scores, n.row, w.query, sums.key + at);
-    if (any_query) add<true>(rows, blocks * BLOCK, scores, n.row, w.key_rows + at, w.d_query);
+    if (grads.value) add<false>(columns, rows, by_line(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_lines, sums.value + at);
+    if (grads.key) add<false>(columns, rows, by_line(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_lines, sums.key + at);
+    if (any_query)
+      add<true>(rows, columns, by_row(scores, n.row, rows, columns, w.pairs.strip, steps_of<E>(LD)), w.key_lines + first * n.wide * steps_of<E>(BLOCK), w.d_query);
   }
 
   // Chunks [begin, end) of the strip are complete: they go to the relative queries and keys.
-  void band(int64_t chunk, int begin, int end, int rows, int head, Workspace& w, const Sums& sums) const {
+  void band(int64_t chunk, int begin, int end, int rows, int head, Workspace<E>& w, const Sums& sums) const {
     const int table = n.band.tables() > 1 ? head % n.share : 0;
     for (int k = begin; k < end; ++k) {
       const int64_t m = chunk + k;
       float* d_table = grads.rel_key && n.band.holds(m) ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK : nullptr;
-      band_gradients<T>(n.band, w.chunks, head, m, rows, w.rel_query, w.strip + k * BLOCK, n.ld, any_rel_query ? w.d_rel_query : nullptr, d_table);
+      band_gradients<T>(n.band, w.chunks, head, m, rows, w.rel_query_lines, w.strip + k * BLOCK, n.ld, w.pairs.strip,
+                        any_rel_query ? w.d_rel_query : nullptr, d_table);
     }
   }
 
-  void begin(int64_t b, int64_t i, int rows, int head, Workspace& w) const {
+  void begin(int64_t b, int64_t i, int rows, int head, Workspace<E>& w) const {
     pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
     if (n.band)
       pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head, bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
@@ -172,7 +187,9 @@ struct Backward {
     if (dout)
       pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
     else
-      clear(w.dout, BLOCK * n.wide);
+      clear(w.dout, BLOCK * row_width<E>(n.D));
+    w.query_lines = pair_rows(w.query, rows, n.D, w.pairs.query), w.dout_lines = pair_rows(w.dout, rows, n.D, w.pairs.dout);
+    if (n.band) w.rel_query_lines = pair_rows(w.rel_query, rows, n.band.E, w.pairs.rel_query);
     pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
     for (int r = 0; r < rows; r += DELTAS) deltas(r, std::min(DELTAS, rows - r), w);
     for (int r = 0; r < rows; ++r) {
@@ -189,20 +206,21 @@ struct Backward {
   // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key, the two
   // cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN add up by lanes: the error of
   // delta goes into every score of its row, that of dP into one.
-  void deltas(int r, int count, Workspace& w) const {
-    if (n.D > LONGEST_CHAIN) {
-      for (int k = r; k < r + count; ++k) {
+  void deltas(int r, int count, Workspace<E>& w) const {
+    const int steps = steps_of<E>(n.D), across = row_width<E>(n.D);
+    const E *a = w.dout + r * across, *o = w.rows + r * across;
+    if (steps > LONGEST_CHAIN) {
+      for (int k = 0; k < count; ++k) {
         Vec product = zero();
-        for (int d = 0; d < n.D; d += LANES) product = fma(load(w.dout + k * n.wide + d, n.D - d), load(w.rows + k * n.wide + d, n.D - d), product);
-        w.delta[k] = sum(product);
+        for (int d = 0; d < steps; d += LANES) product = step(product, wide(a + k * across + d), wide(o + k * across + d));
+        w.delta[r + k] = sum(product);
       }
       return;
     }
     Vec total[DELTAS];
     std::fill(total, total + DELTAS, zero());
-    const float *a = w.dout + r * n.wide, *o = w.rows + r * n.wide;
-    for (int d = 0; d < n.D; ++d)
-      for (int k = 0; k < DELTAS; ++k) total[k] = fma(broadcast(a[k * n.wide + d]), broadcast(o[k * n.wide + d]), total[k]);
+    for (int d = 0; d < steps; ++d)
+      for (int k = 0; k < DELTAS; ++k) total[k] = step(total[k], spread(a[k * across + d]), spread(o[k * across + d]));
     for (int k = 0; k < count; ++k) store(w.delta + r + k, total[k], 1);
   }
 
@@ -215,7 +233,7 @@ struct Backward {
     }
   }
 
-  void finish(int64_t b, int64_t i, int rows, int head, Workspace& w, const Sums& sums) const {
+  void finish(int64_t b, int64_t i, int rows, int head, Workspace<E>& w, const Sums& sums) const {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
     if (grads.content_bias) add_rows(sums.content + own * n.wide, w.d_query, rows, n.wide, f);
@@ -231,7 +249,7 @@ struct Backward {
     }
   }
 
-  void block(int64_t b, int64_t i, int rows, int head, Workspace& w, const Sums& sums) const {
+  void block(int64_t b, int64_t i, int rows, int head, Workspace<E>& w, const Sums& sums) const {
     begin(b, i, rows, head, w);
     int64_t at, end, after = -1, a = i / BLOCK;
     int previous = 0;
@@ -274,8 +292,8 @@ struct Backward {
     const int64_t first_row = mine.first_row, last_row = mine.last_row, slot = mine.slot;
     const int g = mine.head;
     const bool alone = cut.parts == 1 && any_key;
-    const Workspace sized(c, n, dropout, first_row, last_row, alone, Carver(nullptr));
-    Workspace w(c, n, dropout, first_row, last_row, alone, Carver(scratch(sized.bytes)));
+    const Workspace<E> sized(c, n, dropout, first_row, last_row, alone, Carver(nullptr));
+    Workspace<E> w(c, n, dropout, first_row, last_row, alone, Carver(scratch(sized.bytes)));
     const int64_t blocks = w.visible.last_block - w.visible.first_block, size = blocks * BLOCK * n.wide;
     Sums sums;
     sums.key = alone ? w.own : partial_keys ? partial_keys.get() + slot * 2 * key_blocks * BLOCK * n.wide : nullptr;
@@ -349,7 +367,7 @@ struct Backward {
 
 void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout, const View& dlse,
                                  const RelativeAttentionGrads& grads, int threads) {
-  by_type(call.query.type, [&](auto t) { Backward<decltype(t)>(call, out, lse, dout, dlse, grads).run(threads); });
+  by_storage(call.query.type, [&](auto t, auto e) { Backward<decltype(t), decltype(e)>(call, out, lse, dout, dlse, grads).run(threads); });
 }
 
 }  // namespace retro::RETRO_ISA

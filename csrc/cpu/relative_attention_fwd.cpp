@@ -1,7 +1,6 @@
 // Forward: a task is some query blocks of the heads of one key head; it packs keys, values and relative keys when they are
 // first needed, and carries the softmax over tiles of keys.
 #include <cmath>
-#include <type_traits>
 
 #include "relative_attention_tile.h"
 #include "row_attention.h"
@@ -11,9 +10,6 @@ namespace {
 
 constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a task: packing the keys then costs about 1% of multiplying them; fewer for idle threads
 constexpr int64_t FEW_TASKS = 16;     // below which the heads of a key head are split
-
-template <class E>
-constexpr bool PAIRS = std::is_same_v<E, uint32_t>;
 
 template <class E>
 struct Workspace {
@@ -70,10 +66,10 @@ struct Forward {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
-    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows);
+    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, c.value, block);
     transpose(w.rows, row_width<E>(n.D), BLOCK, steps_of<E>(n.D), keys_of(w, block), BLOCK);
     E* rows = PAIRS<E> ? w.rows : values_of(w, block);
-    pack_keys<T>(c.value, n, w.visible, b, block, g, rows);
+    pack_keys<T>(c.value, n, w.visible, b, block, g, rows, c.key, block + 1);
     pair_rows(rows, BLOCK, n.D, values_of(w, block));
   }
 

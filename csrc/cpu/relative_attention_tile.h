@@ -9,6 +9,7 @@
 
 namespace retro::RETRO_ISA {
 
+constexpr int ROWS_AHEAD = 16;  // rows of a head lie heads*D apart, where no hardware prefetcher follows: asked for this long before they are packed
 constexpr int GROUP = 2;  // key blocks of a tile: one softmax step covers GROUP * BLOCK keys
 
 struct AttentionSizes {
@@ -158,11 +159,16 @@ class Visibility {
 };
 
 // Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may see.
+// `next` and its block are what will be packed after this.
 template <class T, class E>
-void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g, E* to) {
+void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g, E* to, const View& next,
+               int64_t next_block) {
   const int width = row_width<E>(n.D);
   for (int r = 0; r < BLOCK; ++r) {
     const int64_t j = block * BLOCK + r;
+    const bool inside = r + ROWS_AHEAD < BLOCK;
+    const int64_t soon = inside ? j + ROWS_AHEAD : next_block * BLOCK + r + ROWS_AHEAD - BLOCK;
+    if (visible.exists(soon)) prefetch_row((inside ? from : next).at<const T>(b, soon, g), n.D * sizeof(T));
     if (visible.seen(j))
       pack_row(from.at<const T>(b, j, g), nullptr, n.D, to + r * width);
     else
@@ -181,7 +187,10 @@ const float* bias_of(const View& bias, int head, int width, float* to) {
 // `rows` rows of one head plus a bias: [rows][row_width].
 template <class T, class E>
 void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, E* to) {
-  for (int r = 0; r < rows; ++r) pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<E>(width));
+  for (int r = 0; r < rows; ++r) {
+    if (const int64_t soon = i + r + ROWS_AHEAD; soon < from.size[1]) prefetch_row(from.at<const T>(b, soon, head), width * sizeof(T));
+    pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<E>(width));
+  }
 }
 
 // Brings the strip to the key blocks [block, block+blocks) of query block `a`; `previous` of the `previous_blocks` before it

@@ -14,13 +14,14 @@ constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task: packing the 
 template <class E>
 struct Workspace {
   BandChunks<E> chunks;
-  E* query;
+  E *query, *query_lines, *rounded;
   float *strip, *d_query, *bias;
   size_t bytes;
 
   Workspace(const Band& n, int64_t first, int64_t last, bool gradients, Carver carver) {
     chunks = BandChunks<E>(n, first, last, gradients, carver);
     query = carver.take<E>(BLOCK * row_width<E>(n.E)), strip = carver.take<float>(BLOCK * BLOCK);
+    query_lines = carver.take<E>(PAIRS<E> && gradients ? steps_of<E>(BLOCK) * n.wide : 0), rounded = carver.take<E>(PAIRS<E> && gradients ? BLOCK * BLOCK / 2 : 0);
     d_query = carver.take<float>(BLOCK * n.wide), bias = carver.take<float>(n.wide);
     bytes = carver.used();
   }
@@ -101,9 +102,9 @@ struct Logits {
   }
 };
 
-template <class T>
-struct LogitsBackward : Logits<T, float> {
-  using Base = Logits<T, float>;
+template <class T, class E>
+struct LogitsBackward : Logits<T, E> {
+  using Base = Logits<T, E>;
   using Base::n;
   using Base::H;
   using Base::N;
@@ -117,13 +118,14 @@ struct LogitsBackward : Logits<T, float> {
   LogitsBackward(const RelativeLogits& call, const View& dlogits, const View& dq, const View& dr, const View& dv)
       : Base(call, dlogits), dquery(dq), drel_key(dr), dbias(dv) {}
 
-  void block(int64_t b, int64_t i, int rows, int h, Workspace<float>& w, float* table, float* bias) const {
+  void block(int64_t b, int64_t i, int rows, int h, Workspace<E>& w, float* table, float* bias) const {
     this->load_queries(b, i, rows, h, w);
+    const E* lines = pair_rows(w.query, rows, n.E, w.query_lines);
     clear(w.d_query, BLOCK * n.wide);
     for (int64_t m = this->first_chunk(i / BLOCK); m < this->last_chunk(i / BLOCK); ++m) {
       if (!n.holds(m)) continue;
       this->load_chunk(b, i, rows, h, m, w.strip);
-      band_gradients<T>(n, w.chunks, h, m, rows, w.query, w.strip, BLOCK, dquery || dbias ? w.d_query : nullptr,
+      band_gradients<T>(n, w.chunks, h, m, rows, lines, w.strip, BLOCK, w.rounded, dquery || dbias ? w.d_query : nullptr,
                         drel_key ? table + (m - n.first) * n.E * BLOCK : nullptr);
     }
     for (int r = 0; r < rows; ++r)
@@ -137,8 +139,8 @@ struct LogitsBackward : Logits<T, float> {
   void task(int64_t t) const {
     const Cut::Share mine = cut.share(t);
     const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK), last = this->last_chunk(mine.first_row / BLOCK);
-    const Workspace<float> sized(n, first, last, true, Carver(nullptr));
-    Workspace<float> w(n, first, last, true, Carver(scratch(sized.bytes)));
+    const Workspace<E> sized(n, first, last, true, Carver(nullptr));
+    Workspace<E> w(n, first, last, true, Carver(scratch(sized.bytes)));
     float *table = tables.get() + mine.slot * table_size, *bias = biases.get() + mine.slot * n.wide;
     clear(table, table_size), clear(bias, n.wide);
     w.chunks.reset();
@@ -176,7 +178,8 @@ void relative_logits_forward(const RelativeLogits& call, const View& logits, int
 
 void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key, const View& dposition_bias,
                               int threads) {
-  by_type(call.query.type, [&](auto t) { LogitsBackward<decltype(t)>(call, dlogits, dquery, drel_key, dposition_bias).run(threads); });
+  by_storage(call.query.type,
+             [&](auto t, auto e) { LogitsBackward<decltype(t), decltype(e)>(call, dlogits, dquery, drel_key, dposition_bias).run(threads); });
 }
 
 }  // namespace retro::RETRO_ISA

@@ -12,7 +12,6 @@ namespace retro::RETRO_ISA {
 
 constexpr int KEYS = LANES == 16 ? 24 : 12;  // keys of a tile: the accumulators that registers hold beside the operands
 constexpr int64_t FOLD = 512;                // steps after which the running sums move to a second one (rounding)
-constexpr int LINE = 64;                     // bytes of a cache line
 constexpr int64_t Q_AHEAD = 16;              // steps: packed queries beyond L1 come from L2 in time
 constexpr int64_t KEYS_AHEAD = 48 << 10;     // bytes: enough to hide memory's latency, little enough to stay in cache
 
@@ -158,11 +157,6 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
     for (int j = 0; j < NK; ++j) store(out + (m * NK + j) * LANES, acc[m][j]);
   }
   return hits;
-}
-
-// Asks for a row that will be read next; a hardware prefetcher stops at the end of a page.
-inline void prefetch_row(const void* row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(static_cast<const char*>(row) + i, 0, 2);
 }
 
 // A row as it is multiplied: widened, or copied where it already has the type; an odd last half gets a zero beside it.

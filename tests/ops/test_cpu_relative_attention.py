@@ -53,6 +53,7 @@ def test_block_edges(name):
         dict(N=70, S=140, key_mask=True, causal=True, D=24, E=5),
         dict(N=9, S=70, H=4, G=2, window=20, dropout_p=0.2),
         dict(N=200, S=1),
+        dict(N=130, S=140, H=2, E=3, causal=True),
         dict(N=2, S=300, H=4, G=2, D=24, E=5, causal=True, key_mask=True),
     ],
     ids=str,
