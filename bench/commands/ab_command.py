@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    _options.arches(arguments.arch)
+    if arguments.markdown and not arguments.markdown.resolve().parent.is_dir():  # known now, not after an hour
+        raise exits.UsageError(f"--markdown {arguments.markdown}: no such folder")
     chosen = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
     outcomes, compared = [], None
     try:
@@ -108,10 +111,10 @@ def table(outcomes: list[ab.Outcome]) -> str:
 def as_markdown(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None, base: str) -> str:
     """What changed in sight, the rest folded."""
     order = ("numerics", "vanished", "regression", "inconclusive", "warn", "faster", "skipped", "new", "ok")
-    header = "| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER)
-    lines = ["| " + " | ".join(map(markdown.escape, _cells(o))) + " |" for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
+    lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
     first, *worse = static_lines(compared)
-    return "\n".join([f"Against `{base}`", "", *markdown.folded(header, lines), "", first, *(f"- `{line}`" for line in worse)]) + "\n"
+    table = markdown.folded(markdown.header(HEADER), lines)
+    return "\n".join([markdown.MARKER, f"Against `{base}`", "", *table, "", first, *(f"- `{line}`" for line in worse)]) + "\n"
 
 
 def _cells(outcome: ab.Outcome) -> tuple[str, ...]:

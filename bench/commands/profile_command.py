@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     given = argparse.Namespace(**{**vars(arguments), "baselines": arguments.baselines or ("none",)})
     chosen = _options.selection(given)
+    writer = record_module.Writer(arguments.json) if arguments.json else None  # a file that can't be written is no news for the end
     run = _measure.start(arguments, chosen, ceilings=ceilings.measure(chosen.device))
     records = []
     counts = _measure.walk(run, chosen, records.append, quiet=arguments.quiet)
@@ -44,10 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
     print(terminal.align([HEADER, *map(_row, timed)]) if timed else "no kernel was timed")
     if counted and (why := instructions.missing()):
         print(f"instructions: {why}")
-    if arguments.json:
-        writer = record_module.Writer(arguments.json)
-        for record in records:
-            writer.write(record)
+    for record in records if writer else ():
+        writer.write(record)
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
