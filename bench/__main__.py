@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -53,8 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted; what was measured is in the file", file=sys.stderr)
         return exits.NOTHING_MEASURED
-    except BrokenPipeError:
-        return exits.OK
+    except BrokenPipeError:  # nobody reads on, so nobody has seen a verdict
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.INCONCLUSIVE
     except OSError as e:  # a file that can't be read or written
         print(f"bench: {e}", file=sys.stderr)
         return exits.USAGE

@@ -43,7 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
     chosen = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
     outcomes, compared = [], None
     try:
-        timed = [] if arguments.static_only else _items(chosen, arguments)
+        timed = [] if arguments.static_only else _items(chosen, arguments, tuple(map(folder_of, arguments.plugin)))
         with ab.checked_out(arguments.base) as base:
             if timed:
                 if not arguments.no_build:
@@ -64,23 +64,30 @@ def execute(arguments: argparse.Namespace) -> int:
     return exit_code(outcomes, compared)
 
 
-def _items(chosen: plan.Selection, arguments: argparse.Namespace) -> list[ab.Item]:
+def folder_of(plugin: str) -> tuple[str, str]:
+    """A plugin that is imported here, and where a worker finds it."""
+    top = sys.modules[plugin.partition(".")[0]]
+    place = Path(next(iter(top.__path__)) if hasattr(top, "__path__") else top.__file__)
+    return plugin, str(place.resolve().parent)
+
+
+def _items(chosen: plan.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...]) -> list[ab.Item]:
     """What to time; with --from-diff only what the changed files can affect, which may be nothing."""
     if not arguments.from_diff:
-        return items(chosen)
+        return items(chosen, plugins)
     touched = affected.kernels(affected.changed_files(environment.ROOT, arguments.base), OPERATORS, environment.ROOT)
     names = tuple(name for name in OPERATORS if name in touched and plan.matches(name, chosen.kernels))
     say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
-    return items(dataclasses.replace(chosen, kernels=names)) if names else []
+    return items(dataclasses.replace(chosen, kernels=names), plugins) if names else []
 
 
-def items(chosen: plan.Selection) -> list[ab.Item]:
+def items(chosen: plan.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[ab.Item]:
     """Every case, type and mode of every CPU kernel (or of the backends that were named)."""
     found = []
     for case in plan.cases(chosen):
         names = [c.name for c in contenders_of(case.kernel) if c.role != "baseline" and plan.matches(c.name, chosen.backends or ("cpu",))]
         for dtype in plan.dtypes(case, chosen):
-            found += [ab.Item(case.kernel, name, case.name, dtype, mode) for name in names for mode in plan.modes(case, chosen)]
+            found += [ab.Item(case.kernel, name, case.name, dtype, mode, plugins) for name in names for mode in plan.modes(case, chosen)]
     return found
 
 

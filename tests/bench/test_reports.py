@@ -268,6 +268,55 @@ def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
     assert found[absent].status == "unsupported" and said == ["worker pair 1 of 1"]
 
 
+PLUGIN = """
+import os
+
+import bench
+
+
+def dies(**arguments):
+    os._exit(9)
+
+
+bench.register(bench.Case("leaky_average", "own", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
+bench.register(bench.Contender("leaky_average", "dies", dies, role="kernel"))
+"""
+
+
+def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process(monkeypatch, tmp_path):
+    """A kernel that takes its process down is a failure of its own, not of those after it, and no green run."""
+    monkeypatch.setattr(ab, "ABBA_PAIRS", 2)
+    (tmp_path / "own_cases.py").write_text(PLUGIN)
+    plugins = (("own_cases", str(tmp_path)),)
+    absent = ab.Item("leaky_average", "reference", "own", "float32", "fwd")
+    deadly = ab.Item("leaky_average", "dies", "own", "float32", "fwd", plugins)
+    good = ab.Item("leaky_average", "reference", "own", "float32", "fwd", plugins)
+    found = ab.batch(environment.ROOT, environment.ROOT, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1)
+    assert found[absent].status == "error" and "--plugin" in found[absent].reason
+    assert found[deadly] == ab.Refusal("base", "error", "the worker died with code 9")
+    ((base, head),) = found[good]
+    assert len(base) == len(head) == 4
+
+
+def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
+    (tmp_path / "more_cases.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "retro_kernels").mkdir()
+    asked = []
+    monkeypatch.setattr(ab, "compare", lambda base, head, items, *rest: asked.extend(items) or [])
+    command = ["ab", "--plugin", "more_cases", "--base", str(tmp_path), "--no-static", "--no-build", "--kernel", "leaky_average"]
+    assert bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
+    assert asked == [ab.Item("leaky_average", "cpu", "own", "float32", "fwd", (("more_cases", str(tmp_path.resolve())),))]
+
+
+def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("bench.commands.list_command._shape", closed)
+    assert bench.main(["list"]) == 3
+
+
 def test_ab_needs_a_ref_that_exists(capsys):
     if environment.git_state()["sha"] is None:
         pytest.skip("no git repository here")
