@@ -1,13 +1,14 @@
 """check and run from end to end on a tiny case: what is timed, what is refused, what a file holds, which code is returned."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import bench
 import retro_kernels as rk
-from bench import record, runner
+from bench import ceilings, environment, record, runner
 from bench.baselines import relative_attention as baselines
 
 QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
@@ -168,6 +169,46 @@ def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path
     ):
         assert bench.main(command) == 4, command
         assert word in capsys.readouterr().err, command
+
+
+PROFILE = ["profile", *QUICK, "--backend", "reference", "--mode", "fwd", "--no-instructions"]
+
+
+def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ceilings, "measure", lambda device: None)
+    assert bench.main([*PROFILE, "--trace", str(tmp_path), "--json", str(tmp_path / "a.jsonl")]) == 0
+    (trace,) = tmp_path.glob("*.json")
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "retro_kernels::relative_attention" in trace.with_suffix(".txt").read_text()
+    assert {r["backend"] for r in record.read(tmp_path / "a.jsonl")} == {"eager", "reference"}
+    assert "relative_attention/reference/tiny/float32/fwd" in capsys.readouterr().out
+
+
+def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ceilings, "measure", lambda device: None)
+    monkeypatch.setattr(environment, "throttled", lambda device: "heat, by the hardware")
+    assert bench.main([*PROFILE, "--json", str(tmp_path / "a.jsonl")]) == 3
+    said = capsys.readouterr()
+    assert "heat, by the hardware" in said.err and not said.out and not (tmp_path / "a.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ({"clocks_event_reasons.active": "0x0000000000000000"}, None),
+        ({"clocks_event_reasons.active": "0x0000000000000005"}, None),  # idle, and its power cap
+        ({"clocks_event_reasons.active": "0x0000000000000068"}, "hardware slow-down, heat, by the driver, heat, by the hardware"),
+        ({"clocks_throttle_reasons.active": "0x0000000000000080"}, "power brake"),  # an older driver
+        ({"clocks_event_reasons.active": "[Not Supported]"}, None),
+        ({}, None),
+    ],
+)
+def test_why_a_clock_is_throttled(monkeypatch, answers, why):
+    monkeypatch.setattr(environment.shutil, "which", lambda name: name)
+    monkeypatch.setattr(environment, "_output", lambda command: answers.get(command[3].removeprefix("--query-gpu=")))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1-2-3"))
+    assert environment.throttled("cuda") == why and environment.throttled("cpu") is None
 
 
 def test_a_plugin_that_breaks_is_named(tmp_path, monkeypatch, capsys):
