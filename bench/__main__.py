@@ -6,9 +6,11 @@ Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
+import traceback
 
 from . import exits
 
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = parser().parse_args(argv)
         for name in arguments.plugin:
-            importlib.import_module(name)
+            load(name)
         return arguments.execute(arguments)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else exits.OK
@@ -52,8 +54,25 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted; what was measured is in the file", file=sys.stderr)
         return exits.NOTHING_MEASURED
-    except BrokenPipeError:
-        return exits.OK
+    except BrokenPipeError:  # nobody reads on, so nobody has seen a verdict
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.INCONCLUSIVE
+    except OSError as e:  # a file that can't be read or written
+        print(f"bench: {e}", file=sys.stderr)
+        return exits.USAGE
+    except Exception:  # Python's own exit code would be 1: a regression, which nobody has seen
+        traceback.print_exc()
+        print("bench: a fault of the harness; no verdict on any kernel", file=sys.stderr)
+        return exits.INCONCLUSIVE
+
+
+def load(plugin: str) -> None:
+    """Imports it; raises UsageError for whatever it raises."""
+    try:
+        importlib.import_module(plugin)
+    except Exception as e:
+        raise exits.UsageError(f"--plugin {plugin}: {type(e).__name__}: {e}") from e
 
 
 if __name__ == "__main__":

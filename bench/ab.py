@@ -26,13 +26,14 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement that both trees make."""
+    """One measurement that both trees make; plugins: (module, the folder it lies in) of what registers its case or kernel."""
 
     kernel: str
     backend: str
     case: str
     dtype: str
     mode: str
+    plugins: tuple[tuple[str, str], ...] = ()
 
     @property
     def id(self) -> str:
@@ -62,21 +63,33 @@ class Worker:
     """A process with one tree's kernels."""
 
     def __init__(self, tree: Path):
+        self.tree = tree
         # passive waiting: the idle one of the pair must not spin on the cores that the other is timed on
         env = os.environ | {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
         command = [sys.executable, str(HERE / "ab_worker.py"), str(tree)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=tree)
 
     def ask(self, message: dict) -> dict:
-        self.process.stdin.write(json.dumps(message) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
+        line = ""
+        with contextlib.suppress(BrokenPipeError):  # it died before it could read
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
         if not line:
             return {"status": "error", "reason": f"the worker died with code {self.process.wait()}"}
         return json.loads(line)
 
+    def alive(self) -> Worker:
+        """This one, or a new one of the same tree in the place of one that died."""
+        if self.process.poll() is None:
+            return self
+        self.close()
+        return Worker(self.tree)
+
     def close(self) -> None:
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what a dead one never read
+            self.process.stdin.close()
+        self.process.stdout.close()
         self.process.wait()
 
 
@@ -92,6 +105,7 @@ def batch(
             for item in items:
                 if isinstance(found[item], Refusal):
                     continue
+                workers = {side: worker.alive() for side, worker in workers.items()}  # one measurement's crash is not the next one's
                 result = _measure(workers, item, threads, check and number == 0, seed=number)
                 if isinstance(result, Refusal):
                     found[item] = result

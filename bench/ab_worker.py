@@ -1,11 +1,12 @@
 """One process of `ab`: holds one tree's kernels and times one call when told to. JSON lines in, JSON lines out.
 
-{"prepare": {kernel, backend, case, dtype, mode, seed, threads, check}} -> {"ok": true, "seconds": s} | {"status": ..., "reason": ...}
+{"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s} | {"status": ..., "reason": ...}
 {"sample": repeats, "long": bool} -> {"seconds": s}
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -23,8 +24,14 @@ def prepare(bench, wanted: dict):
     from bench import plan, runner
 
     torch.set_num_threads(wanted["threads"])
-    case, dtype = bench.CASES[(wanted["kernel"], wanted["case"])], wanted["dtype"]
-    contender = bench.CONTENDERS[(wanted["kernel"], wanted["backend"])]
+    for module, folder in wanted["plugins"]:
+        if folder not in sys.path:
+            sys.path.append(folder)  # last: nothing there may stand in for the tree's own
+        importlib.import_module(module)
+    case, dtype = bench.CASES.get((wanted["kernel"], wanted["case"])), wanted["dtype"]
+    contender = bench.CONTENDERS.get((wanted["kernel"], wanted["backend"]))
+    if case is None or contender is None:
+        return None, {"status": "error", "reason": "registered in one process only: name the module that registers it with --plugin"}
     if why := plan.misfit(case, "cpu") or plan.unfit(contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"):
         return None, {"status": "unsupported", "reason": why}
     if wanted["check"]:

@@ -32,7 +32,7 @@ def incomparable(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> str | None
     sides = []
     for records in (a, b):
         timed = [r for r in records if r["time"]]
-        sides.append({(r["device"]["name"], r["environment"]["threads"], r["environment"]["torch"]) for r in timed})
+        sides.append({(r["device"].get("name"), r["environment"].get("threads"), r["environment"].get("torch")) for r in timed})
     if not sides[0] or not sides[1] or sides[0] == sides[1]:
         return None
     shown = ["; ".join(f"{name}, {threads} threads, torch {torch}" for name, threads, torch in sorted(side, key=str)) for side in sides]

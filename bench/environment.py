@@ -16,6 +16,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+#: NVML's reasons for a clock below the one asked for (nvmlClocksEventReasons); the power cap, 0x4, is how a loaded GPU works
+THROTTLED = {0x08: "hardware slow-down", 0x20: "heat, by the driver", 0x40: "heat, by the hardware", 0x80: "power brake"}
 #: of these variables only whether they were set matters to whoever compares two records
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
 
@@ -97,6 +99,18 @@ def compiler_version() -> str | None:
 def driver_version() -> str | None:
     text = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) if shutil.which("nvidia-smi") else None
     return text.splitlines()[0].strip() if text else None
+
+
+def throttled(kind: str) -> str | None:
+    """Why the GPU's clock is lower than asked for at this moment; None where it is not, or nothing tells (a CPU never does)."""
+    if kind != "cuda" or not shutil.which("nvidia-smi"):
+        return None
+    device = ["-i", f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"]
+    for field in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the name before driver 535
+        text = _output(["nvidia-smi", *device, f"--query-gpu={field}", "--format=csv,noheader"])
+        if text and text.startswith("0x"):
+            return ", ".join(words for bit, words in THROTTLED.items() if int(text.split()[0], 16) & bit) or None
+    return None
 
 
 def available_cores() -> int:

@@ -36,11 +36,12 @@ def matches(name: str, patterns: tuple[str, ...] | None) -> bool:
 
 
 def cases(selection: Selection) -> list[Case]:
-    """The selected cases. Raises EmptySelection for a kernel or case that doesn't exist."""
+    """The selected cases. Raises EmptySelection for a kernel, case, backend or baseline that doesn't exist."""
     for names, known, what in (
         (selection.kernels, list(OPERATORS), "kernel"),
         (selection.cases, [name for _, name in CASES], "case"),
         (selection.backends, [c.name for k in OPERATORS for c in contenders_of(k) if c.role != "baseline"], "backend"),
+        (selection.baselines, [*(c.name for k in OPERATORS for c in contenders_of(k) if c.role == "baseline"), "all", "none"], "baselines"),
     ):
         for pattern in names or ():
             if not any(fnmatch.fnmatchcase(name, pattern) for name in known):

@@ -48,13 +48,56 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "counters": (OBJECT, True),  # instructions, isa, tool, threads; new in schema 2
     "static": (OBJECT, True),
 }
+#: what an object holds if it is there; a dotted path, * for every key or position
 REQUIRED_INSIDE = {
     "case": ("name", "shape"),
     "git": ("sha", "dirty"),
+    "ceilings": ("bytes_per_s", "flops_per_s"),
     "numerics": ("passed", "checked", "tensors"),
+    "numerics.tensors.*": ("frobenius", "limit", "passed"),
     "time": ("samples", "minimum", "median", "method"),
+    "time.method": ("clock",),
     "work": ("flops", "bytes"),
     "roofline": ("floor_s", "bound", "fraction"),
+    "memory": ("peak_extra_bytes",),
+    "counters": ("instructions", "isa"),
+    "static": ("stack_bytes", "blocks_per_sm", "tensor_instructions", "async_copies", "loop_issue_slots", "loop_tensor_instructions"),
+}
+POSITIVE = ("time.minimum", "time.median", "time.p10", "time.p90", "speedup.*", "ceilings.bytes_per_s", "ceilings.flops_per_s.*")
+#: path -> (types, may be null) of what the reports read inside the objects
+INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
+    "git.sha": (TEXT, True),
+    "environment.torch": (TEXT, True),
+    "environment.triton": (TEXT, True),
+    "environment.threads": ((int,), True),
+    "device.name": (TEXT, True),
+    "ceilings.bytes_per_s": (NUMBER, False),
+    "ceilings.flops_per_s": (OBJECT, False),
+    "ceilings.flops_per_s.*": (NUMBER, True),
+    "case.name": (TEXT, False),
+    "case.shape": (OBJECT, False),
+    "numerics.passed": (BOOL, False),
+    "numerics.checked": (TEXT, False),
+    "numerics.tensors": (OBJECT, False),
+    "numerics.tensors.*": (OBJECT, False),
+    "numerics.tensors.*.frobenius": (NUMBER, True),
+    "numerics.tensors.*.limit": (NUMBER, False),
+    "time.samples": (LIST, False),
+    "time.samples.*": (NUMBER, False),
+    **{f"time.{name}": (NUMBER, False) for name in ("minimum", "median", "p10", "p90")},
+    "time.method": (OBJECT, False),
+    "time.method.clock": (TEXT, False),
+    "work.*": (NUMBER, False),
+    "roofline.floor_s": (NUMBER, True),
+    "roofline.fraction": (NUMBER, True),
+    "roofline.bound": (TEXT, True),
+    "speedup.*": (NUMBER, False),
+    "memory.peak_extra_bytes": (NUMBER, False),
+    "counters.instructions": (NUMBER, False),
+    "counters.isa": (TEXT, True),
+    **{f"static.{name}": (NUMBER, True) for name in REQUIRED_INSIDE["static"]},
+    **{f"static.{name}": (NUMBER, True) for name in ("registers", "shared_static_bytes", "shared_dynamic_bytes", "loop_cycles_at_least")},
+    **{f"static.{name}": (TEXT, True) for name in ("kernel", "config")},
 }
 
 
@@ -83,12 +126,40 @@ def validate(record: Any) -> list[str]:
     for name, (types, nullable) in FIELDS.items():
         if name not in record:
             continue
-        value = record[name]
-        if value is None:
-            wrong += [] if nullable else [f"{name}: null"]
-        elif not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            wrong.append(f"{name}: expected {types[0].__name__}; got {type(value).__name__}")
-    return wrong or _meaning(record) + [f"{path}: not a finite number" for path in _not_finite(record, "")]
+        wrong += _typed(name, record[name], types, nullable)
+    return wrong or _inside(record) or _meaning(record) + [f"{path}: not a finite number" for path in _not_finite(record, "")]
+
+
+def _typed(path: str, value: Any, types: tuple[type, ...], nullable: bool) -> list[str]:
+    if value is None:
+        return [] if nullable else [f"{path}: null"]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        return [f"{path}: expected {types[0].__name__}; got {type(value).__name__}"]
+    return []
+
+
+def _inside(record: dict[str, Any]) -> list[str]:
+    """What is missing inside the objects, or of another type."""
+    wrong = []
+    for pattern, keys in REQUIRED_INSIDE.items():
+        found = [(path, value) for path, value in _reach(record, pattern) if isinstance(value, dict)]
+        wrong += [f"{path}.{key}: missing" for path, value in found for key in keys if key not in value]
+    for pattern, (types, nullable) in INSIDE.items():
+        for path, value in _reach(record, pattern):
+            wrong += _typed(path, value, types, nullable)
+    return wrong
+
+
+def _reach(record: dict[str, Any], pattern: str) -> list[tuple[str, Any]]:
+    """(path, value) of everything in the record that a dotted pattern names."""
+    found: list[tuple[str, Any]] = [("", record)]
+    for part in pattern.split("."):
+        deeper = []
+        for path, value in found:
+            items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+            deeper += [(f"{path}.{key}".lstrip("."), inner) for key, inner in items if part in ("*", key)]
+        found = deeper
+    return found
 
 
 def _meaning(record: dict[str, Any]) -> list[str]:
@@ -98,9 +169,6 @@ def _meaning(record: dict[str, Any]) -> list[str]:
         wrong.append(f"status: expected one of {', '.join(STATUSES)}; got {record['status']!r}")
     if record["status"] != "ok" and not record["reason"]:
         wrong.append("reason: a status other than ok needs one")
-    for name, keys in REQUIRED_INSIDE.items():
-        if record[name] is not None:
-            wrong += [f"{name}.{key}: missing" for key in keys if key not in record[name]]
     if wrong:
         return wrong
     expected = identity(record["kernel"], record["backend"], record["case"]["name"], record["dtype"], record["mode"])
@@ -111,6 +179,10 @@ def _meaning(record: dict[str, Any]) -> list[str]:
             wrong.append("time: only a case that passed its check is timed")
         if not record["time"]["samples"] or min(record["time"]["samples"]) <= 0:
             wrong.append("time.samples: expected positive seconds")
+    wrong += [
+        f"{path}: expected a number above 0; got {v}" for name in POSITIVE for path, v in _reach(record, name) if v is not None and v <= 0
+    ]
+    wrong += [f"{path}: expected a number of at least 0; got {value}" for path, value in _reach(record, "work.*") if value < 0]
     return wrong
 
 
@@ -158,7 +230,10 @@ def _drop_torn_line(path: Path) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """All records of a file; a torn last line is left out. Raises BadRecord for anything else that is wrong."""
     records = []
-    lines = path.read_text().split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as e:
+        raise BadRecord(f"{path}: no text: {e}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

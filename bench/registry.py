@@ -13,6 +13,7 @@ from typing import Any
 #: types a case runs in unless it says otherwise; float16 has no fast path on CPUs
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
 MODES = ("fwd", "fwdbwd", "decode")
+ROLES = ("baseline", "kernel", "reference")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,10 @@ class Case:
         """Keyword arguments of one call: fresh Gaussian inputs from `seed`, never zeros."""
         from .inputs import Draw
 
-        return OPERATORS[self.kernel].build(self, Draw(seed, device, dtype))
+        try:
+            return OPERATORS[self.kernel].build(self, Draw(seed, device, dtype))
+        except KeyError as e:
+            raise ValueError(f"case {self.name!r}: {self.kernel} needs {e} in its shape; got {dict(self.shape)}") from e
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ CONTENDERS: dict[tuple[str, str], Contender] = {}
 def register(item: Operator | Case | Contender, *, replace: bool = False) -> None:
     """Add an operator, a case or a contender of your own; a name that is taken needs `replace=True`.
 
-    Raises: TypeError for anything else; ValueError for a name that is taken or a case of an unknown operator.
+    Raises: TypeError for anything else; ValueError for a name that is taken or holds a slash, an unknown operator, mode, role or device,
+        and a case without a letter that its operator's work formula reads.
     """
     if isinstance(item, Operator):
         table, key = OPERATORS, item.name
@@ -92,9 +97,31 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
         raise ValueError(f"register: kernel {item.kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
     if key in table and not replace:
         raise ValueError(f"register: {key!r} is taken; pass replace=True to replace it")
-    if isinstance(item, Case) and (bad := [mode for mode in item.modes if mode not in MODES]):
-        raise ValueError(f"register: case {item.name!r} names unknown modes {bad}; known: {', '.join(MODES)}")
+    if not item.name or "/" in item.name:
+        raise ValueError(f"register: expected a name without '/', which separates the parts of a record's id; got {item.name!r}")
+    if isinstance(item, Case):
+        _check_case(item)
+    if isinstance(item, Contender):
+        _known("role", (item.role,), ROLES, item)
+        _known("device", (*item.devices, *item.default_on), tuple(DTYPES), item)
     table[key] = item
+
+
+def _check_case(case: Case) -> None:
+    _known("mode", case.modes, MODES, case)
+    _known("device", case.devices, tuple(DTYPES), case)
+    try:
+        for mode in case.modes[:1]:
+            OPERATORS[case.kernel].work(case, 4, mode)
+    except KeyError as e:
+        raise ValueError(f"register: case {case.name!r}: {case.kernel} needs {e} in its shape; got {dict(case.shape)}") from e
+
+
+def _known(what: str, given: tuple[str, ...], known: tuple[str, ...], item: Case | Contender) -> None:
+    if bad := [name for name in given if name not in known]:
+        raise ValueError(
+            f"register: {type(item).__name__} {item.name!r} names an unknown {what}, {', '.join(bad)}; known: {', '.join(known)}"
+        )
 
 
 def cases_of(kernel: str) -> list[Case]:

@@ -2,11 +2,16 @@
 
 import sys
 
+USAGE = "usage: python -m retro_model demo [--help]"
+
 
 def main(arguments: list[str]) -> None:
     """Runs the command that the first argument names."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(USAGE)
+        return
     if arguments[:1] != ["demo"]:
-        sys.exit("usage: python -m retro_model demo [--help]")
+        sys.exit(USAGE)
     from retro_model import demo  # not before: it needs the `retrieval` extra
 
     demo.main(arguments[1:])

@@ -1,7 +1,7 @@
 """Training state on disk: safetensors for tensors, a small JSON for the rest; resuming repeats the uninterrupted run.
 
 A checkpoint is a folder: `model.safetensors`, `optimizer.safetensors` (moments by parameter name, and the random generators'
-states) and `state.json` (step, position in the data, configuration, and each file's digest). It is written beside its place and
+states of every process) and `state.json` (step, position in the data, configuration, and each file's digest, its own too). It is written beside its place and
 renamed, so that a folder under the final name is always whole.
 """
 
@@ -71,9 +71,7 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     path = Path(path)
     tensors = {n: _full(t) for n, t in _model_tensors(model).items()}
     moments, groups = _optimizer_tensors(model, optimizer) if optimizer is not None else ({}, [])
-    moments["random.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        moments |= {f"random.cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    moments |= _random_states()
     config = getattr(getattr(model, "module", model), "config", None)
     state = {"format": FORMAT, "step": step, "position": position, "optimizer": groups, "extra": extra or {},
              "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
@@ -84,6 +82,32 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
     return path
+
+
+def _random_states() -> dict[str, Tensor]:
+    """The random generators' states of every process (every process must call): each drops other activations."""
+    mine = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        mine |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    every = [mine]
+    if torch.distributed.is_initialized():
+        every = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(every, mine)
+    return {_random_name(rank, device): state for rank, states in enumerate(every) for device, state in states.items()}
+
+
+def _random_name(rank: int, device: str) -> str:
+    return f"random.{device}" if rank == 0 else f"random.{rank}.{device}"
+
+
+def _set_random_states(moments: dict[str, Tensor]) -> None:
+    """This process's, where as many processes with as many GPUs saved them; else the generators stay as they are."""
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    if (state := moments.get(_random_name(rank, "cpu"))) is not None:
+        torch.set_rng_state(state)
+    devices = [name for i in range(torch.cuda.device_count()) if (name := _random_name(rank, f"cuda{i}")) in moments]
+    if devices and len(devices) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([moments[name] for name in devices])
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict]]:
@@ -107,6 +131,7 @@ def _write(path: Path, files: dict[str, dict[str, Tensor]], state: dict) -> None
         for name, tensors in files.items():
             save_file(tensors, fresh / name)
         state["files"] = {name: {"bytes": (fresh / name).stat().st_size, "sha256": _digest(fresh / name)} for name in files}
+        state["sha256"] = _state_digest(state)
         (fresh / "state.json").write_text(json.dumps(state, indent=1) + "\n")
         for name in [*files, "state.json"]:  # a rename must not reach the disk before the data it names
             with open(fresh / name, "rb") as f:
@@ -125,6 +150,12 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+def _state_digest(state: dict) -> str:
+    """Of everything in state.json but the digest itself, as JSON gives it back."""
+    rest = json.loads(json.dumps({k: v for k, v in state.items() if k != "sha256"}))
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def read_state(path: str | os.PathLike) -> dict:
     """The JSON part of a checkpoint: step, position, config, extra.
 
@@ -133,10 +164,12 @@ def read_state(path: str | os.PathLike) -> dict:
     path = Path(path)
     try:
         state = json.loads((path / "state.json").read_text())
-        listed = state["files"]
+        listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in state["files"].items()}
+        if "sha256" in state and state.pop("sha256") != _state_digest(state):  # the first checkpoints have none
+            raise ValueError("its SHA-256 differs from the one in it")
     except FileNotFoundError:
         raise CheckpointError(f"{path / 'state.json'} is missing: not a checkpoint") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path / 'state.json'} is corrupt: {error}") from None
     if state.get("format") != FORMAT:
         raise CheckpointError(f"{path / 'state.json'} has format {state.get('format')!r}, expected {FORMAT}")
@@ -144,9 +177,10 @@ def read_state(path: str | os.PathLike) -> dict:
         file, want = path / name, listed.get(name)
         if want is None or not file.exists():
             raise CheckpointError(f"{file} is missing")
-        if file.stat().st_size != want["bytes"]:
-            raise CheckpointError(f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}")
-        if _digest(file) != want["sha256"]:
+        size, digest = want
+        if file.stat().st_size != size:
+            raise CheckpointError(f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {size}")
+        if _digest(file) != digest:
             raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in state.json")
     return state
 
@@ -176,10 +210,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
             target.copy_(_like(tensors[name], target))
     if optimizer is not None:
         _load_optimizer(state, moments, model, optimizer)
-        torch.set_rng_state(moments["random.cpu"])
-        devices = [k for k in moments if k.startswith("random.cuda")]
-        if devices and torch.cuda.device_count() == len(devices):
-            torch.cuda.set_rng_state_all([moments[f"random.cuda{i}"] for i in range(len(devices))])
+        _set_random_states(moments)
     return state
 
 

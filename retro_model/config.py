@@ -82,7 +82,7 @@ class RetroConfig:
             if getattr(self, name) % 2:
                 raise ValueError(f"{name}: expected an even width (half of a positional encoding is sines); got {getattr(self, name)}")
         for name in ("head_dim", "encoder_head_dim"):
-            _head_dim(name, getattr(self, name))
+            check_head_dim(name, getattr(self, name))
         layers = default_cca_layers(self.num_layers) if self.cca_layers is None else self.cca_layers
         object.__setattr__(self, "cca_layers", _layers("cca_layers", layers, "num_layers", self.num_layers))
         cross = _layers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
@@ -161,7 +161,8 @@ def _positive(name: str, value) -> None:
         raise ValueError(f"{name}: expected an int >= 1; got {value}")
 
 
-def _head_dim(name: str, value: int) -> None:
+def check_head_dim(name: str, value: int) -> None:
+    """ValueError, naming `name`, unless the kernels take heads of this width."""
     if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
         raise ValueError(f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}")
 

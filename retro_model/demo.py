@@ -13,7 +13,9 @@ import argparse
 import dataclasses
 import io
 import json
+import math
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -215,20 +217,44 @@ def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes
     return results
 
 
+def _at_least(low: int | float) -> Callable[[str], int | float]:
+    """For argparse: a number of low's type."""
+
+    def number(text: str) -> int | float:
+        value = type(low)(text)
+        if not low <= value < math.inf:  # NaN included
+            raise argparse.ArgumentTypeError(f"expected a number of at least {low}; got {text}")
+        return value
+
+    return number
+
+
+def _no_device(name: str) -> str | None:
+    """Why nothing can run on the device; None where it can."""
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or not (index or "0").isdigit():
+        return "expected cpu, cuda or cuda:N"
+    if kind == "cuda" and not int(index or 0) < torch.cuda.device_count():
+        return f"torch sees {torch.cuda.device_count()} CUDA devices on this machine"
+    return None
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m retro_model demo", description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for everything that is made (default: demo-out)")
-    parser.add_argument("--minutes", type=float, help="train both models for so long together; default: a fixed number of steps")
+    parser.add_argument("--minutes", type=_at_least(0.01), help="train both models for so long together; default: a fixed number of steps")
     parser.add_argument("--preset", choices=["172m", "425m", "1.5b", "7.5b"], help="a model of the paper's Table 2 and its settings")
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="training steps of each model")
-    parser.add_argument("--batch-size", type=int, help="windows a step")
+    parser.add_argument("--seed", type=_at_least(0), default=0)
+    parser.add_argument("--steps", type=_at_least(1), help="training steps of each model")
+    parser.add_argument("--batch-size", type=_at_least(1), help="windows a step")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     options = parser.parse_args(arguments)
     if options.smoke and options.preset:
         parser.error("--smoke and --preset exclude each other")
+    if why := _no_device(options.device):  # before minutes of preparation, not after
+        parser.error(f"--device {options.device}: {why}")
     plan = SMOKE if options.smoke else preset(options.preset) if options.preset else DEFAULT
     changes = {k: v for k, v in (("steps", options.steps), ("batch_size", options.batch_size)) if v is not None}
     if options.steps is not None:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from retro_kernels import _validate
 
 from .config import RetroConfig
-from .inputs import check_neighbour_mask
+from .inputs import check_ids, check_neighbour_mask
 from .layers import FeedForward, RelativeAttention, initialise
 
 NORM_EPS = 1e-6
@@ -77,6 +77,8 @@ class NeighbourEncoder(nn.Module):
     def __init__(self, config: RetroConfig, embedding: nn.Embedding, *, backend=None, checkpoint: bool = False, device=None, dtype=None):
         super().__init__()
         where = {"device": device, "dtype": dtype}
+        if (width := getattr(embedding, "embedding_dim", config.encoder_d_model)) != config.encoder_d_model:
+            raise ValueError(f"embedding: expected one of width encoder_d_model={config.encoder_d_model}; got {width}")
         self.config, self.checkpoint = config, checkpoint
         self.embedding = embedding
         self.chunk_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) if config.encoder_cross_layers else None
@@ -105,6 +107,7 @@ class NeighbourEncoder(nn.Module):
         sizes: dict[str, int] = {"d": self.config.d_model}
         _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
         _validate.shape("chunks", chunks, "B,L,M,d", sizes)
+        check_ids("neighbours", neighbours, getattr(self.embedding, "num_embeddings", self.config.vocab_size), chunks.device)
         key_mask = None
         if neighbour_mask is not None:
             check_neighbour_mask(neighbour_mask, neighbours)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from retro_model.data.tokens import BOS
-from retro_model.training import gather, token_losses
+from retro_model.training import AUTOCAST, check_neighbours, gather, token_losses
 
 #: Of each evaluation chunk, this many nearest training neighbours are searched for what it shares with them (section 2.6).
 LEAKAGE_NEIGHBOURS = 10
@@ -75,10 +75,14 @@ def score(model: nn.Module, store, neighbours: np.ndarray | None = None, databas
         raise ValueError(f"stride must be below window ({window}), so that every scored token has context, got {stride}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if (neighbours is None) != (database is None):
-        raise ValueError("neighbours and database come together: give both, or neither")
+    check_neighbours(store, neighbours, database)
+    if autocast not in AUTOCAST:
+        raise ValueError(f"autocast must be one of {AUTOCAST}, got {autocast!r}")
     found = _documents(store)
-    found = found if documents is None else [found[d] for d in documents]
+    if documents is not None:
+        if wrong := [d for d in documents if not 0 <= d < len(found)]:
+            raise ValueError(f"documents must be ordinals from 0 to {len(found) - 1}, got {wrong}")
+        found = [found[d] for d in documents]
     jobs = [(a + first, a + end, a + scored, a) for a, b in found for first, end, scored in windows(b - a, window // m, stride // m)]
     jobs.sort(key=lambda job: job[1] - job[0])  # windows of like length share a batch, so that little is padding
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 def generate(
     model,
-    prompts: Tensor | Sequence[Tensor | Sequence[int]],
+    prompts: Tensor | np.ndarray | Sequence[Tensor | np.ndarray | Sequence[int]],
     max_new_tokens: int,
     *,
     retrieve: Retrieve | None = None,
@@ -42,7 +43,7 @@ def generate(
 
     Args:
         model: a `Retro` or a `RetrofittedDecoder` (which takes prompts of one length at a time). Runs in evaluation mode; its mode is restored.
-        prompts: token ids, one non-empty sequence a row, or int64 [B,N].
+        prompts: token ids, one non-empty sequence a row (a list of ints, an int64 tensor, a NumPy array as `Tokenizer.encode` gives), or [B,N].
         max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len.
         retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives neighbours int64
             [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the same. None: RETRO[OFF].
@@ -190,8 +191,9 @@ class _Sampler:
 def _prompts(model, prompts) -> list[Tensor]:
     """Every prompt as int64 [length] on the model's device, checked."""
     device = next(model.parameters()).device
-    if isinstance(prompts, Tensor):
-        _validate.shape("prompts", prompts, "B,N", {})
+    if isinstance(prompts, (Tensor, np.ndarray)):
+        if prompts.ndim != 2:
+            raise ValueError(f"prompts: expected [B,N] (2 dimensions); got shape {list(prompts.shape)}")
     elif not isinstance(prompts, Sequence) or isinstance(prompts, str):
         raise TypeError(f"prompts: expected int64 [B,N] or a sequence of token sequences; got {type(prompts).__name__}")
     if len(prompts) == 0:
@@ -199,9 +201,11 @@ def _prompts(model, prompts) -> list[Tensor]:
     rows = []
     for i, prompt in enumerate(prompts):
         name = f"prompts[{i}]"
+        if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "iu":
+            prompt = torch.from_numpy(prompt.astype(np.int64))
         if not isinstance(prompt, Tensor):
-            if not isinstance(prompt, Sequence) or any(isinstance(t, bool) or not isinstance(t, int) for t in prompt):
-                raise TypeError(f"{name}: expected a sequence of int token ids or an int64 tensor; got {prompt!r}")
+            if not isinstance(prompt, Sequence) or any(isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in prompt):
+                raise TypeError(f"{name}: expected a sequence of int token ids, an int64 tensor or an integer array; got {prompt!r}")
             prompt = torch.tensor(prompt, dtype=torch.int64)
         if prompt.dim() != 1 or len(prompt) == 0:
             raise ValueError(f"{name}: expected a prompt of at least one token, [length]; got shape {list(prompt.shape)}")

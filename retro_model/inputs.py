@@ -27,7 +27,7 @@ def check_inputs(
     """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or ValueError."""
     sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
     _validate.shape("tokens", tokens, "B,N", sizes)
-    _check_ids("tokens", tokens, config, device)
+    check_ids("tokens", tokens, config.vocab_size, device)
     if cache is not None and cache.config != config:
         raise ValueError("cache: expected one of this model's configuration; got another's")
     held, room, name = (0, config.max_len, "max_len") if cache is None else (cache.length, cache.capacity, "capacity")
@@ -41,7 +41,7 @@ def check_inputs(
     if not config.retrieves:
         raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
     _check_neighbours(config, neighbours, sizes, cache)
-    _check_ids("neighbours", neighbours, config, device)
+    check_ids("neighbours", neighbours, config.vocab_size, device)
     if mask is not None:
         check_neighbour_mask(mask, neighbours)
 
@@ -83,11 +83,11 @@ def check_tokens(name: str, ids: Tensor, vocab_size: int) -> None:
             raise ValueError(f"{name}: expected token ids from 0 to V-1 = {vocab_size - 1}; got {worst}")
 
 
-def _check_ids(name: str, ids: Tensor, config: RetroConfig, device: torch.device) -> None:
+def check_ids(name: str, ids: Tensor, vocab_size: int, device: torch.device) -> None:
     """Type, device and, where that costs nothing, range."""
     if ids.dtype != torch.int64:
         raise TypeError(f"{name}: expected torch.int64 token ids; got {ids.dtype}")
     if ids.device != device:
         raise ValueError(f"{name}: expected the device of the model, {device}; got {ids.device}")
     if device.type == "cpu" and not torch.compiler.is_compiling():
-        check_tokens(name, ids, config.vocab_size)
+        check_tokens(name, ids, vocab_size)

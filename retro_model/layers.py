@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import retro_kernels as rk
 from retro_kernels import _validate
 
+from .config import check_head_dim
+
 ENCODING_BASE = 10_000.0  # longest wavelength / 2 pi of a positional encoding: Vaswani et al., arXiv 1706.03762, section 3.5
 
 
@@ -73,6 +75,11 @@ class _Attention(nn.Module):
     def __init__(self, d_model, num_heads, head_dim, *, context_dim, num_kv_heads, bias, dropout, backend, device, dtype):
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, value in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
+            _validate.integer(name, value, low=1)
+        check_head_dim("head_dim", _validate.integer("head_dim", head_dim))
+        if not 0 <= _validate.number("dropout", dropout) < 1:
+            raise ValueError(f"dropout: expected a probability in [0, 1); got {dropout}")
         context_dim = d_model if context_dim is None else context_dim
         if num_heads % kv_heads:
             raise ValueError(f"num_kv_heads: expected a divisor of num_heads={num_heads}; got {kv_heads}")
@@ -209,7 +216,7 @@ class ChunkedCrossAttention(_Attention):
             d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias, dropout=dropout,
             backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
-        self.chunk_len = chunk_len
+        self.chunk_len = _validate.integer("chunk_len", chunk_len, low=1)
 
     def forward(self, x: Tensor, encoded: Tensor, *, neighbour_mask: Tensor | None = None, query_start: int = 0) -> Tensor:
         """The update [B,N,d_model] of x [B,N,d_model].

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,9 @@ from .retro import Retro
 
 #: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
 PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
+#: Fields that the decoder fixes; ours also has its heads, another's chunked cross-attention may have more or fewer.
+FIXED = ("vocab_size", "d_model", "d_ff", "num_layers")
+FIXED_IN_OURS = (*FIXED, "num_heads", "head_dim")
 
 
 def retrofit(
@@ -43,7 +47,8 @@ def retrofit(
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.
         backend: of `retro_kernels`; None: the fastest that serves a call.
-        changes: fields of `RetroConfig`: cca_layers, chunk_len, neighbour_len (default 2 chunk_len), the encoder's sizes.
+        changes: fields of `RetroConfig`: cca_layers, chunk_len, neighbour_len (default 2 chunk_len), the encoder's sizes; share_embeddings
+            where the decoder is a `Retro`; num_heads and head_dim of the cross-attention where it is not.
 
     Returns:
         A `Retro` where the decoder is one, with shared weights; else a `RetrofittedDecoder`.
@@ -52,15 +57,24 @@ def retrofit(
         TypeError, ValueError: naming the argument.
     """
     if isinstance(decoder, Retro):
-        return _retrofit_retro(decoder, backend, _with_lengths(decoder.config, changes))
+        return _retrofit_retro(decoder, backend, _changed(decoder.config, changes, FIXED_IN_OURS))
     if blocks is None:
         blocks, attention = _find_blocks(decoder)
     if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
         raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
-    return RetrofittedDecoder(decoder, _with_lengths(_config_of(decoder, len(blocks)), changes), blocks, attention, backend=backend)
+    config = _changed(_config_of(decoder, len(blocks)), changes, FIXED)
+    if config.share_embeddings:
+        raise ValueError(
+            "share_embeddings: expected False for a decoder that is no Retro, whose embeddings may be scaled or mixed; got True"
+        )
+    return RetrofittedDecoder(decoder, config, blocks, attention, backend=backend)
 
 
-def _with_lengths(config: RetroConfig, changes: dict) -> RetroConfig:
+def _changed(config: RetroConfig, changes: dict, fixed: Sequence[str]) -> RetroConfig:
+    """The decoder's sizes with those of what is added; a change of what the decoder has fixed is an error."""
+    for name in fixed:
+        if name in changes and changes[name] != getattr(config, name):
+            raise ValueError(f"{name}: expected the decoder's {getattr(config, name)}; got {changes[name]!r}")
     if "chunk_len" in changes:
         changes = {"neighbour_len": 2 * changes["chunk_len"], **changes}
     config = config.replace(**{"cca_layers": None, **changes})
@@ -145,7 +159,8 @@ class RetrofittedDecoder(nn.Module):
         for layer in config.cca_layers:
             block = blocks[layer - 1]
             block.register_forward_pre_hook(self._keep_input, with_kwargs=True)
-            getattr(block, attention).register_forward_hook(self._cross_attend(str(layer)))
+            # a partial of a method, not a closure: a copy of the model has hooks of its own, and a model can be pickled
+            getattr(block, attention).register_forward_hook(partial(self._cross_attend, str(layer)))
 
     def train(self, mode: bool = True) -> RetrofittedDecoder:
         super().train(mode)
@@ -210,22 +225,19 @@ class RetrofittedDecoder(nn.Module):
         if self._retrieval is not None:
             self._retrieval.block_input = args[0] if args else kwargs["hidden_states"]
 
-    def _cross_attend(self, layer: str):
-        def hook(attention: nn.Module, args: tuple, output):
-            retrieval = self._retrieval
-            if retrieval is None:
-                return None
-            update = output[0] if isinstance(output, tuple) else output
-            hidden = retrieval.block_input + update
-            if not retrieval.conditioned:  # the first block that retrieves
-                retrieval.condition(self.encoder, hidden)
-            if retrieval.encoded is None:
-                return None
-            query_start = retrieval.query_start
-            cross = self.cca[layer](self.cca_norm[layer](hidden), retrieval.encoded, neighbour_mask=retrieval.mask, query_start=query_start)
-            return (update + cross, *output[1:]) if isinstance(output, tuple) else update + cross
-
-        return hook
+    def _cross_attend(self, layer: str, attention: nn.Module, args: tuple, output):
+        retrieval = self._retrieval
+        if retrieval is None:
+            return None
+        update = output[0] if isinstance(output, tuple) else output
+        hidden = retrieval.block_input + update
+        if not retrieval.conditioned:  # the first block that retrieves
+            retrieval.condition(self.encoder, hidden)
+        if retrieval.encoded is None:
+            return None
+        query_start = retrieval.query_start
+        cross = self.cca[layer](self.cca_norm[layer](hidden), retrieval.encoded, neighbour_mask=retrieval.mask, query_start=query_start)
+        return (update + cross, *output[1:]) if isinstance(output, tuple) else update + cross
 
 
 class RetrofitCache:

@@ -24,6 +24,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+AUTOCAST = (None, "bfloat16", "float16")  # types of matrix products; None: the parameters' own
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -53,8 +55,8 @@ class Settings:
             raise ValueError(f"warmup_steps must be between 0 and steps ({self.steps}), got {self.warmup_steps}")
         if not 0 <= self.min_lr_ratio <= 1:
             raise ValueError(f"min_lr_ratio must be between 0 and 1, got {self.min_lr_ratio}")
-        if self.autocast not in (None, "bfloat16", "float16"):
-            raise ValueError(f"autocast must be None, 'bfloat16' or 'float16', got {self.autocast!r}")
+        if self.autocast not in AUTOCAST:
+            raise ValueError(f"autocast must be one of {AUTOCAST}, got {self.autocast!r}")
 
     def to_dict(self) -> dict:
         """What JSON can hold."""
@@ -78,6 +80,14 @@ class Batch:
         """The same batch on `device`."""
         move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731
         return Batch(move(self.tokens), move(self.real), move(self.neighbours), move(self.neighbour_mask))
+
+
+def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
+    """ValueError unless neighbours and database come together, with a row for each of the store's chunks."""
+    if (neighbours is None) != (database is None):
+        raise ValueError("neighbours and database come together: give both, or neither")
+    if neighbours is not None and (np.ndim(neighbours) != 2 or len(neighbours) != len(store.lengths)):
+        raise ValueError(f"neighbours must be [{len(store.lengths)}, K], one row for each chunk, got {list(np.shape(neighbours))}")
 
 
 def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None) -> Batch:
@@ -117,11 +127,10 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
         raise ValueError(f"window must be a positive multiple of the chunk length ({store.chunk_len}), got {window}")
     if batch_size < 1 or batch_size % world_size:
         raise ValueError(f"batch_size must be a positive multiple of world_size ({world_size}), got {batch_size}")
-    if (neighbours is None) != (database is None):
-        raise ValueError("neighbours and database come together: give both, or neither")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
+    check_neighbours(store, neighbours, database)
     rows = len(store.lengths)
-    if neighbours is not None and len(neighbours) != rows:
-        raise ValueError(f"neighbours must have one row for each of the {rows} chunks, got {len(neighbours)}")
     if starts is None:
         # One window fewer than fit, so that every epoch may start anywhere in the first window and has the same length.
         firsts, shift = np.arange(max(0, rows // per_window - 1)) * per_window, per_window

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import math
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from .. import exits, plan
+from .. import exits, plan, record
 from ..registry import MODES
 
 DTYPES = ("float32", "float16", "bfloat16")
+ARCHES = (80, 90, 100)
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +52,34 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
+def arches(text: str) -> list[int]:
+    """--arch as numbers. Raises UsageError for one we don't compile for."""
+    wrong = [arch for arch in text.split(",") if arch not in map(str, ARCHES)]
+    if wrong:
+        raise exits.UsageError(f"--arch: expected some of {', '.join(map(str, ARCHES))}; got {', '.join(wrong)}")
+    return [int(arch) for arch in text.split(",")]
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a positive number; got {text}")
     return value
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:  # NaN included
+        raise argparse.ArgumentTypeError(f"expected a number of seconds; got {text}")
+    return value
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """All records of a file. Raises UsageError for one that is missing or no record file."""
+    try:
+        return record.read(path)
+    except (OSError, record.BadRecord) as e:
+        raise exits.UsageError(str(e)) from None
 
 
 def names(text: str) -> tuple[str, ...]:

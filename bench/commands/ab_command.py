@@ -37,10 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    _options.arches(arguments.arch)
+    if arguments.markdown and not arguments.markdown.resolve().parent.is_dir():  # known now, not after an hour
+        raise exits.UsageError(f"--markdown {arguments.markdown}: no such folder")
     chosen = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
     outcomes, compared = [], None
     try:
-        timed = [] if arguments.static_only else _items(chosen, arguments)
+        timed = [] if arguments.static_only else _items(chosen, arguments, tuple(map(folder_of, arguments.plugin)))
         with ab.checked_out(arguments.base) as base:
             if timed:
                 if not arguments.no_build:
@@ -61,23 +64,30 @@ def execute(arguments: argparse.Namespace) -> int:
     return exit_code(outcomes, compared)
 
 
-def _items(chosen: plan.Selection, arguments: argparse.Namespace) -> list[ab.Item]:
+def folder_of(plugin: str) -> tuple[str, str]:
+    """A plugin that is imported here, and where a worker finds it."""
+    top = sys.modules[plugin.partition(".")[0]]
+    place = Path(next(iter(top.__path__)) if hasattr(top, "__path__") else top.__file__)
+    return plugin, str(place.resolve().parent)
+
+
+def _items(chosen: plan.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...]) -> list[ab.Item]:
     """What to time; with --from-diff only what the changed files can affect, which may be nothing."""
     if not arguments.from_diff:
-        return items(chosen)
+        return items(chosen, plugins)
     touched = affected.kernels(affected.changed_files(environment.ROOT, arguments.base), OPERATORS, environment.ROOT)
     names = tuple(name for name in OPERATORS if name in touched and plan.matches(name, chosen.kernels))
     say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
-    return items(dataclasses.replace(chosen, kernels=names)) if names else []
+    return items(dataclasses.replace(chosen, kernels=names), plugins) if names else []
 
 
-def items(chosen: plan.Selection) -> list[ab.Item]:
+def items(chosen: plan.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[ab.Item]:
     """Every case, type and mode of every CPU kernel (or of the backends that were named)."""
     found = []
     for case in plan.cases(chosen):
         names = [c.name for c in contenders_of(case.kernel) if c.role != "baseline" and plan.matches(c.name, chosen.backends or ("cpu",))]
         for dtype in plan.dtypes(case, chosen):
-            found += [ab.Item(case.kernel, name, case.name, dtype, mode) for name in names for mode in plan.modes(case, chosen)]
+            found += [ab.Item(case.kernel, name, case.name, dtype, mode, plugins) for name in names for mode in plan.modes(case, chosen)]
     return found
 
 
@@ -108,10 +118,10 @@ def table(outcomes: list[ab.Outcome]) -> str:
 def as_markdown(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None, base: str) -> str:
     """What changed in sight, the rest folded."""
     order = ("numerics", "vanished", "regression", "inconclusive", "warn", "faster", "skipped", "new", "ok")
-    header = "| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER)
-    lines = ["| " + " | ".join(map(markdown.escape, _cells(o))) + " |" for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
+    lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
     first, *worse = static_lines(compared)
-    return "\n".join([f"Against `{base}`", "", *markdown.folded(header, lines), "", first, *(f"- `{line}`" for line in worse)]) + "\n"
+    table = markdown.folded(markdown.header(HEADER), lines)
+    return "\n".join([markdown.MARKER, f"Against `{base}`", "", *table, "", first, *(f"- `{line}`" for line in worse)]) + "\n"
 
 
 def _cells(outcome: ab.Outcome) -> tuple[str, ...]:

@@ -33,8 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if not lines:
         print("no differences")
     elif arguments.format == "md":
-        header = "| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER)
-        print("\n".join(markdown.folded(header, ["| " + " | ".join(map(markdown.escape, line)) + " |" for line in lines])))
+        print("\n".join([markdown.MARKER, *markdown.folded(markdown.header(HEADER), [markdown.line(line) for line in lines])]))
     else:
         print(terminal.align([HEADER, *lines]))
     if any(change.fails for change in found):

@@ -1,18 +1,20 @@
 """GPU: ceilings, roofline fraction, peak memory, launches, and a Chrome trace of each kernel
 
 On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked first; one that fails is not timed. One trace a kernel, case, type and mode goes to
---trace DIR; open it in chrome://tracing or Perfetto.
+--trace DIR, with the profiler's table beside it; open it in chrome://tracing or Perfetto. Nothing is reported (exit code 3) where the GPU
+throttled its clock meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .. import ceilings, instructions, runner
+from .. import ceilings, environment, exits, instructions, runner
 from .. import record as record_module
 from ..registry import CASES, CONTENDERS
 from ..report import summary, terminal
@@ -20,6 +22,7 @@ from . import _measure, _options
 
 HEADER = ("measurement", "time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches", "instructions")
 WARMUPS, STEPS = 2, 3
+ROWS = 40  # of the profiler's table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     given = argparse.Namespace(**{**vars(arguments), "baselines": arguments.baselines or ("none",)})
     chosen = _options.selection(given)
+    writer = record_module.Writer(arguments.json) if arguments.json else None  # a file that can't be written is no news for the end
     run = _measure.start(arguments, chosen, ceilings=ceilings.measure(chosen.device))
-    records = []
-    counts = _measure.walk(run, chosen, records.append, quiet=arguments.quiet)
+    records, slow = [], set()
+
+    def keep(found: dict) -> None:
+        records.append(found)
+        if why := environment.throttled(chosen.device):
+            slow.add(why)
+
+    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet)
+    if slow:
+        print(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): its times say nothing of the kernels", file=sys.stderr)
+        return exits.INCONCLUSIVE
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
     counted = chosen.device == "cpu" and not arguments.no_instructions
     for record in timed if counted else ():
@@ -44,10 +57,8 @@ def execute(arguments: argparse.Namespace) -> int:
     print(terminal.align([HEADER, *map(_row, timed)]) if timed else "no kernel was timed")
     if counted and (why := instructions.missing()):
         print(f"instructions: {why}")
-    if arguments.json:
-        writer = record_module.Writer(arguments.json)
-        for record in records:
-            writer.write(record)
+    for record in records if writer else ():
+        writer.write(record)
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
@@ -75,7 +86,7 @@ def _call(record: dict, device: str):
 
 
 def _trace(record: dict, device: str, path: Path) -> None:
-    """A few calls under the profiler."""
+    """A few calls under the profiler: a Chrome trace, and its table in a .txt beside it."""
     call = _call(record, device)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities, record_shapes=True) as trace:
@@ -84,3 +95,5 @@ def _trace(record: dict, device: str, path: Path) -> None:
         if device == "cuda":
             torch.cuda.synchronize()
     trace.export_chrome_trace(str(path))
+    order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    path.with_suffix(".txt").write_text(trace.key_averages().table(sort_by=order, row_limit=ROWS) + "\n", encoding="utf-8")

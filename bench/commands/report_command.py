@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .. import exits, record
 from ..report import html, markdown, png, terminal
+from . import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.format == "png":
         if arguments.output is None:
             raise exits.UsageError("report --format png: name the file with --output")
+        if not any(r["time"] and r["role"] != "baseline" for r in records):
+            raise exits.UsageError("report --format png: no kernel was timed; there is nothing to draw")
         try:
             png.write(records, arguments.output)
         except ImportError:
@@ -35,7 +38,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         print(text)
     else:
-        arguments.output.write_text(text)
+        arguments.output.write_text(text, encoding="utf-8")
     return exits.OK
 
 
@@ -43,10 +46,7 @@ def load(files: list[Path]) -> list[dict]:
     """All records of the files in order. Raises UsageError for a file that is missing, empty or no record file."""
     records = []
     for path in files:
-        try:
-            records += record.read(path)
-        except (OSError, record.BadRecord) as e:
-            raise exits.UsageError(str(e)) from None
+        records += _options.records(path)
     if not records:
         raise exits.UsageError(f"no records in {', '.join(map(str, files))}")
     return records

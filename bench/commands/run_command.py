@@ -29,17 +29,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=_options.positive, help=f"least samples (default {usual.least}; 1 of calls beyond {usual.slow_s} s)"
     )
-    parser.add_argument("--seconds", type=float, default=usual.seconds, help=f"time for a contender's samples (default {usual.seconds} s)")
+    parser.add_argument(
+        "--seconds", type=_options.seconds, default=usual.seconds, help=f"time for a contender's samples (default {usual.seconds} s)"
+    )
     parser.add_argument("--no-ceilings", action="store_true", help="skip measuring the machine: no roofline")
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    if arguments.fresh and not arguments.json:
+        raise exits.UsageError("--fresh: replaces the file of --json; name one")
     chosen = _options.selection(arguments)
     usual, least = timing.Effort(), arguments.samples
     effort = timing.Effort(least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s)
     run = _measure.start(arguments, chosen, effort=effort)
     path = arguments.resume or arguments.json or RESULTS / f"{chosen.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
-    if arguments.fresh and arguments.json:
+    if arguments.fresh:
         path.unlink(missing_ok=True)
     skip = _finished(path, run.git) if arguments.resume else frozenset()
     writer = record.Writer(path)
@@ -67,5 +71,5 @@ def _finished(path: Path, git: dict) -> frozenset[str]:
     """Ids in the file that were measured on this very tree; an error is tried again."""
     if not path.exists():
         raise exits.UsageError(f"--resume {path}: no such file")
-    records = record.latest(record.read(path)).values()
+    records = record.latest(_options.records(path)).values()
     return frozenset(r["id"] for r in records if r["git"]["sha"] == git["sha"] and r["status"] != "error")

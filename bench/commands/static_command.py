@@ -9,18 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 
 from .. import exits, record, static
 from ..report import terminal
 from . import _options
 
-ARCHES = (80, 90, 100)
-HEADER = ("kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "CTAs/SM", "tensor", "async", "loop slots", "loop cycles >=")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default=",".join(map(str, ARCHES)), help="comma-separated, of 80, 90, 100")
+    parser.add_argument("--arch", default=",".join(map(str, _options.ARCHES)), help="comma-separated, of 80, 90, 100")
     parser.add_argument(
         "--kernel",
         type=_options.names,
@@ -36,27 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    try:
-        arches = [int(text) for text in arguments.arch.split(",")]
-    except ValueError:
-        arches = [0]
-    if unknown := [arch for arch in arches if arch not in ARCHES]:
-        raise exits.UsageError(f"--arch: expected some of {ARCHES}; got {unknown or arguments.arch}")
+    arches = _options.arches(arguments.arch)
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     try:
         if arguments.fingerprints:
             arguments.fingerprints.write_text(json.dumps(static.listing(arches, arguments.kernel), indent=1))
             return exits.OK
-        only = json.loads(arguments.only.read_text()) if arguments.only else None
+        only = _ids(arguments.only) if arguments.only else None
+        writer = record.Writer(arguments.json) if arguments.json else None
         found = static.rows(arches, arguments.kernel, arguments.keep, arguments.jobs, only)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not found:
+        print("nothing to compile: no launch has such an id", file=sys.stderr)
         return exits.NOTHING_MEASURED
-    print(table(found))
-    if arguments.json:
-        writer = record.Writer(arguments.json)
+    print(terminal.static(found))
+    if writer:
         for item in found:
             writer.write(item)
         print(f"\n{len(found)} records in {arguments.json}")
@@ -68,22 +62,11 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
 
 
-def table(found: list[dict]) -> str:
-    return terminal.align([HEADER, *map(_cells, found)])
-
-
-def _cells(item: dict) -> tuple[str, ...]:
-    s = item["static"]
-    shared = (s["shared_static_bytes"] or 0) + (s["shared_dynamic_bytes"] or 0)
-    cycles = "-" if s["loop_cycles_at_least"] is None else f"{s['loop_cycles_at_least']:.0f}"
-    case = item["case"]["name"].split(":")[1] if item["backend"] == "triton" else ""
-    numbers = (
-        s["registers"],
-        s["stack_bytes"],
-        shared,
-        "-" if s["blocks_per_sm"] is None else s["blocks_per_sm"],
-        s["tensor_instructions"],
-        s["async_copies"],
-        s["loop_issue_slots"] or "-",
-    )
-    return (s["kernel"][:44], case, item["dtype"], str(s["arch"]), s["config"] or "-", *map(str, numbers), cycles)
+def _ids(path: Path) -> list[str]:
+    try:
+        ids = json.loads(path.read_text())
+    except ValueError as e:
+        raise exits.UsageError(f"--only {path}: expected a JSON list of ids; {e}") from None
+    if not isinstance(ids, list):
+        raise exits.UsageError(f"--only {path}: expected a JSON list of ids; got {type(ids).__name__}")
+    return ids

@@ -21,7 +21,7 @@ HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
-    parser.add_argument("--seconds", type=float, default=0.1, help="time for a tile's samples (default 0.1 s)")
+    parser.add_argument("--seconds", type=_options.seconds, default=0.1, help="time for a tile's samples (default 0.1 s)")
     parser.add_argument("--rounds", type=_options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)")
     parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
 

@@ -19,6 +19,7 @@ def page(records: list[dict[str, Any]]) -> str:
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
     sections = [
         ("Kernels", _table(rows)),
+        ("Compiled kernels", _compiled([r for r in latest if r["static"]])),
         ("Failures", _failures(latest)),
         ("Roofline", svg.roofline(scatter(rows), roofs(latest))),
         ("Speed-up over the fastest baseline that computes the same", svg.bars(ratios(rows))),
@@ -30,10 +31,12 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def scatter(rows: list[summary.Row]) -> list[tuple[float, float, str, str]]:
-    """(FLOPs a byte, FLOP/s, operator, label) of every timed kernel."""
+    """(FLOPs a byte, FLOP/s, operator, label) of every timed kernel whose work is known."""
     points = []
     for row in rows:
         work = row.record["work"]
+        if not work or not work["bytes"] or not work["flops"]:
+            continue
         points.append((work["flops"] / work["bytes"], work["flops"] / row.seconds, row.record["kernel"], row.record["id"]))
     return points
 
@@ -70,6 +73,15 @@ def _table(rows: list[summary.Row]) -> str:
     lines = ["".join(f"<th>{name}</th>" for name in ("kernel", *summary.COLUMNS))]
     lines += ["".join(f"<td>{escape(cell)}</td>" for cell in (row.record["kernel"], *summary.cells(row))) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _compiled(records: list[dict[str, Any]]) -> str:
+    lines = [summary.STATIC_COLUMNS, *map(summary.static_cells, records)] if records else []
+    return (
+        "<table>" + "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in line) + "</tr>" for line in lines) + "</table>"
+        if lines
+        else ""
+    )
 
 
 def _failures(records: list[dict[str, Any]]) -> str:

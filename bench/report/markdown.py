@@ -6,6 +6,8 @@ from typing import Any
 
 from . import summary
 
+#: what a comment begins with, so that whoever posts it finds the one to update
+MARKER = "<!-- retro_kernels bench -->"
 VISIBLE_ROWS = 20
 HEADER = (
     "| case | type | mode | backend | time | vs eager | vs best baseline | roofline | error/limit |\n|---|---|---|---|--:|--:|--:|--:|--:|"
@@ -19,7 +21,18 @@ def table(records: list[dict[str, Any]]) -> str:
     lines = [f"{line}  " for line in summary.machine(records)]
     bad = [r for r in records if r["status"] in ("numerics_fail", "error", "oom")]
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
-    return "\n".join([*lines, "", *folded(HEADER, [_line(row) for row in found])]) + "\n"
+    compiled = [r for r in records if r["static"]]
+    tables = [folded(HEADER, [_line(row) for row in found])] if found or not compiled else []
+    tables += [folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled])] if compiled else []
+    return "\n".join([MARKER, *lines, *(text for table in tables for text in ("", *table))]) + "\n"
+
+
+def header(columns: tuple[str, ...]) -> str:
+    return line(columns) + "\n|" + "---|" * len(columns)
+
+
+def line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(map(escape, cells)) + " |"
 
 
 def folded(header: str, lines: list[str]) -> list[str]:

@@ -24,7 +24,8 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     """FLOP/s against FLOPs a byte; the slope is the copy rate, the ceilings are those of a product."""
     from matplotlib.lines import Line2D
 
-    points = [(r.record["work"]["flops"] / r.record["work"]["bytes"], r.record["work"]["flops"] / r.seconds / 1e9, r.record) for r in rows]
+    known = [(r.record["work"], r) for r in rows if r.record["work"] and r.record["work"]["bytes"] and r.record["work"]["flops"]]
+    points = [(work["flops"] / work["bytes"], work["flops"] / r.seconds / 1e9, r.record) for work, r in known]
     for x, y, record in points:
         axes.scatter(x, y, s=20, color=_colour(record["kernel"]), marker=MARKERS.get(record["dtype"], "x"), linewidths=0, alpha=0.8)
     low = min([p[0] for p in points], default=1) / 2

@@ -49,7 +49,8 @@ def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -
     rival = min(rivals, key=rivals.get) if rivals else None
     time = record["time"]
     theirs = timed.get((record["run"], record["id"].replace(f"/{record['backend']}/", f"/{rival}/", 1)))
-    spread = (theirs["p10"] / time["p90"], theirs["p90"] / time["p10"]) if time and theirs else None
+    known = time and theirs and all(side.get(name) for side in (time, theirs) for name in ("p10", "p90"))
+    spread = (theirs["p10"] / time["p90"], theirs["p90"] / time["p10"]) if known else None
     return Row(record, estimate(time) if time else None, speedups.get("eager"), rival, rivals.get(rival), spread)
 
 
@@ -60,6 +61,26 @@ def cells(row: Row) -> tuple[str, ...]:
     names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
     numbers = (duration(row.seconds), ratio(row.speedup), rival, percent(row.fraction), megabytes(record), number(row.margin))
     return names + numbers
+
+
+#: what every table shows of a compiled kernel, in the order of `static_cells`
+STATIC_COLUMNS = (
+    "kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "CTAs/SM", "tensor", "async", "loop slots", "loop cycles >=",
+)  # fmt: skip
+
+
+def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    """Text of every column of STATIC_COLUMNS."""
+    s = record["static"]
+    shared = (s.get("shared_static_bytes") or 0) + (s.get("shared_dynamic_bytes") or 0)
+    name, _, rest = record["case"]["name"].partition(":")
+    case = rest.split(":")[0] if record["backend"] == "triton" else ""
+    cycles = s.get("loop_cycles_at_least")
+    names = ("registers", "stack_bytes", None, "blocks_per_sm", "tensor_instructions", "async_copies")
+    numbers = [shared if name is None else s.get(name) for name in names] + [s["loop_issue_slots"] or None]
+    shown = ("-" if value is None else str(value) for value in numbers)
+    first = ((s.get("kernel") or name)[:44], case, record["dtype"], str(s.get("arch") or "-"), s.get("config") or "-")
+    return (*first, *shown, "-" if cycles is None else f"{cycles:.0f}")
 
 
 def margin(record: dict[str, Any]) -> float | None:
@@ -113,7 +134,8 @@ def machine(records: list[dict[str, Any]]) -> list[str]:
         env, git = record["environment"], record["git"]
         tree = (git["sha"] or "no git")[:10] + (" + changes" if git["dirty"] else "")
         lines[
-            f"{record['device']['name']}, {env['threads']} threads, torch {env['torch']}, triton {env['triton'] or 'none'}, tree {tree}"
+            f"{record['device'].get('name')}, {env.get('threads')} threads, torch {env.get('torch')}, "
+            f"triton {env.get('triton') or 'none'}, tree {tree}"
         ] = None
         if record["ceilings"]:
             rates = record["ceilings"]["flops_per_s"]

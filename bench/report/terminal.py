@@ -31,11 +31,17 @@ def checks(records: list[dict[str, Any]]) -> str:
 
 
 def full(records: list[dict[str, Any]]) -> str:
-    """Whatever the records hold: times, checks, or both."""
-    timed = [r for r in records if r["mode"] not in ("check", "static")]
+    """Whatever the records hold: times, checks, compiled kernels."""
+    compiled = [r for r in records if r["static"]]
     checked = [r for r in records if r["mode"] == "check"]
-    parts = [times(timed)] if timed else []
-    return "\n\n".join(parts + ([checks(checked)] if checked else []))
+    timed = [r for r in records if r["mode"] not in ("check", "static")]
+    parts = [(times, timed), (checks, checked), (static, compiled)]
+    return "\n\n".join(draw(some) for draw, some in parts if some)
+
+
+def static(records: list[dict[str, Any]]) -> str:
+    """One line a compiled kernel."""
+    return align([summary.STATIC_COLUMNS, *map(summary.static_cells, records)])
 
 
 def _relative(tensor: dict[str, Any]) -> float:

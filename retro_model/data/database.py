@@ -126,12 +126,12 @@ class ChunkDatabase:
             raise ValueError(f"k: expected from 1 to the database's {len(self)} chunks; got {k!r}")
         lengths = np.full(n, width) if lengths is None else _integer_array("lengths", lengths, 1)
         if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
-            raise ValueError(f"lengths: expected [n={n}] within 0 .. M={width}; got shape {list(lengths.shape)}")
+            raise ValueError(f"lengths: expected [n={n}] within 0 .. M={width}; got {_seen(lengths)}")
         if exclude_doc is not None:
             exclude_doc = _integer_array("exclude_doc", exclude_doc, 1)
             documents = len(self.store.documents)
             if exclude_doc.shape != (n,) or (n and (exclude_doc.min() < -1 or exclude_doc.max() >= documents)):
-                raise ValueError(f"exclude_doc: expected [n={n}] within -1 .. {documents - 1}; got shape {list(exclude_doc.shape)}")
+                raise ValueError(f"exclude_doc: expected [n={n}] within -1 .. {documents - 1}; got {_seen(exclude_doc)}")
         return self.searcher.search(chunks, lengths, int(k), exclude_doc)
 
     def values(self, ids):
@@ -190,6 +190,10 @@ def _integer_array(name: str, values, dims: int | None = None) -> np.ndarray:
     if dims is not None and array.ndim != dims:
         raise ValueError(f"{name}: expected {dims} dimensions; got shape {list(array.shape)}")
     return array.astype(np.int64)
+
+
+def _seen(array: np.ndarray) -> str:
+    return f"shape {list(array.shape)}" + (f", {array.min()} .. {array.max()}" if array.size else "")
 
 
 def _numpy(value):

@@ -72,11 +72,16 @@ class HashedTfidf:
 
     @classmethod
     def load(cls, path: str | Path) -> HashedTfidf:
-        """From the file that `save` wrote."""
-        with np.load(path) as saved:
-            dim, seed, num_chunks, *orders = saved["settings"].tolist()
-            made = cls(dim, tuple(orders), seed)
-            made.num_chunks, made.frequency = num_chunks, saved["frequency"]
+        """From the file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
+        try:
+            with np.load(path) as saved:
+                (dim, seed, num_chunks, *orders), frequency = saved["settings"].tolist(), saved["frequency"]
+        except OSError:
+            raise
+        except Exception as error:  # of the archive, its compression, an array's header: what a flipped bit hits
+            raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
+        made = cls(dim, tuple(orders), seed)
+        made.num_chunks, made.frequency = num_chunks, frequency
         return made
 
     def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -134,6 +134,12 @@ def check_files(manifest: Path, files: dict, *, verify: bool, exact: bool = True
             raise ValueError(f"{path}: corrupt; expected crc32 {record['crc32']:08x}, got {crc:08x}")
 
 
+def record(path: Path) -> dict:
+    """What a manifest says of a file that was written by somebody else."""
+    size = Path(path).stat().st_size
+    return {"bytes": size, "crc32": checksum(path, size)}
+
+
 def checksum(path: Path, size: int) -> int:
     """crc32 of a file's first `size` bytes."""
     crc = 0

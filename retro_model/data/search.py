@@ -13,10 +13,12 @@ import torch
 
 import retro_kernels as rk
 
+from . import files
 from .embed import Embedder
 
 KEYS_AT_ONCE = 1 << 17  # embeddings in memory while scanning
 QUERIES_AT_ONCE = 4096
+INDEX_KIND = "index"
 EXCLUDED_AT_FIRST = 8  # neighbours that a FAISS search fetches beyond k
 FETCHED_AT_MOST = 2048  # after which the exact search takes over
 
@@ -121,26 +123,37 @@ class FaissSearcher:
 
 
 def build_index(keys: np.ndarray, factory: str, path: Path | None = None, *, training: int = 1 << 17):
-    """A FAISS index over keys by an index factory string; kept at `path` and read from there the next time."""
+    """A FAISS index over keys by an index factory string; kept at `path`, a manifest beside it, and read from there the next time.
+
+    Raises:
+        ValueError: no such index, too few keys to train it on; a kept file that is truncated, corrupt or of other keys, by name.
+    """
     faiss = _faiss()
-    if path is not None and path.exists():
-        index = faiss.read_index(str(path))
-        if (index.ntotal, index.d) != keys.shape:
-            raise ValueError(f"{path}: expected {list(keys.shape)} vectors; got {[index.ntotal, index.d]}: delete it")
-        return index
+    manifest, settings = None if path is None else path.with_name(path.name + ".json"), {"factory": factory, "vectors": list(keys.shape)}
+    if manifest is not None and manifest.exists():  # an index without one is what a killed run left
+        found = files.read_manifest(manifest, INDEX_KIND, complete=True)
+        files.same_settings(manifest, settings, found["settings"])
+        files.check_files(manifest, found["files"], verify=True)
+        return faiss.read_index(str(path))
     try:
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_L2)
     except RuntimeError as error:
         raise ValueError(f"index: expected a FAISS index factory string; got {factory!r} ({error})") from error
     if not index.is_trained:
         rows = np.random.default_rng(0).permutation(len(keys))[:training]
-        index.train(np.array(keys[np.sort(rows)]))
+        try:
+            index.train(np.array(keys[np.sort(rows)]))
+        except RuntimeError as error:
+            raise ValueError(f"index: {factory!r} cannot be trained on {len(rows)} chunks ({error})") from error
     for first in range(0, len(keys), KEYS_AT_ONCE):
         index.add(np.array(keys[first : first + KEYS_AT_ONCE]))
     if path is not None:
         unfinished = path.with_name(path.name + ".new")
         faiss.write_index(index, str(unfinished))
         unfinished.replace(path)
+        with files.Build(manifest, INDEX_KIND, settings, {}) as build:
+            build.files[path.name] = files.record(path)
+            build.finish()
     return index
 
 

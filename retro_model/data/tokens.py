@@ -82,10 +82,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From the JSON file that `save` wrote."""
+        """From the JSON file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: no tokenizer here")
-        return cls(_tokenizers().Tokenizer.from_file(str(path)))
+        tokenizers = _tokenizers()
+        try:
+            model = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing more particular
+            raise ValueError(f"{path}: truncated, corrupt or no tokenizer ({error})") from error
+        return cls(model)
 
     def save(self, path: str | Path) -> None:
         """To one JSON file in the format of `tokenizers`."""

@@ -66,6 +66,62 @@ def test_html_is_one_page_with_plots_and_history():
         ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>")
 
 
+def damaged(value, path=()):
+    """(path, copy) of a JSON value with each of its parts replaced by something else, or taken away."""
+    items = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
+    for key, inner in items:
+        whole = dict(value) if isinstance(value, dict) else list(value)
+        for other in (None, {}, [], "x", 3, -1.5, True, [1], {"a": 1}):
+            changed = whole.copy()
+            changed[key] = other
+            yield (*path, key), changed
+        if isinstance(value, dict):
+            yield (*path, key), {k: v for k, v in value.items() if k != key}
+        for where, changed in damaged(inner, (*path, key)):
+            copy = whole.copy()
+            copy[key] = changed
+            yield where, copy
+
+
+def test_what_the_schema_lets_pass_can_be_rendered():
+    """Somebody else's record is refused by name or shown; no part of it breaks a report."""
+    kinds = (timed(memory={"peak_extra_bytes": 3}, counters={"instructions": 9, "isa": "avx2"}), static_record())
+    passed = refused = 0
+    for good in kinds:
+        for where, found in damaged(good):
+            if record.validate(found):
+                refused += 1
+                continue
+            passed += 1
+            try:
+                terminal.full([found]), markdown.table([found]), html.page([found])
+                comparison.incomparable([found], [found]), comparison.changes([found], [found])
+            except Exception as e:
+                pytest.fail(f"{where}: {e!r}")
+    assert passed > 50 and refused > 500
+
+
+def test_static_records_are_rendered_too(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    record.Writer(path).write(static_record(registers=77, config="m64 w4"))
+    for form in ("term", "md", "html"):
+        assert bench.main(["report", str(path), "--format", form]) == 0
+        out = capsys.readouterr().out
+        assert "77" in out and "m64 w4" in out and "Nothing to show" not in out
+    assert bench.main(["report", str(path), "--format", "png", "--output", str(tmp_path / "a.png")]) == 4
+    assert "no kernel was timed" in capsys.readouterr().err
+
+
+def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, capsys):
+    item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
+    texts = [markdown.table([timed()]), ab_command.as_markdown([ab.Outcome(item, "new")], None, "main")]
+    for name, found in (("a", timed()), ("b", timed(case="b"))):
+        record.Writer(tmp_path / name).write(found)
+    assert bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1
+    for text in (*texts, capsys.readouterr().out):
+        assert text.startswith("<!-- retro_kernels bench -->\n") and text.count("<!--") == 1
+
+
 def test_report_command_renders_files(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     record.Writer(path).write(timed())
@@ -210,6 +266,55 @@ def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
     ((base, head),) = found[good]
     assert len(base) == len(head) == 4 and min(base + head) > 0
     assert found[absent].status == "unsupported" and said == ["worker pair 1 of 1"]
+
+
+PLUGIN = """
+import os
+
+import bench
+
+
+def dies(**arguments):
+    os._exit(9)
+
+
+bench.register(bench.Case("leaky_average", "own", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
+bench.register(bench.Contender("leaky_average", "dies", dies, role="kernel"))
+"""
+
+
+def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process(monkeypatch, tmp_path):
+    """A kernel that takes its process down is a failure of its own, not of those after it, and no green run."""
+    monkeypatch.setattr(ab, "ABBA_PAIRS", 2)
+    (tmp_path / "own_cases.py").write_text(PLUGIN)
+    plugins = (("own_cases", str(tmp_path)),)
+    absent = ab.Item("leaky_average", "reference", "own", "float32", "fwd")
+    deadly = ab.Item("leaky_average", "dies", "own", "float32", "fwd", plugins)
+    good = ab.Item("leaky_average", "reference", "own", "float32", "fwd", plugins)
+    found = ab.batch(environment.ROOT, environment.ROOT, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1)
+    assert found[absent].status == "error" and "--plugin" in found[absent].reason
+    assert found[deadly] == ab.Refusal("base", "error", "the worker died with code 9")
+    ((base, head),) = found[good]
+    assert len(base) == len(head) == 4
+
+
+def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
+    (tmp_path / "more_cases.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "retro_kernels").mkdir()
+    asked = []
+    monkeypatch.setattr(ab, "compare", lambda base, head, items, *rest: asked.extend(items) or [])
+    command = ["ab", "--plugin", "more_cases", "--base", str(tmp_path), "--no-static", "--no-build", "--kernel", "leaky_average"]
+    assert bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
+    assert asked == [ab.Item("leaky_average", "cpu", "own", "float32", "fwd", (("more_cases", str(tmp_path.resolve())),))]
+
+
+def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("bench.commands.list_command._shape", closed)
+    assert bench.main(["list"]) == 3
 
 
 def test_ab_needs_a_ref_that_exists(capsys):

@@ -117,6 +117,20 @@ def test_a_broken_file_is_named_and_nothing_is_changed(saved, file, harm):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()) and not optimizer.state
 
 
+@pytest.mark.parametrize("content", ["[]", '{"files": 3}', '{"files": {"model.safetensors": 5}}', '{"format": 1}'])
+def test_a_state_of_another_shape_is_corrupt(saved, content):
+    (saved / "state.json").write_text(content)
+    with pytest.raises(checkpoint.CheckpointError, match=r"state\.json is corrupt"):
+        checkpoint.read_state(saved)
+
+
+def test_a_changed_step_is_noticed(saved):
+    text = (saved / "state.json").read_text()
+    (saved / "state.json").write_text(text.replace('"step": 4', '"step": 5'))
+    with pytest.raises(checkpoint.CheckpointError, match=r"state\.json is corrupt: its SHA-256"):
+        checkpoint.read_state(saved)
+
+
 def test_another_model_is_refused_by_name(saved):
     with pytest.raises(checkpoint.CheckpointError, match=r"model.safetensors: calls is \(\), the model has none"):
         checkpoint.load(saved, toys.Bigram())

@@ -205,6 +205,29 @@ def test_damage_and_other_parts_are_named(tmp_path, store):
         ChunkDatabase.open(tmp_path / "d", store, embedder)
 
 
+def test_damage_to_a_kept_index_is_named(tmp_path, store):
+    """A flipped bit of an index would change what is found; what a killed run left of one is built again."""
+    embedder = HashedTfidf(32).fit(store)
+    rows = np.arange(50)
+
+    def found():
+        return ChunkDatabase.open(tmp_path / "d", store, embedder, index="IVF4,Flat").search(store.chunks(rows), 3)
+
+    ChunkDatabase.build(tmp_path / "d", store, embedder, index="IVF4,Flat")
+    (path,) = (tmp_path / "d").glob("*.faiss")
+    want, good = found(), path.read_bytes()
+    for damaged, message in (
+        (good[:-9], "truncated"),
+        (b"", "truncated"),
+        (good[:-600] + bytes([good[-600] ^ 255]) + good[-599:], "corrupt"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{path.name}: {message}"):
+            found()
+    path.with_name(path.name + ".json").unlink()  # killed between the two
+    assert np.array_equal(found(), want) and path.read_bytes() == good
+
+
 @pytest.mark.parametrize(
     "options, error, message",
     [
@@ -214,7 +237,7 @@ def test_damage_and_other_parts_are_named(tmp_path, store):
         (dict(chunks=np.zeros((2, 8))), TypeError, "chunks: expected integers"),
         (dict(chunks=np.full((2, 8), 999)), ValueError, "chunks: expected token ids below 200"),
         (dict(lengths=np.array([1])), ValueError, "lengths: expected"),
-        (dict(exclude_doc=np.array([0, 99])), ValueError, "exclude_doc: expected .* within -1 .. 29"),
+        (dict(exclude_doc=np.array([0, 99])), ValueError, r"exclude_doc: expected .* within -1 .. 29; got shape \[2\], 0 .. 99"),
     ],
 )
 def test_errors_name_the_argument(dense, store, options, error, message):
@@ -229,6 +252,8 @@ def test_other_errors(dense, store, tmp_path):
         database.values(np.array([len(store)]))
     with pytest.raises(ValueError, match="index: expected a FAISS index factory string; got 'Nonsense'"):
         opened("Nonsense", dense, store)
+    with pytest.raises(ValueError, match="index: 'IVF2000,Flat' cannot be trained on 1132 chunks"):
+        opened("IVF2000,Flat", dense, store)
 
     class Broken:
         name, dim = "broken", 1

@@ -121,10 +121,23 @@ def test_the_command_line(monkeypatch, tmp_path):
         "device": "cpu",
         "minutes": None,
     }
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     demo.main(["--preset", "425m", "--device", "cuda", "--minutes", "20"])
     assert seen["plan"] == demo.preset("425m") and seen["device"] == "cuda" and seen["minutes"] == 20
     with pytest.raises(SystemExit):
         demo.main(["--smoke", "--preset", "172m"])
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--steps 0", "--batch-size -1", "--minutes 0", "--minutes nan", "--seed -1", "--device gpu", "--device cuda:x", "--device cuda:7"],
+)
+def test_what_cannot_work_is_refused_before_anything_is_prepared(monkeypatch, capsys, given):
+    monkeypatch.setattr(demo, "run", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(SystemExit) as exit:
+        demo.main(["--smoke", *given.split()])
+    assert exit.value.code == 2 and given.split()[0] in capsys.readouterr().err
 
 
 def test_importing_the_package_loads_no_extras():

@@ -54,9 +54,12 @@ def worker(rank, port, kind, folder, queue):
 
             training.shard(wrapped, init_device_mesh("cpu", (2,)))
         history, optimizer = run(wrapped, rank, 2)
+        torch.manual_seed(rank)  # processes drop different activations
         checkpoint.save(folder, wrapped, optimizer, step=3, position=6)
+        drawn = torch.rand(8)
         checkpoint.load(folder, wrapped, optimizer)  # shards take back what they gave
         checkpoint.save(f"{folder}-again", wrapped, optimizer, step=3, position=6)
+        assert torch.equal(torch.rand(8), drawn)  # every process draws on as it would have
         if rank == 0:
             queue.put(history)
         dist.barrier()

@@ -93,6 +93,13 @@ def test_hashed_tfidf_is_saved(store, tmp_path):
     np.testing.assert_array_equal(loaded(store.tokens, store.lengths), embedder(store.tokens, store.lengths))
     with pytest.raises(FileNotFoundError, match="other"):
         HashedTfidf.load(tmp_path / "other.npz")
+    good = (tmp_path / "e.npz").read_bytes()
+    np.savez(tmp_path / "foreign.npz", other=np.zeros(3))
+    foreign = (tmp_path / "foreign.npz").read_bytes()
+    for damaged in (good[:-100], good[:100], b"", good[:300] + bytes([good[300] ^ 255]) + good[301:], b"text", foreign):
+        (tmp_path / "e.npz").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"e\.npz: truncated, corrupt or no hashed TF-IDF"):
+            HashedTfidf.load(tmp_path / "e.npz")
 
 
 def test_the_mean_is_over_real_tokens(bert):

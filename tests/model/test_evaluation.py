@@ -100,7 +100,9 @@ def test_score_leaves_the_model_in_its_mode():
 
 @pytest.mark.parametrize("change,name", [
     ({"window": 6}, "window"), ({"stride": 3}, "stride"), ({"stride": 8}, "stride"), ({"batch_size": 0}, "batch_size"),
-    ({"neighbours": np.zeros((9, 1), int)}, "neighbours"),
+    ({"neighbours": np.zeros((9, 1), int)}, "neighbours"), ({"neighbours": np.zeros((8, 1), int), "database": object()}, "neighbours"),
+    ({"neighbours": np.zeros((10, 1), int), "database": object()}, "neighbours"), ({"autocast": "bf16"}, "autocast"),
+    ({"documents": [0, 99]}, "documents"), ({"documents": [-1]}, "documents"),
 ])  # fmt: skip
 def test_score_refuses(change, name):
     with pytest.raises(ValueError, match=name):

@@ -1,5 +1,6 @@
 """Sampling: against a loop of whole forward passes, rows of different lengths against each alone, and what is refused."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +93,15 @@ def test_prompts_as_a_tensor_and_no_new_tokens():
     assert [r.tolist() for r in generate(model, tokens, 3)] == [r.tolist() for r in generate(model, tokens.tolist(), 3)]
 
 
+def test_prompts_as_arrays():
+    """What a tokenizer and a store give."""
+    model, rows = tiny.model(), prompts(5, 3)
+    want = [r.tolist() for r in generate(model, rows, 4)]
+    for given in ([np.array(r) for r in rows], [np.array(r, np.uint16) for r in rows], [list(np.array(r)) for r in rows]):
+        assert [r.tolist() for r in generate(model, given, 4)] == want
+    assert generate(model, np.array(rows[:1]), 4)[0].tolist() == want[0]
+
+
 def test_the_mode_is_restored_and_dropout_is_off():
     model = tiny.model(dropout=0.5).train()
     got = [generate(model, prompts(5), 8)[0].tolist() for _ in range(2)]
@@ -143,6 +153,8 @@ REFUSED = {
     "float": (([[1.0]], 3), {}, TypeError, r"prompts\[0\]: expected a sequence of int token ids"),
     "float tensor": ((torch.ones(1, 3), 3), {}, TypeError, r"prompts\[0\]: expected torch.int64"),
     "one-dimensional": ((torch.ones(3).long(), 3), {}, ValueError, r"prompts: expected \[B,N\]"),
+    "float array": (([np.ones(3)], 3), {}, TypeError, r"prompts\[0\]: expected a sequence of int token ids"),
+    "array": ((np.ones(3, int), 3), {}, ValueError, r"prompts: expected \[B,N\] \(2 dimensions\); got shape \[3\]"),
     "string": (("abc", 3), {}, TypeError, "prompts: expected int64"),
     "too long": (([[1] * 60], 5), {}, ValueError, "max_new_tokens: expected at most max_len - longest prompt = 64 - 60; got 5"),
     "negative count": (([[1]], -1), {}, ValueError, "max_new_tokens: expected an int >= 0"),

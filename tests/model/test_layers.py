@@ -164,7 +164,11 @@ def test_missing_neighbours_are_encoded_without_nan():
         (lambda: RelativeAttention(8, 3, 16, num_kv_heads=2), ValueError, "num_kv_heads: expected a divisor of num_heads=3; got 2"),
         (lambda: RelativeAttention(8, 2, 16)(torch.zeros(2, 3, 6)), ValueError, r"x: expected \[B,N,d_model\] with d_model=8"),
         (lambda: RelativeAttention(8, 2, 16, context_dim=4)(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8)), ValueError, "context: expected"),
-        (lambda: RelativeAttention(8, 2, 12)(torch.zeros(2, 3, 8)), ValueError, "head dimension"),
+        (lambda: RelativeAttention(8, 2, 12), ValueError, "head_dim: expected a multiple of 8 from 16 to 256; got 12"),
+        (lambda: RelativeAttention(8, 0, 16), ValueError, "num_heads: expected an int >= 1; got 0"),
+        (lambda: RelativeAttention(8, 2, 16, num_kv_heads=0), ValueError, "num_kv_heads: expected an int >= 1; got 0"),
+        (lambda: RelativeAttention(8, 2, 16, dropout=1.0), ValueError, r"dropout: expected a probability in \[0, 1\); got 1.0"),
+        (lambda: ChunkedCrossAttention(8, 2, 16, chunk_len=0), ValueError, "chunk_len: expected an int >= 1; got 0"),
         (lambda: RelativeAttention(8, 2, 16, backend="numpy")(torch.zeros(2, 3, 8)), ValueError, "backend: expected None or one of"),
         (
             lambda: ChunkedCrossAttention(8, 2, 16, chunk_len=4)(torch.zeros(1, 8, 8), torch.zeros(1, 1, 2, 5, 8)),
@@ -191,3 +195,9 @@ def test_the_encoder_refuses():
         encoder(neighbours, chunks[:, :2])
     with pytest.raises(TypeError, match=r"neighbour_mask: expected torch\.bool"):
         encoder(neighbours, chunks, neighbour_mask=torch.ones(2, 3, 2))
+    with pytest.raises(ValueError, match=f"neighbours: expected token ids from 0 to V-1 = {tiny.VOCAB - 1}; got {tiny.VOCAB}"):
+        encoder(torch.full_like(neighbours, tiny.VOCAB), chunks)
+    with pytest.raises(TypeError, match=r"neighbours: expected torch\.int64 token ids; got torch\.float32"):
+        encoder(neighbours.float(), chunks)
+    with pytest.raises(ValueError, match="embedding: expected one of width encoder_d_model=20; got 8"):
+        NeighbourEncoder(encoder.config, torch.nn.Embedding(tiny.VOCAB, 8))

@@ -1,6 +1,7 @@
 """Retrieval added to frozen decoders, ours and the Hugging Face library's: what stays, what trains, what is seen."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -92,6 +93,36 @@ def test_only_new_weights_train_and_all_of_them(make):
     assert all(torch.equal(p, values[name]) for name, p in frozen.items())
     assert not [name for name, p in trained.items() if torch.equal(p, values[name])]
     assert torch.equal(model.eval()(tokens), logits(before, tokens))
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_a_copy_and_a_pickled_model_retrieve_by_themselves(make):
+    _, model = retrofitted(make, effect=True)
+    tokens, neighbours, mask = batch()
+    on = model.eval()(tokens, neighbours, neighbour_mask=mask)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(tokens, neighbours, neighbour_mask=mask), on)
+        with torch.no_grad():
+            for p in other.parameters():
+                p.zero_()
+        assert not other(tokens, neighbours, neighbour_mask=mask).any()  # nothing of the first model is left in it
+    assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), on)
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_what_the_decoder_fixes_cannot_be_changed(make):
+    sizes = {"vocab_size": V + 1, "d_model": 64, "d_ff": 96, "num_layers": LAYERS + 1}
+    for name, value in sizes.items():
+        with pytest.raises(ValueError, match=f"{name}: expected the decoder's .*; got {value}"):
+            retrofit(make(), **ADDED | {name: value})
+    if make is ours:
+        with pytest.raises(ValueError, match="num_heads: expected the decoder's 2; got 4"):
+            retrofit(make(), **ADDED | {"num_heads": 4})
+        assert retrofit(make(), **ADDED, share_embeddings=True, num_layers=LAYERS).config.share_embeddings
+    else:
+        assert retrofit(make(), **ADDED | {"num_heads": 1, "head_dim": 24}).cca["2"].head_dim == 24
+        with pytest.raises(ValueError, match="share_embeddings: expected False"):
+            retrofit(make(), **ADDED, share_embeddings=True)
 
 
 @pytest.mark.parametrize("make", DECODERS)

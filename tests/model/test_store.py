@@ -77,6 +77,11 @@ def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
         assert ids[0] == BOS and PAD not in ids and BOS not in ids[1:]
         assert one.byte_lengths[ids].sum() == 10 and one.decode(ids) == "<pad><bos>"
         assert one.name == tokenizer.name
+    good = (tmp_path / "t.json").read_bytes()
+    for damaged in (good[:100], b"", b"{}"):
+        (tmp_path / "t.json").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"t\.json: truncated, corrupt or no tokenizer"):
+            Tokenizer.load(tmp_path / "t.json")
     with pytest.raises(ValueError, match="vocab_size: expected at least 258"):
         Tokenizer.train(TEXTS, 257)
 

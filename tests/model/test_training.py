@@ -105,7 +105,7 @@ def test_a_batch_holds_each_chunks_neighbours():
 
 @pytest.mark.parametrize("change,name", [
     ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"), ({"starts": np.array([40])}, "starts"),
-    ({"neighbours": np.zeros((41, 1), int)}, "neighbours"),
+    ({"neighbours": np.zeros((41, 1), int)}, "neighbours"), ({"rank": 2, "world_size": 2}, "rank"),
     ({"neighbours": np.zeros((40, 1), int), "database": object()}, "neighbours"),
 ])  # fmt: skip
 def test_batches_refuse(change, name):
