@@ -34,7 +34,7 @@ def measurements():
                     )
 
 
-@pytest.mark.parametrize(("case", "contender", "dtype", "mode"), measurements())
+@pytest.mark.parametrize(("case", "contender", "dtype", "mode"), list(measurements()))
 def test_kernel(benchmark, case, contender, dtype, mode):
     seed = secrets.randbits(31)
     entry, arguments = runner.checked(RUN, case, dtype, mode, contender, seed)

@@ -1,4 +1,4 @@
-"""tools, versions, and this machine's noise floor
+"""tools, versions, this machine's noise floor, and what to fix
 
 The noise floor: how far medians of the same call move between fresh batches. `ab` can tell no change smaller than that.
 """
@@ -14,10 +14,20 @@ import time
 import torch
 
 import retro_kernels as rk
+from retro_kernels import _native
 
 from .. import environment, exits, timing
 
-OPTIONAL = ("rich", "faiss", "matplotlib", "pytest_benchmark", "triton", "ninja", "pybind11")
+#: module -> (what pip calls it, what is missing without it)
+OPTIONAL = {
+    "rich": ("rich", "progress of `run`"),
+    "faiss": ("faiss-cpu", "a baseline of topk_chunks"),
+    "matplotlib": ("matplotlib", "`report --format png`"),
+    "pytest_benchmark": ("pytest-benchmark", "the developer's front end"),
+    "triton": ("triton", "kernels for GPUs, `static`"),
+    "ninja": ("ninja", "a fast build of the extensions"),
+    "pybind11": ("pybind11", "the extension for token sequences"),
+}
 BATCHES, SAMPLES = 12, 15
 STEADY, NOISY = 0.02, 0.05  # spread of medians: fit for 5% gates, unfit for them
 
@@ -29,28 +39,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     env = environment.environment()
     for name in ("python", "torch", "triton", "cuda", "ptxas", "retro_kernels", "cpu", "cores", "threads"):
-        print(f"{name:<14} {_shown(env[name])}")
-    print(f"{'isa':<14} {' '.join(env['isa']) or 'none of those we know'}")
-    print(f"{'nvcc':<14} {_shown(environment.nvcc_version())}")
-    print(f"{'c++':<14} {_shown(environment.compiler_version())}")
-    print(f"{'git':<14} {_shown(shutil.which('git') and environment.git_state()['sha'])}")
-    print(f"{'gpu':<14} {environment.device('cuda')['name'] if torch.cuda.is_available() else 'none'}")
+        print(f"{name:<16} {_shown(env[name])}")
+    print(f"{'isa':<16} {' '.join(env['isa']) or 'none of those we know'}")
+    print(f"{'nvcc':<16} {_shown(environment.nvcc_version())}")
+    print(f"{'c++':<16} {_shown(environment.compiler_version())}")
+    print(f"{'git':<16} {_shown(shutil.which('git') and environment.git_state()['sha'])}")
+    print(f"{'gpu':<16} {environment.device('cuda')['name'] if torch.cuda.is_available() else 'none'}")
     for package in OPTIONAL:
-        print(f"{package:<14} {'yes' if importlib.util.find_spec(package) else 'not installed'}")
+        print(f"{package:<16} {'yes' if installed(package) else 'not installed'}")
     for kernel, backends in rk.backends().items():
         print(f"{kernel:<24} {', '.join(name for name, status in backends.items() if status)}")
-    if arguments.no_noise:
-        return exits.OK
-    spread = noise()
-    advice = (
-        "fit for 5% gates"
-        if spread <= STEADY
-        else "bind other work away from these cores"
-        if spread <= NOISY
-        else "too noisy to gate anything"
-    )
-    print(f"{'noise floor':<14} {100 * spread:.1f}% between batches of one call: {advice}")
-    return exits.OK if spread <= NOISY else exits.INCONCLUSIVE
+    spread = None if arguments.no_noise else noise()
+    if spread is not None:
+        fit = "fit" if spread <= STEADY else "hardly fit" if spread <= NOISY else "not fit"
+        print(f"{'noise floor':<16} {100 * spread:.1f}% between batches of one call: {fit} for gates of 5%")
+    print("\nto fix:", *(remedies(spread) or ["nothing"]), sep="\n  ")
+    return exits.OK if spread is None or spread <= NOISY else exits.INCONCLUSIVE
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def remedies(spread: float | None) -> list[str]:
+    """What is amiss, and what mends it, a line each."""
+    found = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
+    if why := _native.missing("_cpu"):
+        found.append(f"the C++ kernels: {why}")
+    if environment.compiler_version() is None:
+        found.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")
+    if shutil.which("valgrind") is None:
+        found.append("install valgrind: instruction counts of `profile`")
+    if shutil.which("git") is None:
+        found.append("install git: `ab`, and which tree a record is of")
+    if spread is not None and spread > STEADY:
+        found.append("other work moves these times: stop it, or bind it to other cores")
+    return found
 
 
 def noise() -> float:

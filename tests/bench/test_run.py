@@ -10,6 +10,7 @@ import bench
 import retro_kernels as rk
 from bench import ceilings, environment, record, runner
 from bench.baselines import relative_attention as baselines
+from bench.commands import doctor_command
 
 QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
 
@@ -169,6 +170,20 @@ def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path
     ):
         assert bench.main(command) == 4, command
         assert word in capsys.readouterr().err, command
+
+
+def test_doctor_says_what_to_fix(monkeypatch, capsys):
+    monkeypatch.setattr(doctor_command, "installed", lambda package: package != "faiss")
+    monkeypatch.setattr(doctor_command._native, "missing", lambda name: f"{name} is not built")
+    monkeypatch.setattr(doctor_command, "noise", lambda: 0.03)
+    assert bench.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("pip install faiss-cpu", "_cpu is not built", "3.0%", "stop it", "python", "torch"))
+    assert "pip install rich" not in out
+    monkeypatch.setattr(doctor_command, "noise", lambda: 0.2)
+    assert bench.main(["doctor"]) == 3 and "not fit" in capsys.readouterr().out
+    monkeypatch.setattr(doctor_command, "remedies", lambda spread: [])
+    assert bench.main(["doctor", "--no-noise"]) == 0 and capsys.readouterr().out.endswith("to fix:\n  nothing\n")
 
 
 PROFILE = ["profile", *QUICK, "--backend", "reference", "--mode", "fwd", "--no-instructions"]
