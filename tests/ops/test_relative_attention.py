@@ -32,6 +32,8 @@ CASES = {
     "more queries, causal": dict(N=11, S=3, causal=True),
     "one query": dict(N=1, S=9, causal=True),
     "one query, one key": dict(N=1, S=1),
+    "one query, documents, splits of the keys past the gap": dict(N=1, S=70, B=1, H=2, causal=True, causal_gap=30, segments=True),
+    "one query, key mask, splits of the keys before the window": dict(N=1, S=140, B=1, H=2, causal=True, window=10, key_mask=True),
     "offset beyond the keys": dict(N=5, S=4, query_offset=30),
     "offset before the keys": dict(N=5, S=4, query_offset=-30, causal=True),
     "key mask": dict(key_mask=True),
