@@ -99,6 +99,10 @@ class LeakyAverage(NamedTuple):
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+#: no rows of a product: the kernels read them element by element, whatever the stride
+ANY_STRIDE = ("neighbour_gate", "decay")
+
+
 def unfit(tensors: dict[str, Tensor | None], device: str) -> str | None:
     """Why no compiled backend on `device` takes these float tensors: elsewhere, of another or a mixed type, strided rows."""
     expected = None
@@ -112,6 +116,6 @@ def unfit(tensors: dict[str, Tensor | None], device: str) -> str | None:
             return f"{name} is {tensor.dtype}; have float32, bfloat16, float16"
         if tensor.dtype != expected:
             return f"{name} is {tensor.dtype} among {expected}"
-        if tensor.dim() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        if name not in ANY_STRIDE and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             return f"the last dimension of {name} is not contiguous"
     return None

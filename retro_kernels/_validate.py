@@ -5,7 +5,7 @@ Every message names the argument, says what was expected in the letters of the d
 
 from __future__ import annotations
 
-import math
+import sys
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
 REL_WIDTH_MAX = 256  # E, width of the relative keys
 EMBEDDING_MAX = 4096  # D of topk_chunks
 TOPK_MAX = 128
+SHARED = "B or 1"
+#: displacements, their differences and sums with a row fit the kernels' 32 bits
+POSITION_MAX = 2**29
+INDEX_MAX = 2**61  # of topk_chunks, whose keys may be numbered through a database of many blocks: sums fit 64 bits
 
 
 # ---------------------------------------------------------------- one argument at a time
@@ -54,20 +58,30 @@ def flag(name: str, value) -> bool:
 def number(name: str, value) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected a number; got {type(value).__name__}")
-    if not -math.inf < value < math.inf:  # NaN included
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN, and integers that are no float
         raise ValueError(f"{name}: expected a finite number; got {value}")
     return float(value)
 
 
+def position(name: str, value, most: int = POSITION_MAX) -> int:
+    return integer(name, value, -most, most)
+
+
 def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
-    """Match `dims` ("B,N,H,D") against the tensor; a letter seen before must agree, a new one is bound in `sizes`."""
+    """Match `dims` ("B,N,H,D") against the tensor; a letter seen before must agree, a new one is bound in `sizes`.
+
+    A dimension "B or 1" is one for each batch entry, or one for all.
+    """
     tensor(name, value)
     letters = dims.split(",")
     got = tuple(value.shape)
     if len(got) != len(letters):
         raise ValueError(f"{name}: expected [{dims}] ({len(letters)} dimensions); got shape {list(got)}")
     for letter, size in zip(letters, got, strict=True):
-        if letter not in sizes:
+        if letter == SHARED:
+            if size not in (1, sizes["B"]):
+                raise ValueError(f"{name}: expected [{dims}] with B={sizes['B']}; got shape {list(got)}")
+        elif letter not in sizes:
             sizes[letter] = size
         elif sizes[letter] != size:
             raise ValueError(f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {letter}={size} (shape {list(got)})")
@@ -145,7 +159,7 @@ def _rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: in
     if sizes["T"] < 1:
         raise ValueError("rel_key: expected [H or 1,T,E] with T >= 1; got T=0")
     if rel_start is not None:
-        return integer("rel_start", rel_start)
+        return position("rel_start", rel_start)
     if sizes["T"] != rows:
         raise ValueError(
             f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is None; got T={sizes['T']}"
@@ -190,8 +204,8 @@ def _qkv(call, key_dims: str, sizes: dict[str, int]) -> None:
 def chunked_cross_attention(call: ChunkedCrossAttention) -> ChunkedCrossAttention:
     """The call checked, with rel_start and scale filled in."""
     sizes: dict[str, int] = {}
-    chunk_len = integer("chunk_len", call.chunk_len, low=1)
-    query_start = integer("query_start", call.query_start, low=0)
+    chunk_len = integer("chunk_len", call.chunk_len, 1, POSITION_MAX)
+    query_start = integer("query_start", call.query_start, 0, POSITION_MAX)
     _qkv(call, "B,L,K,R,G,D", sizes)
     needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
     if sizes["L"] < needed:
@@ -217,20 +231,23 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
     """The call checked, with query_offset, rel_start and scale filled in."""
     sizes: dict[str, int] = {}
     causal = flag("causal", call.causal)
-    gap = integer("causal_gap", call.causal_gap, low=0)
+    # a limit past every displacement hides nothing, or everything, and so does the least of those
+    gap = min(integer("causal_gap", call.causal_gap, low=0), 2 * POSITION_MAX)
     if gap and not causal:
         raise ValueError(f"causal_gap: expected 0 where causal is False; got {gap}")
-    if call.window is not None:
-        integer("window", call.window, low=1)
+    window = call.window if call.window is None else min(integer("window", call.window, low=1), 2 * POSITION_MAX)
     _qkv(call, "B,S,G,D", sizes)
     offset = call.query_offset
-    offset = (sizes["S"] - sizes["N"] if causal else 0) if offset is None else integer("query_offset", offset)
+    offset = (sizes["S"] - sizes["N"] if causal else 0) if offset is None else position("query_offset", offset)
     rel_start = _relative(call, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
     if call.key_mask is not None:
         shape("key_mask", call.key_mask, "B,S", sizes)
         like("key_mask", call.key_mask, call.query, (torch.bool,))
     _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
-    return call._replace(query_offset=offset, rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p))
+    return call._replace(
+        query_offset=offset, rel_start=rel_start, causal_gap=gap, window=window,
+        scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p),
+    )  # fmt: skip
 
 
 def _pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:
@@ -249,8 +266,8 @@ def _pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tenso
 def relative_logits(call: RelativeLogits) -> RelativeLogits:
     """The call checked, with rel_start filled in."""
     sizes: dict[str, int] = {}
-    key_len = integer("key_len", call.key_len, low=0)
-    offset = integer("query_offset", call.query_offset)
+    key_len = integer("key_len", call.key_len, 0, POSITION_MAX)
+    offset = position("query_offset", call.query_offset)
     shape("query", call.query, "B,N,H,E", sizes)
     floating("query", call.query)
     like("query", call.query, call.query)
@@ -267,35 +284,23 @@ def topk_chunks(call: TopkChunks) -> TopkChunks:
     if call.metric not in ("dot", "l2"):
         raise ValueError(f"metric: expected 'dot' or 'l2'; got {call.metric!r}")
     if call.causal_gap is not None:
-        integer("causal_gap", call.causal_gap)
-    integer("query_offset", call.query_offset)
+        position("causal_gap", call.causal_gap, INDEX_MAX)
+    position("query_offset", call.query_offset, INDEX_MAX)
     if call.query_offset and call.causal_gap is None:
         raise ValueError(f"query_offset: expected 0 where causal_gap is None; got {call.query_offset}")
     shape("query", call.query, "B,Q,D", sizes)
     floating("query", call.query)
-    _shared("key", call.key, "S,D", sizes)
+    shape("key", call.key, "B or 1,S,D", sizes)
     if not 1 <= sizes["D"] <= EMBEDDING_MAX:
         raise ValueError(f"query: expected [B,Q,D] with D (the embedding width) from 1 to {EMBEDDING_MAX}; got D={sizes['D']}")
     for name in ("query", "key"):
         like(name, getattr(call, name), call.query)
         dense_rows(name, getattr(call, name))
-    if call.key_doc is not None:
-        _shared("key_doc", call.key_doc, "S", sizes)
-    _pair("query_doc", call.query_doc, "B,Q", "key_doc", call.key_doc, "*,S", call.query, sizes)
+    _pair("query_doc", call.query_doc, "B,Q", "key_doc", call.key_doc, "B or 1,S", call.query, sizes)
     if call.key_mask is not None:
-        _shared("key_mask", call.key_mask, "S", sizes)
+        shape("key_mask", call.key_mask, "B or 1,S", sizes)
         like("key_mask", call.key_mask, call.query, (torch.bool,))
     return call
-
-
-def _shared(name: str, value, dims: str, sizes: dict[str, int]) -> None:
-    """[B or 1, dims]: one for each batch entry, or one for all."""
-    tensor(name, value)
-    if value.dim() != dims.count(",") + 2 or value.shape[0] not in (1, sizes["B"]):
-        raise ValueError(f"{name}: expected [B or 1,{dims}] with B={sizes['B']}; got shape {list(value.shape)}")
-    sizes.pop("*", None)
-    shape(name, value, "*," + dims, sizes)
-    sizes.pop("*")
 
 
 def leaky_average(call: LeakyAverage) -> LeakyAverage:

@@ -162,6 +162,14 @@ def sliced(tensor: Tensor) -> Tensor:
     return view
 
 
+def spread(tensor: Tensor) -> Tensor:
+    """The same values as a view whose last dimension is strided too; what lies between must not be read."""
+    fill = torch.nan if tensor.is_floating_point() else 1
+    wide = torch.full((*tensor.shape[:-1], 3 * tensor.shape[-1]), fill, dtype=tensor.dtype, device=tensor.device)
+    wide[..., ::3] = tensor
+    return wide[..., ::3]
+
+
 @contextlib.contextmanager
 def poisoned_empty():
     """Inside, `torch.empty`, `empty_like` and `new_empty` return NaN (or a large integer) instead of whatever lay there."""

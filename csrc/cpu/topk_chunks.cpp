@@ -166,7 +166,7 @@ class Scan {
     count_ = 0;
     int64_t j = begin;
     for (; j < end && count_ < KEYS; ++j)
-      if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j * p_.key_mask.stride[1])) index_[count_++] = j;
+      if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j)) index_[count_++] = j;
     if (count_ == 0) return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
     look_ahead(adjacent && j < end ? end - j : 0);

@@ -18,6 +18,7 @@ from ._relative_tile import (
     table_span,
     visible_pairs,
     walk_step,
+    whole_tiles,
 )
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
@@ -122,7 +123,7 @@ def _relative_forward_kernel(
     end = tl.minimum(tl.max(tl.where(live, last_key, -1), 0) + 1, (split + 1) * keys_per_split)
     if mask_ptr is not None or key_segment_ptr is not None:
         begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
-    begin = begin // BLOCK_N * BLOCK_N
+    begin, end = whole_tiles(begin, end, BLOCK_N)
     shift = offset - rel_start
     table_begin, table_end = table_span(begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED)
 

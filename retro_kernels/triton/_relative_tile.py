@@ -37,6 +37,7 @@ def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: t
 @triton.jit
 def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smallest, largest, BLOCK: tl.constexpr):
     """The part of [low, high) from the first to the last index that is unmasked and whose segment is in [smallest, largest]."""
+    high = tl.maximum(low, high)  # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
     first, last = high, low
     for start in range(low, high, BLOCK):
         j = start + tl.arange(0, BLOCK)
@@ -49,6 +50,13 @@ def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smalle
         first = tl.minimum(first, tl.min(tl.where(hit, j, high), 0))
         last = tl.maximum(last, tl.max(tl.where(hit, j + 1, low), 0))
     return first, tl.maximum(first, last)
+
+
+@triton.jit
+def whole_tiles(begin, end, BLOCK: tl.constexpr):
+    """[begin, end) from the start of a tile on; nothing stays nothing, for that tile may be another split's."""
+    start = begin // BLOCK * BLOCK
+    return start, tl.where(begin < end, end, start)
 
 
 @triton.jit

@@ -131,6 +131,21 @@ def test_second_derivative_is_refused(op, backend):
 
 
 @every
+def test_masks_documents_gates_and_decays_may_have_any_stride(op, backend):
+    """Those whose last dimension isn't a row of a product; a strided one is neither misread nor refused."""
+    kw = inputs.differentiable(SMALL[op](**({"segments": True} if op == "relative_attention" else {})))
+    strided = {n: v for n, v in kw.items() if n.endswith(("mask", "doc", "segment", "gate")) or n == "decay"}
+    results = []
+    for view in (lambda t: t, inputs.spread):
+        outs = getattr(rk, op)(**{n: view(v) if n in strided else v for n, v in kw.items()}, backend=backend)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        loss = outs[0].where(outs[0].isfinite(), 0).square().sum()
+        results.append([*outs, *torch.autograd.grad(loss, [kw[n] for n in floats(kw)])])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@every
 def test_empty_inputs(op, backend):
     kw = SMALL[op]()
     for name in floats(kw):  # batch 0 wherever a batch is

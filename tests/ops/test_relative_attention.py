@@ -32,6 +32,8 @@ CASES = {
     "more queries, causal": dict(N=11, S=3, causal=True),
     "one query": dict(N=1, S=9, causal=True),
     "one query, one key": dict(N=1, S=1),
+    "one query, documents, splits of the keys past the gap": dict(N=1, S=70, B=1, H=2, causal=True, causal_gap=30, segments=True),
+    "one query, key mask, splits of the keys before the window": dict(N=1, S=140, B=1, H=2, causal=True, window=10, key_mask=True),
     "offset beyond the keys": dict(N=5, S=4, query_offset=30),
     "offset before the keys": dict(N=5, S=4, query_offset=-30, causal=True),
     "key mask": dict(key_mask=True),
@@ -88,6 +90,32 @@ def test_random_shapes(backend, case):
 def test_every_edge_of_a_bounded_extent(backend, start):
     """Three rows of relative keys from `start`: of the displacements -6..6 some, all or none are inside."""
     compare.check(OP, inputs.self_attention(4, B=1, N=7, H=1, rel="bounded", rel_start=start, T=3, E=8), backend)
+
+
+@pytest.mark.parametrize("far", [2**30, 2**31 - 1, 2**63 - 1])
+def test_limits_past_every_position(backend, far):
+    """A window that nothing leaves hides nothing, a gap that nothing crosses everything: the idiom sys.maxsize, too."""
+    kw = inputs.self_attention(16, causal=True, N=5, S=9)
+    want = compare.run(OP, kw, backend)
+    for name, value in compare.run(OP, {**kw, "window": far}, backend).items():
+        torch.testing.assert_close(value, want[name], msg=name)
+    for name, value in compare.run(OP, {**kw, "causal_gap": far}, backend).items():
+        assert (value == (-torch.inf if name == "out1" else 0)).all(), name
+
+
+@pytest.mark.parametrize("far", [2**29, -(2**29)])
+def test_the_farthest_positions(backend, far):
+    """Only differences of positions count: all of them far away change nothing, and a table at the other end is never met."""
+    first = -3 if far > 0 else 0  # so that the table starts within the bound
+    kw = inputs.self_attention(17, N=5, S=9, rel="bounded", rel_start=first, T=4, query_offset=0)
+    want = compare.run(OP, kw, backend)
+    for name, value in compare.run(OP, {**kw, "query_offset": far, "rel_start": far + first}, backend).items():
+        torch.testing.assert_close(value, want[name], msg=name)
+    outside = compare.run(OP, {**kw, "query_offset": far, "rel_start": -far}, backend)
+    assert (outside["grad_rel_key"] == 0).all() and (outside["grad_position_bias"] == 0).all()
+    without = compare.run(OP, {**kw, "rel_key": None, "rel_start": None, "position_bias": None}, backend)
+    for name, value in without.items():
+        torch.testing.assert_close(outside[name], value, msg=name)
 
 
 def test_segments_of_any_integer(backend):
