@@ -27,6 +27,7 @@ class Run:
     device: str
     timed: bool = True
     effort: timing.Effort = field(default_factory=timing.Effort)
+    graphs: bool = False  # GPU: time the replay of a CUDA graph
     seed: int | None = None
     oracle_share: float = 1.0  # of the oracle's usual budget; infinite: every element of every case
     ceilings: dict[str, Any] | None = None
@@ -143,7 +144,7 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
             entry.fail("unsupported", why)
         if entry.status == "ok":
             calls[entry.contender.name] = step(entry.contender, case, arguments, backward, seed)
-    times = timing.measure(calls, run.device, run.effort)
+    times = timing.measure(calls, run.device, run.effort, run.graphs)
     extra = {}
     for entry in now.values():
         outcome = times.get(entry.contender.name)

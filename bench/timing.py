@@ -33,9 +33,11 @@ class Effort:
     slow_s: float = SLOW_CALL_S
 
 
-def measure(calls: dict[str, Callable[[], Any]], device: str, effort: Effort) -> dict[str, dict[str, Any] | Exception]:
-    """The `time` record of every call, or the exception it raised; samples are taken in turns."""
-    sampler = _CudaSampler() if device == "cuda" else _CpuSampler()
+def measure(
+    calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
+) -> dict[str, dict[str, Any] | Exception]:
+    """The `time` record of every call, or the exception it raised; samples are taken in turns. graphs: of its replay as a CUDA graph."""
+    sampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     failed: dict[str, Exception] = {}
     spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
     for name, call in calls.items():
@@ -48,7 +50,7 @@ def measure(calls: dict[str, Callable[[], Any]], device: str, effort: Effort) ->
         for name in list(pending):
             begun = time.perf_counter()
             try:
-                samples[name].append(sampler.sample(name, calls[name]))
+                samples[name].append(sampler.sample(name))
             except Exception as e:
                 failed[name] = e
                 pending.remove(name)
@@ -89,9 +91,11 @@ def estimate(record_time: dict[str, Any]) -> float:
 
 class _CpuSampler:
     def __init__(self):
+        self.calls: dict[str, Callable[[], Any]] = {}
         self.repeats: dict[str, int] = {}
 
     def prepare(self, name: str, call: Callable[[], Any]) -> None:
+        self.calls[name] = call
         for _ in range(WARMUPS):
             begun = time.perf_counter()
             call()
@@ -100,8 +104,8 @@ class _CpuSampler:
                 break
         self.repeats[name] = max(int(LEAST_SAMPLE_S / max(took, 1e-7)), 1)
 
-    def sample(self, name: str, call: Callable[[], Any]) -> float:
-        repeats = self.repeats[name]
+    def sample(self, name: str) -> float:
+        call, repeats = self.calls[name], self.repeats[name]
         begun = time.perf_counter()
         for _ in range(repeats):
             call()
@@ -114,12 +118,15 @@ class _CpuSampler:
 class _CudaSampler:
     """Device events around one call, behind a cache flush and a delay that hides the time the host takes to launch."""
 
-    def __init__(self):
+    def __init__(self, graphs: bool):
+        self.graphs = graphs
+        self.calls: dict[str, Callable[[], Any]] = {}
         cache = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", None) or DEFAULT_L2_BYTES
         self.flush = torch.empty(L2_MULTIPLE * cache, dtype=torch.int8, device="cuda")
         self.cycles: dict[str, int] = {}
 
     def prepare(self, name: str, call: Callable[[], Any]) -> None:
+        self.calls[name] = call = captured(call) if self.graphs else call
         for _ in range(WARMUPS):
             torch.cuda.synchronize()
             begun = time.perf_counter()
@@ -128,15 +135,29 @@ class _CudaSampler:
         torch.cuda.synchronize()
         self.cycles[name] = int(min(2 * launched + 50e-6, 0.05) * SLEEP_CYCLES_PER_S)
 
-    def sample(self, name: str, call: Callable[[], Any]) -> float:
+    def sample(self, name: str) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()
         torch.cuda._sleep(self.cycles[name])
         begin.record()
-        call()
+        self.calls[name]()
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) * 1e-3
 
     def method(self, name: str) -> dict[str, Any]:
-        return {"clock": "device events", "cache": "cold L2", "threads": torch.get_num_threads(), "repeats": 1}
+        return {"clock": "device events", "cache": "cold L2", "threads": torch.get_num_threads(), "repeats": 1, "cuda_graph": self.graphs}
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], None]:
+    """The replay of the call as a CUDA graph, warmed up on another stream first as capturing asks for."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUPS):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

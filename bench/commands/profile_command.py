@@ -1,8 +1,8 @@
 """GPU: ceilings, roofline fraction, peak memory, launches, and a Chrome trace of each kernel
 
-On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked first; one that fails is not timed. One trace a kernel, case, type and mode goes to
---trace DIR, with the profiler's table beside it; open it in chrome://tracing or Perfetto. Nothing is reported (exit code 3) where the GPU
-throttled its clock meanwhile.
+On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked first; one that fails
+is not timed. One trace a kernel, case, type and mode goes to --trace DIR, with the profiler's table beside it; open it in chrome://tracing
+or Perfetto. --cuda-graph times and traces the replay of each call. Nothing is reported (exit code 3) where the GPU throttled its clock meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .. import ceilings, environment, exits, instructions, runner
+from .. import ceilings, environment, exits, instructions, runner, timing
 from .. import record as record_module
 from ..registry import CASES, CONTENDERS
 from ..report import summary, terminal
@@ -30,14 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_effort(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
     parser.add_argument("--no-instructions", action="store_true", help="CPU: don't replay calls under valgrind")
+    parser.add_argument("--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph")
     parser.add_argument("--trace", type=Path, metavar="DIR", help="leave Chrome traces there")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     given = argparse.Namespace(**{**vars(arguments), "baselines": arguments.baselines or ("none",)})
     chosen = _options.selection(given)
+    if arguments.cuda_graph and chosen.device != "cuda":
+        raise exits.UsageError(f"--cuda-graph: needs a GPU; this runs on {chosen.device}")
     writer = record_module.Writer(arguments.json) if arguments.json else None  # a file that can't be written is no news for the end
-    run = _measure.start(arguments, chosen, ceilings=ceilings.measure(chosen.device))
+    run = _measure.start(arguments, chosen, ceilings=ceilings.measure(chosen.device), graphs=arguments.cuda_graph)
     records, slow = [], set()
 
     def keep(found: dict) -> None:
@@ -62,7 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
-            _trace(record, chosen.device, arguments.trace / f"{record['id'].replace('/', '-')}.json")
+            _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
     return _measure.exit_code(counts, len(timed))
 
 
@@ -85,9 +88,10 @@ def _call(record: dict, device: str):
     return call
 
 
-def _trace(record: dict, device: str, path: Path) -> None:
+def _trace(record: dict, run: runner.Run, path: Path) -> None:
     """A few calls under the profiler: a Chrome trace, and its table in a .txt beside it."""
-    call = _call(record, device)
+    device, call = run.device, _call(record, run.device)
+    call = timing.captured(call) if run.graphs else call
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities, record_shapes=True) as trace:
         for _ in range(STEPS):

@@ -1,5 +1,6 @@
 """check and run from end to end on a tiny case: what is timed, what is refused, what a file holds, which code is returned."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import ceilings, environment, record, runner
+from bench import ceilings, environment, record, runner, timing
 from bench.baselines import relative_attention as baselines
 from bench.commands import doctor_command
 
@@ -166,6 +167,7 @@ def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path
         (["static", "--arch", "90,x"], "x"),
         (["static", "--only", good], "--only"),
         (["check", *QUICK, "--baselines", "nope"], "--baselines nope"),
+        (["profile", *QUICK, "--device", "cpu", "--cuda-graph"], "--cuda-graph"),
         (["list", "--plugin", "no_such_module"], "no_such_module"),
     ):
         assert bench.main(command) == 4, command
@@ -276,3 +278,27 @@ def test_records_are_json_lines(tiny, tmp_path):
     lines = (tmp_path / "a.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == records
     assert len({r["run"] for r in records}) == 1
+
+
+def test_graphs_are_what_is_timed(monkeypatch):
+    """On a stand-in for the GPU: with graphs every sample replays what was captured once, without them it calls."""
+    said, plain = [], SimpleNamespace(wait_stream=lambda other: None)
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 2.0)
+    graph = SimpleNamespace(replay=lambda: said.append("replay"))
+    fakes = {
+        "Stream": lambda: plain, "current_stream": lambda: plain, "stream": lambda s: contextlib.nullcontext(), "synchronize": lambda: None,
+        "CUDAGraph": lambda: graph, "graph": lambda g: contextlib.nullcontext(said.append("capture")), "Event": lambda **k: event,
+        "_sleep": lambda cycles: None, "current_device": lambda: 0, "get_device_properties": lambda d: SimpleNamespace(L2_cache_size=64),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device=None, **k: empty(*sizes, **k))
+    effort = timing.Effort(least=3, most=3, seconds=0.0)
+    times = timing.measure({"a": lambda: said.append("call")}, "cuda", effort, graphs=True)
+    assert times["a"]["method"]["cuda_graph"] and times["a"]["median"] == 2e-3
+    captured_at = said.index("capture")
+    assert said[captured_at + 1] == "call" and said[captured_at + 2 :] == ["replay"] * (timing.WARMUPS + 3)
+    said.clear()
+    timing.measure({"a": lambda: said.append("call")}, "cuda", effort)
+    assert said == ["call"] * (timing.WARMUPS + 3)
