@@ -148,6 +148,8 @@ struct Backward {
     else
       probabilities<true>(b, i, rows, block, blocks, head, w);
     score_gradients(rows, block, blocks, w);
+    for (int r = 0; r < rows; ++r)
+      if (w.lse[r] == INFINITY) clear(w.weights + r * BLOCK * GROUP, blocks * BLOCK), clear(scores + r * n.row, blocks * BLOCK);
     const int64_t at = first * BLOCK * n.wide;
     if (grads.value) add<false>(blocks * BLOCK, rows, w.weights, BLOCK * GROUP, w.dout, sums.value + at);
     if (grads.key) add<false>(blocks * BLOCK, rows, scores, n.row, w.query, sums.key + at);
@@ -180,10 +182,16 @@ struct Backward {
       const bool empty = l == -INFINITY;
       w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
       if (empty)
-        w.delta[r] = 0.f;
+        forget(r, w);
       else if (dlse)
         w.delta[r] -= scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]);
     }
+  }
+
+  // A row that sees nothing: its gradients, and what its query holds, must not matter, and may be NaN.
+  void forget(int r, Workspace& w) const {
+    w.delta[r] = 0.f;
+    clear(w.dout + r * n.wide, n.wide), clear(w.query + r * n.wide, n.wide), clear(w.rel_query + r * n.band.wide, n.band.wide);
   }
 
   // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key, the two
@@ -218,6 +226,8 @@ struct Backward {
   void finish(int64_t b, int64_t i, int rows, int head, Workspace& w, const Sums& sums) const {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
+    for (int r = 0; r < rows; ++r)  // 0 times a NaN that it does not see
+      if (w.lse[r] == INFINITY) clear(w.d_query + r * n.wide, n.wide), clear(w.d_rel_query + r * n.band.wide, n.band.wide);
     if (grads.content_bias) add_rows(sums.content + own * n.wide, w.d_query, rows, n.wide, f);
     if (grads.position_bias) add_rows(sums.position + own * n.band.wide, w.d_rel_query, rows, n.band.wide, f);
     for (int r = 0; r < rows; ++r) {
