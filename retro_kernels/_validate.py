@@ -156,10 +156,11 @@ def _rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: in
         raise ValueError(f"rel_key: expected [H or 1,T,E] with E={sizes['E']}; got E={width}")
     if not 1 <= width <= REL_WIDTH_MAX:
         raise ValueError(f"rel_key: expected [H or 1,T,E] with E from 1 to {REL_WIDTH_MAX}; got E={width}")
-    if sizes["T"] < 1:
-        raise ValueError("rel_key: expected [H or 1,T,E] with T >= 1; got T=0")
     if rel_start is not None:
+        if sizes["T"] < 1:
+            raise ValueError("rel_key: expected [H or 1,T,E] with T >= 1; got T=0")
         return position("rel_start", rel_start)
+    rows = max(rows, 0)  # no queries or no keys: no displacement occurs
     if sizes["T"] != rows:
         raise ValueError(
             f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is None; got T={sizes['T']}"

@@ -161,6 +161,8 @@ struct Backward {
     score_gradients(rows, block, blocks, w);
     constexpr int LD = BLOCK * GROUP;
     const int columns = blocks * BLOCK;
+    for (int r = 0; r < rows; ++r)
+      if (w.lse[r] == INFINITY) clear(w.weights + r * LD, columns), clear(scores + r * n.row, columns);
     const int64_t at = first * BLOCK * n.wide;
     if (grads.value) add<false>(columns, rows, by_line(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_lines, sums.value + at);
     if (grads.key) add<false>(columns, rows, by_line(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_lines, sums.key + at);
@@ -188,8 +190,6 @@ struct Backward {
       pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
     else
       clear(w.dout, BLOCK * row_width<E>(n.D));
-    w.query_lines = pair_rows(w.query, rows, n.D, w.pairs.query), w.dout_lines = pair_rows(w.dout, rows, n.D, w.pairs.dout);
-    if (n.band) w.rel_query_lines = pair_rows(w.rel_query, rows, n.band.E, w.pairs.rel_query);
     pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
     for (int r = 0; r < rows; r += DELTAS) deltas(r, std::min(DELTAS, rows - r), w);
     for (int r = 0; r < rows; ++r) {
@@ -197,10 +197,19 @@ struct Backward {
       const bool empty = l == -INFINITY;
       w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
       if (empty)
-        w.delta[r] = 0.f;
+        forget(r, w);
       else if (dlse)
         w.delta[r] -= scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]);
     }
+    w.query_lines = pair_rows(w.query, rows, n.D, w.pairs.query), w.dout_lines = pair_rows(w.dout, rows, n.D, w.pairs.dout);
+    if (n.band) w.rel_query_lines = pair_rows(w.rel_query, rows, n.band.E, w.pairs.rel_query);
+  }
+
+  // A row that sees nothing: its gradients, and what its query holds, must not matter, and may be NaN.
+  void forget(int r, Workspace<E>& w) const {
+    const int across = row_width<E>(n.D), rel_across = row_width<E>(n.band.E);
+    w.delta[r] = 0.f;
+    clear(w.dout + r * across, across), clear(w.query + r * across, across), clear(w.rel_query + r * rel_across, rel_across);
   }
 
   // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key, the two
@@ -236,6 +245,8 @@ struct Backward {
   void finish(int64_t b, int64_t i, int rows, int head, Workspace<E>& w, const Sums& sums) const {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
+    for (int r = 0; r < rows; ++r)  // 0 times a NaN that it does not see
+      if (w.lse[r] == INFINITY) clear(w.d_query + r * n.wide, n.wide), clear(w.d_rel_query + r * n.band.wide, n.band.wide);
     if (grads.content_bias) add_rows(sums.content + own * n.wide, w.d_query, rows, n.wide, f);
     if (grads.position_bias) add_rows(sums.position + own * n.band.wide, w.d_rel_query, rows, n.band.wide, f);
     for (int r = 0; r < rows; ++r) {

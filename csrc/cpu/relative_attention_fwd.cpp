@@ -145,6 +145,7 @@ struct Forward {
     }
     for (int r = 0; r < rows; ++r) {
       const float total = sum(load(w.sum + r * LANES)), inverse = total == 0 ? 0.f : 1.f / total;
+      if (total == 0) clear(w.out + r * n.wide, n.wide);  // a value that nobody sees may be NaN
       T* to = out.at<T>(b, i + r, head);
       for (int d = 0; d < n.D; d += LANES) store(to + d, load(w.out + r * n.wide + d) * broadcast(inverse), n.D - d);
       *lse.at<float>(b, head, i + r) = total == 0 ? -INFINITY : (w.top[r] + std::log2(total)) * LN2;

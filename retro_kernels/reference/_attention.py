@@ -62,7 +62,7 @@ def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, re
 def softmax_attend(logits: Tensor, visible: Tensor, value: Tensor, keep: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
     """Softmax of `logits` [B,H,n,s] over the visible keys, times value [B,s,H,d] -> out [B,n,H,d], lse [B,H,n].
 
-    A row with no visible key: out 0, lse -inf, zero gradient.
+    A row with no visible key: out 0, lse -inf, zero gradient, whatever `value` and the gradients of that row hold.
     """
     logits = logits.masked_fill(~visible, float("-inf"))
     top = logits.detach().amax(-1, keepdim=True) if logits.shape[-1] else logits.new_full((*logits.shape[:-1], 1), -torch.inf)
@@ -75,4 +75,5 @@ def softmax_attend(logits: Tensor, visible: Tensor, value: Tensor, keep: Tensor 
     lse = torch.where(empty, -torch.inf, total.log() + top).squeeze(-1)
     if keep is not None:
         probabilities = probabilities * keep / (1 - p)
-    return torch.einsum("bhns,bshd->bnhd", probabilities, value), lse
+    out = torch.einsum("bhns,bshd->bnhd", probabilities, value)
+    return out.masked_fill(empty.transpose(1, 2), 0), lse

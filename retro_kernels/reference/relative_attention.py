@@ -24,12 +24,15 @@ def forward(call) -> tuple[Tensor, Tensor]:
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
     key, value = (t.repeat_interleave(h // groups, dim=2) for t in (key, value))
 
+    hidden = ~visible.any(-1).squeeze(1)[..., None, None]  # [B or 1,N,1,1]: 0 * NaN would be NaN, in either direction
     content_query = query if call.content_bias is None else query + call.content_bias.to(dtype)
+    content_query = content_query.masked_fill(hidden, 0)
     logits = torch.einsum("bnhd,bshd->bhns", content_query, key)
     if call.rel_key is not None:
         rel_query = query if call.rel_query is None else call.rel_query.to(dtype)
         if call.position_bias is not None:
             rel_query = rel_query + call.position_bias.to(dtype)
+        rel_query = rel_query.masked_fill(hidden, 0)
         logits = logits + _attention.position_logits(rel_query, call.rel_key.to(dtype), displacement, call.rel_start)
     keep = None
     if call.dropout_p > 0:

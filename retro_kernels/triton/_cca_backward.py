@@ -40,7 +40,7 @@ SIZES = (
 def _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, live):
     """lse in base 2 (+inf for a row that attends nothing, so that its probabilities vanish) and delta = rowsum(dO*O) - dlse."""
     lse = tl.load(lse_ptr + lse_at, mask=live, other=float("-inf"))
-    some = lse > float("-inf")
+    some = lse != float("-inf")
     delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
     if dlse_ptr is not None:
         delta = delta - tl.load(dlse_ptr + dlse_at, mask=live, other=0.0)
@@ -237,7 +237,7 @@ def _cca_backward_key_kernel(
             position = load_band(band_at, band_keys, zero, BLOCK_M, BLOCK_N)
         lse_at = (batch * H + head) * N + n
         lse = tl.load(lse_ptr + lse_at, mask=live, other=float("-inf"))
-        lse2 = tl.where(lse > float("-inf"), lse * LOG2E, float("inf"))
+        lse2 = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
         delta = tl.load(delta_ptr + lse_at, mask=live, other=0.0)
         content = tile_product(qc, q_from, k, k_from, zero, D, BLOCK_D, PRECISION)
         dp_raw = tile_product(do, do_from, v, v_from, zero, D, BLOCK_D, PRECISION)

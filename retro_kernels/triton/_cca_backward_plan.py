@@ -13,7 +13,7 @@ from .._target import Target
 from ._cca_backward import _cca_backward_key_kernel, _cca_backward_query_kernel
 from ._cca_band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
 from ._cca_plan import WAVES, constants, inputs, span, tile
-from ._launch import Launch, strides
+from ._launch import Launch, settled, strides
 
 #: bound of the band workspace: it should stay in the second-level cache (50 MB on sm_90) from one kernel to the next
 SLAB_BYTES = 48 << 20
@@ -35,7 +35,10 @@ class Backward:
         self.launches: list[Launch] = []
         out, lse = outputs
         grad_out, grad_lse = grads
-        grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        elif call.neighbour_mask is not None:
+            grad_out = settled(grad_out, lse)
         arguments = {
             **inputs(call), **constants(call, self.core), **vars(self.buffers), "out_ptr": out, "lse_ptr": lse,
             "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),

@@ -62,6 +62,7 @@ def _cca_backward_logits_kernel(
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
         position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
+        position = tl.where(live[:, None], position, 0.0)  # past the end it is 0 times the table, NaN where that is infinite
         tl.store(at, position.to(band_ptr.dtype.element_ty))
 
 
@@ -132,7 +133,7 @@ def _cca_backward_rel_kernel(
         first_row = (chunk + 1) * M - 1 - query_start
         start = first_row + block * BLOCK_M
         n = start + local
-        live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+        live = (n >= 0) & (n < tl.where(chunk < 0, 0, tl.minimum(first_row + M, N)))
         if rq_ptr is not None:
             rq_base = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh
             rq = load_rows(rq_base, local, live, stride_rqn, E, BLOCK_E)

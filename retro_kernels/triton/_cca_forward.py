@@ -118,7 +118,7 @@ def _cca_forward_kernel(
     n = start + tl.minimum(blocks, 0) + tl.arange(0, BLOCK_M)
     live = n < tl.minimum(first_row + M, N)
     row = n.to(tl.int64)
-    some = total > 0
+    some = total != 0  # NaN must stay NaN
     acc = acc / tl.where(some, total, 1.0)[:, None]
     lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
     part = split * tl.num_programs(1) + batch  # int64
@@ -153,7 +153,7 @@ def _cca_merge_kernel(
         total = total * decay + tl.sum(weight, 0)
         acc = acc * decay + tl.sum(x * weight[:, None], 0)
         top = new_top
-    some = total > 0
+    some = total != 0  # NaN must stay NaN
     safe = tl.where(some, total, 1.0)
     out_at = out_ptr + ((batch * N + n) * H + head) * D + column
     tl.store(out_at, (acc / safe).to(out_ptr.dtype.element_ty), mask=column < D)

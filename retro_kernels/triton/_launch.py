@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor
 from triton.runtime.jit import KernelInterface
 
@@ -29,6 +30,12 @@ class Launch:
 def power_of_two(n: int, least: int = 16) -> int:
     """Smallest power of two >= n and >= least: a tile's side; 16 is the smallest that a tensor-core product takes."""
     return max(least, 1 << (n - 1).bit_length())
+
+
+def settled(grad: Tensor, lse: Tensor) -> Tensor:
+    """A copy of the gradient [B,N,H,D] of `out`, 0 in rows that attend nothing: a caller who merges partial attentions may
+    hand back NaN there (exp(lse - lse) is NaN), and the kernels multiply it by probabilities of 0."""
+    return grad.masked_fill((lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0)
 
 
 def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:

@@ -161,6 +161,7 @@ def _relative_query_kernel(
     i = start + tl.arange(0, BLOCK_M)
     live = i < N
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
+    last_key = tl.where(live, last_key, -1)  # of a row past the end nothing may count, its logits may be NaN
     content_at = content_ptr + head * stride_ch if content_ptr is not None else None
     position_at = position_ptr + head * stride_ph if position_ptr is not None else None
     mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
@@ -182,7 +183,7 @@ def _relative_query_kernel(
         query_segment, smallest, largest = load_segments(query_segment_at, i, live, start, stride_qsn)
 
     begin = tl.min(first_key, 0)
-    end = tl.max(tl.where(live, last_key, -1), 0) + 1
+    end = tl.max(last_key, 0) + 1
     if mask_ptr is not None or key_segment_ptr is not None:
         begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
     begin = begin // BLOCK_N * BLOCK_N
@@ -202,8 +203,9 @@ def _relative_query_kernel(
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 
-    dq = tl.trans(dq) * scale
-    drq = tl.trans(drq) * scale
+    some = (lse2 != float("inf"))[None, :]  # else 0 times keys that are not seen, which may be NaN
+    dq = tl.trans(tl.where(some, dq, 0.0)) * scale
+    drq = tl.trans(tl.where(some, drq, 0.0)) * scale
     column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
     slot = (batch * blocks + block) * H + head
     if dcontent_ptr is not None:

@@ -142,8 +142,8 @@ def _relative_forward_kernel(
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 
-    some = total > 0
-    acc = acc / tl.where(some, total, 1.0)[:, None]
+    some = total != 0  # NaN must stay NaN
+    acc = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)  # a hidden value may be NaN
     lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
     slot = split * tl.num_programs(1) + batch  # int64
     column = tl.arange(0, BLOCK_D)

@@ -53,6 +53,7 @@ def _walk_queries(
         else:
             dp = product(do, v, PRECISION, True)
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
+        last_key = tl.where(live, last_key, -1)  # the logits of a row past the end are 0 times the table, NaN where that is infinite
         query_segment = 0
         if segment_at is not None:
             query_segment = tl.load(query_segment_at + i * stride_qsn, mask=live, other=0)

@@ -13,7 +13,7 @@ from .._problem import RelativeAttention
 from .._target import Target
 from . import _dropout
 from ._cca_forward import _cca_merge_kernel
-from ._launch import Launch, power_of_two, strides
+from ._launch import Launch, power_of_two, settled, strides
 from ._relative_backward import _relative_delta_kernel, _relative_query_kernel
 from ._relative_forward import _relative_forward_kernel
 from ._relative_keys import _relative_keys_kernel
@@ -53,6 +53,16 @@ def bounded(call: RelativeAttention) -> bool:
     if call.window is not None:
         largest = min(largest, call.window - 1)
     return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
+
+
+def may_see_nothing(call: RelativeAttention) -> bool:
+    """Whether some query may see no key."""
+    if call.key_mask is not None or call.query_segment is not None:
+        return True
+    n, s, window = call.query.shape[1], call.key.shape[1], call.window
+    early = call.causal and call.query_offset < call.causal_gap  # the first query sees keys before the first, the last after the last
+    late = window is not None and (call.query_offset + n - s >= window or (call.causal and call.causal_gap >= window))
+    return early or late
 
 
 def biased(call: RelativeAttention) -> RelativeAttention:
@@ -155,6 +165,8 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     same, wide, device = call.query.dtype, torch.float32, call.query.device
     if grad_out is None:
         grad_out = torch.zeros(call.query.shape, dtype=same, device=device)
+    elif may_see_nothing(call):
+        grad_out = settled(grad_out, lse)
     delta = torch.empty((b, h, n), dtype=wide, device=device)
     shared = {
         **inputs(call), "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "lse_ptr": lse, "delta_ptr": delta,
