@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "chunked_cross_attention_tile.h"
+#include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 namespace {
@@ -360,7 +361,7 @@ struct Backward {
 
 void chunked_cross_attention_backward(const CrossAttention& call, const View& out, const View& lse, const View& dout,
                                       const View& dlse, const CrossAttentionGrads& grads, int threads) {
-  by_storage(call.query.type, [&](auto t, auto e) { Backward<decltype(t), decltype(e)>(call, out, lse, dout, dlse, grads).run(threads); });
+  by_scores(call, [&](auto t, auto e) { Backward<decltype(t), decltype(e)>(call, out, lse, dout, dlse, grads).run(threads); });
 }
 
 }  // namespace retro::RETRO_ISA

@@ -7,6 +7,7 @@
 
 #include "cut.h"
 #include "relative_attention_tile.h"
+#include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 namespace {
@@ -378,7 +379,7 @@ struct Backward {
 
 void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout, const View& dlse,
                                  const RelativeAttentionGrads& grads, int threads) {
-  by_storage(call.query.type, [&](auto t, auto e) { Backward<decltype(t), decltype(e)>(call, out, lse, dout, dlse, grads).run(threads); });
+  by_scores(call, [&](auto t, auto e) { Backward<decltype(t), decltype(e)>(call, out, lse, dout, dlse, grads).run(threads); });
 }
 
 }  // namespace retro::RETRO_ISA

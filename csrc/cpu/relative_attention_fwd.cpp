@@ -209,7 +209,7 @@ struct Rows {
 
 void relative_attention_forward(const RelativeAttention& call, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
-    if (call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0))
+    if (few_rows(call))
       Rows<decltype(t)>{call, out, lse}.run(threads);
     else
       Forward<decltype(t), decltype(e)>(call, out, lse).run(threads);

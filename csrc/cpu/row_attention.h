@@ -15,6 +15,23 @@ namespace retro::RETRO_ISA {
 
 constexpr int64_t FEW_ROWS = 2;  // queries of a sequence up to which keys are not packed; with 4 it depends on sizes, with 8 packing wins
 
+template <class Call>
+bool few_rows(const Call& call) {
+  return call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0);
+}
+
+// by_storage for a backward pass: rows that were attended one by one had scores of floats, and their log-sum-exp must fit the
+// scores that are computed again: a query of bf16 plus its bias, rounded to bf16, moves a probability by a percent.
+template <class Call, class F>
+void by_scores(const Call& call, F&& f) {
+  by_storage(call.query.type, [&](auto t, auto e) {
+    if (few_rows(call))
+      f(t, float{});
+    else
+      f(t, e);
+  });
+}
+
 struct RowSizes {
   static constexpr int64_t RANGE = 256, MOST = 64;  // keys of a range at least; ranges of all rows at most, but one each
   int64_t batch, rows;  // rows: of a batch entry
