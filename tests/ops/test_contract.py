@@ -160,6 +160,20 @@ def test_empty_inputs(op, backend):
         assert kw[name].grad is None or (kw[name].grad == 0).all()
 
 
+@pytest.mark.parametrize("n, keys", [(1, 0), (0, 1), (0, 0)])
+def test_no_displacement_takes_a_table_of_no_rows(n, keys):
+    """As the slice of a larger table comes out: decoding from an empty cache, a shard without keys or without queries."""
+    kw = inputs.self_attention(1, N=1, S=1, causal=True)
+    kw |= {"query": kw["query"][:, :n], "key": kw["key"][:, :keys], "value": kw["value"][:, :keys], "rel_key": kw["rel_key"][:, :0]}
+    kw = inputs.differentiable(kw)
+    out, lse = rk.relative_attention(**kw, return_lse=True)
+    assert out.shape == (2, n, 4, 16) and (out == 0).all() and lse.shape == (2, 4, n) and (lse == -torch.inf).all()
+    for name, grad in zip(floats(kw), torch.autograd.grad(out.sum(), [kw[f] for f in floats(kw)]), strict=True):
+        assert grad.shape == kw[name].shape and (grad == 0).all(), name
+    logits = rk.relative_logits(kw["query"], kw["rel_key"], key_len=keys)
+    assert logits.shape == (2, 4, n, keys)
+
+
 def test_meta_tensors_give_shapes():
     kw = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in SMALL["chunked_cross_attention"]().items()}
     out, lse = rk.chunked_cross_attention(**kw, return_lse=True)
