@@ -201,8 +201,31 @@ def test_use_backend_sets_and_restores_the_default():
         assert _dispatch.named(None) == "reference"
     assert _dispatch.named(None) is None
     assert torch.equal(out, rk.chunked_cross_attention(**kw, backend="reference"))
-    with pytest.raises(ValueError, match="backend: expected None or one of"), rk.use_backend("cublas"):
-        pass
+    with pytest.raises(ValueError, match="backend: expected None or one of"):
+        rk.use_backend("cublas")
+
+
+def test_contexts_of_two_threads_may_close_in_any_order():
+    first, second = rk.use_backend("cpu"), rk.use_backend("reference")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _dispatch.named(None) == "reference"
+    second.__exit__(None, None, None)
+    assert _dispatch.named(None) is None
+
+
+def test_use_backend_inside_a_compiled_function():
+    torch._dynamo.reset()
+    kw = SMALL["leaky_average"]()
+
+    def both(kw):
+        with rk.use_backend("reference"):
+            inside = _dispatch.named(None), rk.leaky_average(**kw)
+        return *inside, _dispatch.named(None)
+
+    inside, y, after = torch.compile(both, fullgraph=True, backend="eager")(kw)
+    assert (inside, after) == ("reference", None) and torch.equal(y, rk.leaky_average(**kw, backend="reference"))
 
 
 def test_a_backend_that_is_not_there_says_why():
