@@ -109,6 +109,26 @@ def test_autocast(op, backend):
         assert grad.dtype == torch.float32 and grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("x, decay, initial", [("bfloat16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")])
+def test_autocast_gives_a_running_sum_one_type(x, decay, initial):
+    """States, decays and inputs come from narrowed layers or from parameters; without autocast the mixture is an error."""
+    kw = inputs.leaky(1)
+    kw = {
+        "x": kw["x"].to(getattr(torch, x)),
+        "decay": kw["decay"].to(getattr(torch, decay)),
+        "initial": kw["initial"].to(getattr(torch, initial)),
+    }
+    kw = inputs.differentiable(kw)
+    with pytest.raises(TypeError, match="expected torch"):
+        rk.leaky_average(**kw)
+    with torch.autocast(inputs.DEVICE, torch.bfloat16):
+        y = rk.leaky_average(**kw)
+    same = {"x": kw["x"], "initial": kw["initial"].to(kw["x"].dtype), "decay": kw["decay"].float()}
+    assert torch.equal(y, rk.leaky_average(**same))
+    grads = torch.autograd.grad(y.float().square().sum(), [kw[n] for n in kw])
+    assert [g.dtype for g in grads] == [v.dtype for v in kw.values()]
+
+
 @every
 def test_checkpointing(op, backend):
     kw = inputs.differentiable(SMALL[op](**({"dropout_p": 0.3} if "attention" in op else {})))
