@@ -19,7 +19,8 @@ from torch import Tensor
 OPS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
 ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` declines what `triton` does better
 
-_default: str | None = None
+#: the contexts of `use_backend` that are open, each a list of its one name: the last one rules, wherever in time the others close
+_open: list[list[str | None]] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,24 +43,28 @@ def backends() -> dict[str, dict[str, BackendStatus]]:
     return {op: {name: _status(op, name) for name in ORDER} for op in OPS}
 
 
-@contextlib.contextmanager
-def use_backend(name: str | None) -> Iterator[None]:
+def use_backend(name: str | None) -> contextlib.AbstractContextManager[None]:
     """Context manager: calls without `backend=` use `name` inside it (None: choose the fastest again).
 
     Process-wide, like every default of torch that `torch.compile` can see. Raises ValueError for an unknown name.
     """
-    global _default
-    previous, _default = _default, None if name is None else named(name)
+    return _using(None if name is None else named(name))
+
+
+@contextlib.contextmanager
+def _using(name: str | None) -> Iterator[None]:
+    mine = [name]
+    _open.append(mine)
     try:
         yield
-    finally:
-        _default = previous
+    finally:  # contexts of other threads may have opened and not closed since
+        _open[:] = [other for other in _open if other is not mine]
 
 
 def named(backend: str | None) -> str | None:
     """`backend`, or the default where it is None; ValueError if there is no backend of that name."""
     if backend is None:
-        return _default
+        return _open[-1][0] if _open else None
     if backend not in ORDER:
         raise ValueError(f"backend: expected None or one of {', '.join(map(repr, ORDER))}; got {backend!r}")
     return backend
@@ -90,7 +95,7 @@ def _exists(op: str, name: str) -> bool:
 def _status(op: str, name: str) -> BackendStatus:
     missing = importlib.import_module(f"{__package__}.{name}").missing()
     if not _exists(op, name):
-        missing = f"{op} has no {name} kernel; the reference serves it"
+        missing = f"{op} has no {name} kernel"
     return BackendStatus(missing is None, missing)
 
 

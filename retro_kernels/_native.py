@@ -21,13 +21,18 @@ View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 @cache
 def _load(name: str) -> tuple[ModuleType | None, str | None]:
     try:
-        return importlib.import_module(f"retro_kernels.{name}"), None
+        module = importlib.import_module(f"retro_kernels.{name}")
+        if name == "_cpu":
+            module.isa_name()  # reads the environment
+        return module, None
     except ModuleNotFoundError:
         how = "python setup.py build_ext --inplace"
         needs = "a C++ compiler" if name == "_cpu" else "nvcc and a torch built with CUDA"
         return None, f"the extension retro_kernels.{name} was not built ({how}; needs {needs})"
     except ImportError as error:
         return None, f"the extension retro_kernels.{name} does not load: {error}"
+    except ValueError as error:
+        return None, f"RETRO_KERNELS_ISA: {error}"
 
 
 def missing(name: str) -> str | None:

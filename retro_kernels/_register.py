@@ -111,11 +111,28 @@ def autocast(call):
 
     What torch does for its own attention. float64 is left alone, as autocast does.
     """
-    device = call[0].device.type if isinstance(call[0], Tensor) else "cpu"
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not _autocast_on(call[0]):
         return call
-    dtype = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(call[0].device.type)
     return type(call)(*(_cast(value, dtype) for value in call))
+
+
+def autocast_to_first(call, wide: tuple[str, ...] = ()):
+    """The call with its floating tensors in the type of the first, where autocast is on; those named in `wide` may stay float32.
+
+    For a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may come out of layers that
+    autocast narrowed, or be parameters, which it left.
+    """
+    if not _autocast_on(call[0]):
+        return call
+    named = call._asdict()
+    stay = [name for name in wide if isinstance(named[name], Tensor) and named[name].dtype == torch.float32]
+    return type(call)(**{name: value if name in stay else _cast(value, call[0].dtype) for name, value in named.items()})
+
+
+def _autocast_on(first) -> bool:
+    device = first.device.type if isinstance(first, Tensor) else None
+    return device is not None and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _cast(value, dtype: torch.dtype):

@@ -59,11 +59,13 @@ def chunked_cross_attention(
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
-        out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32, natural logarithm. A token
-        that attends nothing has out 0, lse -inf and zero gradients.
+        out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
+        natural logarithm. A token that attends nothing has out 0, lse -inf and zero gradients, even where NaN comes back for it.
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate (through out and
     lse), once. Gradients are bitwise repeatable on one device.
+
+    Copies: with a neighbour_mask the triton backend's backward copies the gradient of out.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type

@@ -27,12 +27,13 @@ def leaky_average(x: Tensor, decay: Tensor, *, initial: Tensor | None = None, ba
     Differentiable in x, decay and initial, once.
 
     Raises:
-        ValueError, TypeError: naming the argument, before any kernel runs.
+        ValueError, TypeError: naming the argument, before any kernel runs. All tensors share the type of x, but for a float32
+            decay (under autocast they are cast to it).
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
     backend = _dispatch.named(backend)
-    call = _validate.leaky_average(LeakyAverage(x, decay, initial))
+    call = _validate.leaky_average(_register.autocast_to_first(LeakyAverage(x, decay, initial), wide=("decay",)))
     return torch.ops.retro_kernels.leaky_average(*call, backend)
 
 

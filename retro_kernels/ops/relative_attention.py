@@ -62,12 +62,13 @@ def relative_attention(
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
-        out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32, natural logarithm. A query
-        that sees nothing has out 0, lse -inf and zero gradients.
+        out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
+        natural logarithm. A query that sees nothing has out 0, lse -inf and zero gradients, even where NaN comes back for it.
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
 
-    Copies: with biases and N > 1 the triton backend adds them to copies of the query before its launch.
+    Copies: with biases and N > 1 the triton backend adds them to copies of the query before its launch; where a query may
+    see nothing its backward copies the gradient of out.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type

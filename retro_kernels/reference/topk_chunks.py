@@ -18,6 +18,8 @@ def forward(call) -> tuple[Tensor, Tensor]:
     dtype = _attention.accumulator(call.query)
     query, key = call.query.to(dtype), call.key.to(dtype)
     b, q, _ = query.shape
+    if call.key_mask is not None:  # what a masked key holds must not matter, NaN included
+        key = key.masked_fill(~call.key_mask.unsqueeze(-1), 0)
     if call.metric == "l2":  # the difference itself, not q.q - 2 q.k + k.k: that cancels
         blocks = [-(query.unsqueeze(2) - part.unsqueeze(1)).square().sum(-1) for part in key.split(L2_BLOCK, 1)]
         score = torch.cat(blocks, -1)

@@ -109,6 +109,26 @@ def test_autocast(op, backend):
         assert grad.dtype == torch.float32 and grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("x, decay, initial", [("bfloat16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")])
+def test_autocast_gives_a_running_sum_one_type(x, decay, initial):
+    """States, decays and inputs come from narrowed layers or from parameters; without autocast the mixture is an error."""
+    kw = inputs.leaky(1)
+    kw = {
+        "x": kw["x"].to(getattr(torch, x)),
+        "decay": kw["decay"].to(getattr(torch, decay)),
+        "initial": kw["initial"].to(getattr(torch, initial)),
+    }
+    kw = inputs.differentiable(kw)
+    with pytest.raises(TypeError, match="expected torch"):
+        rk.leaky_average(**kw)
+    with torch.autocast(inputs.DEVICE, torch.bfloat16):
+        y = rk.leaky_average(**kw)
+    same = {"x": kw["x"], "initial": kw["initial"].to(kw["x"].dtype), "decay": kw["decay"].float()}
+    assert torch.equal(y, rk.leaky_average(**same))
+    grads = torch.autograd.grad(y.float().square().sum(), [kw[n] for n in kw])
+    assert [g.dtype for g in grads] == [v.dtype for v in kw.values()]
+
+
 @every
 def test_checkpointing(op, backend):
     kw = inputs.differentiable(SMALL[op](**({"dropout_p": 0.3} if "attention" in op else {})))
@@ -160,6 +180,20 @@ def test_empty_inputs(op, backend):
         assert kw[name].grad is None or (kw[name].grad == 0).all()
 
 
+@pytest.mark.parametrize("n, keys", [(1, 0), (0, 1), (0, 0)])
+def test_no_displacement_takes_a_table_of_no_rows(n, keys):
+    """As the slice of a larger table comes out: decoding from an empty cache, a shard without keys or without queries."""
+    kw = inputs.self_attention(1, N=1, S=1, causal=True)
+    kw |= {"query": kw["query"][:, :n], "key": kw["key"][:, :keys], "value": kw["value"][:, :keys], "rel_key": kw["rel_key"][:, :0]}
+    kw = inputs.differentiable(kw)
+    out, lse = rk.relative_attention(**kw, return_lse=True)
+    assert out.shape == (2, n, 4, 16) and (out == 0).all() and lse.shape == (2, 4, n) and (lse == -torch.inf).all()
+    for name, grad in zip(floats(kw), torch.autograd.grad(out.sum(), [kw[f] for f in floats(kw)]), strict=True):
+        assert grad.shape == kw[name].shape and (grad == 0).all(), name
+    logits = rk.relative_logits(kw["query"], kw["rel_key"], key_len=keys)
+    assert logits.shape == (2, 4, n, keys)
+
+
 def test_meta_tensors_give_shapes():
     kw = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in SMALL["chunked_cross_attention"]().items()}
     out, lse = rk.chunked_cross_attention(**kw, return_lse=True)
@@ -187,8 +221,31 @@ def test_use_backend_sets_and_restores_the_default():
         assert _dispatch.named(None) == "reference"
     assert _dispatch.named(None) is None
     assert torch.equal(out, rk.chunked_cross_attention(**kw, backend="reference"))
-    with pytest.raises(ValueError, match="backend: expected None or one of"), rk.use_backend("cublas"):
-        pass
+    with pytest.raises(ValueError, match="backend: expected None or one of"):
+        rk.use_backend("cublas")
+
+
+def test_contexts_of_two_threads_may_close_in_any_order():
+    first, second = rk.use_backend("cpu"), rk.use_backend("reference")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert _dispatch.named(None) == "reference"
+    second.__exit__(None, None, None)
+    assert _dispatch.named(None) is None
+
+
+def test_use_backend_inside_a_compiled_function():
+    torch._dynamo.reset()
+    kw = SMALL["leaky_average"]()
+
+    def both(kw):
+        with rk.use_backend("reference"):
+            inside = _dispatch.named(None), rk.leaky_average(**kw)
+        return *inside, _dispatch.named(None)
+
+    inside, y, after = torch.compile(both, fullgraph=True, backend="eager")(kw)
+    assert (inside, after) == ("reference", None) and torch.equal(y, rk.leaky_average(**kw, backend="reference"))
 
 
 def test_a_backend_that_is_not_there_says_why():

@@ -40,6 +40,13 @@ def test_environment_chooses_the_isa():
     assert done.stdout.strip() == "portable", done.stderr
 
 
+def test_an_unknown_isa_is_a_reason_like_any_other():
+    code = "import retro_kernels as rk; from retro_kernels import info; print(rk.backends()['topk_chunks']['cpu'].reason); info.lines()"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "mmx"}, capture_output=True, text=True)
+    assert done.stdout.startswith("RETRO_KERNELS_ISA: unknown instruction set mmx; have: portable"), done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 def _run_in_child(kw, connection):
     # bytes, by NumPy: torch's own OpenMP pool does not survive a fork, ours must
     connection.send(hashlib.sha256(rk.leaky_average(**kw, backend="cpu").numpy()).hexdigest())

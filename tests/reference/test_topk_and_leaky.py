@@ -57,6 +57,18 @@ def test_topk_is_float32_and_skips_nan():
 
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
+def test_topk_masked_keys_may_hold_anything(metric):
+    kw = inputs.differentiable(inputs.topk(5, mask=True, shared=True, metric=metric))
+    masked = kw["key"].detach().masked_fill(~kw["key_mask"].unsqueeze(-1), torch.nan).requires_grad_()
+    results = []
+    for key in (kw["key"], masked):
+        scores, indices = rk.topk_chunks(**{**kw, "key": key}, backend="reference")
+        results.append([scores, indices, *torch.autograd.grad(scores.sum(), (kw["query"], key))])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_topk_gradcheck(metric):
     kw = inputs.topk(3, dtype=F64, B=2, Q=3, S=5, D=4, shared=True)
     query, key = kw["query"].requires_grad_(), kw["key"].requires_grad_()
