@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t WIDEST = 8192;    // lanes of a strip: state, decays and products take a part of L2
 constexpr int64_t FEW_LANES = 256;  // B*H*D below which time is cut too
 constexpr int64_t SPAN = 1024;      // time steps of a cut
-constexpr int64_t FOLD = 256;       // steps after which the running sum of d decay moves to a second one (rounding)
+constexpr int64_t FOLD = 64;        // steps after which the running sum of d decay moves to a second one, of doubles (rounding)
 constexpr int ROWS = 4;             // time steps for which a state stays in its register; divides FOLD
 
 struct Sizes {
@@ -123,7 +123,7 @@ struct Backward {
 
 // From the last step to the first; `partial` += the gradient times the previous y, unless null. `space`: two vectors of the strip.
 template <class T>
-void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, float* partial, float* space) {
+void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, double* partial, float* space) {
   const int64_t begin = n.span_begin(span), end = n.span_end(span);
   const int64_t heads = s.last - s.first, width = heads * n.dim;
   const Lanes lanes{state, space, space + width};
@@ -198,8 +198,9 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
   const Sizes n(g.dy, threads);
   const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
   const auto space = [&] { return static_cast<float*>(scratch(3 * most * sizeof(float))); };
-  std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0), partial(ddecay ? n.spans * lanes : 0);
-  const auto at = [&](std::vector<float>& v, int64_t span, Strip s) { return v.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
+  std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
+  std::vector<double> partial(ddecay ? n.spans * lanes : 0);
+  const auto at = [&](auto& v, int64_t span, Strip s) { return v.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
   const View none;
   const Backward alone{none, g.dy, g.decay, none, none};
   const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_backward<T>(alone, n, s, span, at(carry, next, s), nullptr, space()); };
