@@ -14,10 +14,11 @@ from . import _attention, _autograd
 def forward(call) -> tuple[Tensor]:
     """y [B,N,H,D] in the type of x."""
     dtype = _attention.accumulator(call.x)
-    decay = call.decay.to(dtype).unsqueeze(-1)  # [H,1]
+    # a view of decay for each position: autograd then adds their gradients in one (pairwise) sum, not one after another
+    decays = call.decay.to(dtype).unsqueeze(-1).expand(call.x.shape[1], -1, 1).unbind(0)  # N of [H,1]
     state = None if call.initial is None else call.initial.to(dtype)
     steps = []
-    for x in call.x.to(dtype).unbind(1):
+    for x, decay in zip(call.x.to(dtype).unbind(1), decays):
         state = x if state is None else x + decay * state
         steps.append(state)
     y = torch.stack(steps, 1) if steps else torch.zeros_like(call.x)
