@@ -130,16 +130,28 @@ def compile_all(
     select: Callable[[str, Case], bool] | None = None,
 ) -> list[Row]:
     """Rows of every launch shipped on every architecture, in the order of enumeration; `select(op, case)` keeps some of them."""
+    return list(compile_each(arches, only, keep, jobs, select))
+
+
+def compile_each(
+    arches: Iterable[int],
+    only: str | None = None,
+    keep: Path | None = None,
+    jobs: int | None = None,
+    select: Callable[[str, Case], bool] | None = None,
+) -> Iterator[Row]:
+    """The rows of `compile_all`, each as soon as it and those before it are done."""
     listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only)]
     work = [item for item in listed if select is None or select(item[0], item[1])]
     jobs = min(jobs or os.cpu_count() or 1, len(work))
     if jobs <= 1:
-        return [compile_case(*item) for item in work]
+        yield from (compile_case(*item) for item in work)
+        return
     # fork: the work, kernels and all, is in the children's memory already and only indices and rows travel
     global _WORK
     _WORK = work
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        return pool.map(_compile_nth, range(len(work)), chunksize=1)
+        yield from pool.imap(_compile_nth, range(len(work)))
 
 
 _WORK: list[tuple] = []

@@ -29,6 +29,7 @@ class Problem:
     width: int
     rows: int
     keys: int
+    options: tuple[str, ...] = ()  # of the call, as far as they cost registers, the dearest first: what a row's "with" may name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Tile:
 def choose(op: str, problem: Problem, target: Target) -> Tile:
     """The committed tile: the newest architecture not past the target's, then the narrowest row that fits.
 
+    A row with an option, "with", serves only calls that have it, and goes before those without; the first option wins.
     A pure function of its arguments and the table. Blocks are never larger than the problem (but at least 16, the smallest
     product of a tensor core).
 
@@ -55,7 +57,9 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
     known = [row["arch"] for row in rows]
     arch = max((a for a in known if a <= target.arch), default=min(known))
     fits = [row for row in rows if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows]
-    best = served(op, min(fits, key=lambda row: (row["width"], row["rows"])))
+    rank = {option: i for i, option in enumerate((*problem.options, None))}
+    fits = [row for row in fits if row.get("with") in rank]
+    best = served(op, min(fits, key=lambda row: (row["width"], rank[row.get("with")], row["rows"])))
     tile = Tile(best["block_m"], best["block_n"], best["num_warps"], best["num_stages"], best["precision"])
     return _within(tile, problem)
 

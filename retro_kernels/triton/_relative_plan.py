@@ -35,11 +35,25 @@ def tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
     """The committed tile of `<kernel>_<rel|plain>`."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     kernel += "_plain" if call.rel_key is None else "_rel"
-    problem = configs.Problem(kernel, call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1])
+    sizes = call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1]
+    problem = configs.Problem(kernel, *sizes, options(call))
     chosen = configs.choose(OP, problem, target)
+    if call.rel_key is None:
+        return chosen
     # a walk keeps at most two upper blocks of the band forward, one backward
     least = chosen.block_m // 2 if kernel.startswith("forward") else chosen.block_m
     return dataclasses.replace(chosen, block_n=max(chosen.block_n, least, 16))
+
+
+def options(call: RelativeAttention) -> tuple[str, ...]:
+    """What of a call costs a tile registers, the dearest first, for `configs.choose`."""
+    found = {
+        "dropout": call.dropout_p > 0,
+        "masked": call.key_mask is not None or call.query_segment is not None,
+        "window": call.window is not None,
+        "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
+    }
+    return tuple(name for name, present in found.items() if present)
 
 
 def bounded(call: RelativeAttention) -> bool:
