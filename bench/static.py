@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import record, static_cuda, static_triton
 from .static_rows import NoToolchain, row
 
-__all__ = ["NoToolchain", "listing", "regressions", "row", "rows", "vanished"]
+__all__ = ["NoToolchain", "Plan", "listing", "plan", "regressions", "row", "rows", "vanished"]
 
 #: +5% issue slots in the hot loop is a regression
 SLOTS_SLACK = 1.05
@@ -23,24 +24,41 @@ def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
     return {unit.id: unit.fingerprint for unit in units + static_cuda.sources(arches, parts)}
 
 
-def rows(
-    arches: list[int], parts: tuple[str, ...] | None, keep: Path | None, jobs: int | None, only: Collection[str] | None = None
-) -> list[dict[str, Any]]:
-    """Static records for `arches` of whatever has one of `parts` in its id; `only`: ids of a listing. Raises NoToolchain."""
+@dataclass(frozen=True)
+class Plan:
+    """What is to be compiled."""
+
+    arches: list[int]
+    every: list[static_triton.Launch]
+    triton: list[static_triton.Launch]  # those of `every` that are wanted
+    cuda: list[static_cuda.Source]
+
+    def __len__(self) -> int:
+        """Rows, as far as they are known: a CUDA source has one or more."""
+        return len(self.triton) + len(self.cuda)
+
+
+def plan(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str] | None = None) -> Plan:
+    """Whatever has one of `parts` in its id; `only`: ids of a listing. Raises NoToolchain."""
+    every = static_triton.launches(arches, parts)
+    triton = [launch for launch in every if launch.wanted and (only is None or launch.id in only)]
+    cuda = [source for source in static_cuda.sources(arches, parts) if only is None or source.id in only]
+    return Plan(arches, every, triton, cuda)
+
+
+def rows(plan: Plan, keep: Path | None, jobs: int | None) -> Iterator[dict[str, Any]]:
+    """Static records of a plan, each as soon as it and those before it are done. Raises NoToolchain."""
     folder = keep or Path(tempfile.mkdtemp(prefix="retro-static-"))
     folder.mkdir(parents=True, exist_ok=True)
+    run = {"run": record.new_run()}
     try:
-        every = static_triton.launches(arches, parts)
-        chosen = [launch for launch in every if launch.wanted and (only is None or launch.id in only)]
-        found = list(static_triton.rows(arches, chosen, every, folder, jobs))
-        for source in static_cuda.sources(arches, parts):
-            if only is None or source.id in only:
-                found += static_cuda.rows(source, folder)
+        if plan.triton:
+            yield from (each | run for each in static_triton.rows(plan.arches, plan.triton, plan.every, folder, jobs))
+        for source in plan.cuda:
+            yield from (each | run for each in static_cuda.rows(source, folder))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    run = record.new_run()
-    return [each | {"run": run} for each in found]
 
 
 def vanished(base: Collection[str], head: Collection[str]) -> list[str]:

@@ -6,7 +6,7 @@ import collections
 import importlib.util
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,21 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
 
 
 def rows(arches: list[int], chosen: list[Launch], every: list[Launch], folder: Path, jobs: int | None) -> Iterator[dict[str, Any]]:
-    """Compile the `chosen` of `every` and read their machine code."""
+    """Compile the `chosen` of `every` and read their machine code; each as soon as it and those before it are done."""
     from retro_kernels import aot
 
     ids = {launch.id for launch in chosen}
-    flags = iter([launch.id in ids for launch in every])  # compile_all asks in the order in which `launches` listed
-    compiled = aot.compile_all(arches, None, folder, jobs, select=lambda op, case: next(flags))
+    flags = iter([launch.id in ids for launch in every])  # compile_each asks in the order in which `launches` listed
+    compiled = aot.compile_each(arches, None, folder, jobs, select=lambda op, case: next(flags))
     wanted = [launch for launch in every if launch.id in ids]
+    reading: collections.deque[Future] = collections.deque()
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # each waits for a disassembler of its own
-        yield from pool.map(lambda pair: _row(*pair, folder), zip(wanted, compiled, strict=True))
+        for launch, found in zip(wanted, compiled, strict=True):
+            reading.append(pool.submit(_row, launch, found, folder))
+            while reading and reading[0].done():
+                yield reading.popleft().result()
+        while reading:
+            yield reading.popleft().result()
 
 
 def _row(launch: Launch, found, folder: Path) -> dict[str, Any]:

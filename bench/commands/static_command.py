@@ -11,8 +11,9 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from .. import exits, record, static
+from .. import exits, progress, record, static
 from ..report import terminal
 from . import _options
 
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=_options.positive, help="processes (default: one a core)")
     parser.add_argument("--fingerprints", type=Path, metavar="FILE", help="compile nothing: write what would be, {id: hash of its sources}")
     parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
 
 
@@ -42,17 +44,14 @@ def execute(arguments: argparse.Namespace) -> int:
             arguments.fingerprints.write_text(json.dumps(static.listing(arches, arguments.kernel), indent=1))
             return exits.OK
         only = _ids(arguments.only) if arguments.only else None
-        writer = record.Writer(arguments.json) if arguments.json else None
-        found = static.rows(arches, arguments.kernel, arguments.keep, arguments.jobs, only)
+        found = _compile(static.plan(arches, arguments.kernel, only), arguments)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not found:
         print("nothing to compile: no launch has such an id", file=sys.stderr)
         return exits.NOTHING_MEASURED
     print(terminal.static(found))
-    if writer:
-        for item in found:
-            writer.write(item)
+    if arguments.json:
         print(f"\n{len(found)} records in {arguments.json}")
     too_big = [item["id"] for item in found if item["static"]["blocks_per_sm"] == 0]
     spilling = [item["id"] for item in found if item["static"]["stack_bytes"]]
@@ -60,6 +59,19 @@ def execute(arguments: argparse.Namespace) -> int:
     if too_big:
         print(f"{len(too_big)} CANNOT LAUNCH: more registers or shared memory than a block may have" + "".join(f"\n  {n}" for n in too_big))
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
+
+
+def _compile(plan: static.Plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows; each is in the file as soon as it is there."""
+    writer = record.Writer(arguments.json) if arguments.json else None
+    found = []
+    with progress.shown(len(plan), arguments.quiet) as shown:
+        for item in static.rows(plan, arguments.keep, arguments.jobs):
+            shown.step(item["id"])
+            found.append(item)
+            if writer:
+                writer.write(item)
+    return found
 
 
 def _ids(path: Path) -> list[str]:
