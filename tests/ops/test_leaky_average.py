@@ -45,6 +45,21 @@ def test_decay_may_stay_float32(backend):
     assert got["grad_decay"].dtype == torch.float32
 
 
+def cancelling(backend, dtype):
+    """Gradient of decay: a sum of 8192 steps' products, of which a twentieth is left."""
+    x = torch.rand(1, 8192, 1, 8, generator=inputs.generator(0)).to(inputs.DEVICE, dtype)
+    upstream = torch.ones_like(x)
+    upstream[:, x.shape[1] // 2 :] = -0.9
+    decay = torch.tensor([0.875], device=inputs.DEVICE, dtype=dtype, requires_grad=True)
+    return torch.autograd.grad(rk.leaky_average(x, decay, backend=backend), decay, upstream)[0]
+
+
+def test_the_gradient_of_decay_is_not_summed_step_by_step(backend):
+    want = cancelling("reference", torch.float64)
+    for name in (backend, "reference"):
+        compare.assert_passes(f"{name} grad_decay", cancelling(name, torch.float32), want, None, torch.float32)
+
+
 @pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     kw = inputs.leaky(5)
