@@ -16,7 +16,7 @@ from . import fingerprint, sass, static_rows
 
 @dataclass(frozen=True)
 class Launch:
-    """One compile in the order of `aot.compile_all`. Several launches of one kernel in one case get #2, #3 after the case."""
+    """One compile in the order of `aot.compile_each`. Several launches of one kernel in one case get #2, #3 after the case."""
 
     op: str
     case: str

@@ -122,17 +122,6 @@ def tool(name: str) -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
-def compile_all(
-    arches: Iterable[int],
-    only: str | None = None,
-    keep: Path | None = None,
-    jobs: int | None = None,
-    select: Callable[[str, Case], bool] | None = None,
-) -> list[Row]:
-    """Rows of every launch shipped on every architecture, in the order of enumeration; `select(op, case)` keeps some of them."""
-    return list(compile_each(arches, only, keep, jobs, select))
-
-
 def compile_each(
     arches: Iterable[int],
     only: str | None = None,
@@ -140,7 +129,10 @@ def compile_each(
     jobs: int | None = None,
     select: Callable[[str, Case], bool] | None = None,
 ) -> Iterator[Row]:
-    """The rows of `compile_all`, each as soon as it and those before it are done."""
+    """Rows of every launch shipped on every architecture, in the order of enumeration, each as soon as it and those before it are done.
+
+    `select(op, case)` keeps some of them.
+    """
     listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only)]
     work = [item for item in listed if select is None or select(item[0], item[1])]
     jobs = min(jobs or os.cpu_count() or 1, len(work))
@@ -199,7 +191,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-    rows = compile_all(arches, options.kernel, options.keep, options.jobs)
+    rows = list(compile_each(arches, options.kernel, options.keep, options.jobs))
     print(table(rows))
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))

@@ -89,7 +89,7 @@ def allowed(row: aot.Row) -> int:
 
 @functools.cache
 def rows(arch: int) -> tuple[aot.Row, ...]:
-    return tuple(aot.compile_all([arch], select=Selection(arch)))
+    return tuple(aot.compile_each([arch], select=Selection(arch)))
 
 
 @pytest.mark.parametrize("arch", KNOWN)
