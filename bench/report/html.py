@@ -18,7 +18,7 @@ def page(records: list[dict[str, Any]]) -> str:
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
     sections = [
-        ("Kernels", _table(rows)),
+        ("Kernels", _timed(rows)),
         ("Compiled kernels", _compiled([r for r in latest if r["static"]])),
         ("Failures", _failures(latest)),
         ("Roofline", svg.roofline(scatter(rows), roofs(latest))),
@@ -67,21 +67,19 @@ def history(records: list[dict[str, Any]]) -> dict[str, list[float]]:
     return series
 
 
-def _table(rows: list[summary.Row]) -> str:
-    if not rows:
-        return "<p>no kernel was timed</p>"
-    lines = ["".join(f"<th>{name}</th>" for name in ("kernel", *summary.COLUMNS))]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in (row.record["kernel"], *summary.cells(row))) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in (head, *body)) + "</table>"
+
+
+def _timed(rows: list[summary.Row]) -> str:
+    lines = [(row.record["kernel"], *summary.cells(row)) for row in rows]
+    return _table(("kernel", *summary.COLUMNS), lines) if rows else "<p>no kernel was timed</p>"
 
 
 def _compiled(records: list[dict[str, Any]]) -> str:
-    lines = [summary.STATIC_COLUMNS, *map(summary.static_cells, records)] if records else []
-    return (
-        "<table>" + "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in line) + "</tr>" for line in lines) + "</table>"
-        if lines
-        else ""
-    )
+    return _table(summary.STATIC_COLUMNS, [summary.static_cells(r) for r in records]) if records else ""
 
 
 def _failures(records: list[dict[str, Any]]) -> str:
