@@ -1,8 +1,9 @@
 """Every Triton kernel we ship, compiled without a GPU: registers, stack (spills), shared memory, per architecture.
 
-    python -m retro_kernels.aot --arch 80,90,100 [--kernel NAME] [--json F] [--keep DIR] [--jobs N]
+    python -m retro_kernels.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR] [--jobs N]
 
-Each `retro_kernels/triton/<op>.py` names its launches in `aot_cases(target)`, made by the code that launches on a GPU, on meta tensors;
+Each `retro_kernels/triton/<op>.py` names its launches in `aot_cases(target)` (and those with every set of options, where tiles depend on
+them, in `aot_combinations(target)`), made by the code that launches on a GPU, on meta tensors;
 signature and divisibility come from Triton's own launch path. A process under TRITON_INTERPRET can't compile.
 """
 
@@ -60,11 +61,14 @@ def ops() -> list[str]:
     return [op for op in OPS if (here / f"{op}.py").exists() and hasattr(_module(op), "aot_cases")]
 
 
-def cases(target: Target, only: str | None = None) -> Iterator[tuple[str, Case]]:
-    """(op, case) of every launch shipped, each distinct compile once; `only` selects kernels by a part of their name."""
+def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, Case]]:
+    """(op, case) of every launch shipped, each distinct compile once; `only` selects kernels by a part of their name.
+
+    listing: the function of an op's module that lists them.
+    """
     seen = set()
     for op in ops():
-        for case in _module(op).aot_cases(target):
+        for case in getattr(_module(op), listing, lambda target: ())(target):
             if only and only not in f"{op}/{case.launch.name}":
                 continue
             key = _key(case, target)
@@ -128,12 +132,13 @@ def compile_each(
     keep: Path | None = None,
     jobs: int | None = None,
     select: Callable[[str, Case], bool] | None = None,
+    listing: str = "aot_cases",
 ) -> Iterator[Row]:
     """Rows of every launch shipped on every architecture, in the order of enumeration, each as soon as it and those before it are done.
 
     `select(op, case)` keeps some of them.
     """
-    listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only)]
+    listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only, listing)]
     work = [item for item in listed if select is None or select(item[0], item[1])]
     jobs = min(jobs or os.cpu_count() or 1, len(work))
     if jobs <= 1:
@@ -168,9 +173,11 @@ def _config(launch) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    head = f"{'kernel':<26} {'case':<34} {'config':<30} {'dtype':<9} arch  regs stack  shared"
+    wide = max(34, *(len(r.case) for r in rows), 0)
+    head = f"{'kernel':<26} {'case':<{wide}} {'config':<30} {'dtype':<9} arch  regs stack  shared"
     lines = [
-        f"{r.kernel:<26} {r.case:<34} {r.config:<30} {r.dtype:<9} {r.arch:>4} {r.registers:>5} {r.stack:>5} {r.shared_static + r.shared_dynamic:>7}"
+        f"{r.kernel:<26} {r.case:<{wide}} {r.config:<30} {r.dtype:<9} {r.arch:>4} {r.registers:>5} {r.stack:>5} "
+        f"{r.shared_static + r.shared_dynamic:>7}"
         for r in rows
     ]
     return "\n".join([head, *lines])
@@ -180,6 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m retro_kernels.aot", description="Compile every Triton kernel without a GPU.")
     parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
     parser.add_argument("--kernel", help="only kernels whose op/name contains this")
+    parser.add_argument("--combinations", action="store_true", help="every set of options of both attentions instead of what users launch")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--keep", type=Path, help="leave the cubins in this folder")
     parser.add_argument("--jobs", type=int, help="processes; default one a core")
@@ -191,8 +199,10 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-    rows = list(compile_each(arches, options.kernel, options.keep, options.jobs))
+    listing = "aot_combinations" if options.combinations else "aot_cases"
+    rows = list(compile_each(arches, options.kernel, options.keep, options.jobs, listing=listing))
     print(table(rows))
+    print(f"{len(rows)} launches, {sum(row.stack > 0 for row in rows)} with stack")
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
     return 0

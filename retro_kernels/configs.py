@@ -29,7 +29,7 @@ class Problem:
     width: int
     rows: int
     keys: int
-    options: tuple[str, ...] = ()  # of the call, as far as they cost registers, the dearest first: what a row's "with" may name
+    options: tuple[str, ...] = ()  # of the call, as far as they cost registers: what a row's "with" may name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Tile:
 def choose(op: str, problem: Problem, target: Target) -> Tile:
     """The committed tile: the newest architecture not past the target's, then the narrowest row that fits.
 
-    A row with an option, "with", serves only calls that have it, and goes before those without; the first option wins.
-    A pure function of its arguments and the table. Blocks are never larger than the problem (but at least 16, the smallest
-    product of a tensor core).
+    A row that names options, "with": "dropout+masked", serves only calls that have all of them. Of those that serve a call the one that
+    names most goes first, then the one that stands first in the table. A pure function of its arguments and the table. Blocks are
+    never larger than the problem (but at least 16, the smallest product of a tensor core).
 
     >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
@@ -57,11 +57,15 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
     known = [row["arch"] for row in rows]
     arch = max((a for a in known if a <= target.arch), default=min(known))
     fits = [row for row in rows if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows]
-    rank = {option: i for i, option in enumerate((*problem.options, None))}
-    fits = [row for row in fits if row.get("with") in rank]
-    best = served(op, min(fits, key=lambda row: (row["width"], rank[row.get("with")], row["rows"])))
+    fits = [row for row in fits if set(named(row)) <= set(problem.options)]
+    best = served(op, min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"])))
     tile = Tile(best["block_m"], best["block_n"], best["num_warps"], best["num_stages"], best["precision"])
     return _within(tile, problem)
+
+
+def named(row: dict) -> list[str]:
+    """The options that a call must have for the row to serve it."""
+    return row["with"].split("+") if "with" in row else []
 
 
 def served(op: str, row: dict) -> dict:

@@ -43,6 +43,8 @@ CALLS = {
     "extent 1024, e16, d64": dict(D=64, E=16, T=1024, shared=True, biases=False),
     "table": dict(D=64, E=1),
     "window": dict(D=128, window=512, T=512),
+    "window, both directions": dict(D=128, causal=False, window=512, T=512),
+    "window, both directions, table": dict(D=64, E=1, causal=False, window=512, T=512),
     "documents, masked": dict(D=64, mask=True, segments=True),
     "documents d128": dict(D=128, segments=True),
     "dropout d128": dict(D=128, dropout_p=0.1),
@@ -54,4 +56,14 @@ CALLS = {
     "dropout": dict(D=64, dropout_p=0.1),
     "head of 96": dict(D=96),
     "head of 256": dict(D=256),
+}
+
+#: forms of the positions, and what else costs registers, in every set of it: `_combinations`
+POSITIONS = {"E=D": {}, "E=16": dict(E=16, T=1024, shared=True, biases=False), "E=1": dict(E=1), "none": dict(rel=False, biases=False)}
+OPTIONS = {
+    "both directions": dict(causal=False),
+    "window": dict(window=512, T=512),
+    "mask": dict(mask=True),
+    "documents": dict(segments=True),
+    "dropout": dict(dropout_p=0.1),
 }

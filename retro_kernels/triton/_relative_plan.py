@@ -46,10 +46,12 @@ def tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
 
 
 def options(call: RelativeAttention) -> tuple[str, ...]:
-    """What of a call costs a tile registers, the dearest first, for `configs.choose`."""
+    """What of a call costs a tile registers, for `configs.choose`."""
+    edges = call.window is not None and not call.causal  # two comparisons an element more, and so as dear as a mask
     found = {
         "dropout": call.dropout_p > 0,
-        "masked": call.key_mask is not None or call.query_segment is not None,
+        "edges": edges,
+        "masked": edges or call.key_mask is not None or call.query_segment is not None,
         "window": call.window is not None,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }

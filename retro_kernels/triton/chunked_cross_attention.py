@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from .._problem import ChunkedCrossAttention
@@ -11,6 +12,7 @@ from .._target import Target, current_target
 from ..aot import Case
 from . import _cca_cases, _cca_plan, unsupported
 from ._cca_backward_plan import Backward
+from ._combinations import combinations
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
@@ -45,9 +47,18 @@ def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `_cca_cases` launch it."""
     for name, (options, dtypes) in _cca_cases.CALLS.items():
         for dtype in dtypes:
-            call = _cca_cases.call(dtype, **options)
-            out, lse, launches = _cca_plan.forward(call, target)
-            needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
-            launches += Backward(call, (out, lse), (out, lse), needs, target).launches
-            for launch in launches:
-                yield Case(name, str(dtype).removeprefix("torch."), launch)
+            yield from _launches(name, _cca_cases.call(dtype, **options), target)
+
+
+def aot_combinations(target: Target) -> Iterator[Case]:
+    """The same with every set of options, in bfloat16."""
+    for name, options in combinations(_cca_cases.POSITIONS, _cca_cases.OPTIONS):
+        yield from _launches(name, _cca_cases.call(torch.bfloat16, **options), target)
+
+
+def _launches(name: str, call: ChunkedCrossAttention, target: Target) -> Iterator[Case]:
+    out, lse, launches = _cca_plan.forward(call, target)
+    needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
+    launches += Backward(call, (out, lse), (out, lse), needs, target).launches
+    for launch in launches:
+        yield Case(name, str(call.query.dtype).removeprefix("torch."), launch)

@@ -11,6 +11,7 @@ from .._problem import RelativeAttention
 from .._target import Target, current_target
 from ..aot import Case
 from . import _relative_cases, _relative_plan, unsupported
+from ._combinations import combinations
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
@@ -44,10 +45,19 @@ def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `_relative_cases` launch it."""
     for name, options in _relative_cases.CALLS.items():
         for dtype in _relative_cases.DTYPES:
-            call = _relative_cases.call(dtype, **options)
-            out, lse, launches = _relative_plan.forward(call, target)
-            if call.query.shape[1] > 1:  # decoding takes no gradient
-                needs = [getattr(call, name) is not None for name in call.DIFFERENTIABLE]
-                launches += _relative_plan.backward(call, (out, lse), (out, lse), needs, target).launches
-            for each in launches:
-                yield Case(name, str(dtype).removeprefix("torch."), each)
+            yield from _launches(name, _relative_cases.call(dtype, **options), target)
+
+
+def aot_combinations(target: Target) -> Iterator[Case]:
+    """The same with every set of options, in bfloat16."""
+    for name, options in combinations(_relative_cases.POSITIONS, _relative_cases.OPTIONS):
+        yield from _launches(name, _relative_cases.call(torch.bfloat16, **options), target)
+
+
+def _launches(name: str, call: RelativeAttention, target: Target) -> Iterator[Case]:
+    out, lse, launches = _relative_plan.forward(call, target)
+    if call.query.shape[1] > 1:  # decoding takes no gradient
+        needs = [getattr(call, name) is not None for name in call.DIFFERENTIABLE]
+        launches += _relative_plan.backward(call, (out, lse), (out, lse), needs, target).launches
+    for each in launches:
+        yield Case(name, str(call.query.dtype).removeprefix("torch."), each)

@@ -1,5 +1,6 @@
 """The tables of tiles: rows are whole, options go before what has none, and every option named is one that calls have."""
 
+import itertools
 import json
 
 import pytest
@@ -7,11 +8,11 @@ import torch
 
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
-from retro_kernels.triton import _relative_cases, _relative_plan
+from retro_kernels.triton import _relative_cases, _relative_plan, relative_attention
 
 TABLES = sorted(path.stem for path in configs._TABLES.glob("*.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)
-OPTIONS = ("dropout", "masked", "window", "narrow")
+OPTIONS = ("dropout", "edges", "masked", "window", "narrow")  # the dearest first: the order of rows in a table
 
 
 def call(**options):
@@ -20,7 +21,9 @@ def call(**options):
 
 def test_options_of_a_call():
     assert _relative_plan.options(call(D=64)) == ()
-    assert _relative_plan.options(call(**EVERYTHING)) == OPTIONS
+    assert _relative_plan.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
+    assert _relative_plan.options(call(**EVERYTHING, causal=False)) == OPTIONS
+    assert _relative_plan.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
     assert _relative_plan.options(call(D=64, segments=True)) == ("masked",)
     assert _relative_plan.options(call(D=64, rel=False, biases=False)) == ()
 
@@ -31,17 +34,42 @@ def test_a_row_with_an_option_is_one_of_a_kernel_that_serves_all(op):
     place = ("kernel", "arch", "bytes", "width", "rows")
     bare = {tuple(row.get(name) for name in place) for row in rows if "with" not in row}
     named = [row for row in rows if "with" in row]
-    assert all(row["with"] in OPTIONS and tuple(row.get(name) for name in place) in bare for row in named)
+    assert all(tuple(row.get(name) for name in place) in bare for row in named)
+    assert all(configs.named(row) == [name for name in OPTIONS if name in configs.named(row)] for row in named), (
+        "an unknown option or order"
+    )
+    for one, two in itertools.pairwise(row for row in rows if len(configs.named(row)) == 1):
+        if all(one[name] == two[name] for name in place):
+            assert OPTIONS.index(one["with"]) < OPTIONS.index(two["with"])
     written = [json.dumps(row) for row in rows]
     assert len(written) == len(set(written))
 
 
 @pytest.mark.parametrize(
-    "options, stages", [((), 1), (("masked",), 2), (("dropout", "masked"), 3), (("window",), 1), (("masked", "dropout"), 2)]
+    "options, stages",
+    [
+        ((), 1),
+        (("masked",), 2),
+        (("dropout", "masked"), 3),
+        (("masked", "dropout"), 3),
+        (("window",), 1),
+        (("dropout", "masked", "window"), 4),
+    ],
 )
-def test_the_first_option_that_has_a_row_wins(options, stages):
+def test_most_options_win_then_the_first_row(options, stages):
     row = dict(kernel="k", arch=80, bytes=2, width=64, rows=1 << 30, block_m=64, block_n=64, num_warps=4, num_stages=1, precision="ieee")
     wider = {**row, "width": 128, "with": "dropout", "num_stages": 5}
-    rows = (wider, row, {**row, "with": "dropout", "num_stages": 3}, {**row, "with": "masked", "num_stages": 2})
+    both = {**row, "with": "masked+window", "num_stages": 4}
+    rows = (wider, row, {**row, "with": "dropout", "num_stages": 3}, {**row, "with": "masked", "num_stages": 2}, both)
     with configs.replaced("relative_attention", rows):
         assert configs.choose("relative_attention", configs.Problem("k", 2, 64, 512, 512, options), KNOWN[90]).num_stages == stages
+
+
+@pytest.mark.parametrize("arch", KNOWN)
+def test_every_row_with_an_option_serves_some_call(arch):
+    with configs.watched() as seen:
+        launches = list(relative_attention.aot_combinations(KNOWN[arch]))
+    assert len({launch.case for launch in launches}) == 2 * len(_relative_cases.POSITIONS) * 2 ** len(_relative_cases.OPTIONS)
+    used = [row for _, row in seen]
+    idle = [row for row in configs.table("relative_attention") if row["arch"] == arch and "with" in row and row not in used]
+    assert not idle

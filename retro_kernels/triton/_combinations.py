@@ -1,0 +1,16 @@
+"""Every set of an attention's options, for whoever chooses tiles: one that spills only with two of them is seen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+WIDTHS = (64, 128)  # of a head: the presets'
+
+
+def combinations(positions: dict[str, dict], options: dict[str, dict]) -> Iterator[tuple[str, dict]]:
+    """(name, keywords of a call) for each width, form of the positions and set of options."""
+    sets = [chosen for number in range(len(options) + 1) for chosen in itertools.combinations(options, number)]
+    for d, form, chosen in itertools.product(WIDTHS, positions, sets):
+        keywords = {name: value for each in chosen for name, value in options[each].items()}
+        yield ", ".join((f"d{d} {form}", *chosen)), {"D": d, **positions[form], **keywords}
