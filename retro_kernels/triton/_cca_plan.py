@@ -33,13 +33,21 @@ def span(call: ChunkedCrossAttention) -> Span:
 
 
 def tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
-    """The committed tile; masks and gates cost registers, so the kernels that take them have rows of their own."""
-    if kernel in ("forward", "backward") and (call.neighbour_mask is not None or call.neighbour_gate is not None or call.dropout_p > 0):
-        kernel += "_masked"
+    """The committed tile of a kernel."""
     width = power_of_two(max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1]))
     rows = min(call.chunk_len, call.query.shape[1]) if rows is None else rows
-    problem = configs.Problem(kernel, call.query.element_size(), width, rows, call.key.shape[3])
+    problem = configs.Problem(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
     return configs.choose(OP, problem, target)
+
+
+def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
+    """What of a call costs a tile registers, for `configs.choose`."""
+    found = {
+        "dropout": call.dropout_p > 0,
+        "masked": call.dropout_p > 0 or call.neighbour_mask is not None or call.neighbour_gate is not None,
+        "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
+    }
+    return tuple(name for name, present in found.items() if present)
 
 
 def inputs(call: ChunkedCrossAttention) -> dict:
