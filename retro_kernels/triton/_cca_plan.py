@@ -45,6 +45,7 @@ def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
     found = {
         "dropout": call.dropout_p > 0,
         "masked": call.dropout_p > 0 or call.neighbour_mask is not None or call.neighbour_gate is not None,
+        "plain": call.rel_key is None,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }
     return tuple(name for name, present in found.items() if present)

@@ -36,10 +36,13 @@ PRESETS = {
         "retro d128",
         "retro d64 gate mask",
         "retro d128 gate mask",
+        "retro d64 dropout",
+        "retro d128 dropout",
         "retro d64 decode",
         "retro d128 decode",
+        "rpt gate",
     ),
-    "relative_attention": ("causal d64", "causal d128", "documents d128", "dropout d128"),
+    "relative_attention": ("causal d64", "causal d128", "documents d128", "dropout d128", "window, both directions"),
     "topk_chunks": ("RPT, B=8", "64 of a million, RETRO", "1 of a million"),
     "relative_logits": ("head", "narrow"),
     "leaky_average": ("wide", "long"),
@@ -68,12 +71,9 @@ _TILE = "the tile that would not spill makes products twice or reads keys twice 
 _BLOCK = "the compiler's own choice: at 168 or 128 registers another block fits a multiprocessor"
 _RARE = "heads this wide are no preset"
 
-#: every launch that may spill, of those compiled here; bench/NOTES.md lists what else spills in bfloat16 relative attention
+#: every launch that may spill, of those compiled here; `python -m retro_kernels.aot --combinations` compiles every set of options
 SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 40}, _TILE),
-    Spill("cca_backward_query", "short chunk", "bfloat16", {100: 16}, _BLOCK),
-    Spill("cca_forward", "retro d64 dropout", "bfloat16", {100: 16}, _TILE),
-    Spill("cca_forward", "rpt gate", "bfloat16", {100: 8}, _BLOCK),
     Spill("cca_forward", "head of 256", "bfloat16", {80: 208, 90: 248, 100: 256}, _RARE),
     Spill("cca_backward_query", "head of 256", "bfloat16", {80: 136, 90: 168, 100: 248}, _RARE),
     Spill("relative_query", "extent 1024, e16", "float32", {80: 24}, _TILE),

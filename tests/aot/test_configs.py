@@ -8,11 +8,12 @@ import torch
 
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
-from retro_kernels.triton import _relative_cases, _relative_plan, relative_attention
+from retro_kernels.triton import _cca_cases, _cca_plan, _relative_cases, _relative_plan, chunked_cross_attention, relative_attention
+from retro_kernels.triton._combinations import WIDTHS
 
 TABLES = sorted(path.stem for path in configs._TABLES.glob("*.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)
-OPTIONS = ("dropout", "edges", "masked", "window", "narrow")  # the dearest first: the order of rows in a table
+OPTIONS = ("dropout", "edges", "masked", "plain", "window", "narrow")  # the dearest first: the order of rows in a table
 
 
 def call(**options):
@@ -22,10 +23,13 @@ def call(**options):
 def test_options_of_a_call():
     assert _relative_plan.options(call(D=64)) == ()
     assert _relative_plan.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
-    assert _relative_plan.options(call(**EVERYTHING, causal=False)) == OPTIONS
+    assert _relative_plan.options(call(**EVERYTHING, causal=False)) == ("dropout", "edges", "masked", "window", "narrow")
     assert _relative_plan.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
     assert _relative_plan.options(call(D=64, segments=True)) == ("masked",)
     assert _relative_plan.options(call(D=64, rel=False, biases=False)) == ()
+    assert _cca_plan.options(_cca_cases.call(torch.bfloat16, D=64)) == ()
+    assert _cca_plan.options(_cca_cases.call(torch.bfloat16, D=64, E=16, gate=True)) == ("masked", "narrow")
+    assert _cca_plan.options(_cca_cases.call(torch.bfloat16, rel=False, biases=False, dropout_p=0.1)) == ("dropout", "masked", "plain")
 
 
 @pytest.mark.parametrize("op", TABLES)
@@ -66,10 +70,12 @@ def test_most_options_win_then_the_first_row(options, stages):
 
 
 @pytest.mark.parametrize("arch", KNOWN)
-def test_every_row_with_an_option_serves_some_call(arch):
+@pytest.mark.parametrize("op, cases", [(relative_attention, _relative_cases), (chunked_cross_attention, _cca_cases)])
+def test_every_row_with_an_option_serves_some_call(op, cases, arch):
     with configs.watched() as seen:
-        launches = list(relative_attention.aot_combinations(KNOWN[arch]))
-    assert len({launch.case for launch in launches}) == 2 * len(_relative_cases.POSITIONS) * 2 ** len(_relative_cases.OPTIONS)
+        launches = list(op.aot_combinations(KNOWN[arch]))
+    assert len({launch.case for launch in launches}) == len(WIDTHS) * len(cases.POSITIONS) * 2 ** len(cases.OPTIONS)
+    name = op.__name__.rpartition(".")[2]
     used = [row for _, row in seen]
-    idle = [row for row in configs.table("relative_attention") if row["arch"] == arch and "with" in row and row not in used]
-    assert not idle
+    mine = [row for row in configs.table(name) if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row]
+    assert not [row for row in mine if row not in used]
