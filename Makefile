@@ -24,8 +24,12 @@ bench: setup
 	$(PY) -m bench run --json bench/out/latest.jsonl --fresh
 	$(PY) -m bench report bench/out/latest.jsonl
 
+# Where it can't be had its test is skipped, and says so.
+.venv/oldest: .venv/ready
+	$(PY) -m pip --disable-pip-version-check install -q --no-deps --target $@ 'triton==3.6.*' || mkdir -p $@
+
 # Triton's interpreter changes what `import triton` means, so its tests have a process of their own.
-test: setup lint
+test: setup lint .venv/oldest
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n $(JOBS)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/ops -k "triton or topk_stream" -n $(JOBS)
 

@@ -27,7 +27,6 @@ from ._cca_tile import (
     visible_keys,
     wide,
 )
-from ._relative import rows_from
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -79,7 +78,7 @@ def _cca_backward_query_kernel(
     qc = add_bias(q, content_at, D, BLOCK_D)
     do_base = do_ptr + batch * stride_dob + start64 * stride_don + head * stride_doh
     do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
-    q_from, do_from = rows_from(q_base, local, live, stride_qn, content_at), rows_from(do_base, local, live, stride_don)
+    q_from, do_from = (q_base, local, live, stride_qn), (do_base, local, live, stride_don)
     out = load_rows(out_ptr + ((batch * N + start64) * H + head) * D, local, live, H * D, D, BLOCK_D)
     lse_at = (batch * H + head) * N + n
     dlse_at = batch * stride_dlb + head * stride_dlh + n.to(tl.int64) * stride_dln
@@ -114,8 +113,8 @@ def _cca_backward_query_kernel(
             position = 0.0
             if band_ptr is not None:
                 position = load_band(band_at, band_keys, again, BLOCK_M, BLOCK_N)
-            content = tile_product(qc, q_from, k, rows_from(k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION)
-            dp_raw = tile_product(do, do_from, v, rows_from(v_at, j, visible, stride_vr), again, D, BLOCK_D, PRECISION)
+            content = tile_product(qc, q_from, content_at, k, (k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION)
+            dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_vr), again, D, BLOCK_D, PRECISION)
             p, ds = tile_gradients(
                 content, dp_raw, position, lse2, delta, visible, gate, scale2,
                 seed_ptr, dropout_limit, dropout_scale, a * R + j, n, head, batch,
@@ -209,7 +208,7 @@ def _cca_backward_key_kernel(
     k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
     v_at = v_base + wide(a) * stride_vk
     v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)
-    k_from, v_from = rows_from(k_at, j, visible, stride_kr), rows_from(v_at, j, visible, stride_vr)
+    k_from, v_from = (k_at, j, visible, stride_kr), (v_at, j, visible, stride_vr)
 
     first_row = (chunk + 1) * M - 1 - query_start
     local = tl.arange(0, BLOCK_M)
@@ -229,7 +228,7 @@ def _cca_backward_key_kernel(
         do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
         content_at = content_ptr + head * stride_ch if content_ptr is not None else None
         qc = add_bias(q, content_at, D, BLOCK_D)
-        q_from, do_from = rows_from(q_base, local, live, stride_qn, content_at), rows_from(do_base, local, live, stride_don)
+        q_from, do_from = (q_base, local, live, stride_qn), (do_base, local, live, stride_don)
         zero = step >> 30  # as in `_relative`
         position = 0.0
         if band_ptr is not None:
@@ -239,8 +238,8 @@ def _cca_backward_key_kernel(
         lse = tl.load(lse_ptr + lse_at, mask=live, other=float("-inf"))
         lse2 = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
         delta = tl.load(delta_ptr + lse_at, mask=live, other=0.0)
-        content = tile_product(qc, q_from, k, k_from, zero, D, BLOCK_D, PRECISION)
-        dp_raw = tile_product(do, do_from, v, v_from, zero, D, BLOCK_D, PRECISION)
+        content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)
+        dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(
             content, dp_raw, position, lse2, delta, visible, gate, scale2,
             seed_ptr, dropout_limit, dropout_scale, a * R + j, n, head, batch,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import add_bias, load_rows, locate, wide
-from ._relative import band_block, position_logits, position_query_gradient, reverse_skew, rows_from
+from ._relative import band_block, position_logits, position_query_gradient, reverse_skew
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -22,19 +22,13 @@ SIZES = (
 
 
 @triton.jit
-def _relative_query(
-    q_ptr, rq_ptr, position_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
-    batch, start, head, live, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK_M, BLOCK_E] and where it comes from: the relative query, or the query where it has none, plus the position bias."""
-    local = tl.arange(0, BLOCK_M)
+def _relative_query(q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head):
+    """Address of the first row of the relative query, or of the query where it has none, and the rows' stride."""
     if rq_ptr is not None:
         base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh, stride_rqn
     else:
         base, stride = q_ptr + batch * stride_qb + wide(start) * stride_qn + head * stride_qh, stride_qn
-    rq = load_rows(base, local, live, stride, E, BLOCK_E)
-    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
-    return add_bias(rq, position_at, E, BLOCK_E), rows_from(base, local, live, stride, position_at)
+    return base, stride
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -51,16 +45,20 @@ def _cca_backward_logits_kernel(
     local = tl.arange(0, BLOCK_M)
     n = start + local
     live = (n >= 0) & (n < tl.minimum(first_row + M, N))
-    rq, rq_from = _relative_query(
-        q_ptr, rq_ptr, position_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
-        batch, start, head, live, E, BLOCK_M, BLOCK_E,
-    )  # fmt: skip
+    rq_base, stride = _relative_query(
+        q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
+    )
+    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+    rq = add_bias(load_rows(rq_base, local, live, stride, E, BLOCK_E), position_at, E, BLOCK_E)
+    rq_from = (rq_base, local, live, stride)
     rel_base = rel_ptr + head.to(tl.int64) * stride_rh
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
     for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
         zero = j0 >> 30  # R is far below 2**30
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
-        position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from)
+        position = position_logits(
+            rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
+        )
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
         position = tl.where(live[:, None], position, 0.0)  # past the end it is 0 times the table, NaN where that is infinite
         tl.store(at, position.to(band_ptr.dtype.element_ty))

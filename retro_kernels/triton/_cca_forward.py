@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ._cca_tile import LN2, LOG2E, add_bias, load_gate, load_keys, load_rows, tile_product, visible_keys, wide
 from ._dropout import dropout_keep
-from ._relative import position_logits, rows_from
+from ._relative import position_logits
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -51,7 +51,7 @@ def _cca_forward_kernel(
     q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
     content_at = content_ptr + head * stride_ch if content_ptr is not None else None
     qc = add_bias(q, content_at, D, BLOCK_D)
-    q_from = rows_from(q_base, local, live, stride_qn, content_at)
+    q_from = (q_base, local, live, stride_qn)
     if rel_ptr is not None:
         rq, rq_base, rq_stride = q, q_base, stride_qn
         if rq_ptr is not None:
@@ -59,7 +59,7 @@ def _cca_forward_kernel(
             rq = load_rows(rq_base, local, live, rq_stride, E, BLOCK_E)
         position_at = position_ptr + head * stride_ph if position_ptr is not None else None
         rq = add_bias(rq, position_at, E, BLOCK_E)
-        rq_from = rows_from(rq_base, local, live, rq_stride, position_at)
+        rq_from = (rq_base, local, live, rq_stride)
         rel_base = rel_ptr + head.to(tl.int64) * stride_rh
 
     k_base = k_ptr + batch * stride_kb + chunk.to(tl.int64) * stride_kl + group * stride_kg
@@ -80,7 +80,9 @@ def _cca_forward_kernel(
         if rel_ptr is not None:
             zero = j0 >> 30  # R is far below 2**30
             base = start - first_row - j0 - (BLOCK_N - 1) - rel_start
-            position = position_logits(rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from)
+            position = position_logits(
+                rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
+            )
         for a in range(first_neighbour, last_neighbour):
             mask_at = None
             if mask_ptr is not None:
@@ -88,7 +90,7 @@ def _cca_forward_kernel(
             visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
             k_at = k_base + wide(a) * stride_kk
             k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
-            logits = tile_product(qc, q_from, k, rows_from(k_at, j, visible, stride_kr), a >> 30, D, BLOCK_D, PRECISION)
+            logits = tile_product(qc, q_from, content_at, k, (k_at, j, visible, stride_kr), a >> 30, D, BLOCK_D, PRECISION)
             if gate_ptr is not None:
                 gate = load_gate(gate_ptr + batch * stride_gb + chunk * stride_gl + wide(a) * stride_gk, visible, MASKED)
                 logits = logits * gate

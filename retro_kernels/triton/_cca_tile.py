@@ -47,10 +47,10 @@ def load_keys(base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, 
 
 
 @triton.jit
-def tile_product(x, x_from, y, y_from, zero, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
+def tile_product(x, x_from, bias_ptr, y, y_from, zero, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
     """float32 x y^T; where float32 operands are split into halves, read from memory a few columns at a time instead (`deep_product`)."""
     if PRECISION == "tf32x3":
-        return deep_product(x_from, y_from, zero, D, BLOCK_D, PRECISION)
+        return deep_product(x_from, bias_ptr, y_from, zero, D, BLOCK_D, PRECISION)
     else:
         return tl.dot(x, tl.trans(y), input_precision=PRECISION)
 

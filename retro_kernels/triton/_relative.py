@@ -78,29 +78,24 @@ def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
 
 
 @triton.jit
-def rows_from(pointer, rows, live, stride, bias_ptr=None):
-    """Where rows are to be read (those not live are zero), and the bias that they get, for `deep_product`."""
-    return pointer, rows, live, stride, bias_ptr
-
-
-@triton.jit
 def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
-    """`rows_from` for rows first .. first + BLOCK - 1, zero outside [0, rows)."""
+    """Rows first .. first + BLOCK - 1, zero outside [0, rows), for `deep_product`."""
     t = first + tl.arange(0, BLOCK)
     inside = (t >= 0) & (t < rows)
-    return pointer, tl.where(inside, t, 0), inside, stride, None  # a row outside may lie outside the allocation
+    return pointer, tl.where(inside, t, 0), inside, stride  # a row outside may lie outside the allocation
 
 
 @triton.jit
 def deep_product(
-    a_from, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+    a_from, bias_ptr, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """`product` of the rows a_from and b_from (as `rows_from` gives them; only a's bias counts), read a few columns at a time.
+    """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, live, stride) each, read a few columns at a time.
 
-    For "tf32x3", which splits both operands into halves: whole rows would fill every register.
+    Rows not live are zero. For "tf32x3", which splits both operands into halves: whole rows would fill every register. (The bias is
+    no part of the tuple: triton 3.6 can't have None in one.)
     """
-    a_ptr, i, live, stride_a, bias_ptr = a_from
-    b_ptr, j, inside, stride_b, _ = b_from
+    a_ptr, i, live, stride_a = a_from
+    b_ptr, j, inside, stride_b = b_from
     STEP: tl.constexpr = BLOCK if BLOCK < 32 else 32
     WHOLE: tl.constexpr = WIDTH % STEP == 0
     a_at = a_ptr + i.to(tl.int64)[:, None] * stride_a
@@ -129,13 +124,14 @@ def deep_product(
 
 @triton.jit
 def table_product(
-    a, a_from, rel_ptr, first, rows, stride_t, zero,
+    a, a_from, bias_ptr, rel_ptr, first, rows, stride_t, zero,
     WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
     """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a), BLOCK_B]; a_from None: from registers whatever the precision."""
     DEEP: tl.constexpr = a_from is not None and PRECISION == "tf32x3"
     if DEEP:
-        band = deep_product(a_from, block_from(rel_ptr, first, rows, stride_t, BLOCK_B), zero, WIDTH, BLOCK, PRECISION, TRANSPOSED)
+        b_from = block_from(rel_ptr, first, rows, stride_t, BLOCK_B)
+        band = deep_product(a_from, bias_ptr, b_from, zero, WIDTH, BLOCK, PRECISION, TRANSPOSED)
     else:
         band = product(a, rel_rows(rel_ptr, first, rows, stride_t, WIDTH, BLOCK_B, BLOCK), PRECISION, TRANSPOSED)
     return band
@@ -146,14 +142,14 @@ def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
     rel_ptr, base, rows, stride_t, zero,  # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False, rq_from=None,
+    TRANSPOSED: tl.constexpr = False, rq_from=None, bias_ptr=None,
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         first = base + block * BLOCK_N
-        band = table_product(rq, rq_from, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED)
+        band = table_product(rq, rq_from, bias_ptr, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED)
         folded = tl.where(block_of == block, band, folded)
     return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
 

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ._cca_tile import LOG2E, load_keys, load_rows
 from ._dropout import dropout_keep
-from ._relative import band_block, block_from, deep_product, product, rel_rows, reverse_skew, rows_from, table_product
+from ._relative import band_block, block_from, deep_product, product, rel_rows, reverse_skew, table_product
 from ._relative_forward import SIZES
 from ._relative_tile import (
     load_query,
@@ -72,7 +72,7 @@ def tile_gradient(logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_li
 @triton.jit
 def _walk_gradient(
     begin, end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
-    k_base, v_base, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+    k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, live, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -88,7 +88,9 @@ def _walk_gradient(
     upper, held = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
-        upper = table_product(rq, rq_from, rel_base, base + BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION, True)
+        upper = table_product(
+            rq, rq_from, position_at, rel_base, base + BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION, True
+        )
         held = tl.zeros([BLOCK_M, BLOCK_N], rq.dtype)
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
@@ -96,20 +98,20 @@ def _walk_gradient(
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
         zero = j0 >> 30  # S is far below 2**30
         if DEEP:
-            logits = deep_product(q_from, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
             logits = product(q, k, PRECISION, True)
         base = start + shift - j0 - (BLOCK_N - 1)
         t = (i + shift)[:, None] - j[None, :]
         if WALK:
-            lower = table_product(rq, rq_from, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True)
+            lower = table_product(rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True)
             logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)
             upper = lower
         elif POSITION:
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
         if DEEP:
-            dp = deep_product(do_from, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            dp = deep_product(do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             dp = product(do, v, PRECISION, True)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
@@ -175,8 +177,8 @@ def _relative_query_kernel(
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
     do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
-    q_from, rq_from = rows_from(q_base, i, live, stride_qn, content_at), rows_from(rq_base, i, live, stride_rqn, position_at)
-    do_from = rows_from(do_base, i, live, stride_don)
+    q_from, rq_from = (q_base, i, live, stride_qn), (rq_base, i, live, stride_rqn) if rel_ptr is not None else None
+    do_from = (do_base, i, live, stride_don)
     lse2, delta = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr + (batch * H + head) * N, i, live)
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
@@ -197,7 +199,7 @@ def _relative_query_kernel(
         dq, drq = _walk_gradient(
             part_begin, part_end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
             k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg,
-            rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+            rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
             i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,

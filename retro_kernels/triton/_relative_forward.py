@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ._cca_tile import LN2, LOG2E, load_keys
 from ._dropout import dropout_keep
-from ._relative import band_block, block_from, deep_product, rows_from, table_product
+from ._relative import band_block, block_from, deep_product, table_product
 from ._relative_tile import (
     load_query,
     load_segments,
@@ -28,7 +28,7 @@ SIZES = ("N", "S", "T", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window"
 @triton.jit
 def _walk_keys(
     begin, end, start, q, rq, q_from, rq_from, top, total, acc,
-    k_base, v_base, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+    k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, live, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -39,22 +39,24 @@ def _walk_keys(
     upper, uppermost = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
-        upper = table_product(rq, rq_from, rel_base, base + BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION)
+        upper = table_product(rq, rq_from, position_at, rel_base, base + BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION)
         if BLOCK_M > BLOCK_N:
-            uppermost = table_product(rq, rq_from, rel_base, base + 2 * BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION)
+            uppermost = table_product(
+                rq, rq_from, position_at, rel_base, base + 2 * BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION
+            )
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
         if WALK:  # before the content product: their registers need not live together
             base = start + shift - j0 - (BLOCK_N - 1)
-            lower = table_product(rq, rq_from, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION)
+            lower = table_product(rq, rq_from, position_at, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION)
             position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)  # S is far below 2**30
             if BLOCK_M > BLOCK_N:
                 # a bare copy would be carried over two rounds, and such loops are not pipelined
                 uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
         if PRECISION == "tf32x3":
-            logits = deep_product(q_from, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION)
+            logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION)
         else:
             k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
             logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -114,7 +116,7 @@ def _relative_forward_kernel(
     rq = q
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
-    q_from, rq_from = rows_from(q_base, i, live, stride_qn, content_at), rows_from(rq_base, i, live, stride_rqn, position_at)
+    q_from, rq_from = (q_base, i, live, stride_qn), (rq_base, i, live, stride_rqn) if rel_ptr is not None else None
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
         query_segment, smallest, largest = load_segments(query_segment_at, i, live, start, stride_qsn)
@@ -136,7 +138,7 @@ def _relative_forward_kernel(
         top, total, acc = _walk_keys(
             part_begin, part_end, start, q, rq, q_from, rq_from, top, total, acc,
             k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg,
-            rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+            rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
             i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import LOG2E, load_keys, load_rows
-from ._relative import block_from, deep_product, position_logits, product, rows_from
+from ._relative import block_from, deep_product, position_logits, product
 from ._relative_backward import load_statistics, tile_gradient
 from ._relative_forward import SIZES
 from ._relative_tile import load_query, load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
@@ -33,23 +33,23 @@ def _walk_queries(
         do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
         lse2, delta = load_statistics(lse_at, delta_at, i, live)
         zero = start >> 30  # N is far below 2**30
-        q_from, do_from = rows_from(q_base, i, live, stride_qn, content_at), rows_from(do_base, i, live, stride_don)
+        q_from, do_from = (q_base, i, live, stride_qn), (do_base, i, live, stride_don)
         if DEEP:
-            logits = deep_product(q_from, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
         if POSITION and E > 1:
             _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
             base = start + shift - j0 - (BLOCK_N - 1)
-            rq_from = rows_from(rq_base, i, live, stride_rqn, position_at)
+            rq_from = (rq_base, i, live, stride_rqn)
             logits = logits + position_logits(
-                rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True, rq_from
+                rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True, rq_from, position_at
             )
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
         if DEEP:
-            dp = deep_product(do_from, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            dp = deep_product(do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             dp = product(do, v, PRECISION, True)
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ._cca_tile import LOG2E, load_rows
-from ._relative import position_logits, product, rel_rows, rows_from, table_product
+from ._relative import position_logits, product, rel_rows, table_product
 from ._relative_backward import load_statistics, tile_gradient
 from ._relative_forward import SIZES
 from ._relative_tile import load_query
@@ -82,8 +82,8 @@ def _relative_table_kernel(
             live = i < N
             q_base, rq_base = q_ptr + batch * stride_qb + head * stride_qh, rq_ptr + batch * stride_rqb + head * stride_rqh
             do_base = do_ptr + batch * stride_dob + head * stride_doh
-            q_from, do_from = rows_from(q_base, i, live, stride_qn, content_at), rows_from(do_base, i, live, stride_don)
-            rq_from = rows_from(rq_base, i, live, stride_rqn, position_at)
+            q_from, do_from = (q_base, i, live, stride_qn), (do_base, i, live, stride_don)
+            rq_from = (rq_base, i, live, stride_rqn)
             _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
             _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
             do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
@@ -92,9 +92,11 @@ def _relative_table_kernel(
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
             k_base = k_ptr + batch * stride_kb + group * stride_kg
             v_base = v_ptr + batch * stride_vb + group * stride_vg
-            content = position_logits(q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, q_from)
+            content = position_logits(
+                q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, q_from, content_at
+            )
             if PRECISION == "tf32x3":
-                position = table_product(rq, rq_from, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True)
+                position = table_product(rq, rq_from, position_at, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True)
             else:
                 position = product(rq, rel, PRECISION, True)
             dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, do_from)

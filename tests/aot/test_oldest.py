@@ -1,0 +1,52 @@
+"""The first launch of each kernel in each type compiles with the oldest triton that pyproject.toml allows, too.
+
+`make test` puts it into .venv/oldest. Triton's language grows: what the newest accepts (None in a tuple, say) the oldest may not.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retro_kernels import aot
+from retro_kernels._target import KNOWN
+from tests.conftest import INTERPRETER
+
+ROOT = Path(__file__).resolve().parents[2]
+OLDEST = ROOT / ".venv" / "oldest"
+MINIMUM = re.search(r'"triton>=([0-9.]+);', (ROOT / "pyproject.toml").read_text())[1]
+
+
+def first_of_each():
+    """`select` for `aot.compile_each`."""
+    seen = set()
+
+    def select(op: str, case: aot.Case) -> bool:
+        new = (op, case.launch.name, case.dtype) not in seen
+        seen.add((op, case.launch.name, case.dtype))
+        return new
+
+    return select
+
+
+@pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
+@pytest.mark.skipif(not (OLDEST / "triton").exists(), reason=f"no triton {MINIMUM} in {OLDEST.relative_to(ROOT)}: `make test` puts it there")
+def test_every_kernel_compiles_with_the_oldest_triton():
+    done = subprocess.run(
+        [sys.executable, "-m", __name__], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(OLDEST)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    version, *kernels = done.stdout.split()
+    assert version.startswith(MINIMUM + ".")
+    assert set(kernels) == {case.launch.name for _, case in aot.cases(KNOWN[90])}
+
+
+if __name__ == "__main__":
+    import triton
+
+    print(triton.__version__)
+    for row in aot.compile_each([90], select=first_of_each()):
+        print(row.kernel)
