@@ -33,7 +33,9 @@ def first_of_each():
 
 
 @pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
-@pytest.mark.skipif(not (OLDEST / "triton").exists(), reason=f"no triton {MINIMUM} in {OLDEST.relative_to(ROOT)}: `make test` puts it there")
+@pytest.mark.skipif(
+    not (OLDEST / "triton").exists(), reason=f"no triton {MINIMUM} in {OLDEST.relative_to(ROOT)}: `make test` puts it there"
+)
 def test_every_kernel_compiles_with_the_oldest_triton():
     done = subprocess.run(
         [sys.executable, "-m", __name__], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(OLDEST)}, capture_output=True, text=True
