@@ -18,6 +18,8 @@ from . import _dispatch
 NAMESPACE = "retro_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _DEVICES = ("CPU", "CUDA")
+#: asked here once: torch 2.11 can't trace the question
+_AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
 def register(op: str, problem: type, arguments: str, returns: Sequence[str], fake: Callable[..., tuple[Tensor, ...]]) -> None:
@@ -132,7 +134,7 @@ def autocast_to_first(call, wide: tuple[str, ...] = ()):
 
 def _autocast_on(first) -> bool:
     device = first.device.type if isinstance(first, Tensor) else None
-    return device is not None and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device in _AUTOCAST and torch.is_autocast_enabled(device)
 
 
 def _cast(value, dtype: torch.dtype):
