@@ -173,7 +173,7 @@ def _config(launch) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    wide = max(34, *(len(r.case) for r in rows), 0)
+    wide = max([34, *(len(r.case) for r in rows)])
     head = f"{'kernel':<26} {'case':<{wide}} {'config':<30} {'dtype':<9} arch  regs stack  shared"
     lines = [
         f"{r.kernel:<26} {r.case:<{wide}} {r.config:<30} {r.dtype:<9} {r.arch:>4} {r.registers:>5} {r.stack:>5} "

@@ -68,7 +68,6 @@ class Spill(NamedTuple):
 
 
 _TILE = "the tile that would not spill makes products twice or reads keys twice as often"
-_BLOCK = "the compiler's own choice: at 168 or 128 registers another block fits a multiprocessor"
 _RARE = "heads this wide are no preset"
 
 #: every launch that may spill, of those compiled here; `python -m retro_kernels.aot --combinations` compiles every set of options
@@ -76,9 +75,6 @@ SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 40}, _TILE),
     Spill("cca_forward", "head of 256", "bfloat16", {80: 208, 90: 248, 100: 256}, _RARE),
     Spill("cca_backward_query", "head of 256", "bfloat16", {80: 136, 90: 168, 100: 248}, _RARE),
-    Spill("relative_query", "extent 1024, e16", "float32", {80: 24}, _TILE),
-    Spill("logits_forward", "wide", "float32", {80: 424}, "outside any loop"),
-    Spill("topk_chunks_scan", "width 100", "float32", {100: 16}, _BLOCK),
 )
 
 

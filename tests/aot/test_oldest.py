@@ -1,4 +1,4 @@
-"""The first launch of each kernel in each type compiles with the oldest triton that pyproject.toml allows, too.
+"""What test_aot compiles for sm_90 compiles with the oldest triton that pyproject.toml allows, too.
 
 `make test` puts it into .venv/oldest. Triton's language grows: what the newest accepts (None in a tuple, say) the oldest may not.
 """
@@ -20,18 +20,6 @@ OLDEST = ROOT / ".venv" / "oldest"
 MINIMUM = re.search(r'"triton>=([0-9.]+);', (ROOT / "pyproject.toml").read_text())[1]
 
 
-def first_of_each():
-    """`select` for `aot.compile_each`."""
-    seen = set()
-
-    def select(op: str, case: aot.Case) -> bool:
-        new = (op, case.launch.name, case.dtype) not in seen
-        seen.add((op, case.launch.name, case.dtype))
-        return new
-
-    return select
-
-
 @pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
 @pytest.mark.skipif(
     not (OLDEST / "triton").exists(), reason=f"no triton {MINIMUM} in {OLDEST.relative_to(ROOT)}: `make test` puts it there"
@@ -49,6 +37,8 @@ def test_every_kernel_compiles_with_the_oldest_triton():
 if __name__ == "__main__":
     import triton
 
+    from tests.aot.test_aot import Selection
+
     print(triton.__version__)
-    for row in aot.compile_each([90], select=first_of_each()):
+    for row in aot.compile_each([90], select=Selection(90)):
         print(row.kernel)

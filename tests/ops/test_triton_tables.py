@@ -49,6 +49,7 @@ def test_every_tile_with_an_option_computes_right(op, arch):
     name = op.__name__.rpartition(".")[2]
     make, options = CALLS[op]
     left = [row for row in configs.table(name) if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row]
+    assert left
     with mock.patch.object(op, "current_target", lambda device: KNOWN[arch]):
         for _, keywords in reversed(list(combinations(POSITIONS, options))):
             call = make(**keywords)
