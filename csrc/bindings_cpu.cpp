@@ -4,9 +4,10 @@
 #include "cpu/chunked_cross_attention.h"
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
-#include "cpu/topk_chunks.h"
+#include "cpu/parallel.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
+#include "cpu/topk_chunks.h"
 #include "view_caster.h"
 
 namespace py = pybind11;
@@ -111,6 +112,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("set_isa", &retro::set_isa);
   m.def("isa_name", &retro::isa_name);
   m.def("supported_isas", &retro::supported_isas);
+  m.def("advise_huge_pages", &retro::advise_huge_pages);
   BIND(chunked_cross_attention_forward);
   BIND(chunked_cross_attention_backward);
   BIND(leaky_average_forward);

@@ -11,7 +11,6 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int KEYS = 128;                      // keys of a block
 constexpr int TASKS = 128;                     // wanted at least, for balance
 constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together; one slot is always there
 
@@ -32,21 +31,26 @@ struct State {
   }
 };
 
-template <class E>
+template <class T, class E>
 struct Workspace {
   RelativeCache<E> relative;
+  Tokens tokens[2];  // of the chunk at hand, and of the next one
+  BlockRows<T> keys, values;
+  LeftRows<T, E> left_keys, left_values;
+  RightRows<T, E> right_keys;
   KeyFactors factors;
-  int32_t* keys[2];  // of the chunk at hand, and of the next one
-  E *k_rows, *k_lines, *v_rows, *p_rows, *ds_rows, *ds_pairs, *rel_rows, *rel_lines, *band_rows, *band_pairs;
+  T **key_grads, **value_grads;  // rows of a block
+  E *p_rows, *ds_rows, *ds_pairs, *rel_rows, *rel_lines, *band_rows, *band_pairs;
   float *p, *ds, *x, *keep, *dk, *dv, *strip, *bias, *dgate, *drel_query;
   char* states;
   size_t state_bytes, bytes;
 
-  Workspace(const Sizes& n, int units, bool gate, bool dropout, Carver carver) : relative(n, carver), factors(KEYS, carver) {
-    const int width = row_width<E>(n.D), block = KEYS * ROWS;
+  Workspace(const Sizes& n, int units, bool gate, bool dropout, Carver carver)
+      : relative(n, carver), tokens{{n, carver}, {n, carver}}, keys(carver), values(carver), left_keys(n, carver), left_values(n, carver),
+        right_keys(n, carver), factors(carver) {
+    constexpr int block = KEYS * ROWS;
     const auto pairs = [&](int64_t count) { return PAIRS<E> ? carver.take<E>(count) : nullptr; };
-    for (int32_t*& list : keys) list = carver.take<int32_t>(static_cast<int64_t>(n.K) * n.R);
-    k_rows = carver.take<E>(KEYS * width), v_rows = carver.take<E>(KEYS * width), k_lines = pairs(KEYS * width);
+    key_grads = carver.take<T*>(KEYS), value_grads = carver.take<T*>(KEYS);
     p = carver.take<float>(block), ds = carver.take<float>(block);
     x = carver.take<float>(gate ? block : 0), keep = carver.take<float>(dropout ? block : 0);
     p_rows = PAIRS<E> ? pairs(block / 2) : reinterpret_cast<E*>(p);
@@ -69,13 +73,6 @@ struct Workspace {
     Carver carver(states + state_bytes * unit);
     return State<E>(n, carver);
   }
-};
-
-// The keys of a chunk that are seen.
-struct Listed {
-  int64_t b, u;
-  const int32_t* keys;
-  int count;
 };
 
 // Sums over chunks, one of each slot and head.
@@ -113,7 +110,7 @@ struct Backward {
   }
 
   // Packs the gradient, and what the scores are made of.
-  void begin(int64_t b, const Unit& unit, Workspace<E>& w, const State<E>& st) const {
+  void begin(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st) const {
     const int width = row_width<E>(n.D);
     pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_rows);
     pack_unit<T>(dout, b, unit, nullptr, n.D, st.grad_rows);
@@ -140,31 +137,30 @@ struct Backward {
   }
 
   // w.p = P, and for the gate's gradient w.x = (q + u)·k
-  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
-    sliced(count, soon, unit, w.k_rows, st.query, [&](int r, int i, Vec x) {
+    sliced(count, soon, unit, w.left_keys.operand(n, w.keys), st.query, [&](int r, int i, Vec x) {
       const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
       store(w.p + r * ROWS + i, exp2(s - load(st.lse2 + i)));
       if (gate) store(w.x + r * ROWS + i, x);
     });
   }
 
-  // keys or values · queries or gradients, transposed; asks for the rows that will be packed next.
-  template <class Emit>
-  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const E* rows, const E* columns, Emit emit) const {
-    const int width = row_width<E>(n.D);
+  // keys or values · queries or gradients, transposed; asks for the rows that will be read next.
+  template <class Rows, class Emit>
+  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const Rows& rows, const E* columns, Emit emit) const {
     for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
-      gemm<true>(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), rows + k * width, width, columns, ROWS,
-                 [&](int r, int i, Vec x) { emit(r + k, i, x); });
+      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), rows.from(k), Lines<E>{columns, ROWS},
+           [&](int r, int i, Vec x) { emit(r + k, i, x); });
     }
   }
 
   // w.p becomes what multiplies dO in dV, w.ds what multiplies Q in dK: both with the gate; dz sums dS over the neighbours.
-  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
     const Vec s = broadcast(scale);
-    sliced(count, soon, unit, w.v_rows, st.grad, [&](int r, int i, Vec y) {
+    sliced(count, soon, unit, w.left_values.operand(n, w.values), st.grad, [&](int r, int i, Vec y) {
       const int at = r * ROWS + i;
       const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), kept = drop ? p * load(w.keep + at) : p;
       const Vec dp = drop ? y * g * load(w.keep + at) : y * g, ds = p * (dp - load(st.delta + i));
@@ -181,46 +177,67 @@ struct Backward {
   }
 
   // The layouts of pairs that the three remaining products read; floats are used as they are.
-  void to_operands(int count, const Unit& unit, const Workspace<E>& w) const {
+  void to_operands(int count, const Unit& unit, const Workspace<T, E>& w) const {
     by_row(w.p, ROWS, count, unit.lanes(), w.p_rows, steps_of<E>(ROWS));
     by_row(w.ds, ROWS, count, unit.lanes(), w.ds_rows, steps_of<E>(ROWS));
     by_line(w.ds, ROWS, count, unit.lanes(), w.ds_pairs, ROWS);
   }
 
-  void block(int64_t b, const Piece<const T>& k, const Piece<const T>& soon_k, const Piece<const T>& soon_v, const Unit& unit, const Workspace<E>& w,
-             const State<E>& st) const {
-    const int count = k.count, ld = pad(n.D), vectors = ld / LANES, across = steps_of<E>(ROWS), steps = steps_of<E>(unit.rows);
+  // Unit `at` of `units`, against keys [first, first + count) of the tokens.
+  void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v, const Unit& unit, int at, int units,
+             const Workspace<T, E>& w, const State<E>& st) const {
+    const int ld = pad(n.D), vectors = ld / LANES, across = steps_of<E>(ROWS), steps = steps_of<E>(unit.rows);
     probabilities(count, soon_k, unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
-        dropout.factors(static_cast<uint32_t>(k.list[r]), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
-                        static_cast<uint32_t>(b), unit.lanes(), w.keep + r * ROWS);
+        dropout.factors(static_cast<uint32_t>(tokens.index[first + r]), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
+                        static_cast<uint32_t>(tokens.b), unit.lanes(), w.keep + r * ROWS);
     score_grads(count, soon_v, unit, w, st);
     to_operands(count, unit, w);
-    const auto add = [ld](float* to) {
-      return [to, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); };
+    // units add up; the last one writes
+    const auto grads = [=](float* sums, T* const* rows, Vec factor) {
+      return [=](int r, int d, Vec x) {
+        float* sum = sums + r * ld + d;
+        if (at > 0) x = x + load(sum);
+        if (at + 1 < units) return store(sum, x);
+        store(rows[r] + d, x * factor, n.D - d);
+      };
     };
-    if (want.value) gemm<true>(count, vectors, steps, w.p_rows, across, st.grad_lines, ld, add(w.dv));
-    if (want.key) gemm<true>(count, vectors, steps, w.ds_rows, across, st.query_lines, ld, add(w.dk));
+    if (want.value) gemm<true>(count, vectors, steps, w.p_rows, across, st.grad_lines, ld, grads(w.dv, w.value_grads, broadcast(1.f)));
+    if (want.key) gemm<true>(count, vectors, steps, w.ds_rows, across, st.query_lines, ld, grads(w.dk, w.key_grads, broadcast(scale)));
     if (want.query || want.content_bias)
-      gemm<false>(unit.rows, vectors, steps_of<E>(count), w.ds_pairs, ROWS, PAIRS<E> ? w.k_lines : w.k_rows, ld, add(st.dquery));
+      w.right_keys.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
+        gemm(unit.rows, vectors, steps_of<E>(count), ByLine<E>{w.ds_pairs, ROWS}, keys,
+             [&](int r, int d, Vec x) { store(st.dquery + r * ld + d, load(st.dquery + r * ld + d) + x); });
+      });
   }
 
-  // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two products.
-  void band_grads(int64_t b, const Unit& unit, const Workspace<E>& w, const State<E>& st, const RelativeKeys<E>& rel, float* slot) const {
-    const int ld = n.band_ld, wide = pad(n.E), skip = n.top - (unit.index + unit.rows - 1);
+  // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two products, a
+  // slice at a time, over what isn't zero: row i meets the columns [last - i, last - i + R).
+  void band_grads(int64_t b, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, const RelativeKeys<E>& rel, float* slot) const {
+    const int ld = n.band_ld, wide = pad(n.E), last = n.top - unit.index, across = steps_of<E>(ld);
+    constexpr int STEP = PAIRS<E> ? 2 : 1;
     clear(w.strip, static_cast<int64_t>(unit.rows) * ld);
-    transpose(st.dz, ROWS, n.R, unit.rows, w.strip + skip + unit.rows - 1, ld - 1);
-    by_row(w.strip, ld, unit.rows, ld, w.band_rows, steps_of<E>(ld));
+    transpose(st.dz, ROWS, n.R, unit.rows, w.strip + last, ld - 1);
+    by_row(w.strip, ld, unit.rows, ld, w.band_rows, across);
     by_line(w.strip, ld, unit.rows, ld, w.band_pairs, ld);
-    if (want_rel_query)
-      gemm<true>(unit.rows, wide / LANES, steps_of<E>(n.band), w.band_rows, steps_of<E>(ld), rel.lines, wide,
-                 [&](int i, int e, Vec x) { store(w.drel_query + i * wide + e, x); });
+    for (int i = 0; want_rel_query && i < unit.rows; i += SLICE) {
+      const int rows = std::min(SLICE, unit.rows - i), begin = (last - i - rows + 1) / STEP, end = steps_of<E>(last - i + n.R);
+      gemm<true>(rows, wide / LANES, end - begin, w.band_rows + i * across + begin, across, rel.lines + begin * wide, wide,
+                 [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * wide + e, x); });
+    }
     if (!want.rel_key) return;
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E, w.rel_rows);
     const E* lines = pair_rows(w.rel_rows, unit.rows, n.E, w.rel_lines);
-    gemm<false>(n.band, wide / LANES, steps_of<E>(unit.rows), w.band_pairs, ld, lines, wide,
-                [&](int t, int e, Vec x) { store(slot + t * wide + e, load(slot + t * wide + e) + x); });
+    for (int t = 0; t < n.band; t += SLICE) {
+      const int columns = std::min(SLICE, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
+      const int end = steps_of<E>(std::clamp(last - t + n.R, 0, unit.rows));
+      if (begin >= end) continue;
+      gemm<false>(columns, wide / LANES, end - begin, w.band_pairs + begin * ld + t, ld, lines + begin * wide, wide, [&](int r, int e, Vec x) {
+        float* to = slot + (t + r) * wide + e;
+        store(to, load(to) + x);
+      });
+    }
   }
 
   static void add_rows(const float* rows, int count, int width, float* to) {
@@ -228,7 +245,7 @@ struct Backward {
       for (int d = 0; d < width; d += LANES) store(to + d, load(to + d) + load(rows + i * width + d));
   }
 
-  void finish(int64_t b, const Unit& unit, Workspace<E>& w, const State<E>& st, float* slot) const {
+  void finish(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st, float* slot) const {
     if (n.E && (want_rel_query || want.rel_key)) band_grads(b, unit, w, st, w.relative.template get<T>(c, n, id, unit.head), slot);
     if (want.content_bias) add_rows(st.dquery, unit.rows, pad(n.D), slot + partials.rel);
     if (want.position_bias) add_rows(w.drel_query, unit.rows, pad(n.E), slot + partials.rel + partials.content);
@@ -250,46 +267,46 @@ struct Backward {
     for (int d = 0; d < width; d += LANES) store(to + d, load(from + d) * broadcast(factor), width - d);
   }
 
-  // Gradients of the keys and values that nothing sees.
-  void clear_hidden(int64_t b, int64_t u, int g, const int32_t* keys, int count) const {
+  // Gradients of the keys and values that nothing sees: of all but the first `count` tokens.
+  void clear_hidden(const Tokens& tokens, int g, int count) const {
     for (int at = 0, token = 0; token < n.K * n.R; ++token) {
-      if (at < count && keys[at] == token) {
+      if (at < count && tokens.index[at] == token) {
         ++at;
         continue;
       }
       for (const View* grad : {&want.key, &want.value})
-        if (*grad) clear(grad->at<T>(b, u, token / n.R, token % n.R, g), n.D);
+        if (*grad) clear(grad->at<T>(tokens.b, tokens.u, token / n.R, token % n.R, g), n.D);
     }
   }
 
-  void chunk(const Listed& here, const Listed& after, int g, int64_t slot, Workspace<E>& w) {
+  // Rows of the gradient of keys or values that belong to a block.
+  void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count, T** rows) const {
+    for (int r = 0; of && r < count; ++r) rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
+  }
+
+  void chunk(const Tokens& here, const Tokens* after, int g, int64_t slot, Workspace<T, E>& w) {
     const int64_t b = here.b, u = here.u;
     const int share = n.H / n.G;
     thread_local std::vector<Unit> units;
     list_units(c, n, u, g * share, (g + 1) * share, units);
-    const int count = static_cast<int>(units.size());
-    const int keys = count ? here.count : 0;
-    clear_hidden(b, u, g, here.keys, keys);
+    const int count = static_cast<int>(units.size()), keys = count ? here.count : 0;
+    clear_hidden(here, g, keys);
     float* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
     for (int first = 0; first < keys; first += KEYS) {
-      const auto piece = [&](const View& of, const Listed& list, int at) {
-        return Piece<const T>{&of, list.b, list.u, g, std::min(KEYS, list.count - at), list.keys + at};
-      };
-      const Piece<const T> k = piece(c.key, here, first);
-      pack(k, n, w.k_rows), pack(piece(c.value, here, first), n, w.v_rows), w.factors.fill(c, n, k, scale2);
       const bool more = first + KEYS < keys;
-      const Listed& next = more ? here : after;
-      const int at = more ? first + KEYS : 0;
-      pair_rows(w.k_rows, k.count, n.D, w.k_lines);
-      clear(w.dk, KEYS * pad(n.D)), clear(w.dv, KEYS * pad(n.D)), clear(w.dgate, KEYS * LANES);
-      for (int i = 0; i < count; ++i) block(b, k, piece(c.key, next, at), piece(c.value, next, at), units[i], w, w.state(n, i));
-      for (int r = 0; r < k.count; ++r) {
-        const int a = k.list[r] / n.R, j = k.list[r] % n.R;
-        if (want.key) write_row(w.dk + r * pad(n.D), scale, n.D, want.key.at<T>(b, u, a, j, g));
-        if (want.value) write_row(w.dv + r * pad(n.D), 1.f, n.D, want.value.at<T>(b, u, a, j, g));
-        if (gate) gate[a] += sum(load(w.dgate + r * LANES));
-      }
+      const auto soon = [&](bool of_keys) {
+        if (more) return Piece<const T>(c, here, of_keys, g, first + KEYS, KEYS);
+        return after ? Piece<const T>(c, *after, of_keys, g, 0, KEYS) : Piece<const T>();
+      };
+      const Piece<const T> k(c, here, true, g, first, KEYS), soon_k = soon(true), soon_v = soon(false);
+      w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first, KEYS));
+      w.left_keys.take(n, w.keys, k.count), w.left_values.take(n, w.values, k.count);
+      w.factors.fill(c, n, here, first, k.count, scale2);
+      grad_rows(want.key, here, g, first, k.count, w.key_grads), grad_rows(want.value, here, g, first, k.count, w.value_grads);
+      clear(w.dgate, KEYS * LANES);
+      for (int i = 0; i < count; ++i) block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.state(n, i));
+      for (int r = 0; gate && r < k.count; ++r) gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
     }
     for (int i = 0; i < count; ++i) finish(b, units[i], w, w.state(n, i), partials.of(n, slot, units[i].head));
   }
@@ -333,17 +350,14 @@ struct Backward {
     parallel_for(n.G * slots, threads, [&](int64_t task) {
       const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
       const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
-      const auto sized = [&](void* base) { return Workspace<E>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout), Carver(base)); };
-      Workspace<E> w = sized(scratch(sized(nullptr).bytes));
-      const auto list = [&](int64_t item) {
-        const int64_t b = item / n.L, u = item % n.L;
-        return item < last ? Listed{b, u, w.keys[item % 2], list_keys(c, n, b, u, w.keys[item % 2])} : Listed{0, 0, nullptr, 0};
-      };
-      Listed here = list(first);
+      const auto sized = [&](void* base) { return Workspace<T, E>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout), Carver(base)); };
+      Workspace<T, E> w = sized(scratch(sized(nullptr).bytes));
+      const auto list = [&](int64_t item) { w.tokens[item % 2].list(c, n, item / n.L, item % n.L); };
+      list(first);
       for (int64_t item = first; item < last; ++item) {
-        const Listed after = list(item + 1);
-        chunk(here, after, g, slot, w);
-        here = after;
+        const bool more = item + 1 < last;
+        if (more) list(item + 1);
+        chunk(w.tokens[item % 2], more ? &w.tokens[(item + 1) % 2] : nullptr, g, slot, w);
       }
     });
     for (int64_t b = 0; b < n.B; ++b) nothing(b);

@@ -7,8 +7,6 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int KEYS = 128;  // keys of a block: keys, values and scores of a block stay in L2, each product's operands in L1
-
 // What a unit carries from one block of keys to the next.
 template <class E>
 struct State {
@@ -16,30 +14,28 @@ struct State {
   float *z, *top, *sum, *out;  // [R][ROWS], running maximum and sum [ROWS], [rows][pad(D)]
 };
 
-template <class E>
+template <class T, class E>
 struct Workspace {
   RelativeCache<E> relative;
-  int32_t* keys;
-  E *rows, *k, *v_rows, *v, *p;
+  Tokens tokens;
+  BlockRows<T> keys, values;
+  LeftRows<T, E> left;
+  RightRows<T, E> right;
   KeyFactors factors;
+  E *rows, *p;
   float *s, *strip, *bias, *alpha, *keep;
   char* states;
   size_t state_bytes;
   size_t bytes;
 
   Workspace(const Sizes& n, int units, Carver carver)
-      : relative(n, carver), factors(KEYS, carver) {
-    const int width = row_width<E>(n.D), wide_row = std::max(width, row_width<E>(n.E));
-    keys = carver.take<int32_t>(static_cast<int64_t>(n.K) * n.R);
-    rows = carver.take<E>(ROWS * wide_row);
-    k = carver.take<E>(KEYS * width);
-    v_rows = carver.take<E>(KEYS * width);
-    v = carver.take<E>(steps_of<E>(KEYS) * pad(n.D));
+      : relative(n, carver), tokens(n, carver), keys(carver), values(carver), left(n, carver), right(n, carver), factors(carver) {
+    rows = carver.take<E>(ROWS * std::max(row_width<E>(n.D), row_width<E>(n.E)));
     s = carver.take<float>(KEYS * ROWS);
-    p = steps_of<E>(2) == 2 ? reinterpret_cast<E*>(s) : carver.take<E>(steps_of<E>(KEYS) * ROWS);  // floats: in place
+    p = PAIRS<E> ? carver.take<E>(steps_of<E>(KEYS) * ROWS) : reinterpret_cast<E*>(s);  // floats: in place
     strip = carver.take<float>(n.E ? static_cast<int64_t>(ROWS) * n.band_ld + LANES * n.band_ld : 0);
     bias = carver.take<float>(256);
-    alpha = carver.take<float>(ROWS), keep = carver.take<float>(ROWS);
+    alpha = carver.take<float>(ROWS), keep = carver.take<float>(2 * ROWS);
     Carver one(nullptr);
     state(n, one);
     state_bytes = one.used();
@@ -71,7 +67,7 @@ struct Forward {
 
   Forward(const CrossAttention& call, const View& o, const View& l) : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p) {}
 
-  void begin(int64_t b, const Unit& unit, Workspace<E>& w, const State<E>& st) const {
+  __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st) const {
     pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
     transpose(w.rows, row_width<E>(n.D), unit.rows, steps_of<E>(n.D), st.query, ROWS);
     std::fill(st.top, st.top + ROWS, -INFINITY);
@@ -81,12 +77,13 @@ struct Forward {
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
-  // Scores of a block against a unit, and their maximum over the keys.
-  void scores(const Piece<const T>& keys, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, Vec* top) const {
-    const int width = row_width<E>(n.D);
-    for (int k = 0; k < keys.count; k += SLICE) {
+  // Scores of a block against a unit, and their maximum over the keys. `soon`: asked for meanwhile.
+  __attribute__((noinline)) void scores(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, Vec* top) const {
+    const auto keys = w.left.operand(n, w.keys);
+    for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
-      gemm<true>(std::min(SLICE, keys.count - k), unit.lanes() / LANES, steps_of<E>(n.D), w.k + k * width, width, st.query, ROWS, [&](int r, int i, Vec x) {
+      for (int r = k + SLICE; r < std::min(k + 2 * SLICE, count); ++r) prefetch_row<CLOSE>(w.keys.row[r], n.D * sizeof(T));
+      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), keys.from(k), Lines<E>{st.query, ROWS}, [&](int r, int i, Vec x) {
         r += k;
         const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
         store(w.s + r * ROWS + i, s);
@@ -96,13 +93,14 @@ struct Forward {
   }
 
   // One vector of probabilities, as the product with the values wants them.
-  RETRO_INLINE Vec weight(const Workspace<E>& w, int r, int i, Vec p) const {
+  RETRO_INLINE Vec weight(const Workspace<T, E>& w, int r, const float* keep, Vec p) const {
     if (c.neighbour_gate) p = p * broadcast(w.factors.gate[r]);
-    if (dropout) p = p * load(w.keep + i);
+    if (dropout) p = p * load(keep);
     return p;
   }
 
-  void softmax(int64_t b, const int32_t* list, int count, const Unit& unit, const Workspace<E>& w, const State<E>& st, const Vec* block_top) const {
+  // Keys [at, at + count) of the tokens.
+  __attribute__((noinline)) void softmax(int at, int count, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, const Vec* block_top) const {
     constexpr int MOST = ROWS / LANES;
     Vec top[MOST], sum[MOST];
     const int vectors = unit.lanes() / LANES;
@@ -115,59 +113,51 @@ struct Forward {
     }
     constexpr int STEP = steps_of<E>(2) == 2 ? 1 : 2;  // keys of a step
     for (int r = 0; r < count; r += STEP) {
-      if constexpr (STEP == 1) {
-        if (dropout) keep(b, list[r], unit, w);
-        for (int v = 0; v < vectors; ++v) {
-          const Vec p = exp2(load(w.s + r * ROWS + v * LANES) - top[v]);
-          sum[v] = sum[v] + p;
-          store(w.p + r * ROWS + v * LANES, weight(w, r, v * LANES, p));
-        }
-      } else {
-        const bool both = r + 1 < count;
-        float* even = w.s + r * ROWS;
-        if (dropout) keep(b, list[r], unit, w);
-        for (int v = 0; v < vectors; ++v) {
-          const Vec p = exp2(load(even + v * LANES) - top[v]);
-          sum[v] = sum[v] + p;
-          store(even + v * LANES, weight(w, r, v * LANES, p));
-        }
-        if (dropout && both) keep(b, list[r + 1], unit, w);
-        for (int v = 0; v < vectors; ++v) {
-          const Vec p = both ? exp2(load(even + ROWS + v * LANES) - top[v]) : zero();
-          sum[v] = sum[v] + p;
-          store_pairs(w.p + r / 2 * ROWS + v * LANES, to_pairs(load(even + v * LANES), both ? weight(w, r + 1, v * LANES, p) : p));
+      const bool both = STEP == 2 && r + 1 < count;
+      if (dropout) keep(at + r, unit, w, w.keep);
+      if (dropout && both) keep(at + r + 1, unit, w, w.keep + ROWS);
+      for (int v = 0; v < vectors; ++v) {
+        const int i = v * LANES;
+        const float* s = w.s + r * ROWS + i;
+        const Vec p = exp2(load(s) - top[v]), even = weight(w, r, w.keep + i, p);
+        sum[v] = sum[v] + p;
+        if constexpr (STEP == 1) {
+          store(w.p + r * ROWS + i, even);
+        } else if (both) {
+          const Vec next = exp2(load(s + ROWS) - top[v]);
+          sum[v] = sum[v] + next;
+          store_pairs(w.p + r / 2 * ROWS + i, to_pairs(even, weight(w, r + 1, w.keep + ROWS + i, next)));
+        } else {
+          store_pairs(w.p + r / 2 * ROWS + i, to_pairs(even, zero()));
         }
       }
     }
     for (int v = 0; v < vectors; ++v) store(st.sum + v * LANES, sum[v]);
   }
 
-  void keep(int64_t b, int key, const Unit& unit, const Workspace<E>& w) const {
-    dropout.factors(static_cast<uint32_t>(key), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head), static_cast<uint32_t>(b), unit.lanes(), w.keep);
+  void keep(int at, const Unit& unit, const Workspace<T, E>& w, float* to) const {
+    dropout.factors(static_cast<uint32_t>(w.tokens.index[at]), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
+                    static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
   }
 
-  void values(const Piece<const T>& values, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st) const {
+  // `packed`: by an earlier unit. `last` block of keys: asks for the outputs, and the queries of head `next`.
+  __attribute__((noinline)) void values(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, bool packed,
+                                        bool last, int next) const {
     const int ld = pad(n.D), share = (KEYS * SLICE + ROWS - 1) / ROWS;
-    const E* v = pair_rows(w.v_rows, values.count, n.D, w.v);
     for (int row = 0; row < unit.rows; row += SLICE) {
       prefetch(soon, n, row / SLICE * share, (row / SLICE + 1) * share);
-      gemm<false>(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(values.count), w.p + row, ROWS, v, ld, [&](int i, int d, Vec x) {
-        float* to = st.out + (i + row) * ld + d;
-        store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
+      if (last) prefetch_unit<T, WRITE>(out, w.tokens.b, unit, unit.head, row, row + SLICE);
+      if (last && next < n.H) prefetch_unit<T>(c.query, w.tokens.b, unit, next, row, row + SLICE);
+      w.right.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
+        gemm(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(count), ByLine<E>{w.p + row, ROWS}, values, [&](int i, int d, Vec x) {
+          float* to = st.out + (i + row) * ld + d;
+          store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
+        });
       });
     }
   }
 
-  void attend(const Piece<const T>& k, const Piece<const T>& v, const Piece<const T>& soon, const Unit& unit, const Workspace<E>& w, const State<E>& st, bool pack_values) const {
-    Vec top[ROWS / LANES];
-    for (Vec& t : top) t = broadcast(-INFINITY);
-    scores(k, v, unit, w, st, top);
-    softmax(k.b, k.list, k.count, unit, w, st, top);
-    if (pack_values) pack(v, n, w.v_rows);
-    values(v, soon, unit, w, st);
-  }
-
-  void finish(int64_t b, const Unit& unit, const State<E>& st) const {
+  __attribute__((noinline)) void finish(int64_t b, const Unit& unit, const State<E>& st) const {
     for (int i = 0; i < unit.rows; ++i) {
       const float sum = st.sum[i], inverse = sum == 0 ? 0.f : 1.f / sum;
       T* to = out.at<T>(b, unit.row + i, unit.head);
@@ -187,25 +177,32 @@ struct Forward {
       }
   }
 
+  // Query heads [first, last) of one key head; `next`: the first one that this thread will probably attend afterwards.
   void task(int64_t b, int64_t u, int first, int last, int next) const {
-    const int g = first / (n.H / n.G);
+    const int share = n.H / n.G, g = first / share;
     thread_local std::vector<Unit> units;
     list_units(c, n, u, first, last, units);
     const int count = static_cast<int>(units.size());
     if (!count) return;
     const int most = n.blocks * (last - first);  // the same for every task, so that the cache of relative keys stays put
-    const Workspace<E> sized(n, most, Carver(nullptr));
-    Workspace<E> w(n, most, Carver(scratch(sized.bytes)));
-    const int keys = list_keys(c, n, b, u, w.keys);
+    const Workspace<T, E> sized(n, most, Carver(nullptr));
+    Workspace<T, E> w(n, most, Carver(scratch(sized.bytes)));
+    w.tokens.list(c, n, b, u);
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
-    const auto piece = [&](const View& from, int k, int head) { return Piece<const T>{&from, b, u, head, std::min(KEYS, keys - k), w.keys + k}; };
-    for (int k = 0; k < keys; k += KEYS) {
-      const Piece<const T> block = piece(c.key, k, g);
-      pack(block, n, w.k), w.factors.fill(c, n, block, scale2);
-      // what this thread will probably pack next: the next block, else the first one of the next task's head
-      Piece<const T> soon = k + KEYS < keys ? piece(c.key, k + KEYS, g) : piece(c.key, 0, next);
-      if (soon.g >= n.G) soon.count = 0;
-      for (int i = 0; i < count; ++i) attend(block, piece(c.value, k, g), soon, units[i], w, w.state(n, i), i == 0);
+    const auto piece = [&](bool of_keys, int head, int at) { return Piece<const T>(c, w.tokens, of_keys, head, at, KEYS); };
+    for (int at = 0; at < w.tokens.count; at += KEYS) {
+      const bool end = at + KEYS >= w.tokens.count;
+      const Piece<const T> k = piece(true, g, at), v = piece(false, g, at), soon = end ? piece(true, next / share, 0) : piece(true, g, at + KEYS);
+      w.keys.take(k), w.values.take(v);
+      w.left.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
+      for (int i = 0; i < count; ++i) {
+        const State<E> st = w.state(n, i);
+        Vec top[ROWS / LANES];
+        for (Vec& t : top) t = broadcast(-INFINITY);
+        scores(k.count, v, units[i], w, st, top);
+        softmax(at, k.count, units[i], w, st, top);
+        values(k.count, soon, units[i], w, st, i > 0, end, units[i].head + next - first);
+      }
     }
     for (int i = 0; i < count; ++i) finish(b, units[i], w.state(n, i));
   }
@@ -219,7 +216,7 @@ struct Forward {
     const int heads = share / split;
     parallel_for(whole * split, threads, [&](int64_t t) {
       const HeadOrder::Place at = HeadOrder(n.G * split, heads, RelativeCache<E>::count(n), chunks * n.B)(t);
-      task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads, (at.part + threads) / split);
+      task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads, (at.part + threads) * heads);
     });
     for (int64_t b = 0; b < n.B; ++b) nothing(b);
   }

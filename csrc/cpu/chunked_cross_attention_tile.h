@@ -15,7 +15,9 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int ROWS = 64;      // queries of a unit: rows of S are 64 lanes apart
+constexpr int ROWS = 64;        // queries of a unit: rows of S are 64 lanes apart
+constexpr int SLICE = 12;       // rows of a product between prefetches, a multiple of the tile's 6
+constexpr int LARGEST_D = 256;  // that the validation lets through
 
 struct Sizes {
   int64_t B, N, L, M;
@@ -65,18 +67,34 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
       units.push_back({row, static_cast<int>(std::min<int64_t>(ROWS, end - row)), static_cast<int>(row - zero), h});
 }
 
-// The visible tokens of chunk u's neighbours, as a*R + j ascending. Masked ones are never touched: what they hold can't matter.
-inline int list_keys(const CrossAttention& c, const Sizes& n, int64_t b, int64_t u, int32_t* keys) {
+// The visible tokens of a chunk's neighbours, ascending. Masked ones are never touched: what they hold can't matter.
+struct Tokens {
+  int32_t* index;  // a*R + j
+  int32_t *neighbour, *token;
+  int64_t *key, *value;  // offsets of their rows from the chunk's first
+  int64_t b = 0, u = 0;
   int count = 0;
-  const View& mask = c.neighbour_mask;
-  for (int a = 0; a < n.K; ++a) {
-    const bool whole = !mask || mask.rank == 3;
-    if (mask && whole && !*mask.at<const uint8_t>(b, u, a)) continue;
-    for (int j = 0; j < n.R; ++j)
-      if (whole || *mask.at<const uint8_t>(b, u, a, j)) keys[count++] = a * n.R + j;
+
+  Tokens(const Sizes& n, Carver& carver) {
+    const int64_t most = static_cast<int64_t>(n.K) * n.R;
+    index = carver.take<int32_t>(most), neighbour = carver.take<int32_t>(most), token = carver.take<int32_t>(most);
+    key = carver.take<int64_t>(most), value = carver.take<int64_t>(most);
   }
-  return count;
-}
+  void list(const CrossAttention& c, const Sizes& n, int64_t of_b, int64_t of_u) {
+    b = of_b, u = of_u, count = 0;
+    const View& mask = c.neighbour_mask;
+    for (int a = 0; a < n.K; ++a) {
+      const bool whole = !mask || mask.rank == 3;
+      if (mask && whole && !*mask.at<const uint8_t>(b, u, a)) continue;
+      for (int j = 0; j < n.R; ++j) {
+        if (!whole && !*mask.at<const uint8_t>(b, u, a, j)) continue;
+        index[count] = a * n.R + j, neighbour[count] = a, token[count] = j;
+        key[count] = a * c.key.stride[2] + j * c.key.stride[3], value[count] = a * c.value.stride[2] + j * c.value.stride[3];
+        ++count;
+      }
+    }
+  }
+};
 
 inline float gate_of(const CrossAttention& c, int64_t b, int64_t u, int a) {
   const View& g = c.neighbour_gate;
@@ -132,10 +150,13 @@ void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias,
 template <class E>
 void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<E>& rel, const E* rel_query, float factor, float* strip, float* z) {
   const int skip = n.top - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
-  const int columns = unit.rows + n.R - 1, ld = n.band_ld;
+  const int ld = n.band_ld;
   const Vec f = broadcast(factor);
-  gemm<true>(unit.rows, pad(columns) / LANES, steps_of<E>(n.E), rel_query, row_width<E>(n.E), rel.columns + skip, ld,
-             [=](int r, int c, Vec x) { store(strip + r * ld + c, x * f); });
+  for (int row = 0; row < unit.rows; row += SLICE) {  // of its columns only R + rows - 1 matter
+    const int rows = std::min(SLICE, unit.rows - row), begin = unit.rows - row - rows;
+    gemm<true>(rows, pad(rows + n.R - 1) / LANES, steps_of<E>(n.E), rel_query + row * row_width<E>(n.E), row_width<E>(n.E),
+               rel.columns + skip + begin, ld, [=](int r, int c, Vec x) { store(strip + (row + r) * ld + begin + c, x * f); });
+  }
   transpose(strip + unit.rows - 1, ld - 1, unit.rows, n.R, z, ROWS);
 }
 
@@ -178,46 +199,101 @@ class RelativeCache {
   RelativeKeys<E> entry_[MOST];
 };
 
-// A piece of a tensor of keys or values: tokens of one chunk and key head.
+// A piece of a tensor of keys or values: rows of one chunk and key head.
 template <class T>
 struct Piece {
-  const View* from;
-  int64_t b, u;
-  int g, count;
-  const int32_t* list;  // a*R + j
+  T* first = nullptr;
+  const int64_t* offset = nullptr;
+  int count = 0;
 
-  T* row(int r, int tokens) const { return from->at<T>(b, u, list[r] / tokens, list[r] % tokens, g); }
+  Piece() = default;
+  // `of_keys`: of the keys, else of the values; at most `most` tokens from `at` on; nothing beyond the last head
+  Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at, int most) {
+    const View& from = of_keys ? c.key : c.value;
+    if (head >= from.size[4] || at >= tokens.count) return;
+    first = from.at<T>(tokens.b, tokens.u, 0, 0, head);
+    offset = (of_keys ? tokens.key : tokens.value) + at;
+    count = std::min(most, tokens.count - at);
+  }
+  T* row(int r) const { return first + offset[r]; }
 };
-
-constexpr int SLICE = 12;  // rows of a product between prefetches, a multiple of the tile's 6
 
 // Asks for rows [first, last) of a piece: they lie a page apart, where no hardware prefetcher follows.
 // Always inlined: GCC takes a function that only prefetches for one without effect, and drops the calls.
 template <class T>
 RETRO_INLINE void prefetch(const Piece<T>& piece, const Sizes& n, int first, int last) {
-  for (int r = first; r < std::min(last, piece.count); ++r) prefetch_row(piece.row(r, n.R), n.D * sizeof(T));
+  for (int r = first; r < std::min(last, piece.count); ++r) prefetch_row(piece.row(r), n.D * sizeof(T));
 }
 
-template <class T, class E>
-void pack(const Piece<T>& piece, const Sizes& n, E* to) {
-  const int width = row_width<E>(n.D);
-  for (int r = 0; r < piece.count; ++r) pack_row(piece.row(r, n.R), nullptr, n.D, to + r * width);
+// Asks for rows [first, last) of a unit in a tensor [B,N,H,width], of any head.
+template <class T, Use USE = READ>
+RETRO_INLINE void prefetch_unit(const View& tensor, int64_t b, const Unit& unit, int head, int first, int last) {
+  const int64_t bytes = tensor.size[3] * int64_t{sizeof(T)};
+  for (int i = first; i < std::min(last, unit.rows); ++i) prefetch_row<USE>(tensor.at<const T>(b, unit.row + i, head), bytes);
 }
+
+constexpr int KEYS = 128;  // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
+
+// The rows of a block of keys or values: pointers to them, and to zeros beside the last one of an odd number.
+template <class T>
+struct BlockRows {
+  const T** row;
+  explicit BlockRows(Carver& carver) : row(carver.take<const T*>(KEYS + 1)) {}
+  void take(const Piece<const T>& piece) const {
+    static const T NOTHING[LARGEST_D] = {};
+    for (int r = 0; r < piece.count; ++r) row[r] = piece.row(r);
+    row[piece.count] = NOTHING;
+  }
+};
+
+// The rows of a block as A of a product: where they lie, or widened.
+template <class T, class E>
+struct LeftRows {
+  static constexpr bool SAME = std::is_same_v<T, E> || (PAIRS<E> && std::is_same_v<T, bf16>);
+  E* wide;
+
+  LeftRows(const Sizes& n, Carver& carver) : wide(carver.take<E>(SAME ? 0 : KEYS * row_width<E>(n.D))) {}
+  void take(const Sizes& n, const BlockRows<T>& rows, int count) const {
+    if constexpr (!SAME)
+      for (int r = 0; r < count; ++r) pack_row(rows.row[r], nullptr, n.D, wide + r * row_width<E>(n.D));
+  }
+  auto operand(const Sizes& n, const BlockRows<T>& rows) const {
+    if constexpr (SAME)
+      return RowList<T, E>{rows.row};
+    else
+      return ByRow<E>{wide, row_width<E>(n.D)};
+  }
+};
+
+// The rows of a block as B of products with k = row. The first product packs them.
+template <class T, class E>
+struct RightRows {
+  E* lines;
+
+  RightRows(const Sizes& n, Carver& carver) : lines(carver.take<E>(static_cast<int64_t>(steps_of<E>(KEYS)) * pad(n.D))) {}
+  // product(B)
+  template <class F>
+  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, F&& product) const {
+    const int ld = pad(n.D);
+    if (packed) return product(Lines<E>{lines, ld});
+    if (n.D == ld) return product(PackLines<T, E>{rows.row, lines, ld});
+    pack_lines(rows.row, steps_of<E>(count), n.D, lines, ld);
+    product(Lines<E>{lines, ld});
+  }
+};
 
 // What each key of a block multiplies and adds to its scores.
 struct KeyFactors {
   float *gate, *scaled;  // g, g * scale * log2(e)
   int32_t* z_row;        // offset of the row of position logits
 
-  KeyFactors(int keys, Carver& carver)
-      : gate(carver.take<float>(keys)), scaled(carver.take<float>(keys)), z_row(carver.take<int32_t>(keys)) {}
+  explicit KeyFactors(Carver& carver) : gate(carver.take<float>(KEYS)), scaled(carver.take<float>(KEYS)), z_row(carver.take<int32_t>(KEYS)) {}
 
-  template <class T>
-  void fill(const CrossAttention& c, const Sizes& n, const Piece<T>& piece, float scale2) const {
-    for (int r = 0; r < piece.count; ++r) {
-      gate[r] = gate_of(c, piece.b, piece.u, piece.list[r] / n.R);
+  void fill(const CrossAttention& c, const Sizes& n, const Tokens& tokens, int at, int count, float scale2) const {
+    for (int r = 0; r < count; ++r) {
+      gate[r] = gate_of(c, tokens.b, tokens.u, tokens.neighbour[at + r]);
       scaled[r] = gate[r] * scale2;
-      z_row[r] = n.E ? piece.list[r] % n.R * ROWS : 0;
+      z_row[r] = n.E ? tokens.token[at + r] * ROWS : 0;
     }
   }
 };

@@ -53,6 +53,17 @@ inline const uint32_t* pair_rows(const uint32_t* rows, int n, int width, uint32_
   return to;
 }
 
+// B with k = row from rows wherever they lie, of any width (PackLines: of whole vectors).
+template <class T>
+void pack_lines(const T* const* rows, int steps, int width, float* to, int64_t ld) {
+  for (int k = 0; k < steps; ++k)
+    for (int c = 0; c < width; c += LANES) store(to + k * ld + c, load(rows[k] + c, width - c));
+}
+inline void pack_lines(const bf16* const* rows, int steps, int width, uint32_t* to, int64_t ld) {
+  for (int k = 0; k < steps; ++k)
+    for (int c = 0; c < width; c += LANES) store_pairs(to + k * ld + c, interleave(rows[2 * k] + c, rows[2 * k + 1] + c, width - c));
+}
+
 template <class E>
 struct MatrixRef {
   const E* data;

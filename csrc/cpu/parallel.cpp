@@ -12,6 +12,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #define RETRO_PAUSE() _mm_pause()
@@ -143,6 +147,13 @@ void* scratch(size_t bytes) {
     buffer.bytes = rounded;
   }
   return buffer.data;
+}
+
+void advise_huge_pages([[maybe_unused]] uintptr_t address, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = (address + page - 1) / page * page, end = (address + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
 }
 
 }  // namespace retro

@@ -20,4 +20,7 @@ void parallel_for(int64_t tasks, int threads, F&& f) {
 // This thread's scratch memory, 64-byte aligned, contents undefined, valid until the thread's next call.
 void* scratch(size_t bytes);
 
+// Asks for huge pages where memory is touched for the first time; the system may refuse.
+void advise_huge_pages(uintptr_t address, size_t bytes);
+
 }  // namespace retro

@@ -127,9 +127,12 @@ RETRO_INLINE Vec exp2(Vec x) {
 
 constexpr int LINE = 64;  // bytes of a cache line
 
-// Asks for a row that will be read soon; a hardware prefetcher stops at the end of a page.
+enum Use { READ, CLOSE, WRITE };  // into L2, into L1, into L2 to be written
+
+// Asks for a row that will be used soon; a hardware prefetcher stops at the end of a page.
+template <Use USE = READ>
 RETRO_INLINE void prefetch_row(const void* row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(static_cast<const char*>(row) + i, 0, 2);
+  for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(static_cast<const char*>(row) + i, USE == WRITE, USE == CLOSE ? 3 : 2);
 }
 
 }  // namespace retro::RETRO_ISA

@@ -72,15 +72,27 @@ RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p);
 RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
 RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
 
+// Lane i of the two halves side by side: (low[i], high[i]).
+RETRO_INLINE Pairs zip(__m512i halves) {
+  alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(ORDER), halves);
+}
+RETRO_INLINE __m512i beside(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
+
 // Lane i: (even[i], odd[i]); null pointers can't be passed, n lanes are read.
-RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
-  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), even));
-  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), odd));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd) {
+  return zip(beside(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
+}
+RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n) {
+  return zip(beside(_mm256_maskz_loadu_epi16(first(n), even), _mm256_maskz_loadu_epi16(first(n), odd)));
 }
 RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
-  const __m512i low = _mm512_cvtepu16_epi32(narrow(even, bf16{})), high = _mm512_cvtepu16_epi32(narrow(odd, bf16{}));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+#if RETRO_ISA_LEVEL >= 3
+  return zip((__m512i)_mm512_cvtne2ps_pbh(odd, even));
+#else
+  return zip(beside(narrow(even, bf16{}), narrow(odd, bf16{})));
+#endif
 }
 
 RETRO_INLINE Vec even_of(Pairs x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import unsupported
+from . import empty, unsupported
 
 _TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
 
@@ -20,8 +20,8 @@ def reason(call) -> str | None:
 
 def forward(call) -> tuple[Tensor, Tensor]:
     b, n, h, _ = call.query.shape
-    out = torch.empty(call.query.shape, dtype=call.query.dtype)
-    lse = torch.empty((b, h, n), dtype=torch.float32)
+    out = empty(call.query.shape, call.query.dtype)
+    lse = empty((b, h, n), torch.float32)
     run = _native.extension("_cpu").chunked_cross_attention_forward
     run(_native.problem(call), _native.view(out), _native.view(lse), torch.get_num_threads())
     return out, lse
@@ -36,7 +36,7 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     inputs = [getattr(call, name) for name in call.DIFFERENTIABLE]
     summed = {"rel_key", "content_bias", "position_bias", "neighbour_gate"}
     found = [
-        torch.empty(x.shape, dtype=torch.float32 if name in summed else x.dtype) if need and x is not None else None
+        empty(x.shape, torch.float32 if name in summed else x.dtype) if need and x is not None else None
         for name, x, need in zip(call.DIFFERENTIABLE, inputs, needs, strict=True)
     ]
     views = [_native.view(t) for t in (out, lse, dout, dlse)]

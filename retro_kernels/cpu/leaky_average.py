@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import unsupported
+from . import empty, unsupported
 
 
 def reason(call) -> str | None:
@@ -14,7 +14,7 @@ def reason(call) -> str | None:
 
 
 def forward(call) -> tuple[Tensor]:
-    y = torch.empty(call.x.shape, dtype=call.x.dtype)
+    y = empty(call.x.shape, call.x.dtype)
     run = _native.extension("_cpu").leaky_average_forward
     run(*map(_native.view, (call.x, call.decay, call.initial, y)), torch.get_num_threads())
     return (y,)
@@ -27,9 +27,9 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
         return [None if not need else torch.zeros_like(t) for need, t in zip(needs, (call.x, call.decay, call.initial), strict=True)]
     if dy.stride(-1) != 1:  # an expanded gradient (sum().backward())
         dy = dy.contiguous()
-    dx = torch.empty(call.x.shape, dtype=call.x.dtype) if needs[0] else None
-    ddecay = torch.empty(call.decay.shape, dtype=torch.float32) if needs[1] else None
-    dinitial = torch.empty(call.initial.shape, dtype=call.x.dtype) if needs[2] and call.initial is not None else None
+    dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
+    ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
+    dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None
     run = _native.extension("_cpu").leaky_average_backward
     run(*map(_native.view, (outputs[0], dy, call.decay, call.initial, dx, ddecay, dinitial)), torch.get_num_threads())
     return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

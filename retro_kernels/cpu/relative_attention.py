@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import unsupported
+from . import empty, unsupported
 
 _TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
 
@@ -21,8 +21,8 @@ def reason(call) -> str | None:
 
 def forward(call) -> tuple[Tensor, Tensor]:
     b, n, h, _ = call.query.shape
-    out = torch.empty(call.query.shape, dtype=call.query.dtype)
-    lse = torch.empty((b, h, n), dtype=torch.float32)
+    out = empty(call.query.shape, call.query.dtype)
+    lse = empty((b, h, n), torch.float32)
     run = _native.extension("_cpu").relative_attention_forward
     run(_native.problem(call), _native.view(out), _native.view(lse), torch.get_num_threads())
     return out, lse
@@ -31,7 +31,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """float32 partial sums: dK and dV of one key head a task, d rel_key of the heads of a task; see Cut in the source."""
     wanted = [
-        torch.empty(tensor.shape, dtype=tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
+        empty(tensor.shape, tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
         for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
     ]
     run = _native.extension("_cpu").relative_attention_backward

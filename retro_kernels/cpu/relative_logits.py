@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import unsupported
+from . import empty, unsupported
 
 
 def reason(call) -> str | None:
@@ -15,7 +15,7 @@ def reason(call) -> str | None:
 
 def forward(call) -> tuple[Tensor]:
     b, n, h, _ = call.query.shape
-    logits = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype)
+    logits = empty((b, h, n, call.key_len), call.query.dtype)
     run = _native.extension("_cpu").relative_logits_forward
     run(_native.problem(call), _native.view(logits), torch.get_num_threads())
     return (logits,)
@@ -23,7 +23,7 @@ def forward(call) -> tuple[Tensor]:
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     wanted = [
-        torch.empty(tensor.shape, dtype=tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
+        empty(tensor.shape, tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
         for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
     ]
     run = _native.extension("_cpu").relative_logits_backward

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import unsupported
+from . import empty, unsupported
 
 
 def reason(call) -> str | None:
@@ -19,8 +19,8 @@ def reason(call) -> str | None:
 
 def forward(call) -> tuple[Tensor, Tensor]:
     b, q, _ = call.query.shape
-    scores = torch.empty((b, q, call.k), dtype=torch.float32)
-    indices = torch.empty((b, q, call.k), dtype=torch.int64)
+    scores = empty((b, q, call.k), torch.float32)
+    indices = empty((b, q, call.k), torch.int64)
     causal = call.causal_gap is not None
     shift = call.query_offset - call.causal_gap if causal else 0
     shift = max(-q, min(call.key.shape[1], shift))  # beyond these every key or none is visible, and 64 bits might not do
@@ -34,7 +34,7 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     inputs = (call.query, call.key)
     if grads[0] is None:
         return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
-    found = [torch.empty(t.shape, dtype=t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
+    found = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
     views = map(_native.view, (*inputs, outputs[1], grads[0], *found))
     _native.extension("_cpu").topk_chunks_backward(*views, call.metric == "l2", torch.get_num_threads())
     return found

@@ -5,11 +5,13 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 import retro_kernels as rk
-from retro_kernels import _native
+from retro_kernels import _native, cpu
 from tests import inputs
 
 pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
@@ -67,3 +69,25 @@ def test_pool_survives_fork():
 def test_native_is_not_loaded_by_import():
     code = "import sys, retro_kernels; sys.exit(any(m.startswith('retro_kernels._c') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def advised(address: int) -> bool:
+    """Whether the mapping that holds `address` asks for huge pages ("hg" among its flags)."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0] and not fields[0].endswith(":"):
+            begin, end = (int(x, 16) for x in fields[0].split("-"))
+            inside = begin <= address < end
+        elif inside and fields[0] == "VmFlags:":
+            return "hg" in fields
+    raise LookupError(hex(address))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages here")
+def test_large_outputs_ask_for_huge_pages():
+    """The price otherwise: a page fault every 4 KiB, in every call."""
+    large = cpu.empty((cpu.HUGE_PAGES_FROM // 4,), torch.float32)
+    small = cpu.empty((1024, 3), torch.bfloat16)
+    assert large.shape == (8 << 20,) and large.dtype == torch.float32 and advised(large.data_ptr() + large.nbytes // 2)
+    assert small.shape == (1024, 3) and small.dtype == torch.bfloat16 and not advised(small.data_ptr())
