@@ -3,7 +3,7 @@
 //   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
-//   gt ge select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
+//   gt ge either select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of min_of                    across lanes, a fixed order
 //   exp exp2                             about 1 ulp
 //   transpose                            LANES vectors, in registers

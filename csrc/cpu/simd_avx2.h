@@ -79,6 +79,7 @@ RETRO_INLINE Vec scale2(Vec x, Vec n) {
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return {_mm256_cmp_ps(a, b, _CMP_GT_OQ)}; }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return {_mm256_cmp_ps(a, b, _CMP_GE_OQ)}; }
+RETRO_INLINE Mask either(Mask a, Mask b) { return {_mm256_or_ps(a.v, b.v)}; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm256_blendv_ps(b, a, m.v); }
 RETRO_INLINE uint32_t bits(Mask m) { return static_cast<uint32_t>(_mm256_movemask_ps(m.v)); }
 RETRO_INLINE bool any(Mask m) { return bits(m) != 0; }

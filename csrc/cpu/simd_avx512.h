@@ -59,6 +59,7 @@ RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x *
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+RETRO_INLINE Mask either(Mask a, Mask b) { return a | b; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
 RETRO_INLINE bool any(Mask m) { return m != 0; }
 RETRO_INLINE uint32_t bits(Mask m) { return m; }

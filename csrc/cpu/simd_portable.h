@@ -39,6 +39,7 @@ RETRO_INLINE void store(T* p, Vec x, int n) {
 }
 
 RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+RETRO_INLINE Mask either(Mask a, Mask b) { return a | b; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return m ? a : b; }
 RETRO_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 RETRO_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }

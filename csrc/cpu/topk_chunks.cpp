@@ -1,7 +1,7 @@
 // A task scans a range of keys for a group of queries, a tile of keys at a time (topk_scan.h), and keeps each query's
-// k best in a sorted list, in the outputs themselves. Few queries against many keys are cut over the keys as well: the
-// partial lists are then merged in the order of the keys. (score descending, index ascending) is a total order and a
-// score's bits don't depend on the cut, so neither does the result.
+// k best in a sorted list: lane by lane where k is small, else in the outputs themselves. Few queries against many keys
+// are cut over the keys as well: the partial lists are then merged in the order of the keys. (score descending, index
+// ascending) is a total order and a score's bits don't depend on the cut, so neither does the result.
 //
 // l2: the scan compares 2 q.k - q.q - k.k, which cancels, against the k-th score less a bound on its rounding error; what
 // passes is scored by its differences. So the lists hold no cancelled score and nothing that belongs there is lost.
@@ -20,8 +20,6 @@ constexpr int64_t GROUP_BYTES = 256 << 10;   // packed queries of a task: a part
 constexpr int64_t PARTIAL_BYTES = 8 << 20;   // all partial lists together
 constexpr int64_t TASKS_PER_THREAD = 4;      // so that an unlucky thread delays the end little
 constexpr int64_t LEAST_KEYS = 2048;         // of a range: below, filling the lists costs more than the threads gain
-constexpr int64_t L1_PERIOD = 4096;          // bytes after which addresses share a set of L1
-constexpr int64_t L1_WAYS = 8;
 constexpr float HUGE_SQUARE = 1e37f;         // norms below it can't overflow a product or a difference
 constexpr float TINY = 1e-35f;               // more than the subnormals that D products can lose
 
@@ -105,37 +103,55 @@ class Scan {
     tiles_ = ceil_div(last - first, LANES);
     words_ = ceil_div(p.dim, WIDTH);
     stride_ = (words_ + LINE / 4) * WIDTH;  // of a copied row; one line more, so that equal elements of two rows never share a set
-    const int64_t bytes = p.key.stride[1] * static_cast<int64_t>(sizeof(T));
-    int64_t period = 1;
-    while (period < KEYS && period * bytes % L1_PERIOD) ++period;
-    aliased_ = KEYS / period > L1_WAYS - 1;
     const int64_t lanes = tiles_ * LANES;
-    auto* memory = static_cast<char*>(scratch(4 * (lanes * words_ + 2 * lanes + KEYS * (words_ + LINE / 4))));
+    const int64_t lists_size = p.k <= LaneLists::LARGEST_K && p.keys < INT32_MAX ? LaneLists::floats(p.k) : 0;
+    auto* memory = static_cast<char*>(scratch(4 * (lanes * words_ + 2 * lanes + tiles_ * lists_size + KEYS * (words_ + LINE / 4))));
     packed_ = reinterpret_cast<uint32_t*>(memory);
     threshold_ = reinterpret_cast<float*>(packed_ + lanes * words_);
     discount_ = threshold_ + lanes;
-    copy_ = reinterpret_cast<K*>(discount_ + lanes);
+    best_ = lists_size ? discount_ + lanes : nullptr;
+    copy_ = reinterpret_cast<K*>(discount_ + lanes + tiles_ * lists_size);
     // the error of a sum of n terms, n - 1 additions and n products, times 4: q.k twice, q.q, k.k, and the distance itself
     const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH) + p.dim / FOLD + 8);
     kept_ = static_cast<float>(0.5 * (1 - 4 * n * 0x1p-24));
     pack();
   }
 
+  // Rows [first, last) of batch entry b will probably be packed next by this thread: asks for them between the products.
+  void expect(int64_t b, int64_t first, int64_t last) {
+    if (p_.query.stride[1] != p_.dim) return;
+    soon_ = p_.query.at<const char>(0) + (b * p_.query.stride[0] + first * p_.dim) * static_cast<int64_t>(sizeof(T));
+    soon_end_ = soon_ + (last - first) * p_.dim * static_cast<int64_t>(sizeof(T));
+  }
+
   void run(int64_t begin, int64_t end) {
     lists_.clear(last_ - first_);
+    for (int64_t t = 0; best_ && t < tiles_; ++t) best(t).clear(rows(t));
+    scan(begin, end);
+    for (int64_t t = 0; best_ && t < tiles_; ++t) write(t);
+  }
+
+ private:
+  int64_t rows(int64_t t) const { return std::min<int64_t>(LANES, last_ - first_ - t * LANES); }  // of tile t
+  LaneLists best(int64_t t) const { return {best_ + t * LaneLists::floats(p_.k), p_.k}; }
+  void write(int64_t t) const {
+    const LaneLists from = best(t);
+    for (int64_t lane = 0; lane < rows(t); ++lane)
+      for (int64_t j = 0; j < p_.k; ++j) {
+        const Lists to = lists_.row(t * LANES + lane);
+        to.scores[j] = from.score(j, static_cast<int>(lane)), to.indices[j] = from.index(j, static_cast<int>(lane));
+      }
+  }
+
+  void scan(int64_t begin, int64_t end) {
     if (p_.causal) end = std::min(end, last_ + p_.shift);  // the last row's limit, inclusive, is last - 1 + shift
     for (int64_t next = begin; next < end;) {
       next = gather(next, end);
       if (count_ == 0) return;
-      for (int64_t t = 0; t < tiles_;) {
-        const int mq = tiles_ - t >= 2 ? 2 : 1;
-        mq == 2 ? sweep<2>(t) : sweep<1>(t);
-        t += mq;
-      }
+      for (int64_t t = 0; t < tiles_; t += TILES) sweep<TILES>(t, static_cast<int>(std::min<int64_t>(TILES, tiles_ - t)));
     }
   }
 
- private:
   void pack() {
     auto* rows = reinterpret_cast<uint32_t*>(copy_);
     const int64_t stride = stride_ / WIDTH;
@@ -171,7 +187,7 @@ class Scan {
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
     look_ahead(adjacent && j < end ? end - j : 0);
     if constexpr (SAME) {
-      if (adjacent && count_ == KEYS && !aliased_) {
+      if (adjacent && count_ == KEYS) {
         tile_.rows = p_.key.at<const K>(kb_, index_[0]);
         tile_.stride = p_.key.stride[1];
         return measure(), j;
@@ -204,57 +220,106 @@ class Scan {
     }
   }
 
+  // The first key that no row of tile t sees.
+  int64_t limit(int64_t t) const { return p_.causal ? std::min(last_, first_ + (t + 1) * LANES) + p_.shift : INT64_MAX; }
+
+  // Query tiles [t, t + count), MQ at most.
   template <int MQ>
-  void sweep(int64_t t) {
-    constexpr int NK = KEYS / MQ;
-    alignas(LINE) float out[KEYS * LANES];
-    const int64_t q_tile = LANES * words_;
-    const int64_t after = std::min(last_, first_ + (t + MQ) * LANES) + p_.shift;  // the last row's causal limit, exclusive
-    for (int from = 0; from < count_; from += NK) {
-      if (p_.causal && index_[from] >= after) return;
-      Tile<K> part{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
-      if (t == 0 && ahead_) part.ahead = ahead_ + from * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));
-      const uint32_t hits = score<K, MQ>(packed_ + t * q_tile, q_tile, part, p_.dim, threshold_ + t * LANES, out);
-      for (int m = 0; m < MQ; ++m)
-        if (hits >> m & 1) consider(t + m, from, std::min(NK, count_ - from), out + m * NK * LANES);
+  void sweep(int64_t t, int count) {
+    if constexpr (MQ > 1)
+      if (count < MQ) return sweep<MQ - 1>(t, count);
+    for (int from = 0; from < count_ && index_[from] < limit(t + MQ - 1); from += PART) {
+      int blind = 0;  // leading tiles that see none of these keys
+      while (index_[from] >= limit(t + blind)) ++blind;
+      part<MQ>(t, blind, from);
     }
+  }
+
+  // Query tiles [t + blind, t + MQ) against the keys of the part that begins at `from`.
+  template <int MQ>
+  void part(int64_t t, int blind, int from) {
+    if constexpr (MQ > 1)
+      if (blind) return part<MQ - 1>(t + 1, blind - 1, from);
+    alignas(LINE) float out[MQ * PART * LANES];
+    const int64_t q_tile = LANES * words_;
+    Tile<K> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
+    if (t == 0 && ahead_) {
+      keys.ahead = ahead_ + from * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));
+    } else if (soon_ < soon_end_) {  // the same pace: a line of memory for a word of each row
+      keys.ahead = soon_;
+      soon_ += words_ * LINE;
+    }
+    const uint32_t hits = score<K, MQ>(packed_ + t * q_tile, q_tile, keys, p_.dim, threshold_ + t * LANES, out);
+    for (int m = 0; m < MQ; ++m)
+      if (hits >> m & 1) consider(t + m, from, std::min(PART, count_ - from), out + m * PART * LANES);
   }
 
   __attribute__((noinline)) void consider(int64_t t, int from, int keys, const float* scores) {
     float* threshold = threshold_ + t * LANES;
-    const int64_t rows = std::min<int64_t>(LANES, last_ - first_ - t * LANES);
-    const uint32_t valid = (1u << rows) - 1u;
+    const uint32_t valid = (1u << rows(t)) - 1u;
     for (int j = 0; j < keys; ++j) {
       const Vec s = load(scores + j * LANES) - broadcast(norm_[from + j]);
-      uint32_t hits = (tile_.force ? ~0u : bits(gt(s, load(threshold)))) & valid;
-      for (; hits; hits &= hits - 1) {
-        const int lane = __builtin_ctz(hits);
-        offer(t * LANES + lane, index_[from + j], scores[j * LANES + lane]);
-      }
+      const Mask above = gt(s, load(threshold));
+      const uint32_t hits = (tile_.force ? ~0u : bits(above)) & valid;
+      if (!hits) continue;
+      if (best_)
+        offer_all(t, index_[from + j], above, hits, scores + j * LANES);
+      else
+        for (uint32_t left = hits; left; left &= left - 1) {
+          const int lane = __builtin_ctz(left);
+          offer(t * LANES + lane, index_[from + j], scores[j * LANES + lane]);
+        }
     }
+  }
+
+  bool candidate(int64_t row, int64_t key) const {
+    if (p_.causal && key > row + p_.shift) return false;
+    return !p_.query_doc || integer(p_.query_doc, b_, row) != integer(p_.key_doc, b_, key);
+  }
+  float exact(int64_t row, int64_t key, float score) const {
+    return p_.l2 ? -squared_distance(p_.query.at<const T>(b_, row), p_.key.at<const T>(kb_, key), p_.dim) : score;
   }
 
   void offer(int64_t r, int64_t key, float score) {
     const int64_t row = first_ + r;
-    if (p_.causal && key > row + p_.shift) return;
-    if (p_.query_doc && integer(p_.query_doc, b_, row) == integer(p_.key_doc, b_, key)) return;
-    if (p_.l2) score = -squared_distance(p_.query.at<const T>(b_, row), p_.key.at<const T>(kb_, key), p_.dim);
+    if (!candidate(row, key)) return;
     const Lists list = lists_.row(r);
-    if (list.insert(score, key)) threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
+    if (list.insert(exact(row, key, score), key)) threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
+  }
+
+  // The lanes `hits` of tile t, which are those of `above` unless the comparison was forced.
+  void offer_all(int64_t t, int64_t key, Mask above, uint32_t hits, const float* scores) {
+    const int64_t row = first_ + t * LANES;
+    Vec offered = select(above, load(scores), broadcast(-INFINITY));
+    if (p_.l2 || p_.query_doc || (p_.causal && key > row + p_.shift)) {
+      alignas(LINE) float some[LANES];
+      store(some, broadcast(-INFINITY));
+      for (; hits; hits &= hits - 1) {
+        const int lane = __builtin_ctz(hits);
+        if (candidate(row + lane, key)) some[lane] = exact(row + lane, key, scores[lane]);
+      }
+      offered = load(some);
+    }
+    const LaneLists list = best(t);
+    list.insert(offered, static_cast<int32_t>(key));
+    const Vec least = list.least();
+    store(threshold_ + t * LANES, p_.l2 ? fma(broadcast(0.5f), least, load(discount_ + t * LANES)) : least);
   }
 
   const Problem& p_;
   int64_t b_, kb_, first_, last_;
   Lists lists_;
   int64_t tiles_, words_, stride_;
-  bool aliased_, force_;  // force: some query is too large for the comparison of l2
+  bool force_;            // force: some query is too large for the comparison of l2
   uint32_t* packed_;      // [tiles][words][LANES]
   float* threshold_;      // [tiles][LANES] what q.k less the key's discount must beat
   float* discount_;       // [tiles][LANES] l2: a half of q.q, less the bound
+  float* best_;           // [tiles] lane lists; null where k is too large for them
   K* copy_;               // [KEYS][stride]
   float kept_;            // l2: a half less the relative error bound
   Tile<K> tile_{};
   const char* ahead_ = nullptr;  // keys soon needed; null where they are masked or the range ends
+  const char *soon_ = nullptr, *soon_end_ = nullptr;  // queries of another task
   int count_ = 0;
   int64_t index_[KEYS];
   float norm_[KEYS];
@@ -278,12 +343,22 @@ void forward(const Problem& p, const Lists& out, int threads) {
   std::vector<float> scores(plan.ranges > 1 ? plan.ranges * rows * p.k : 0);
   std::vector<int64_t> indices(scores.size());
   const Lists partial{scores.data(), indices.data(), p.k};
+  struct Place {
+    int64_t part, b, first, last;
+  };
+  const auto place = [&](int64_t task) {
+    const int64_t group = plan.groups - 1 - task / plan.ranges % plan.groups;  // long causal rows first
+    const int64_t first = group * plan.tiles * LANES;
+    return Place{task % plan.ranges, task / (plan.ranges * plan.groups), first, std::min(p.queries, first + plan.tiles * LANES)};
+  };
   parallel_for(plan.tasks(p), threads, [&](int64_t task) {
-    const int64_t part = task % plan.ranges, group = plan.groups - 1 - task / plan.ranges % plan.groups;  // long causal rows first
-    const int64_t b = task / (plan.ranges * plan.groups), begin = part * plan.range;
-    const int64_t first = group * plan.tiles * LANES, last = std::min(p.queries, first + plan.tiles * LANES);
-    const int64_t row = b * p.queries + first;
-    Scan<T> scan(p, b, first, last, plan.ranges > 1 ? partial.row(part * rows + row) : out.row(row));
+    const Place at = place(task);
+    const int64_t row = at.b * p.queries + at.first, begin = at.part * plan.range;
+    Scan<T> scan(p, at.b, at.first, at.last, plan.ranges > 1 ? partial.row(at.part * rows + row) : out.row(row));
+    if (task + threads < plan.tasks(p)) {
+      const Place next = place(task + threads);
+      scan.expect(next.b, next.first, next.last);
+    }
     scan.run(begin, std::min(p.keys, begin + plan.range));
   });
   if (plan.ranges > 1) parallel_for(rows, threads, [&](int64_t r) { merge(out, partial, rows, plan.ranges, r); });

@@ -10,7 +10,10 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int KEYS = LANES == 16 ? 24 : 12;  // keys of a tile: the accumulators that registers hold beside the operands
+// A part of 6 keys: also rows 4096 bytes apart, which share one set of L1, leave room there for the packed queries.
+constexpr int PART = 6;
+constexpr int TILES = LANES == 16 ? 4 : 2;   // query tiles at a time: the accumulators that registers hold beside the operands
+constexpr int KEYS = 24;                     // keys gathered at a time
 constexpr int64_t FOLD = 512;                // steps after which the running sums move to a second one (rounding)
 constexpr int64_t Q_AHEAD = 16;              // steps: packed queries beyond L1 come from L2 in time
 constexpr int64_t KEYS_AHEAD = 48 << 10;     // bytes: enough to hide memory's latency, little enough to stay in cache
@@ -72,7 +75,7 @@ template <class K, int MQ, int NK>
 RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int64_t stride, int64_t s, int64_t to,
                            const char*& ahead, Vec (&acc)[MQ][NK]) {
   using O = Operand<K>;
-  constexpr int UNROLL = LANES == 16 ? 4 / MQ : (MQ == 1 ? 2 : 1);  // a row's address is then fetched once for several products
+  constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);  // a row's address is then fetched once for several products
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
     decltype(O::lanes(q)) lanes[MQ][UNROLL];
@@ -106,13 +109,13 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int6
     }
 }
 
-// MQ query tiles against KEYS/MQ keys. Bit m of the result: tile m holds a score that beats its row's threshold; then its
+// MQ query tiles against PART keys. Bit m of the result: tile m holds a score that beats its row's threshold; then its
 // scores are in out[m][j][lane].
 template <class K, int MQ>
 __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<K>& tile, int64_t dim,
                                          const float* threshold, float* out) {
   using O = Operand<K>;
-  constexpr int NK = KEYS / MQ;
+  constexpr int NK = PART;
   const int64_t steps = dim / O::WIDTH;
   const char* ahead = tile.ahead;
   Vec acc[MQ][NK];
@@ -158,6 +161,37 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
   }
   return hits;
 }
+
+// The k best of the queries of a tile, lane by lane; no branch, so that it costs the same for one survivor and for 16.
+struct LaneLists {
+  static constexpr int64_t LARGEST_K = 16;  // beyond, one survivor at a time is cheaper
+  float* best;                              // [k] of { scores [LANES], key indices as bits [LANES] }
+  int64_t k;
+
+  static int64_t floats(int64_t k) { return k * 2 * LANES; }
+  // Lanes from `rows` on have no query: nothing beats what they hold.
+  void clear(int64_t rows) const {
+    for (int64_t j = 0; j < k; ++j) {
+      store(best + j * 2 * LANES, select(first(static_cast<int>(rows)), broadcast(-INFINITY), broadcast(INFINITY)));
+      store(best + j * 2 * LANES + LANES, broadcast(as_float(~0u)));
+    }
+  }
+  RETRO_INLINE Vec least() const { return load(best + (k - 1) * 2 * LANES); }
+  float score(int64_t j, int lane) const { return best[j * 2 * LANES + lane]; }
+  int32_t index(int64_t j, int lane) const { return static_cast<int32_t>(as_bits(best[j * 2 * LANES + LANES + lane])); }
+  // Behind its equals, for keys come in ascending order; -inf and NaN beat nothing.
+  RETRO_INLINE void insert(Vec score, int32_t index) const {
+    Vec at = broadcast(as_float(static_cast<uint32_t>(index)));
+    Mask moves = gt(score, broadcast(INFINITY));  // none yet; once a lane's score has found its place, what it displaced moves on
+    for (int64_t j = 0; j < k; ++j) {
+      float* p = best + j * 2 * LANES;
+      const Vec held = load(p), held_at = load(p + LANES);
+      moves = either(moves, gt(score, held));
+      store(p, select(moves, score, held)), store(p + LANES, select(moves, at, held_at));
+      score = select(moves, held, score), at = select(moves, held_at, at);
+    }
+  }
+};
 
 // A row as it is multiplied: widened, or copied where it already has the type; an odd last half gets a zero beside it.
 template <class T>

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(
 CASES = {
     "a tile and a rest": dict(Q=17, S=29),
     "two tiles at a time, and one": dict(B=1, Q=45, S=61, D=33, k=7),
+    "four tiles at a time, and three": dict(B=1, Q=112, S=61, D=9, k=16),
+    "beyond the lists of lanes": dict(B=1, Q=45, S=61, D=33, k=17),
     "all masks": dict(Q=40, S=70, docs=True, mask=True, causal_gap=2, query_offset=31, shared=True),
     "keys are cut": dict(B=1, Q=3, S=9000, D=5, k=11),
     "keys are cut, causal": dict(B=1, Q=5, S=9000, D=4, causal_gap=1, query_offset=5000),
@@ -31,6 +33,18 @@ CASES = {
 def test_values_and_gradients(native, name, dtype, isa, metric):  # noqa: F811
     native.set_isa(isa)
     compare.check(OP, inputs.topk(3, dtype=dtype, metric=metric, integers=True, **CASES[name]), "cpu")
+
+
+@pytest.mark.parametrize("k", [4, 40])
+@pytest.mark.parametrize("isa", isas())
+def test_every_place_of_the_causal_limit(native, isa, k):  # noqa: F811
+    """Keys are taken 6 at a time, query tiles drop out one by one: the limit falls everywhere inside a part."""
+    native.set_isa(isa)
+    for offset in range(6):
+        kw = inputs.topk(9, B=1, Q=70, S=80, D=3, k=k, integers=True, causal_gap=0, query_offset=offset)
+        want = rk.topk_chunks(**kw, backend="reference")
+        got = rk.topk_chunks(**kw, backend="cpu")
+        assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]), offset
 
 
 @pytest.mark.parametrize("isa", isas())
