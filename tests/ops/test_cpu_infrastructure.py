@@ -1,12 +1,14 @@
 """The compiled extension: instruction sets, the thread pool, layouts of memory."""
 
 import hashlib
+import mmap
 import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,9 +87,14 @@ def advised(address: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages here")
-def test_large_outputs_ask_for_huge_pages():
+def test_large_outputs_ask_for_huge_pages(native):
     """The price otherwise: a page fault every 4 KiB, in every call."""
+    with mmap.mmap(-1, 8 << 20) as memory:
+        begin, page = np.frombuffer(memory, np.uint8).ctypes.data, mmap.PAGESIZE
+        assert not advised(begin)
+        native.advise_huge_pages(begin + 1, 4 << 20)  # whole pages only
+        assert [advised(begin + x) for x in (0, page, (4 << 20) - 1, 4 << 20)] == [False, True, True, False]
     large = cpu.empty((cpu.HUGE_PAGES_FROM // 4,), torch.float32)
-    small = cpu.empty((1024, 3), torch.bfloat16)
     assert large.shape == (8 << 20,) and large.dtype == torch.float32 and advised(large.data_ptr() + large.nbytes // 2)
-    assert small.shape == (1024, 3) and small.dtype == torch.bfloat16 and not advised(small.data_ptr())
+    small = cpu.empty((1024, 3), torch.bfloat16)
+    assert small.shape == (1024, 3) and small.dtype == torch.bfloat16
