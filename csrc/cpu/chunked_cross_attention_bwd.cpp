@@ -62,7 +62,7 @@ struct Workspace {
     rel_rows = carver.take<E>(ROWS * row_width<E>(n.E)), rel_lines = pairs(ROWS * row_width<E>(n.E));
     band_rows = PAIRS<E> ? pairs(band / 2) : reinterpret_cast<E*>(strip);
     band_pairs = PAIRS<E> ? pairs(band / 2) : reinterpret_cast<E*>(strip);
-    bias = carver.take<float>(256), dgate = carver.take<float>(KEYS * LANES), drel_query = carver.take<float>(ROWS * pad(n.E));
+    bias = carver.take<float>(LARGEST_D), dgate = carver.take<float>(KEYS * LANES), drel_query = carver.take<float>(ROWS * pad(n.E));
     Carver one(nullptr);
     State<E>(n, one);
     state_bytes = one.used();
@@ -190,7 +190,7 @@ struct Backward {
     probabilities(count, soon_k, unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
-        dropout.factors(static_cast<uint32_t>(tokens.index[first + r]), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
+        dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
                         static_cast<uint32_t>(tokens.b), unit.lanes(), w.keep + r * ROWS);
     score_grads(count, soon_v, unit, w, st);
     to_operands(count, unit, w);
@@ -270,7 +270,7 @@ struct Backward {
   // Gradients of the keys and values that nothing sees: of all but the first `count` tokens.
   void clear_hidden(const Tokens& tokens, int g, int count) const {
     for (int at = 0, token = 0; token < n.K * n.R; ++token) {
-      if (at < count && tokens.index[at] == token) {
+      if (at < count && tokens.index(n, at) == token) {
         ++at;
         continue;
       }
@@ -296,11 +296,11 @@ struct Backward {
     for (int first = 0; first < keys; first += KEYS) {
       const bool more = first + KEYS < keys;
       const auto soon = [&](bool of_keys) {
-        if (more) return Piece<const T>(c, here, of_keys, g, first + KEYS, KEYS);
-        return after ? Piece<const T>(c, *after, of_keys, g, 0, KEYS) : Piece<const T>();
+        if (more) return Piece<const T>(c, here, of_keys, g, first + KEYS);
+        return after ? Piece<const T>(c, *after, of_keys, g, 0) : Piece<const T>();
       };
-      const Piece<const T> k(c, here, true, g, first, KEYS), soon_k = soon(true), soon_v = soon(false);
-      w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first, KEYS));
+      const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
+      w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
       w.left_keys.take(n, w.keys, k.count), w.left_values.take(n, w.values, k.count);
       w.factors.fill(c, n, here, first, k.count, scale2);
       grad_rows(want.key, here, g, first, k.count, w.key_grads), grad_rows(want.value, here, g, first, k.count, w.value_grads);

@@ -34,7 +34,7 @@ struct Workspace {
     s = carver.take<float>(KEYS * ROWS);
     p = PAIRS<E> ? carver.take<E>(steps_of<E>(KEYS) * ROWS) : reinterpret_cast<E*>(s);  // floats: in place
     strip = carver.take<float>(n.E ? static_cast<int64_t>(ROWS) * n.band_ld + LANES * n.band_ld : 0);
-    bias = carver.take<float>(256);
+    bias = carver.take<float>(LARGEST_D);
     alpha = carver.take<float>(ROWS), keep = carver.take<float>(2 * ROWS);
     Carver one(nullptr);
     state(n, one);
@@ -136,7 +136,7 @@ struct Forward {
   }
 
   void keep(int at, const Unit& unit, const Workspace<T, E>& w, float* to) const {
-    dropout.factors(static_cast<uint32_t>(w.tokens.index[at]), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
+    dropout.factors(static_cast<uint32_t>(w.tokens.index(n, at)), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
                     static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
   }
 
@@ -189,7 +189,7 @@ struct Forward {
     Workspace<T, E> w(n, most, Carver(scratch(sized.bytes)));
     w.tokens.list(c, n, b, u);
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
-    const auto piece = [&](bool of_keys, int head, int at) { return Piece<const T>(c, w.tokens, of_keys, head, at, KEYS); };
+    const auto piece = [&](bool of_keys, int head, int at) { return Piece<const T>(c, w.tokens, of_keys, head, at); };
     for (int at = 0; at < w.tokens.count; at += KEYS) {
       const bool end = at + KEYS >= w.tokens.count;
       const Piece<const T> k = piece(true, g, at), v = piece(false, g, at), soon = end ? piece(true, next / share, 0) : piece(true, g, at + KEYS);

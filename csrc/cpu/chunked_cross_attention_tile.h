@@ -17,7 +17,7 @@ namespace retro::RETRO_ISA {
 
 constexpr int ROWS = 64;        // queries of a unit: rows of S are 64 lanes apart
 constexpr int SLICE = 12;       // rows of a product between prefetches, a multiple of the tile's 6
-constexpr int LARGEST_D = 256;  // that the validation lets through
+constexpr int KEYS = 128;       // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
 
 struct Sizes {
   int64_t B, N, L, M;
@@ -69,7 +69,6 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
 
 // The visible tokens of a chunk's neighbours, ascending. Masked ones are never touched: what they hold can't matter.
 struct Tokens {
-  int32_t* index;  // a*R + j
   int32_t *neighbour, *token;
   int64_t *key, *value;  // offsets of their rows from the chunk's first
   int64_t b = 0, u = 0;
@@ -77,7 +76,7 @@ struct Tokens {
 
   Tokens(const Sizes& n, Carver& carver) {
     const int64_t most = static_cast<int64_t>(n.K) * n.R;
-    index = carver.take<int32_t>(most), neighbour = carver.take<int32_t>(most), token = carver.take<int32_t>(most);
+    neighbour = carver.take<int32_t>(most), token = carver.take<int32_t>(most);
     key = carver.take<int64_t>(most), value = carver.take<int64_t>(most);
   }
   void list(const CrossAttention& c, const Sizes& n, int64_t of_b, int64_t of_u) {
@@ -88,12 +87,13 @@ struct Tokens {
       if (mask && whole && !*mask.at<const uint8_t>(b, u, a)) continue;
       for (int j = 0; j < n.R; ++j) {
         if (!whole && !*mask.at<const uint8_t>(b, u, a, j)) continue;
-        index[count] = a * n.R + j, neighbour[count] = a, token[count] = j;
+        neighbour[count] = a, token[count] = j;
         key[count] = a * c.key.stride[2] + j * c.key.stride[3], value[count] = a * c.value.stride[2] + j * c.value.stride[3];
         ++count;
       }
     }
   }
+  int index(const Sizes& n, int at) const { return neighbour[at] * n.R + token[at]; }
 };
 
 inline float gate_of(const CrossAttention& c, int64_t b, int64_t u, int a) {
@@ -207,13 +207,13 @@ struct Piece {
   int count = 0;
 
   Piece() = default;
-  // `of_keys`: of the keys, else of the values; at most `most` tokens from `at` on; nothing beyond the last head
-  Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at, int most) {
+  // `of_keys`: of the keys, else of the values; a block of tokens from `at` on; nothing beyond the last head
+  Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
     const View& from = of_keys ? c.key : c.value;
     if (head >= from.size[4] || at >= tokens.count) return;
     first = from.at<T>(tokens.b, tokens.u, 0, 0, head);
     offset = (of_keys ? tokens.key : tokens.value) + at;
-    count = std::min(most, tokens.count - at);
+    count = std::min(KEYS, tokens.count - at);
   }
   T* row(int r) const { return first + offset[r]; }
 };
@@ -231,8 +231,6 @@ RETRO_INLINE void prefetch_unit(const View& tensor, int64_t b, const Unit& unit,
   const int64_t bytes = tensor.size[3] * int64_t{sizeof(T)};
   for (int i = first; i < std::min(last, unit.rows); ++i) prefetch_row<USE>(tensor.at<const T>(b, unit.row + i, head), bytes);
 }
-
-constexpr int KEYS = 128;  // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
 
 // The rows of a block of keys or values: pointers to them, and to zeros beside the last one of an odd number.
 template <class T>

@@ -13,6 +13,8 @@
 
 namespace retro::RETRO_ISA {
 
+constexpr int LARGEST_D = 256;  // that the validation lets through, E too
+
 // Elements of E in a packed row of `n` values, padded with zeros to whole vectors.
 template <class E>
 constexpr int row_width(int n) {

@@ -111,7 +111,7 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, int64_t 
 template <class T>
 void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const View& rel_key, const RowState& w) {
   constexpr int COUNT = RowKeys<T>::COUNT;
-  static const T NOTHING[256] = {};
+  static const T NOTHING[LARGEST_D] = {};
   const int share = n.H / n.G, wide = pad(n.D), count = pad(keys.count);
   std::fill(keys.key + keys.count, keys.key + count, keys.key[keys.count - 1]);
   std::fill(keys.relative + keys.count, keys.relative + count, -1);
