@@ -12,9 +12,9 @@ def main(arguments: list[str]) -> None:
         return
     if arguments[:1] != ["demo"]:
         sys.exit(USAGE)
-    from retro_model import demo  # not before: it needs the `retrieval` extra
+    from retro_model.demo import command  # not before: it needs the `retrieval` extra
 
-    demo.main(arguments[1:])
+    command.main(arguments[1:])
 
 
 main(sys.argv[1:])

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from retro_kernels import _validate
 
-from .cache import RetroCache
-from .inputs import check_neighbour_mask, check_tokens
+from .retro.cache import RetroCache
+from .retro.inputs import check_neighbour_mask, check_tokens
 
 if TYPE_CHECKING:
-    from .retrofit import RetrofitCache
+    from .retro.retrofit import RetrofitCache
 
 Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 

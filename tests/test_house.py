@@ -53,7 +53,7 @@ def test_the_package_never_imports_what_stands_on_it():
 def test_importing_the_models_loads_no_optional_library():
     """Tokenisers, indexes and plots load where they are used: a layer in someone's own model needs none of them."""
     optional = "'triton', 'transformers', 'tokenizers', 'faiss', 'bm25s', 'datasketch', 'safetensors', 'rich', 'matplotlib'"
-    modules = "retro_model, retro_model.retro, retro_model.layers, retro_model.generation, retro_model.retrofit, retro_model.training"
+    modules = "retro_model, retro_model.retro, retro_model.layers, retro_model.generation, retro_model.training, retro_model.evaluation"
     code = f"import sys, torch; before = set(sys.modules); import {modules}; print(sorted({{{optional}}} & (set(sys.modules) - before)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from retro_model.adapters import RetroPytorchCCA, swap_retro_pytorch
+from retro_model.retro.adapters import RetroPytorchCCA, swap_retro_pytorch
 from tests.compare import assert_passes
 
 pytest.importorskip("einops")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from retro_model.cache import RetroCache
+from retro_model.retro.cache import RetroCache
 from tests import tolerances
 from tests.compare import assert_passes, relative_error
 from tests.model import tiny

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from retro_model import colouring
+from retro_model.evaluation import colouring
 
 
 def brute(tokens, others):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from retro_model.config import PRESETS, RetroConfig
 from retro_model.retro import Retro
+from retro_model.retro.config import PRESETS, RetroConfig
 from tests.model import tiny
 
 #: millions of weights, recomputed from Table 2's sizes by hand: RETRO, baseline. The table itself rounds them.

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from retro_model import copying
-from retro_model.config import RetroConfig
-from retro_model.retro import Retro
+from retro_model.retro import Retro, copying
+from retro_model.retro.config import RetroConfig
 
 CONFIG = RetroConfig(
     vocab_size=300, d_model=64, d_ff=128, num_heads=2, head_dim=32, num_layers=3, chunk_len=8, neighbour_len=16, cca_layers=(3,),

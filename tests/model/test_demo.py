@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from retro_model import checkpoint, demo, demo_corpus, evaluation
+from retro_model import checkpoint, evaluation
 from retro_model.data.store import TokenStore
+from retro_model.demo import command as demo
+from retro_model.demo import corpus as demo_corpus
 from retro_model.retro import Retro
 
 TINY = dataclasses.replace(demo.SMOKE, steps=4, sample_tokens=20)

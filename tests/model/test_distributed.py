@@ -11,8 +11,8 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from retro_model import checkpoint, training
-from retro_model.config import RetroConfig
 from retro_model.retro import Retro
+from retro_model.retro.config import RetroConfig
 from tests.conftest import INTERPRETER
 from tests.model import toys
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from retro_model.encoder import NeighbourEncoder
 from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions, encode_displacements
+from retro_model.retro.encoder import NeighbourEncoder
 from tests import tolerances
 from tests.compare import relative_error
 from tests.inputs import generator, randn

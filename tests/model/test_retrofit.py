@@ -6,10 +6,10 @@ import pickle
 import pytest
 import torch
 
-from retro_model.config import RetroConfig
 from retro_model.generation import generate
 from retro_model.retro import Retro
-from retro_model.retrofit import RetrofittedDecoder, retrofit
+from retro_model.retro.config import RetroConfig
+from retro_model.retro.retrofit import RetrofittedDecoder, retrofit
 from tests.compare import assert_passes
 
 transformers = pytest.importorskip("transformers")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from retro_model import training
-from retro_model.config import RetroConfig
 from retro_model.retro import Retro
+from retro_model.retro.config import RetroConfig
 from tests.model import toys
 
 SETTINGS = training.Settings(steps=20, warmup_steps=2, max_lr=1e-2)

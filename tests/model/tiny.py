@@ -2,8 +2,8 @@
 
 import torch
 
-from retro_model.config import RetroConfig
 from retro_model.retro import Retro
+from retro_model.retro.config import RetroConfig
 
 VOCAB = 37
 

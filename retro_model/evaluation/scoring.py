@@ -1,9 +1,9 @@
-"""Bits-per-byte over whole documents in overlapping windows, how much of it is leakage, and the table and plot that compare models."""
+"""Negative log-likelihood of whole documents in overlapping windows, and the bits-per-byte it makes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +12,6 @@ from torch import nn
 
 from retro_model.data.tokens import BOS
 from retro_model.training import AUTOCAST, check_neighbours, gather, token_losses
-
-#: Of each evaluation chunk, this many nearest training neighbours are searched for what it shares with them (section 2.6).
-LEAKAGE_NEIGHBOURS = 10
-#: Tokens of a neighbour that are looked at (section 2.6).
-LEAKAGE_LENGTH = 128
 
 
 @dataclass(frozen=True)
@@ -45,7 +40,7 @@ def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]
     return found
 
 
-def _documents(store) -> list[tuple[int, int]]:
+def document_rows(store) -> list[tuple[int, int]]:
     """First and end row of each document, in order."""
     owner = np.asarray(store.chunk_doc)
     cuts = np.flatnonzero(np.diff(owner)) + 1
@@ -78,7 +73,7 @@ def score(model: nn.Module, store, neighbours: np.ndarray | None = None, databas
     check_neighbours(store, neighbours, database)
     if autocast not in AUTOCAST:
         raise ValueError(f"autocast must be one of {AUTOCAST}, got {autocast!r}")
-    found = _documents(store)
+    found = document_rows(store)
     if documents is not None:
         if wrong := [d for d in documents if not 0 <= d < len(found)]:
             raise ValueError(f"documents must be ordinals from 0 to {len(found) - 1}, got {wrong}")
@@ -124,27 +119,6 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
         tokens[scored:end] = count[i, scored - first : end - first]
 
 
-def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LENGTH, block: int = 4096) -> np.ndarray:
-    """r(C) of every chunk: its longest token substring that one of its nearest training neighbours has too, over its own length.
-
-    neighbours: int64 [num_chunks, >= 1], nearest first; the first LEAKAGE_NEIGHBOURS of them count (-1: none). length: tokens of
-    a neighbour that are looked at. block: chunks at a time.
-    Returns: float64 [num_chunks] between 0 (nothing seen) and 1 (all of it seen).
-    Source: section 2.6 of arXiv 2112.04426.
-    """
-    from retro_model.data.text import longest_common_substrings
-
-    neighbours, lengths = np.asarray(neighbours), np.asarray(store.lengths)
-    if neighbours.ndim != 2 or len(neighbours) != len(lengths) or not neighbours.shape[1]:
-        raise ValueError(f"neighbours must be [{len(lengths)}, K] with K >= 1, got {list(neighbours.shape)}")
-    shared = np.zeros(len(lengths), np.int64)
-    for at in range(0, len(lengths), block):
-        rows = slice(at, at + block)
-        values, mask = (np.asarray(a)[..., :length] for a in database.values(neighbours[rows, :LEAKAGE_NEIGHBOURS]))
-        shared[rows] = longest_common_substrings(np.asarray(store.tokens[rows]), values, lengths=lengths[rows], source_mask=mask)
-    return shared / np.maximum(lengths, 1)
-
-
 def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: float = 1.0) -> float:
     """bpb(alpha): bits spent on the chunks with r(C) <= alpha, over their bytes; bpb(1) is the plain bits-per-byte.
 
@@ -160,58 +134,3 @@ def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: floa
         raise ValueError(f"leakage must have one value for each of the {len(scores.nats)} chunks, got {list(kept.shape)}")
     total = int(scores.bytes[kept].sum())
     return float(scores.nats[kept].sum()) / math.log(2) / total if total else math.nan
-
-
-def curve(scores: Scores, leakage: np.ndarray, alphas: Sequence[float] = tuple(i / 8 for i in range(9))) -> list[tuple[float, float]]:
-    """(alpha, bpb(alpha)) for each alpha, as in Figure 6 of arXiv 2112.04426."""
-    return [(float(a), bits_per_byte(scores, leakage, a)) for a in alphas]
-
-
-def bootstrap(scores: Scores, other: Scores, store, *, samples: int = 1000, seed: int = 0) -> tuple[float, float, float]:
-    """bpb(scores) - bpb(other), and the 2.5% and 97.5% percentiles of that difference over resampled documents.
-
-    Tokens of one document are not independent, so whole documents are drawn.
-    """
-    found = _documents(store)
-    sums = np.array([[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] + [scores.bytes[a:b].sum()] for a, b in found])
-    sums = sums[sums[:, 2] > 0]
-    draws = np.random.default_rng(seed).integers(len(sums), size=(samples, len(sums)))
-    totals = sums[draws].sum(1)
-    gaps = (totals[:, 0] - totals[:, 1]) / totals[:, 2]
-    low, high = np.percentile(gaps, [2.5, 97.5])
-    return bits_per_byte(scores) - bits_per_byte(other), float(low), float(high)
-
-
-def table(results: Mapping[str, Scores], leakage: np.ndarray | None = None, alphas: Sequence[float] = (1.0, 0.5, 0.125)):
-    """A rich table: one model a row; bits-per-byte, perplexity a token, and bpb at each alpha below 1."""
-    from rich.table import Table
-
-    shown = [a for a in alphas if a < 1] if leakage is not None else []
-    out = Table("model", "bits per byte", "perplexity", *[f"bpb({a:g})" for a in shown], title="Validation")
-    for name, s in results.items():
-        perplexity = math.exp(s.nats.sum() / max(1, s.tokens.sum()))
-        out.add_row(name, f"{bits_per_byte(s):.4f}", f"{perplexity:.2f}", *[f"{bits_per_byte(s, leakage, a):.4f}" for a in shown])
-    return out
-
-
-def plot(results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Sequence[float] = tuple(i / 16 for i in range(17))) -> None:
-    """Bits-per-byte against the allowed leakage, one line a model, above the share of bytes that each alpha keeps; an image file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # no global state, no display
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    for name, s in results.items():
-        points = np.array(curve(s, leakage, alphas))
-        top.plot(points[:, 0], points[:, 1], marker="o", markersize=3, label=name)
-    total = next(iter(results.values())).bytes
-    bottom.plot(alphas, [total[np.asarray(leakage) <= a].sum() / max(1, total.sum()) for a in alphas], color="black")
-    top.set(ylabel="bits per byte of chunks with r(C) ≤ alpha")
-    top.legend()
-    bottom.set(
-        xlabel="alpha: longest substring shared with a neighbour / chunk length",
-        ylabel="bytes kept",
-        ylim=(0, 1.05),
-    )
-    figure.savefig(path, dpi=150)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.layers import encode_displacements
-from retro_model.retro import Retro
+
+from .model import Retro
 
 SHARPNESS = 24.0  # of the look at the token before: the tokens beside that one get a logit lower by about 16
 MATCH = 2.0  # scale of queries: one matching token of 128 then takes about half of the attention

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retro_kernels import _validate
+from retro_model.layers import FeedForward, RelativeAttention, initialise
 
 from .config import RetroConfig
 from .inputs import check_ids, check_neighbour_mask
-from .layers import FeedForward, RelativeAttention, initialise
 
 NORM_EPS = 1e-6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from retro_kernels._validate import HEAD_DIM_MAX, HEAD_DIM_MIN, HEAD_DIM_STEP
+from retro_model.checks import check_head_dim
 
 FIRST_CCA_LAYER, CCA_LAYER_STEP = 6, 3  # section 2.5: "one Retro-block every 3 blocks, starting from layer 6"
 
@@ -159,12 +159,6 @@ def _positive(name: str, value) -> None:
         raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
     if value < 1:
         raise ValueError(f"{name}: expected an int >= 1; got {value}")
-
-
-def check_head_dim(name: str, value: int) -> None:
-    """ValueError, naming `name`, unless the kernels take heads of this width."""
-    if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
-        raise ValueError(f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}")
 
 
 def _layers(name: str, layers, count_name: str, count: int) -> tuple[int, ...]:

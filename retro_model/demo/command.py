@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from . import checkpoint, colouring, copying, evaluation, training
-from .config import RetroConfig
-from .demo_corpus import Corpus, prepare, stream
-from .demo_plan import DEFAULT, SMOKE, Plan, preset
-from .generation import generate
-from .retro import Retro
+from retro_model import Retro, RetroConfig, checkpoint, evaluation, generate, training
+from retro_model.evaluation import colouring
+from retro_model.retro import copying
+
+from .corpus import Corpus, prepare, stream
+from .plan import DEFAULT, SMOKE, Plan, preset
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .config import RetroConfig
+from retro_model import RetroConfig
 
 
 @dataclass(frozen=True)

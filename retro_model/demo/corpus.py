@@ -12,15 +12,16 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from . import evaluation, training
-from .data.database import ChunkDatabase
-from .data.dedup import find_leaked, kept_documents
-from .data.embed import HashedTfidf
-from .data.neighbours import precompute_neighbours
-from .data.store import Document, TokenStore, build_store
-from .data.text import longest_common_substrings
-from .data.tokens import Tokenizer
-from .demo_plan import Plan
+from retro_model import evaluation, training
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.dedup import find_leaked, kept_documents
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import precompute_neighbours
+from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.data.text import longest_common_substrings
+from retro_model.data.tokens import Tokenizer
+
+from .plan import Plan
 
 #: Held out: modules that have siblings (aifc: wave, sunau; ntpath: posixpath). `test` is a package of its own and stays in training.
 VALIDATION = ("aifc", "fractions", "locale", "ntpath", "optparse", "shutil", "socket", "ssl", "sysconfig", "uuid")

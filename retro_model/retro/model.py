@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention, initialise
+
 from .cache import RetroCache, decode
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs
-from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, initialise
 
 
 class DecoderLayer(nn.Module):

@@ -16,11 +16,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from retro_model.layers import ChunkedCrossAttention
+
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs
-from .layers import ChunkedCrossAttention
-from .retro import Retro
+from .model import Retro
 
 #: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
 PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))

@@ -1,0 +1,21 @@
+"""The layers that the models share, as stand-alone modules: bring your own model, add these to it.
+
+All take and give activations [B,N,d_model] and compute a residual update, without the norm before it or the addition
+after it. Attention goes through `retro_kernels`; `backend` names one of its backends, None picks the fastest.
+"""
+
+from .attention import Attention, RelativeAttention
+from .chunked_cross_attention import ChunkedCrossAttention
+from .feed_forward import FeedForward
+from .initialisation import initialise
+from .positions import RelativePositions, encode_displacements
+
+__all__ = [
+    "Attention",
+    "ChunkedCrossAttention",
+    "FeedForward",
+    "RelativeAttention",
+    "RelativePositions",
+    "encode_displacements",
+    "initialise",
+]

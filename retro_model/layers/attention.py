@@ -1,0 +1,126 @@
+"""Multi-head attention with relative positions, and the projections that every attention here shares."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import retro_kernels as rk
+from retro_kernels import _validate
+from retro_model.checks import check_head_dim
+
+from .positions import RelativePositions
+
+
+class Attention(nn.Module):
+    """Projections that every attention here has, and Transformer-XL's u and v."""
+
+    def __init__(self, d_model, num_heads, head_dim, *, context_dim, num_kv_heads, bias, dropout, backend, device, dtype):
+        super().__init__()
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, value in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
+            _validate.integer(name, value, low=1)
+        check_head_dim("head_dim", _validate.integer("head_dim", head_dim))
+        if not 0 <= _validate.number("dropout", dropout) < 1:
+            raise ValueError(f"dropout: expected a probability in [0, 1); got {dropout}")
+        context_dim = d_model if context_dim is None else context_dim
+        if num_heads % kv_heads:
+            raise ValueError(f"num_kv_heads: expected a divisor of num_heads={num_heads}; got {kv_heads}")
+        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, head_dim
+        self.context_dim, self.num_kv_heads = context_dim, kv_heads
+        self.dropout, self.backend = dropout, backend
+        where = {"device": device, "dtype": dtype}
+        self.query = nn.Linear(d_model, num_heads * head_dim, bias=bias, **where)
+        self.key = nn.Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
+        self.value = nn.Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
+        self.output = nn.Linear(num_heads * head_dim, d_model, bias=bias, **where)
+        self.positions = RelativePositions(d_model, num_heads, head_dim, **where)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
+
+    def heads_of(self, x: Tensor) -> Tensor:
+        """Queries [B,N,H,D] of x [B,N,d_model]."""
+        return self.query(x).unflatten(-1, (self.num_heads, self.head_dim))
+
+    def project(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [...,G,D] of a context [...,context_dim]."""
+        shape = (self.num_kv_heads, self.head_dim)
+        return self.key(context).unflatten(-1, shape), self.value(context).unflatten(-1, shape)
+
+    def options(self) -> dict:
+        return {
+            "content_bias": self.content_bias,
+            "position_bias": self.position_bias,
+            "dropout_p": self.dropout if self.training else 0.0,
+            "backend": self.backend,
+        }
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, dropout={self.dropout}"
+
+
+class RelativeAttention(Attention):
+    """Multi-head attention with Transformer-XL's relative positions: causal, bidirectional, or across to a context.
+
+        logit[i,j] = ((q_i + u)·k_j + (q_i + v)·W_R s(i + query_offset - j)) / sqrt(D)
+
+    Example:
+        layer = RelativeAttention(64, num_heads=4, head_dim=16, causal=True)
+        y = x + layer(norm(x))  # x [B,N,64]
+
+    Args:
+        d_model: width of the query side and of the output; even.
+        num_heads, head_dim: H, D; D a multiple of 8 from 16 to 256.
+        causal: a token sees itself and what came before it.
+        context_dim: width of the context of a cross-attention; None: d_model.
+        num_kv_heads: G, divides num_heads (grouped-query attention); None: num_heads.
+        bias: biases in the four projections (never in that of the positions).
+        dropout: probability, in training, of dropping an attention weight.
+        backend: of `retro_kernels`; None: the fastest that serves the call.
+
+    Source: Dai et al., arXiv 1901.02860, section 3.3; Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, head_dim: int, *, causal: bool = False, context_dim: int | None = None,
+        num_kv_heads: int | None = None, bias: bool = False, dropout: float = 0.0, backend: str | None = None, device=None, dtype=None,
+    ):  # fmt: skip
+        super().__init__(
+            d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias, dropout=dropout,
+            backend=backend, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.causal = causal
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, *, query_offset: int | None = None, key_mask: Tensor | None = None
+    ) -> Tensor:
+        """The update [B,N,d_model] of x [B,N,d_model].
+
+        Args:
+            context: [B,S,context_dim] to attend to; None: x itself.
+            query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0.
+            key_mask: bool [B,S], True = visible. A query that sees nothing gets the output projection of zeros.
+
+        Raises:
+            ValueError, TypeError: naming the argument.
+        """
+        sizes: dict[str, int] = {"d_model": self.d_model, "context_dim": self.context_dim}
+        _validate.shape("x", x, "B,N,d_model", sizes)
+        if context is not None:
+            _validate.shape("context", context, "B,S,context_dim", sizes)
+        key, value = self.project(x if context is None else context)
+        n, s = x.shape[1], key.shape[1]
+        if query_offset is None:
+            query_offset = s - n if self.causal else 0
+        # a causal query sees no negative displacement
+        first = 0 if self.causal else query_offset - (s - 1)
+        rel_key = self.positions(first, max(query_offset + n - first, 1))
+        return self.attend(x, key, value, rel_key, first, query_offset=query_offset, key_mask=key_mask)
+
+    def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, rel_start: int, *, query_offset=None, key_mask=None) -> Tensor:
+        """`forward` with the keys, values [B,S,G,D] and relative keys [H,T,D] already projected, as a cache holds them."""
+        out = rk.relative_attention(
+            self.heads_of(x), key, value, rel_key=rel_key, rel_start=rel_start, causal=self.causal, query_offset=query_offset,
+            key_mask=key_mask, **self.options(),
+        )  # fmt: skip
+        return self.output(out.flatten(-2))

@@ -1,0 +1,34 @@
+"""Initial weights of a stack of residual layers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .attention import Attention
+from .feed_forward import FeedForward
+
+
+def initialise(stack: nn.Module, branches: int) -> None:
+    """Initial weights of a stack of residual layers: N(0, 1/fan_in), with the matrices that write to the residual stream
+    scaled by 1/sqrt(branches), so that its variance does not grow with depth; biases 0 and norms 1.
+
+    Args:
+        stack: the module that holds the layers; embeddings get N(0, 1/width).
+        branches: residual updates that one activation passes.
+
+    Source: the depth scaling is GPT-2's (Radford et al., 2019, section 2.3).
+    """
+    writers = {id(module.output) for module in stack.modules() if isinstance(module, (Attention, FeedForward))}
+    for module in stack.modules():
+        if isinstance(module, nn.Linear):
+            depth = branches if id(module) in writers else 1
+            nn.init.normal_(module.weight, std=(module.in_features * depth) ** -0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, Attention):
+            nn.init.zeros_(module.content_bias)
+            nn.init.zeros_(module.position_bias)

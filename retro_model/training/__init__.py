@@ -1,0 +1,41 @@
+"""Training as in the paper: batches of chunk rows with their neighbours, AdamW, warm-up and cosine, one step.
+
+Plain functions over a plain module: wrap the model in `torch.compile`, DistributedDataParallel or `fully_shard` and pass the
+result. Nothing is kept between steps but the model, the optimiser and two counters (step and position), which is what
+`checkpoint` saves.
+
+    model = Retro(config)
+    optimizer = make_optimizer(model, settings)
+    stream = batches(store, database=database, neighbours=ids, window=2048, batch_size=16, seed=0)
+    for step in range(settings.steps):
+        report = train_step(model, optimizer, [next(stream)], settings, step)
+
+    optimiser.py   settings, AdamW, the schedule
+    batches.py     chunk rows and their neighbours, a stream without end
+    step.py        losses, one step, many steps; sharding
+    checkpoint.py  saves and resumes exactly
+"""
+
+from . import checkpoint
+from .batches import Batch, batches, check_neighbours, gather
+from .optimiser import AUTOCAST, Settings, learning_rate, make_optimizer, parameter_groups
+from .step import loss, progress, shard, token_losses, train, train_step
+
+__all__ = [
+    "AUTOCAST",
+    "Batch",
+    "Settings",
+    "batches",
+    "check_neighbours",
+    "checkpoint",
+    "gather",
+    "learning_rate",
+    "loss",
+    "make_optimizer",
+    "parameter_groups",
+    "progress",
+    "shard",
+    "token_losses",
+    "train",
+    "train_step",
+]

@@ -1,0 +1,104 @@
+"""Batches of chunk rows with their neighbours, and a stream of them without end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of consecutive chunk rows and what was retrieved for each chunk.
+
+    tokens: int64 [B, N]. real: bool [B, N], False on padding. neighbours: int64 [B, L, K, R] or None. neighbour_mask: bool
+    [B, L, K, R] or None.
+    """
+
+    tokens: Tensor
+    real: Tensor
+    neighbours: Tensor | None = None
+    neighbour_mask: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on `device`."""
+        move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731
+        return Batch(move(self.tokens), move(self.real), move(self.neighbours), move(self.neighbour_mask))
+
+
+def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
+    """ValueError unless neighbours and database come together, with a row for each of the store's chunks."""
+    if (neighbours is None) != (database is None):
+        raise ValueError("neighbours and database come together: give both, or neither")
+    if neighbours is not None and (np.ndim(neighbours) != 2 or len(neighbours) != len(store.lengths)):
+        raise ValueError(f"neighbours must be [{len(store.lengths)}, K], one row for each chunk, got {list(np.shape(neighbours))}")
+
+
+def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None) -> Batch:
+    """The batch made of chunk rows `rows` (int64 [B, L]; -1 is a row of padding) of `store`.
+
+    neighbours: int64 [num_chunks, K], the database ids retrieved for each chunk of the store (-1: none), with `database`;
+    None leaves retrieval off.
+    Returns: a Batch with N = L * store.chunk_len.
+    """
+    rows = np.asarray(rows)
+    there, safe = rows >= 0, np.maximum(rows, 0)
+    lengths = np.where(there, np.asarray(store.lengths)[safe], 0)
+    real = np.arange(store.chunk_len) < lengths[..., None]  # [B, L, M]
+    tokens = np.where(real, np.asarray(store.tokens[safe]), 0).astype(np.int64)
+    flat = [torch.from_numpy(a.reshape(len(rows), -1)) for a in (tokens, real)]
+    if neighbours is None:
+        return Batch(*flat)
+    ids = np.where(there[..., None], np.asarray(neighbours[safe]), -1)
+    values, mask = database.values(ids)
+    return Batch(*flat, torch.as_tensor(values), torch.as_tensor(mask))
+
+
+def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None,
+            starts: np.ndarray | None = None, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
+    """Batches without end, a pure function of (store, window, batch_size, seed) and the position.
+
+    An epoch cuts the store into windows of `window` tokens from a random first row, and visits them in random order.
+    Process `rank` of `world_size` takes its share of each batch, so that the batch as a whole does not depend on them.
+
+    window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first rows of the
+    windows to draw from, in place of all. start: position (batches already taken) to go on from. neighbours, database: see `gather`.
+    Returns: an iterator over Batch.
+    Raises: ValueError where the store is smaller than a batch, or sizes do not divide.
+    """
+    per_window, left = divmod(window, store.chunk_len)
+    if window < 1 or left:
+        raise ValueError(f"window must be a positive multiple of the chunk length ({store.chunk_len}), got {window}")
+    if batch_size < 1 or batch_size % world_size:
+        raise ValueError(f"batch_size must be a positive multiple of world_size ({world_size}), got {batch_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
+    check_neighbours(store, neighbours, database)
+    rows = len(store.lengths)
+    if starts is None:
+        # One window fewer than fit, so that every epoch may start anywhere in the first window and has the same length.
+        firsts, shift = np.arange(max(0, rows // per_window - 1)) * per_window, per_window
+    else:
+        firsts, shift = np.asarray(starts), 1
+        if firsts.ndim != 1 or (len(firsts) and (firsts.min() < 0 or firsts.max() > rows - per_window)):
+            raise ValueError(f"starts must be rows from 0 to {rows - per_window}, got shape {list(firsts.shape)}")
+    if len(firsts) < batch_size:
+        raise ValueError(f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one more")
+    return _stream(store, neighbours, database, per_window, batch_size, firsts, shift, seed, start, rank, world_size)
+
+
+def _stream(store, neighbours, database, per_window, batch_size, firsts, shift, seed, start, rank, world_size):
+    position, epoch, order, first_row, per_epoch = start, -1, None, 0, len(firsts) // batch_size
+    while True:
+        if position // per_epoch != epoch:
+            epoch = position // per_epoch
+            random = np.random.default_rng([seed, epoch])
+            first_row = int(random.integers(shift))
+            order = random.permutation(len(firsts))
+        at = position % per_epoch * batch_size
+        mine = firsts[order[at : at + batch_size][rank::world_size]]
+        yield gather(store, first_row + mine[:, None] + np.arange(per_window), neighbours, database)
+        position += 1

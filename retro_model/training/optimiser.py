@@ -1,0 +1,80 @@
+"""AdamW, its parameter groups, and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import nn
+
+AUTOCAST = (None, "bfloat16", "float16")  # types of matrix products; None: the parameters' own
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyper-parameters of the optimiser and its schedule. Source: appendix C.1 and Table 10 of arXiv 2112.04426.
+
+    max_lr: learning rate after the warm-up. min_lr_ratio: its floor, as a share of max_lr. warmup_steps: steps of the linear
+    ramp from warmup_from. steps: length of the cosine, warm-up included. clip: largest norm of the whole gradient. autocast:
+    type of matrix products, None for the parameters' own (the paper trains in bfloat16).
+    """
+
+    steps: int
+    max_lr: float = 2e-4
+    min_lr_ratio: float = 0.1
+    warmup_steps: int = 750
+    warmup_from: float = 1e-7
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    clip: float = 1.0
+    autocast: str | None = None
+
+    def __post_init__(self):
+        for name in ("steps", "max_lr", "clip", "eps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise ValueError(f"warmup_steps must be between 0 and steps ({self.steps}), got {self.warmup_steps}")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ValueError(f"min_lr_ratio must be between 0 and 1, got {self.min_lr_ratio}")
+        if self.autocast not in AUTOCAST:
+            raise ValueError(f"autocast must be one of {AUTOCAST}, got {self.autocast!r}")
+
+    def to_dict(self) -> dict:
+        """What JSON can hold."""
+        return asdict(self)
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """Linear from warmup_from to max_lr over warmup_steps, then a cosine to min_lr_ratio * max_lr at `steps`, then constant."""
+    s = settings
+    if step < s.warmup_steps:
+        return s.warmup_from + (s.max_lr - s.warmup_from) * step / s.warmup_steps
+    done = min(1.0, (step - s.warmup_steps) / max(1, s.steps - s.warmup_steps))
+    low = s.min_lr_ratio * s.max_lr
+    return low + (s.max_lr - low) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Parameters with weight decay and those without, each once.
+
+    Decay shrinks the matrices of linear maps, whose scale the next norm or softmax can undo. Gains of norms, biases and u, v
+    are few and set scales and offsets themselves: shrinking them to zero is no simpler model. A row of an embedding gets a
+    gradient only when its token occurs, so decay at every step would erase rare tokens; an output matrix tied to it goes with it.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - embeddings
+    decayed = [p for p in trainable if id(p) in matrices]
+    others = [p for p in trainable if id(p) not in matrices]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
+    """AdamW over `parameter_groups`. Make it after the model is on its device and sharded."""
+    groups = [g for g in parameter_groups(model, settings.weight_decay) if g["params"]]
+    if not groups:
+        raise ValueError("model has no trainable parameters")
+    return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps, fused=True)

@@ -1,0 +1,146 @@
+"""The loss of a batch, one optimiser step, many of them, and a model sharded over processes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .batches import Batch
+from .optimiser import Settings, learning_rate
+
+
+def token_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood of each token given those before it, in nats, and which of them count.
+
+    logits: [B, N, V]. A window's first token has nothing before it and is left out, as is padding.
+    Returns: losses float32 (float64 for such logits) [B, N-1] (zero where they do not count), counted bool [B, N-1].
+    """
+    counted = batch.real[:, 1:]
+    targets = batch.tokens[:, 1:]
+    logits = logits[:, :-1].flatten(0, 1)
+    logits = logits if logits.dtype == torch.float64 else logits.float()  # a sum of a vocabulary's exponentials in half would be lost
+    losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
+    return losses * counted, counted
+
+
+def loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean negative log-likelihood over the real tokens of a batch, in nats."""
+    losses, counted = token_losses(logits, batch)
+    return losses.sum() / counted.sum().clamp(min=1)
+
+
+def shard(model: nn.Module, mesh) -> nn.Module:
+    """FSDP2 over `mesh`, in place: each layer of decoder and encoder is gathered when it runs, the rest stays gathered.
+
+    The first layer with chunked cross-attention runs in two steps, with the encoder in between; its parts are sharded by
+    themselves, because FSDP2 gathers a module only when its `forward` is called.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    first = model.config.cca_layers[0] if model.config.cca_layers else 0
+    units = [*(model.encoder.layers if model.encoder is not None else ())]
+    for index, layer in enumerate(model.layers, 1):
+        units += [layer.attention, layer.cca, layer.feed_forward] if index == first else [layer]
+    for unit in units:
+        fully_shard(unit, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _autocast(device: torch.device, settings: Settings):
+    if settings.autocast is None:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, settings.autocast))
+
+
+@contextlib.contextmanager
+def _synchronise(model: nn.Module, now: bool):
+    """Gradients meet other processes' only in the last backward of a step."""
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        model.set_requires_gradient_sync(now)
+        yield
+    elif hasattr(model, "no_sync") and not now:  # DDP
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[Batch], settings: Settings, step: int) -> dict[str, float]:
+    """One optimiser step on the mean loss over all real tokens of `parts`, of this and every other process.
+
+    parts: batches whose gradients add up (gradient accumulation). step: 0-based, sets the learning rate.
+    Returns: loss in nats a token, gradient norm before clipping, learning rate, number of real tokens.
+    Raises: FloatingPointError where the gradient is not finite; the parameters are then as before.
+    """
+    if not parts:
+        raise ValueError("parts must have at least one batch")
+    device = next(model.parameters()).device
+    rate = learning_rate(step, settings)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    parts = [part.to(device) for part in parts]
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    totals = torch.stack([torch.zeros((), device=device), sum(p.real[:, 1:].sum() for p in parts).float()])
+    if processes > 1:
+        dist.all_reduce(totals[1])
+    model.train()
+    for i, part in enumerate(parts):
+        with _synchronise(model, i == len(parts) - 1):
+            with _autocast(device, settings):
+                logits = model(part.tokens, part.neighbours, neighbour_mask=part.neighbour_mask)
+            summed = token_losses(logits, part)[0].sum()
+            # DDP and FSDP average over processes; tokens are what counts, so the number of processes is multiplied back.
+            (summed * (processes / totals[1].clamp(min=1))).backward()
+        totals[0] += summed.detach()
+    if processes > 1:
+        dist.all_reduce(totals[0])
+    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    if not math.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[1])}, learning rate {rate:.3g}")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return {"loss": float(totals[0] / totals[1].clamp(min=1)), "gradient_norm": norm, "learning_rate": rate, "tokens": int(totals[1])}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[Batch], settings: Settings, *, start: int = 0,
+          stop: int | None = None, accumulate: int = 1, report: Callable[[int, dict], None] | None = None) -> list[dict]:  # fmt: skip
+    """Steps `start` to `stop` (settings.steps by default), `accumulate` batches each; `report(step, results)` after each.
+
+    Returns: the results of `train_step`, one a step.
+    """
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+    history = []
+    for step in range(start, settings.steps if stop is None else stop):
+        history.append(train_step(model, optimizer, [next(stream) for _ in range(accumulate)], settings, step))
+        if report is not None:
+            report(step, history[-1])
+    return history
+
+
+@contextlib.contextmanager
+def progress(title: str, steps: int, quiet: bool = False):
+    """A rich progress bar over `steps`; yields a `report` for `train`: loss (smoothed), tokens a second, time left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+               TimeElapsedColumn(), TimeRemainingColumn()]  # fmt: skip
+    with Progress(*columns, disable=quiet) as bar:
+        task = bar.add_task(title, total=steps, note="")
+        smooth = None
+
+        def report(step: int, results: dict) -> None:
+            nonlocal smooth
+            smooth = results["loss"] if smooth is None else 0.95 * smooth + 0.05 * results["loss"]
+            speed = bar.tasks[task].speed
+            bar.update(task, advance=1, note=f"loss {smooth:.3f}" + (f", {speed * results['tokens']:,.0f} tokens/s" if speed else ""))
+
+        yield report
