@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import environment
 
-LOGITS, LEAKY = "retro_kernels/triton/_relative_logits_kernels.py", "retro_kernels/triton/_leaky_kernels.py"
+LOGITS, LEAKY = "retro_kernels/triton/relative_logits/kernels.py", "retro_kernels/triton/leaky_average/kernels.py"
 CPU = "csrc/cpu/topk_chunks.cpp"
 #: git must neither ask who commits nor sign
 GIT = ["git", "-c", "user.name=proof", "-c", "user.email=proof@localhost", "-c", "commit.gpgsign=false"]
@@ -65,7 +65,7 @@ SPILL = Plant(
 )
 VANISHED = Plant(
     "a kernel that vanished",
-    "retro_kernels/triton/leaky_average.py",
+    "retro_kernels/triton/leaky_average/__init__.py",
     '{"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}',
     '{"wide": (16, 2048, 16, 64)}',
     launch="leaky_ends:long:sm90/bfloat16",

@@ -2,7 +2,7 @@
 
     python -m retro_kernels.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR] [--jobs N]
 
-Each `retro_kernels/triton/<op>.py` names its launches in `aot_cases(target)` (and those with every set of options, where tiles depend on
+Each `retro_kernels/triton/<op>` names its launches in `aot_cases(target)` (and those with every set of options, where tiles depend on
 them, in `aot_combinations(target)`), made by the code that launches on a GPU, on meta tensors;
 signature and divisibility come from Triton's own launch path. A process under TRITON_INTERPRET can't compile.
 """
@@ -48,7 +48,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One launch to compile: `case` says for which call, `launch` is a `triton._launch.Launch` on meta tensors."""
+    """One launch to compile: `case` says for which call, `launch` is a `triton.common.launch.Launch` on meta tensors."""
 
     case: str
     dtype: str
@@ -58,7 +58,7 @@ class Case:
 def ops() -> list[str]:
     """The ops that have Triton kernels with `aot_cases`."""
     here = Path(__file__).parent / "triton"
-    return [op for op in OPS if (here / f"{op}.py").exists() and hasattr(_module(op), "aot_cases")]
+    return [op for op in OPS if (here / op).exists() and hasattr(_module(op), "aot_cases")]
 
 
 def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, Case]]:

@@ -8,8 +8,8 @@ import torch
 
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
-from retro_kernels.triton import _cca_cases, _cca_plan, _relative_cases, _relative_plan, chunked_cross_attention, relative_attention
-from retro_kernels.triton._combinations import WIDTHS
+from retro_kernels.triton import chunked_cross_attention, relative_attention
+from retro_kernels.triton.common.combinations import WIDTHS
 
 TABLES = sorted(path.stem for path in configs._TABLES.glob("*.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)
@@ -17,19 +17,24 @@ OPTIONS = ("dropout", "edges", "masked", "plain", "window", "narrow")  # the dea
 
 
 def call(**options):
-    return _relative_cases.call(torch.bfloat16, **options)
+    return relative_attention.cases.call(torch.bfloat16, **options)
 
 
 def test_options_of_a_call():
-    assert _relative_plan.options(call(D=64)) == ()
-    assert _relative_plan.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
-    assert _relative_plan.options(call(**EVERYTHING, causal=False)) == ("dropout", "edges", "masked", "window", "narrow")
-    assert _relative_plan.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
-    assert _relative_plan.options(call(D=64, segments=True)) == ("masked",)
-    assert _relative_plan.options(call(D=64, rel=False, biases=False)) == ()
-    assert _cca_plan.options(_cca_cases.call(torch.bfloat16, D=64)) == ()
-    assert _cca_plan.options(_cca_cases.call(torch.bfloat16, D=64, E=16, gate=True)) == ("masked", "narrow")
-    assert _cca_plan.options(_cca_cases.call(torch.bfloat16, rel=False, biases=False, dropout_p=0.1)) == ("dropout", "masked", "plain")
+    assert relative_attention.plan.options(call(D=64)) == ()
+    assert relative_attention.plan.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
+    assert relative_attention.plan.options(call(**EVERYTHING, causal=False)) == ("dropout", "edges", "masked", "window", "narrow")
+    assert relative_attention.plan.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
+    assert relative_attention.plan.options(call(D=64, segments=True)) == ("masked",)
+    assert relative_attention.plan.options(call(D=64, rel=False, biases=False)) == ()
+    assert chunked_cross_attention.plan.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64)) == ()
+    assert chunked_cross_attention.plan.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64, E=16, gate=True)) == (
+        "masked",
+        "narrow",
+    )
+    assert chunked_cross_attention.plan.options(
+        chunked_cross_attention.cases.call(torch.bfloat16, rel=False, biases=False, dropout_p=0.1)
+    ) == ("dropout", "masked", "plain")
 
 
 @pytest.mark.parametrize("op", TABLES)
@@ -70,7 +75,9 @@ def test_most_options_win_then_the_first_row(options, stages):
 
 
 @pytest.mark.parametrize("arch", KNOWN)
-@pytest.mark.parametrize("op, cases", [(relative_attention, _relative_cases), (chunked_cross_attention, _cca_cases)])
+@pytest.mark.parametrize(
+    "op, cases", [(relative_attention, relative_attention.cases), (chunked_cross_attention, chunked_cross_attention.cases)]
+)
 def test_every_row_with_an_option_serves_some_call(op, cases, arch):
     with configs.watched() as seen:
         launches = list(op.aot_combinations(KNOWN[arch]))

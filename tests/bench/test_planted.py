@@ -73,7 +73,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
     ("files", "expected"),
     [
         (["README.md", "tests/ops/test_leaky_average.py", "bench/ab.py"], ""),
-        (["retro_kernels/triton/_leaky_kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
+        (["retro_kernels/triton/leaky_average/kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
         (["csrc/cpu/leaky_average.cpp"], "leaky_average"),
         (["retro_kernels/cpu/topk_chunks.py", "retro_kernels/ops/relative_logits.py"], "topk_chunks relative_logits"),
         (["csrc/cpu/cut.h"], "relative_attention relative_logits"),

@@ -164,7 +164,7 @@ def test_infinities_nan_and_both_zeros(emulation):
 
 
 def test_packing(emulation):
-    """The layout that csrc/cuda/topk_select.cuh and retro_kernels/triton/_topk_select.py both draw."""
+    """The layout that csrc/cuda/topk_select.cuh and retro_kernels/triton/topk_chunks/selection.py both draw."""
     key = torch.zeros(1, 10, 8)
     key[0, 7, 0], key[0, 3, 0] = 1.5, -1.5
     query = torch.zeros(1, 1, 8)

@@ -11,7 +11,7 @@ if not INTERPRETER:
     pytest.skip("needs TRITON_INTERPRET=1, in a process of its own", allow_module_level=True)
 
 from retro_kernels._target import KNOWN, Target
-from retro_kernels.triton import _cca_backward_plan, _cca_cases, _cca_plan
+from retro_kernels.triton.chunked_cross_attention import backward_plan, cases, plan
 
 OP = "chunked_cross_attention"
 
@@ -19,26 +19,26 @@ OP = "chunked_cross_attention"
 @pytest.mark.parametrize("options", [{}, {"H": 4, "G": 2, "gate": True}, {"M": 37, "N": 80}], ids=["fused", "grouped", "time blocks"])
 def test_slabs_of_one_chunk(monkeypatch, options):
     """The workspace bound only cuts the work into more launches: values stay within the table's bound."""
-    monkeypatch.setattr(_cca_backward_plan, "SLAB_BYTES", 1)
+    monkeypatch.setattr(backward_plan, "SLAB_BYTES", 1)
     compare.check(OP, inputs.cross_attention(21, **{"B": 1, "N": 9, "H": 2, **options}), "triton")
 
 
 def test_decoding_is_split_over_keys_and_training_is_not():
     target = KNOWN[90]
-    decode = _cca_plan.forward(_cca_cases.call(torch.bfloat16, B=1, N=1, query_start=2047, H=16, D=64), target)[-1]
+    decode = plan.forward(cases.call(torch.bfloat16, B=1, N=1, query_start=2047, H=16, D=64), target)[-1]
     assert [launch.name for launch in decode] == ["cca_forward", "cca_merge"]
     x, y, z = decode[0].grid
     assert x * y * z > 16  # more programs than (batch, head) pairs
-    assert [launch.name for launch in _cca_plan.forward(_cca_cases.call(torch.bfloat16), target)[-1]] == ["cca_forward"]
+    assert [launch.name for launch in plan.forward(cases.call(torch.bfloat16), target)[-1]] == ["cca_forward"]
 
 
 def test_workspace_is_bounded_and_launches_are_pure():
     """Planning touches no device: it works on meta tensors, twice alike."""
-    call = _cca_cases.call(torch.bfloat16, B=64)
+    call = cases.call(torch.bfloat16, B=64)
     b, n, h, _ = call.query.shape
     outputs = (call.query, torch.empty(b, h, n, device="meta"))
     needs = tuple(getattr(call, name) is not None for name in _problem.ChunkedCrossAttention.DIFFERENTIABLE)
-    plans = [_cca_backward_plan.Backward(call, outputs, outputs, needs, Target(90, 232448)) for _ in range(2)]
+    plans = [backward_plan.Backward(call, outputs, outputs, needs, Target(90, 232448)) for _ in range(2)]
     band = plans[0].buffers.band_ptr
-    assert band.numel() * band.element_size() <= _cca_backward_plan.SLAB_BYTES
+    assert band.numel() * band.element_size() <= backward_plan.SLAB_BYTES
     assert [(x.name, x.grid) for x in plans[0].launches] == [(x.name, x.grid) for x in plans[1].launches]

@@ -9,8 +9,8 @@ import retro_kernels as rk
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
 from retro_kernels.triton import chunked_cross_attention, relative_attention
-from retro_kernels.triton._combinations import WIDTHS, combinations
-from retro_kernels.triton._launch import Launch
+from retro_kernels.triton.common.combinations import WIDTHS, combinations
+from retro_kernels.triton.common.launch import Launch
 from tests import compare, inputs
 from tests.conftest import INTERPRETER
 

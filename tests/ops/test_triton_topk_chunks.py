@@ -52,7 +52,7 @@ def test_every_width_of_embedding(D):
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_tiles_and_splits_change_nothing(metric):
     """Every tile of the table, one launch or a scan and a merge: the same bits, and what the reference says."""
-    plan = pytest.importorskip("retro_kernels.triton._topk_plan")
+    plan = pytest.importorskip("retro_kernels.triton.topk_chunks.plan")
     from retro_kernels._target import KNOWN
 
     kw = inputs.topk(4, B=1, Q=21, S=200, D=16, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=185)
@@ -111,9 +111,9 @@ def test_layouts_give_the_same_bits(view):
 
 
 def test_packing():
-    """The layout that retro_kernels/triton/_topk_select.py and csrc/cuda/topk_select.cuh both draw."""
+    """The layout that retro_kernels/triton/topk_chunks/selection.py and csrc/cuda/topk_select.cuh both draw."""
     from retro_kernels._target import KNOWN
-    from retro_kernels.triton import _topk_plan as plan
+    from retro_kernels.triton.topk_chunks import plan
 
     key = torch.zeros(1, 10, 8)
     key[0, 7, 0], key[0, 3, 0] = 1.5, -1.5
@@ -138,8 +138,8 @@ def test_repeats_bitwise():
 
 def test_the_plan_fills_the_device_and_bounds_its_scratch():
     """Pure sizes: splits cover the keys, their lists stay below a bound that doesn't depend on S."""
-    plan = pytest.importorskip("retro_kernels.triton._topk_plan")
-    cases = pytest.importorskip("retro_kernels.triton._topk_cases")
+    plan = pytest.importorskip("retro_kernels.triton.topk_chunks.plan")
+    cases = pytest.importorskip("retro_kernels.triton.topk_chunks.cases")
     from retro_kernels._target import KNOWN
 
     for target, queries, keys, k in itertools.product(KNOWN.values(), (1, 64, 4096, 20000), (1, 5000, 10**6, 2 * 10**9), (4, 128)):

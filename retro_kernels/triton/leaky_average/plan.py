@@ -1,53 +1,19 @@
-"""Leaky average over time, as a scan: the triton backend of `retro_kernels.leaky_average`."""
+"""Host side of leaky_average: which launches serve a call, as values. Nothing here runs or waits for the device."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .. import configs
-from .._problem import KERNEL_DTYPES, LeakyAverage
-from .._target import Target, current_target
-from ..aot import Case
-from . import unsupported
-from ._launch import Launch, power_of_two, strides
-from ._leaky_kernels import _leaky_ends_kernel, _leaky_scan_kernel
+from ... import configs
+from ..._problem import LeakyAverage
+from ..._target import Target
+from ..common.launch import Launch, power_of_two, strides
+from .kernels import _leaky_ends_kernel, _leaky_scan_kernel
 
 OP = "leaky_average"
 _WAVES = 2  # programs per multiprocessor below which time is cut into chunks
 _LEAST_CHUNK = 128  # steps: a shorter chunk would spend its time on the states of the others
-_MAX_BATCH = 65535  # CUDA's limit on the third grid dimension
-
-
-def reason(call: LeakyAverage) -> str | None:
-    """Why this backend can't serve the call; None if it can."""
-    if call.x.shape[0] > _MAX_BATCH:
-        return f"B={call.x.shape[0]} exceeds {_MAX_BATCH}"
-    # decay may stay float32 beside a narrower x
-    return unsupported({"x": call.x, "initial": call.initial}) or unsupported({"decay": call.decay})
-
-
-def forward(call: LeakyAverage) -> tuple[Tensor]:
-    """y [B,N,H,D] in the type of x."""
-    y, launches = plan_forward(call, current_target(call.x.device))
-    for launch in launches:
-        launch.run()
-    return (y,)
-
-
-def backward(call: LeakyAverage, outputs, grads, needs) -> list[Tensor | None]:
-    """dx is the same scan run backwards over dy; d decay sums dx_t * y_{t-1} over the saved y, in two ordered stages."""
-    inputs = (call.x, call.decay, call.initial)
-    needs = [need and t is not None for need, t in zip(needs, inputs, strict=True)]
-    if grads[0] is None or not any(needs):
-        return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
-    dx, partial, dinitial, launches = plan_backward(call, outputs[0], grads[0], needs, current_target(call.x.device))
-    for launch in launches:
-        launch.run()
-    ddecay = None if partial is None else partial.sum((0, 1, 3)).to(call.decay.dtype)
-    return [dx, ddecay, dinitial]
 
 
 def plan_forward(call: LeakyAverage, target: Target) -> tuple[Tensor, list[Launch]]:
@@ -113,14 +79,3 @@ def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: T
     scan = {**common, **arguments, "ends_ptr": ends}
     launches.append(Launch(_leaky_scan_kernel, (h * columns, chunks, b), scan, tile.num_warps, tile.num_stages))
     return chunks, launches
-
-
-def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op: one sequence that fills the machine by columns, one that needs chunks of time."""
-    for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
-        for dtype in KERNEL_DTYPES:
-            x, initial = torch.empty((b, n, h, d), dtype=dtype, device="meta"), torch.empty((b, h, d), dtype=dtype, device="meta")
-            call = LeakyAverage(x, torch.empty(h, dtype=torch.float32, device="meta"), initial)
-            launches = plan_forward(call, target)[1] + plan_backward(call, x, x, (True, True, True), target)[-1]
-            for launch in launches:
-                yield Case(name, str(dtype).removeprefix("torch."), launch)

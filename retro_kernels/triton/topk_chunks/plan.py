@@ -11,12 +11,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .. import configs
-from .._problem import TopkChunks
-from .._target import Target
-from ._launch import Launch, power_of_two
-from ._topk_backward import _topk_chunks_dkey_kernel, _topk_chunks_dquery_kernel
-from ._topk_forward import _topk_chunks_merge_kernel, _topk_chunks_scan_kernel
+from ... import configs
+from ..._problem import TopkChunks
+from ..._target import Target
+from ..common.launch import Launch, power_of_two
+from .backward import _topk_chunks_dkey_kernel, _topk_chunks_dquery_kernel
+from .forward import _topk_chunks_merge_kernel, _topk_chunks_scan_kernel
 
 OP = "topk_chunks"
 #: a split scans at least so many tiles, or its own list costs more than it saves

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from .._problem import TopkChunks
+from ..._problem import TopkChunks
 
 _MILLION = 10**6
 _HALF, _SINGLE = torch.bfloat16, torch.float32

@@ -5,10 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import LN2, LOG2E, load_keys
-from ._dropout import dropout_keep
-from ._relative import band_block, block_from, deep_product, table_product
-from ._relative_tile import (
+from ..common.dropout import dropout_keep
+from ..common.loads import load_keys
+from ..common.position_logits import band_block, table_product
+from ..common.products import block_from, deep_product
+from ..common.softmax import LN2, LOG2E
+from .tile import (
     load_query,
     load_segments,
     narrow,

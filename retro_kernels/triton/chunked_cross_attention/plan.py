@@ -7,12 +7,13 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .. import configs
-from .._problem import ChunkedCrossAttention
-from .._target import Target
-from . import _dropout
-from ._cca_forward import _cca_forward_kernel, _cca_merge_kernel
-from ._launch import Launch, power_of_two, strides
+from ... import configs
+from ..._problem import ChunkedCrossAttention
+from ..._target import Target
+from ..common import dropout
+from ..common.launch import Launch, power_of_two, strides
+from ..common.merge import _cca_merge_kernel
+from .forward import _cca_forward_kernel
 
 OP = "chunked_cross_attention"
 _MERGE_SPLITS = 8  # parts that one step of the merge loads
@@ -74,7 +75,7 @@ def inputs(call: ChunkedCrossAttention) -> dict:
         **strides(call.neighbour_gate, "g", "blk"),
         "N": n, "M": call.chunk_len, "K": neighbours, "R": keys, "H": h, "T": rel_rows, "HEADS_PER_GROUP": h // groups,
         "rel_start": call.rel_start, "query_start": call.query_start,
-        "scale": call.scale, "dropout_limit": _dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
+        "scale": call.scale, "dropout_limit": dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
     }  # fmt: skip
 
 

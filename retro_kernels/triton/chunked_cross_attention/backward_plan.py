@@ -7,13 +7,13 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from .. import configs
-from .._problem import ChunkedCrossAttention
-from .._target import Target
-from ._cca_backward import _cca_backward_key_kernel, _cca_backward_query_kernel
-from ._cca_band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
-from ._cca_plan import WAVES, constants, inputs, span, tile
-from ._launch import Launch, settled, strides
+from ... import configs
+from ..._problem import ChunkedCrossAttention
+from ..._target import Target
+from ..common.launch import Launch, settled, strides
+from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
+from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
+from .plan import WAVES, constants, inputs, span, tile
 
 #: bound of the band workspace: it should stay in the second-level cache (50 MB on sm_90) from one kernel to the next
 SLAB_BYTES = 48 << 20

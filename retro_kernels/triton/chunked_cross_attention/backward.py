@@ -5,7 +5,7 @@ program that owns (batch, chunk, head) writes dK and dV once and dQ beside them,
 heads, long chunks) it writes dQ alone and `_cca_backward_key_kernel` writes dK and dV.
 
 Positions come and go through a bounded workspace, a "band" of [M, R] per (batch, chunk, head), slab by slab: it holds the
-position logits on the way in and the sum of dS over the neighbours on the way out; `_cca_band` makes and consumes it. (With
+position logits on the way in and the sum of dS over the neighbours on the way out; `band` makes and consumes it. (With
 the band's own products in this kernel every variant spilled: see bench/NOTES.md.)
 """
 
@@ -14,19 +14,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import (
-    LOG2E,
-    add_bias,
-    load_band,
-    load_gate,
-    load_keys,
-    load_rows,
-    locate,
-    tile_gradients,
-    tile_product,
-    visible_keys,
-    wide,
-)
+from ..common.loads import add_bias, load_keys, load_rows, wide
+from ..common.products import tile_product
+from ..common.softmax import LOG2E
+from .tile import load_band, load_gate, locate, tile_gradients, visible_keys
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -229,7 +220,7 @@ def _cca_backward_key_kernel(
         content_at = content_ptr + head * stride_ch if content_ptr is not None else None
         qc = add_bias(q, content_at, D, BLOCK_D)
         q_from, do_from = (q_base, local, live, stride_qn), (do_base, local, live, stride_don)
-        zero = step >> 30  # as in `_relative`
+        zero = step >> 30  # as in `position_logits`
         position = 0.0
         if band_ptr is not None:
             band_at = band_ptr + ((slot + block).to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0

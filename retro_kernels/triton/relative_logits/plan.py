@@ -1,51 +1,18 @@
-"""Position logits alone, skewed by addresses: the triton backend of `retro_kernels.relative_logits`."""
+"""Host side of relative_logits: which launches serve a call, as values. Nothing here runs or waits for the device."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .. import configs
-from .._problem import KERNEL_DTYPES, RelativeLogits
-from .._target import Target, current_target
-from ..aot import Case
-from . import unsupported
-from ._launch import Launch, power_of_two, strides
-from ._relative_logits_kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
+from ... import configs
+from ..._problem import RelativeLogits
+from ..._target import Target
+from ..common.launch import Launch, power_of_two, strides
+from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
 
 OP = "relative_logits"
 _WAVES = 2  # programs per multiprocessor that the splits of the table's gradient aim at
-_MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
-
-
-def reason(call: RelativeLogits) -> str | None:
-    """Why this backend can't serve the call; None if it can."""
-    if max(call.query.shape[0], call.query.shape[2]) > _MAX_GRID:
-        return f"B={call.query.shape[0]} or H={call.query.shape[2]} exceeds {_MAX_GRID}"
-    if call.key_len == 0:
-        return "key_len is 0"
-    return unsupported({name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE})
-
-
-def forward(call: RelativeLogits) -> tuple[Tensor]:
-    """logits [B,H,N,key_len] in the query's type."""
-    out, launch = plan_forward(call, current_target(call.query.device))
-    launch.run()
-    return (out,)
-
-
-def backward(call: RelativeLogits, outputs, grads, needs) -> list[Tensor | None]:
-    """dq from one pass over the gradient, the table's from another; sums across programs are stored apart and then added in order."""
-    if grads[0] is None:
-        return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
-    target = current_target(call.query.device)
-    dq, drel, bias, launches = plan_backward(call, grads[0], needs, target)
-    for launch in launches:
-        launch.run()
-    dtype = call.query.dtype
-    return [dq, None if drel is None else drel.sum(0).to(dtype), None if bias is None else bias.sum((0, 1)).to(dtype)]
 
 
 def plan_forward(call: RelativeLogits, target: Target) -> tuple[Tensor, Launch]:
@@ -120,15 +87,3 @@ def _sizes(call: RelativeLogits) -> dict:
 def _constants(call: RelativeLogits, tile: configs.Tile) -> dict:
     e = call.query.shape[-1]
     return {"E": e, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_E": power_of_two(e), "PRECISION": tile.precision}
-
-
-def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op, wide and narrow relative keys."""
-    for name, (tables, e) in {"wide": (16, 128), "head": (16, 64), "narrow": (1, 16)}.items():
-        for dtype in KERNEL_DTYPES:
-            query = torch.empty((2, 2048, 16, e), dtype=dtype, device="meta")
-            rel_key = torch.empty((tables, 4095, e), dtype=dtype, device="meta")
-            call = RelativeLogits(query, rel_key, 2048, -2047, torch.empty((16, e), dtype=dtype, device="meta"), 0)
-            out, launch = plan_forward(call, target)
-            for each in (launch, *plan_backward(call, out, (True, True, True), target)[-1]):
-                yield Case(name, str(dtype).removeprefix("torch."), each)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import LOG2E, load_keys, load_rows
-from ._relative import block_from, deep_product, position_logits, product
-from ._relative_backward import load_statistics, tile_gradient
-from ._relative_forward import SIZES
-from ._relative_tile import load_query, load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
+from ..common.loads import load_keys, load_rows
+from ..common.position_logits import position_logits
+from ..common.products import block_from, deep_product, product
+from ..common.softmax import LOG2E
+from .backward_query import load_statistics, tile_gradient
+from .forward import SIZES
+from .tile import load_query, load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
 
 
 @triton.jit

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._problem import ChunkedCrossAttention
-from .._target import Target, current_target
-from ..aot import Case
-from . import _cca_cases, _cca_plan, unsupported
-from ._cca_backward_plan import Backward
-from ._combinations import combinations
+from ..._problem import ChunkedCrossAttention
+from ..._target import Target, current_target
+from ...aot import Case
+from .. import unsupported
+from ..common.combinations import combinations
+from . import cases, plan
+from .backward_plan import Backward
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
@@ -27,7 +28,7 @@ def reason(call: ChunkedCrossAttention) -> str | None:
 
 def forward(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:
     """out [B,N,H,D] in the query's type, lse [B,H,N] float32."""
-    out, lse, launches = _cca_plan.forward(call, current_target(call.query.device))
+    out, lse, launches = plan.forward(call, current_target(call.query.device))
     for launch in launches:
         launch.run()
     return out, lse
@@ -37,27 +38,27 @@ def backward(
     call: ChunkedCrossAttention, outputs: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """One gradient per entry of DIFFERENTIABLE, None where not needed."""
-    plan = Backward(call, outputs, grads, needs, current_target(call.query.device))
-    for launch in plan.launches:
+    found = Backward(call, outputs, grads, needs, current_target(call.query.device))
+    for launch in found.launches:
         launch.run()
-    return plan.gradients()
+    return found.gradients()
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op, as the calls of `_cca_cases` launch it."""
-    for name, (options, dtypes) in _cca_cases.CALLS.items():
+    """Every kernel of this op, as the calls of `cases` launch it."""
+    for name, (options, dtypes) in cases.CALLS.items():
         for dtype in dtypes:
-            yield from _launches(name, _cca_cases.call(dtype, **options), target)
+            yield from _launches(name, cases.call(dtype, **options), target)
 
 
 def aot_combinations(target: Target) -> Iterator[Case]:
     """The same with every set of options, in bfloat16."""
-    for name, options in combinations(_cca_cases.POSITIONS, _cca_cases.OPTIONS):
-        yield from _launches(name, _cca_cases.call(torch.bfloat16, **options), target)
+    for name, options in combinations(cases.POSITIONS, cases.OPTIONS):
+        yield from _launches(name, cases.call(torch.bfloat16, **options), target)
 
 
 def _launches(name: str, call: ChunkedCrossAttention, target: Target) -> Iterator[Case]:
-    out, lse, launches = _cca_plan.forward(call, target)
+    out, lse, launches = plan.forward(call, target)
     needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
     launches += Backward(call, (out, lse), (out, lse), needs, target).launches
     for launch in launches:

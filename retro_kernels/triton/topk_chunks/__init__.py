@@ -17,12 +17,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._problem import TopkChunks
-from .._target import Target, current_target
-from ..aot import Case
-from . import _topk_cases, _topk_plan, unsupported
-from ._launch import Launch
-from ._topk_select import MAX_KEYS
+from ..._problem import TopkChunks
+from ..._target import Target, current_target
+from ...aot import Case
+from .. import unsupported
+from ..common.launch import Launch
+from . import cases, plan
+from .selection import MAX_KEYS
 
 MAX_K = 128
 
@@ -38,7 +39,7 @@ def reason(call: TopkChunks) -> str | None:
 
 def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     """scores [B,Q,k] float32, indices [B,Q,k] int64."""
-    scores, indices, launches = _topk_plan.forward(call, current_target(call.query.device))
+    scores, indices, launches = plan.forward(call, current_target(call.query.device))
     _run(launches, call.query)
     return scores, indices
 
@@ -49,20 +50,20 @@ def backward(call: TopkChunks, outputs, grads, needs) -> list[Tensor | None]:
     if grads[0] is None:
         return [torch.zeros_like(t) if needed else None for t, needed in zip((call.query, call.key), needs, strict=True)]
     indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
-    for i, plan in enumerate((_topk_plan.dquery, _topk_plan.dkey)):
+    for i, gradient in enumerate((plan.dquery, plan.dkey)):
         if needs[i]:
-            found[i], launches = plan(call, indices, grad)
+            found[i], launches = gradient(call, indices, grad)
             _run(launches, call.query)
     return found
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op, as the calls of `_topk_cases` launch it."""
-    for name, dtype, call, gradients in _topk_cases.calls():
-        scores, indices, launches = _topk_plan.forward(call, target)
+    """Every kernel of this op, as the calls of `cases` launch it."""
+    for name, dtype, call, gradients in cases.calls():
+        scores, indices, launches = plan.forward(call, target)
         if gradients:
-            for plan in (_topk_plan.dquery, _topk_plan.dkey):
-                launches += plan(call, indices, scores)[1]
+            for gradient in (plan.dquery, plan.dkey):
+                launches += gradient(call, indices, scores)[1]
         for launch in launches:
             yield Case(name, dtype, launch)
 

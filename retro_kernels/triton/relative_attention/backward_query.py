@@ -1,4 +1,4 @@
-"""Backward of relative attention along the queries and along the keys; the table has a kernel of its own (`_relative_table`).
+"""Backward of relative attention along the queries; the keys and the table have kernels of their own.
 
 With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. Nothing is added
 atomically: each program owns what it writes, and sums over query blocks (the biases) are stored apart and added afterwards.
@@ -12,11 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import LOG2E, load_keys, load_rows
-from ._dropout import dropout_keep
-from ._relative import band_block, block_from, deep_product, product, rel_rows, reverse_skew, table_product
-from ._relative_forward import SIZES
-from ._relative_tile import (
+from ..common.dropout import dropout_keep
+from ..common.loads import load_keys, load_rows
+from ..common.position_logits import band_block, rel_rows, reverse_skew, table_product
+from ..common.products import block_from, deep_product, product
+from ..common.softmax import LOG2E
+from .forward import SIZES
+from .tile import (
     load_query,
     load_segments,
     narrow,

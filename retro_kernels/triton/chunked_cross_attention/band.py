@@ -1,8 +1,8 @@
 """Backward kernels of chunked cross-attention over positions: they fill the band workspace with logits and consume its gradient.
 
 The workspace holds one [BLOCK_M, band_keys] tile per (item of the slab, head). `_cca_backward_logits_kernel` writes position
-logits into it, once for all neighbours; the kernels of `_cca_backward` replace them by dS summed over the neighbours;
-`_cca_backward_band_kernel` turns that into the gradient of the relative query and leaves it folded (see `_relative`), as
+logits into it, once for all neighbours; the kernels of `backward` replace them by dS summed over the neighbours;
+`_cca_backward_band_kernel` turns that into the gradient of the relative query and leaves it folded (see `position_logits`), as
 `_cca_backward_rel_kernel` needs it for dR, the sum over all chunks in a fixed order.
 """
 
@@ -11,8 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import add_bias, load_rows, locate, wide
-from ._relative import band_block, position_logits, position_query_gradient, reverse_skew
+from ..common.loads import add_bias, load_rows, wide
+from ..common.position_logits import band_block, position_logits, position_query_gradient, reverse_skew
+from .tile import locate
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (

@@ -1,68 +1,11 @@
-"""What the kernels of chunked cross-attention share: visible keys of a tile, loads, dropout and one tile's gradients."""
+"""What the kernels of chunked cross-attention share: visible keys, gates, places and one tile's gradients."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ._dropout import dropout_keep
-from ._relative import deep_product
-
-LOG2E = tl.constexpr(1.4426950408889634)  # log2(e): the hardware's exponential has base 2
-LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def wide(index):
-    """A loop index as int64; it is a plain int in the interpreter."""
-    return tl.full([], 0, tl.int64) + index
-
-
-@triton.jit
-def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """[len(rows), BLOCK] from base + row * stride; rows not inside and columns past WIDTH are zero. rows may be int64."""
-    column = tl.arange(0, BLOCK)
-    pointers = base + rows[:, None] * stride + column[None, :]
-    if BLOCK == WIDTH:
-        x = tl.load(pointers, mask=inside[:, None], other=0.0)
-    else:
-        x = tl.load(pointers, mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0)
-    return x
-
-
-@triton.jit
-def load_keys(base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero, whatever memory holds there."""
-    column = tl.arange(0, BLOCK_D)
-    pointers = base + (j[:, None] * stride + column[None, :])
-    if MASKED and BLOCK_D == D:
-        x = tl.load(pointers, mask=visible[:, None], other=0.0)
-    elif MASKED:
-        x = tl.load(pointers, mask=visible[:, None] & (column < D)[None, :], other=0.0)
-    elif BLOCK_D == D:
-        x = tl.load(pointers)
-    else:
-        x = tl.load(pointers, mask=(column < D)[None, :], other=0.0)
-    return x
-
-
-@triton.jit
-def tile_product(x, x_from, bias_ptr, y, y_from, zero, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """float32 x y^T; where float32 operands are split into halves, read from memory a few columns at a time instead (`deep_product`)."""
-    if PRECISION == "tf32x3":
-        return deep_product(x_from, bias_ptr, y_from, zero, D, BLOCK_D, PRECISION)
-    else:
-        return tl.dot(x, tl.trans(y), input_precision=PRECISION)
-
-
-@triton.jit
-def add_bias(x, bias_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """x + bias, rounded to x's type as an eager sum would be."""
-    if bias_ptr is not None:
-        column = tl.arange(0, BLOCK)
-        bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)
-        x = (x.to(tl.float32) + bias.to(tl.float32)[None, :]).to(x.dtype)
-    return x
+from ..common.dropout import dropout_keep
 
 
 @triton.jit
@@ -88,7 +31,7 @@ def load_gate(gate_ptr, visible, MASKED: tl.constexpr):
 
 @triton.jit
 def load_band(band_at, band_keys, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """float32 [BLOCK_M, BLOCK_N] tile of a workspace with band_keys columns; `zero` as in `_relative`."""
+    """float32 [BLOCK_M, BLOCK_N] tile of a workspace with band_keys columns; `zero` as in `position_logits`."""
     row = (tl.arange(0, BLOCK_M) + zero)[:, None] * band_keys
     return tl.load(band_at + (row + tl.arange(0, BLOCK_N)[None, :])).to(tl.float32)
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import LOG2E, load_rows
-from ._relative import position_logits, product, rel_rows, table_product
-from ._relative_backward import load_statistics, tile_gradient
-from ._relative_forward import SIZES
-from ._relative_tile import load_query
+from ..common.loads import load_rows
+from ..common.position_logits import position_logits, rel_rows, table_product
+from ..common.products import product
+from ..common.softmax import LOG2E
+from .backward_query import load_statistics, tile_gradient
+from .forward import SIZES
+from .tile import load_query
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._topk_select import FULL, absorb_packed, absorb_scores, empty_list, store_sorted
+from .selection import FULL, absorb_packed, absorb_scores, empty_list, store_sorted
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._problem import ChunkedCrossAttention
+from ..._problem import ChunkedCrossAttention
 
 
 def call(
@@ -52,6 +52,6 @@ CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
     "short chunk": ({"M": 16, "R": 32}, BF16),
 }
 
-#: forms of the positions, and what else costs registers, in every set of it: `_combinations`
+#: forms of the positions, and what else costs registers, in every set of it: `common.combinations`
 POSITIONS = {"E=D": {}, "E=16": dict(E=16, biases=False), "E=1": dict(E=1), "none": dict(rel=False, biases=False)}
 OPTIONS = {"mask": dict(mask_dims=4), "gate": dict(gate=True), "grouped heads": dict(G=4), "dropout": dict(dropout_p=0.1)}

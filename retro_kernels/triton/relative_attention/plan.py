@@ -8,17 +8,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .. import configs
-from .._problem import RelativeAttention
-from .._target import Target
-from . import _dropout
-from ._cca_forward import _cca_merge_kernel
-from ._launch import Launch, power_of_two, settled, strides
-from ._relative_backward import _relative_delta_kernel, _relative_query_kernel
-from ._relative_forward import _relative_forward_kernel
-from ._relative_keys import _relative_keys_kernel
-from ._relative_table import _relative_table_kernel
-from ._relative_tile import NO_WINDOW
+from ... import configs
+from ..._problem import RelativeAttention
+from ..._target import Target
+from ..common import dropout
+from ..common.launch import Launch, power_of_two, settled, strides
+from ..common.merge import _cca_merge_kernel
+from .backward_keys import _relative_keys_kernel
+from .backward_query import _relative_delta_kernel, _relative_query_kernel
+from .backward_table import _relative_table_kernel
+from .forward import _relative_forward_kernel
+from .tile import NO_WINDOW
 
 OP = "relative_attention"
 _MERGE_SPLITS = 8  # parts that one step of the merge loads
@@ -122,7 +122,7 @@ def inputs(call: RelativeAttention) -> dict:
         "N": n, "S": keys, "T": 0 if rel is None else rel.shape[1], "H": h, "HEADS_PER_GROUP": h // groups,
         "offset": call.query_offset, "causal_gap": call.causal_gap, "window": NO_WINDOW.value if call.window is None else call.window,
         "rel_start": call.rel_start, "scale": call.scale,
-        "dropout_limit": _dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p),
+        "dropout_limit": dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p),
     }  # fmt: skip
 
 

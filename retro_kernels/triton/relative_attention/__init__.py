@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._problem import RelativeAttention
-from .._target import Target, current_target
-from ..aot import Case
-from . import _relative_cases, _relative_plan, unsupported
-from ._combinations import combinations
+from ..._problem import RelativeAttention
+from ..._target import Target, current_target
+from ...aot import Case
+from .. import unsupported
+from ..common.combinations import combinations
+from . import cases, plan
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
@@ -25,7 +26,7 @@ def reason(call: RelativeAttention) -> str | None:
 
 def forward(call: RelativeAttention) -> tuple[Tensor, Tensor]:
     """out [B,N,H,D] in the query's type, lse [B,H,N] float32."""
-    out, lse, launches = _relative_plan.forward(call, current_target(call.query.device))
+    out, lse, launches = plan.forward(call, current_target(call.query.device))
     for each in launches:
         each.run()
     return out, lse
@@ -35,29 +36,29 @@ def backward(call: RelativeAttention, outputs, grads, needs) -> list[Tensor | No
     """Gradients in the order of `DIFFERENTIABLE`, bitwise repeatable: every program owns what it writes."""
     if not any(needs) or all(grad is None for grad in grads):
         return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
-    plan = _relative_plan.backward(call, outputs, grads, needs, current_target(call.query.device))
-    for each in plan.launches:
+    found = plan.backward(call, outputs, grads, needs, current_target(call.query.device))
+    for each in found.launches:
         each.run()
-    return plan.gradients()
+    return found.gradients()
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op, as the calls of `_relative_cases` launch it."""
-    for name, options in _relative_cases.CALLS.items():
-        for dtype in _relative_cases.DTYPES:
-            yield from _launches(name, _relative_cases.call(dtype, **options), target)
+    """Every kernel of this op, as the calls of `cases` launch it."""
+    for name, options in cases.CALLS.items():
+        for dtype in cases.DTYPES:
+            yield from _launches(name, cases.call(dtype, **options), target)
 
 
 def aot_combinations(target: Target) -> Iterator[Case]:
     """The same with every set of options, in bfloat16."""
-    for name, options in combinations(_relative_cases.POSITIONS, _relative_cases.OPTIONS):
-        yield from _launches(name, _relative_cases.call(torch.bfloat16, **options), target)
+    for name, options in combinations(cases.POSITIONS, cases.OPTIONS):
+        yield from _launches(name, cases.call(torch.bfloat16, **options), target)
 
 
 def _launches(name: str, call: RelativeAttention, target: Target) -> Iterator[Case]:
-    out, lse, launches = _relative_plan.forward(call, target)
+    out, lse, launches = plan.forward(call, target)
     if call.query.shape[1] > 1:  # decoding takes no gradient
         needs = [getattr(call, name) is not None for name in call.DIFFERENTIABLE]
-        launches += _relative_plan.backward(call, (out, lse), (out, lse), needs, target).launches
+        launches += plan.backward(call, (out, lse), (out, lse), needs, target).launches
     for each in launches:
         yield Case(name, str(call.query.dtype).removeprefix("torch."), each)

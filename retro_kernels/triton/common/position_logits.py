@@ -22,6 +22,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .products import block_from, deep_product, product
+
 
 @triton.jit
 def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -66,60 +68,6 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
     else:
         rel = tl.load(pointers, mask=inside[:, None] & (e < E)[None, :], other=0.0)
     return rel
-
-
-@triton.jit
-def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """float32 a b^T [len(a), len(b)]. TRANSPOSED: made as (b a^T)^T, whose rows spread over the warps by b: for tall b and flat a."""
-    if TRANSPOSED:
-        return tl.trans(tl.dot(b, tl.trans(a), input_precision=PRECISION))
-    else:
-        return tl.dot(a, tl.trans(b), input_precision=PRECISION)
-
-
-@triton.jit
-def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
-    """Rows first .. first + BLOCK - 1, zero outside [0, rows), for `deep_product`."""
-    t = first + tl.arange(0, BLOCK)
-    inside = (t >= 0) & (t < rows)
-    return pointer, tl.where(inside, t, 0), inside, stride  # a row outside may lie outside the allocation
-
-
-@triton.jit
-def deep_product(
-    a_from, bias_ptr, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
-):  # fmt: skip
-    """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, live, stride) each, read a few columns at a time.
-
-    Rows not live are zero. For "tf32x3", which splits both operands into halves: whole rows would fill every register. (The bias is
-    no part of the tuple: triton 3.6 can't have None in one.)
-    """
-    a_ptr, i, live, stride_a = a_from
-    b_ptr, j, inside, stride_b = b_from
-    STEP: tl.constexpr = BLOCK if BLOCK < 32 else 32
-    WHOLE: tl.constexpr = WIDTH % STEP == 0
-    a_at = a_ptr + i.to(tl.int64)[:, None] * stride_a
-    b_at = b_ptr + j.to(tl.int64)[:, None] * stride_b
-    if TRANSPOSED:
-        total = tl.zeros([j.shape[0], i.shape[0]], tl.float32)
-    else:
-        total = tl.zeros([i.shape[0], j.shape[0]], tl.float32)
-    for start in range(0, WIDTH + zero, STEP):  # `zero`: not to be unrolled
-        column = start + tl.arange(0, STEP)
-        in_a, in_b = live[:, None], inside[:, None]
-        if not WHOLE:
-            in_a, in_b = in_a & (column < WIDTH)[None, :], in_b & (column < WIDTH)[None, :]
-        a = tl.load(a_at + column[None, :], mask=in_a, other=0.0)
-        if bias_ptr is not None:
-            a += tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)[None, :]
-        b = tl.load(b_at + column[None, :], mask=in_b, other=0.0)
-        if TRANSPOSED:
-            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
-        else:
-            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-    if TRANSPOSED:
-        total = tl.trans(total)
-    return total
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._problem import RelativeAttention
+from ..._problem import RelativeAttention
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -58,7 +58,7 @@ CALLS = {
     "head of 256": dict(D=256),
 }
 
-#: forms of the positions, and what else costs registers, in every set of it: `_combinations`
+#: forms of the positions, and what else costs registers, in every set of it: `common.combinations`
 POSITIONS = {"E=D": {}, "E=16": dict(E=16, T=1024, shared=True, biases=False), "E=1": dict(E=1), "none": dict(rel=False, biases=False)}
 OPTIONS = {
     "both directions": dict(causal=False),

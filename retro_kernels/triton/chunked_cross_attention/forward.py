@@ -1,13 +1,16 @@
-"""Forward kernels of chunked cross-attention: one pass over the keys, and the merge of passes over parts of them."""
+"""Forward kernel of chunked cross-attention: one pass over the keys, or over a part of them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ._cca_tile import LN2, LOG2E, add_bias, load_gate, load_keys, load_rows, tile_product, visible_keys, wide
-from ._dropout import dropout_keep
-from ._relative import position_logits
+from ..common.dropout import dropout_keep
+from ..common.loads import add_bias, load_keys, load_rows, wide
+from ..common.position_logits import position_logits
+from ..common.products import tile_product
+from ..common.softmax import LN2, LOG2E
+from .tile import load_gate, visible_keys
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -128,35 +131,3 @@ def _cca_forward_kernel(
     out_at = out_ptr + (part * N + row)[:, None] * (H * D) + head * D + column[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & (column < D)[None, :])
     tl.store(lse_ptr + (part * H + head) * N + row, lse, mask=live)
-
-
-@triton.jit(do_not_specialize=("N", "H", "splits"))
-def _cca_merge_kernel(
-    part_ptr, part_lse_ptr, out_ptr, lse_ptr, N, H, splits,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    """out and lse of one (token, head) and batch from those of `splits` disjoint sets of keys, weighed by their lse."""
-    n, head, batch = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
-    column, s = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
-    top, total, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
-    for first in range(0, splits, BLOCK_S):
-        inside = first + s < splits
-        part = (first + s) * tl.num_programs(1) + batch
-        lse = tl.load(part_lse_ptr + (part * H + head) * N + n, mask=inside, other=float("-inf"))
-        x = tl.load(
-            part_ptr + ((part * N + n) * H + head)[:, None] * D + column[None, :],
-            mask=inside[:, None] & (column < D)[None, :],
-            other=0.0,
-        )
-        new_top = tl.maximum(top, tl.max(lse, 0))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2((lse - shift) * LOG2E)
-        decay = tl.exp2((top - shift) * LOG2E)
-        total = total * decay + tl.sum(weight, 0)
-        acc = acc * decay + tl.sum(x * weight[:, None], 0)
-        top = new_top
-    some = total != 0  # NaN must stay NaN
-    safe = tl.where(some, total, 1.0)
-    out_at = out_ptr + ((batch * N + n) * H + head) * D + column
-    tl.store(out_at, (acc / safe).to(out_ptr.dtype.element_ty), mask=column < D)
-    tl.store(lse_ptr + (batch * H + head) * N + n, tl.where(some, top + tl.log(safe), float("-inf")))

@@ -7,7 +7,7 @@ Query i and key j are displaced by d = i + offset - j and meet table row t = d -
     query_segment[i] == key_segment[j]   packed documents
 
 Along a row of tiles (fixed queries, keys ascending by BLOCK_N) the band of table rows moves down by BLOCK_N, and the upper block of
-one tile's band is the lower block of the tile before (see `_relative`). So the walk keeps that product: one product a tile with
+one tile's band is the lower block of the tile before (see `common.position_logits`). So the walk keeps that product: one product a tile with
 BLOCK_N new table rows, no more than the content logits cost.
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import add_bias, load_rows
-from ._relative import band_block, reverse_skew
+from ..common.loads import add_bias, load_rows
+from ..common.position_logits import band_block, reverse_skew
 
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ._cca_tile import add_bias, load_rows
+from ..common.loads import add_bias, load_rows
 
 #: sizes and positions that must not become part of the compiled kernel
 SIZES = ("N", "S", "T", "H", "shift", "blocks", "batches", "items", "items_per_split", "heads_per_table")

@@ -1,0 +1,50 @@
+"""Loads that kernels of several ops share: rows, keys, biases. What is not inside or not visible is zero."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wide(index):
+    """A loop index as int64; it is a plain int in the interpreter."""
+    return tl.full([], 0, tl.int64) + index
+
+
+@triton.jit
+def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """[len(rows), BLOCK] from base + row * stride; rows not inside and columns past WIDTH are zero. rows may be int64."""
+    column = tl.arange(0, BLOCK)
+    pointers = base + rows[:, None] * stride + column[None, :]
+    if BLOCK == WIDTH:
+        x = tl.load(pointers, mask=inside[:, None], other=0.0)
+    else:
+        x = tl.load(pointers, mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0)
+    return x
+
+
+@triton.jit
+def load_keys(base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero, whatever memory holds there."""
+    column = tl.arange(0, BLOCK_D)
+    pointers = base + (j[:, None] * stride + column[None, :])
+    if MASKED and BLOCK_D == D:
+        x = tl.load(pointers, mask=visible[:, None], other=0.0)
+    elif MASKED:
+        x = tl.load(pointers, mask=visible[:, None] & (column < D)[None, :], other=0.0)
+    elif BLOCK_D == D:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=(column < D)[None, :], other=0.0)
+    return x
+
+
+@triton.jit
+def add_bias(x, bias_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """x + bias, rounded to x's type as an eager sum would be."""
+    if bias_ptr is not None:
+        column = tl.arange(0, BLOCK)
+        bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)
+        x = (x.to(tl.float32) + bias.to(tl.float32)[None, :]).to(x.dtype)
+    return x
