@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PY = .venv/bin/python
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup build bench test lint clean
+.PHONY: setup build bench test docs lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -32,6 +32,10 @@ bench: setup
 test: setup lint .venv/oldest
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n $(JOBS)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/ops -k "triton or topk_stream" -n $(JOBS)
+
+# build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 lint: .venv/ready
 	$(PY) -m ruff check .

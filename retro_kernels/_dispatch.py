@@ -37,8 +37,9 @@ class BackendStatus:
 def backends() -> dict[str, dict[str, BackendStatus]]:
     """For each op and backend: can this machine run it, and if not, why.
 
-    >>> backends()["topk_chunks"]["reference"].available
-    True
+    Examples:
+        >>> backends()["topk_chunks"]["reference"].available
+        True
     """
     return {op: {name: _status(op, name) for name in ORDER} for op in OPS}
 
