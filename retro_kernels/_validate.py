@@ -5,8 +5,6 @@ Every message names the argument, says what was expected in the letters of the d
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
@@ -17,100 +15,28 @@ from ._problem import (
     RelativeLogits,
     TopkChunks,
 )
+from .checks import (
+    HEAD_DIM_MAX,
+    HEAD_DIM_MIN,
+    HEAD_DIM_STEP,
+    POSITION_MAX,
+    dense_rows,
+    flag,
+    floating,
+    integer,
+    like,
+    number,
+    position,
+    probability,
+    shape,
+    tensor,
+)
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
 REL_WIDTH_MAX = 256  # E, width of the relative keys
 EMBEDDING_MAX = 4096  # D of topk_chunks
 TOPK_MAX = 128
-SHARED = "B or 1"
-#: displacements, their differences and sums with a row fit the kernels' 32 bits
-POSITION_MAX = 2**29
 INDEX_MAX = 2**61  # of topk_chunks, whose keys may be numbered through a database of many blocks: sums fit 64 bits
-
-
-# ---------------------------------------------------------------- one argument at a time
-
-
-def tensor(name: str, value) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
-    return value
-
-
-def integer(name: str, value, low: int | None = None, high: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
-    if low is not None and value < low:
-        raise ValueError(f"{name}: expected an int >= {low}; got {value}")
-    if high is not None and value > high:
-        raise ValueError(f"{name}: expected an int <= {high}; got {value}")
-    return value
-
-
-def flag(name: str, value) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: expected a bool; got {type(value).__name__}")
-    return value
-
-
-def number(name: str, value) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: expected a number; got {type(value).__name__}")
-    if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN, and integers that are no float
-        raise ValueError(f"{name}: expected a finite number; got {value}")
-    return float(value)
-
-
-def position(name: str, value, most: int = POSITION_MAX) -> int:
-    return integer(name, value, -most, most)
-
-
-def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
-    """Match `dims` ("B,N,H,D") against the tensor; a letter seen before must agree, a new one is bound in `sizes`.
-
-    A dimension "B or 1" is one for each batch entry, or one for all.
-    """
-    tensor(name, value)
-    letters = dims.split(",")
-    got = tuple(value.shape)
-    if len(got) != len(letters):
-        raise ValueError(f"{name}: expected [{dims}] ({len(letters)} dimensions); got shape {list(got)}")
-    for letter, size in zip(letters, got, strict=True):
-        if letter == SHARED:
-            if size not in (1, sizes["B"]):
-                raise ValueError(f"{name}: expected [{dims}] with B={sizes['B']}; got shape {list(got)}")
-        elif letter not in sizes:
-            sizes[letter] = size
-        elif sizes[letter] != size:
-            raise ValueError(f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {letter}={size} (shape {list(got)})")
-    return value
-
-
-def like(name: str, value: Tensor, query: Tensor, dtypes: tuple[torch.dtype, ...] | None = None, first: str = "query") -> None:
-    """Device and type: the query's own float type unless `dtypes` lists others."""
-    expected = (query.dtype,) if dtypes is None else dtypes
-    if value.dtype not in expected:
-        listed = " or ".join(str(d) for d in expected)
-        why = f" (the type of {first})" if dtypes is None else ""
-        raise TypeError(f"{name}: expected {listed}{why}; got {value.dtype}")
-    if value.device != query.device:
-        raise ValueError(f"{name}: expected the device of {first}, {query.device}; got {value.device}")
-    if value.layout != torch.strided:
-        raise ValueError(f"{name}: expected a strided tensor; got layout {value.layout}")
-
-
-def dense_rows(name: str, value: Tensor) -> None:
-    if value.shape[-1] > 1 and value.stride(-1) != 1:
-        raise ValueError(
-            f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call .contiguous() first"
-        )
-
-
-def floating(name: str, value: Tensor) -> None:
-    if value.dtype not in FLOATS:
-        raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64; got {value.dtype}")
 
 
 # ---------------------------------------------------------------- groups of arguments that both attentions share
@@ -179,13 +105,6 @@ def _scale(scale, head_dim: int) -> float:
     return head_dim**-0.5 if scale is None else number("scale", scale)
 
 
-def _dropout(dropout_p) -> float:
-    p = number("dropout_p", dropout_p)
-    if not 0 <= p < 1:
-        raise ValueError(f"dropout_p: expected a probability in [0, 1); got {p}")
-    return p
-
-
 def _qkv(call, key_dims: str, sizes: dict[str, int]) -> None:
     shape("query", call.query, "B,N,H,D", sizes)
     floating("query", call.query)
@@ -225,7 +144,7 @@ def chunked_cross_attention(call: ChunkedCrossAttention) -> ChunkedCrossAttentio
     if call.neighbour_gate is not None:
         shape("neighbour_gate", call.neighbour_gate, "B,L,K", sizes)
         like("neighbour_gate", call.neighbour_gate, call.query)
-    return call._replace(rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p))
+    return call._replace(rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p))
 
 
 def relative_attention(call: RelativeAttention) -> RelativeAttention:
@@ -247,7 +166,7 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
     _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
     return call._replace(
         query_offset=offset, rel_start=rel_start, causal_gap=gap, window=window,
-        scale=_scale(call.scale, sizes["D"]), dropout_p=_dropout(call.dropout_p),
+        scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p),
     )  # fmt: skip
 
 

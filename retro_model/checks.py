@@ -1,11 +1,56 @@
-"""Checks of arguments that the models share; every message names the argument, what was expected and what came."""
+"""Checks of arguments that the models share: those of `retro_kernels.checks`, and of tokens and neighbours.
+
+Every message names the argument, says what was expected and what came.
+"""
 
 from __future__ import annotations
 
-from retro_kernels._validate import HEAD_DIM_MAX, HEAD_DIM_MIN, HEAD_DIM_STEP
+import torch
+from torch import Tensor
+
+from retro_kernels.checks import flag, floating, head_dim, integer, number, probability, shape, tensor
+
+__all__ = [
+    "flag",
+    "floating",
+    "head_dim",
+    "integer",
+    "neighbour_mask",
+    "number",
+    "probability",
+    "shape",
+    "tensor",
+    "token_ids",
+    "token_range",
+]
 
 
-def check_head_dim(name: str, value: int) -> None:
-    """ValueError, naming `name`, unless the kernels take heads of this width."""
-    if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
-        raise ValueError(f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}")
+def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:
+    """bool, of the shape of `neighbours` [`dims`] or without its last dimension; TypeError or ValueError, naming `name`, otherwise."""
+    tensor(name, mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name}: expected torch.bool, True = attend; got {mask.dtype}")
+    if mask.shape not in (neighbours.shape, neighbours.shape[:-1]):
+        whole, each = list(neighbours.shape), dims.rpartition(",")[0]
+        raise ValueError(f"{name}: expected [{each}]={whole[:-1]} or [{dims}]={whole}; got shape {list(mask.shape)}")
+    if mask.device != neighbours.device:
+        raise ValueError(f"{name}: expected the device of the neighbours, {neighbours.device}; got {mask.device}")
+
+
+def token_range(name: str, ids: Tensor, vocab_size: int) -> None:
+    """ValueError, naming `name`, unless all ids are in the vocabulary. Waits for the device."""
+    if ids.numel():
+        low, high = (int(v) for v in ids.aminmax())
+        if low < 0 or high >= vocab_size:
+            worst = low if low < 0 else high
+            raise ValueError(f"{name}: expected token ids from 0 to V-1 = {vocab_size - 1}; got {worst}")
+
+
+def token_ids(name: str, ids: Tensor, vocab_size: int, device: torch.device) -> None:
+    """Type, device and, where that costs nothing (on the CPU, not compiling), range."""
+    if ids.dtype != torch.int64:
+        raise TypeError(f"{name}: expected torch.int64 token ids; got {ids.dtype}")
+    if ids.device != device:
+        raise ValueError(f"{name}: expected the device of the model, {device}; got {ids.device}")
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        token_range(name, ids, vocab_size)

@@ -1,24 +1,58 @@
-"""Sampling from Retro: neighbours are retrieved whenever a chunk completes and condition what follows."""
+"""Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes.
+
+What `generate` asks of a model is `Decodes`, what it asks of a cache is `Cache`; nothing else of a model is used.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from retro_kernels import _validate
-
-from .retro.cache import RetroCache
-from .retro.inputs import check_neighbour_mask, check_tokens
-
-if TYPE_CHECKING:
-    from .retro.retrofit import RetrofitCache
+from retro_model import checks
 
 Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
+class Cache(Protocol):
+    """What a model keeps of the tokens so far, of one batch of rows."""
+
+    @classmethod
+    def join(cls, caches: list[Any], capacity: int) -> Any:
+        """One cache of all rows, in order, which all end in the same column and have room for `capacity` columns. Called only for
+        models that decode ragged."""
+
+
+class Decodes(Protocol):
+    """A model that `generate` can sample from.
+
+        cache = model.make_cache(batch=2, capacity=12)
+        logits = model.last_logits(prompts, cache=cache)    # prompts [2,9] -> [2,V]
+        logits = model(token, cache=cache)[:, -1]           # token [2,1] -> [2,1,V], and so on
+
+    Attributes:
+        config: has `vocab_size`, V, and `max_len`, the most tokens of a row (None: no limit). Where it has a true `retrieves`, the model
+            takes neighbours from outside, as `neighbours` [B,L,K,R] and `neighbour_mask` of the chunks of `chunk_len` tokens that
+            complete within the call.
+        decodes_ragged: whether rows of different lengths share a cache (`Cache.join`); else each length is decoded by itself.
+        generation_options: names of further keyword options of both calls, which `generate` hands on; may be absent.
+    """
+
+    config: Any
+    decodes_ragged: bool
+
+    def make_cache(self, batch: int, capacity: int | None = None) -> Any:
+        """An empty cache for `batch` rows of at most `capacity` tokens; None: as many as the model takes."""
+
+    def last_logits(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
+        """Logits [B,V] after the last of tokens [B,N], which follow what the cache holds and are taken in."""
+
+    def __call__(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
+        """Logits [B,N,V] after each of tokens [B,N], likewise."""
 
 
 def generate(
@@ -31,8 +65,9 @@ def generate(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     stop_token: int | None = None,
+    **options,
 ) -> list[Tensor]:
-    """Continue every prompt, retrieving neighbours at the end of each chunk of the prompt and of what is generated.
+    """Continue every prompt; a model that takes neighbours gets them at the end of each chunk of the prompt and of what is generated.
 
     Prompts may differ in length: each row's chunks complete at its own time, and a row gets what it would get alone (up to
     rounding, and with temperature > 0 up to which random numbers it draws).
@@ -42,15 +77,16 @@ def generate(
         texts = generate(model, [[5, 3, 9], [7]], 64, retrieve=lambda chunks: database.values(database.search(chunks, k=2)))
 
     Args:
-        model: a `Retro` or a `RetrofittedDecoder` (which takes prompts of one length at a time). Runs in evaluation mode; its mode is restored.
+        model: any of `Decodes`: a `Retro`, a `RetrofittedDecoder` and so on. Runs in evaluation mode; its mode is restored.
         prompts: token ids, one non-empty sequence a row (a list of ints, an int64 tensor, a NumPy array as `Tokenizer.encode` gives), or [B,N].
-        max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len.
+        max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len, where the model has a limit.
         retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives neighbours int64
-            [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the same. None: RETRO[OFF].
+            [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the same. None: no retrieval.
         temperature: 0: the most likely token; else logits are divided by it before sampling.
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.
         stop_token: a row ends after this token. None: never, and then no step waits for the device but to retrieve.
+        options: of the model's `generation_options`, handed to each of its calls; a tensor has one entry a prompt, which goes with it.
 
     Returns:
         One int64 [length] a row: the prompt, then its continuation, the stop token included.
@@ -60,8 +96,10 @@ def generate(
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751, section 3.1.
     """
+    _check_model(model)
     rows = _prompts(model, prompts)
-    _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token)
+    _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options)
+    sampling = {"temperature": temperature, "top_p": top_p, "generator": generator}
     training = model.training
     model.eval()
     try:
@@ -71,7 +109,9 @@ def generate(
             batches = [order] if model.decodes_ragged else [list(same) for _, same in itertools.groupby(order, lambda i: len(rows[i]))]
             texts = {}
             for batch in batches:
-                sampler = _Sampler(model, [rows[i] for i in batch], max_new_tokens, retrieve, temperature, top_p, generator, stop_token)
+                neighbours = None if retrieve is None else _Neighbours(retrieve, model.config, rows[0].device)
+                here = _rows_of(options, batch)
+                sampler = _Sampler(model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here)
                 texts |= zip(batch, sampler.run(), strict=True)
             return [texts[i] for i in range(len(rows))]
     finally:
@@ -92,22 +132,28 @@ def sample(logits: Tensor, *, temperature: float = 0.0, top_p: float = 1.0, gene
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
 
+def _rows_of(options: dict, rows) -> dict:
+    """The options of some rows: a tensor's entries of theirs, anything else as it is."""
+    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in options.items()}
+
+
 class _Sampler:
     """The state of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
 
-    def __init__(self, model, rows: list[Tensor], max_new_tokens, retrieve, temperature, top_p, generator, stop_token):
-        self.model, self.rows, self.retrieve = model, rows, retrieve
-        self.options = {"temperature": temperature, "top_p": top_p, "generator": generator}
-        self.stop_token, self.max_new_tokens = stop_token, max_new_tokens
-        self.chunk_len, self.device = model.config.chunk_len, rows[0].device
+    def __init__(
+        self, model, rows: list[Tensor], max_new_tokens, neighbours: _Neighbours | None, sampling: dict, stop_token, options: dict
+    ):
+        self.model, self.rows, self.neighbours = model, rows, neighbours
+        self.sampling, self.stop_token, self.options = sampling, stop_token, options
+        self.max_new_tokens = max_new_tokens
         self.columns = len(rows[-1])
         self.starts = [self.columns - len(row) for row in rows]
-        self.tokens = torch.zeros(len(rows), self.columns + max_new_tokens, dtype=torch.int64, device=self.device)
+        device = rows[0].device
+        self.tokens = torch.zeros(len(rows), self.columns + max_new_tokens, dtype=torch.int64, device=device)
         for tokens, start, row in zip(self.tokens, self.starts, rows):
             tokens[start : self.columns] = row
-        self.done = torch.zeros(len(rows), dtype=torch.bool, device=self.device)
-        self.ends = torch.full((len(rows),), self.tokens.shape[1], device=self.device)
-        self.neighbour_shape: torch.Size | None = None  # [K,R] of what was retrieved before
+        self.done = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self.ends = torch.full((len(rows),), self.tokens.shape[1], device=device)
 
     def run(self) -> list[Tensor]:
         """The sequences, in the order of the rows."""
@@ -115,11 +161,11 @@ class _Sampler:
         if self.max_new_tokens:
             logits, cache = self._prefill()
             for column in range(self.columns, last + 1):
-                self.tokens[:, column] = sample(logits, **self.options)
+                self.tokens[:, column] = sample(logits, **self.sampling)
                 if self._stopped(column) or column == last:
                     break
-                neighbours, mask = self._completed(column)
-                logits = self.model(self.tokens[:, column : column + 1], neighbours, neighbour_mask=mask, cache=cache)[:, -1]
+                given = self._completed(column)
+                logits = self.model(self.tokens[:, column : column + 1], cache=cache, **given, **self.options)[:, -1]
         ends = self.ends.tolist()
         return [tokens[start:end].clone() for tokens, start, end in zip(self.tokens, self.starts, ends)]
 
@@ -132,60 +178,85 @@ class _Sampler:
         self.done |= stops
         return bool(self.done.all())
 
-    def _prefill(self) -> tuple[Tensor, RetroCache | RetrofitCache]:
+    def _prefill(self) -> tuple[Tensor, Cache]:
         """Logits [B,V] after the prompts, and the cache that holds them: prompts of one length go through the model together."""
-        parts = [row[: len(row) // self.chunk_len * self.chunk_len].view(-1, self.chunk_len) for row in self.rows]
-        found = self._retrieve(torch.cat(parts))
+        found = itertools.repeat({}) if self.neighbours is None else iter(self.neighbours.of_prompts(self.rows))
         caches, logits, first = [], [], 0
         one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
         for length, group in itertools.groupby(self.rows, len):
             rows = list(group)
             cache = self.model.make_cache(len(rows), self.tokens.shape[1] if one_length else length)
-            chunks = length // self.chunk_len
-            neighbours = mask = None
-            if found is not None and chunks:
-                here = slice(first, first + len(rows) * chunks)
-                neighbours, mask = (t[here].unflatten(0, (len(rows), chunks)) for t in found)
-                first = here.stop
-            logits.append(self.model.last_logits(torch.stack(rows), neighbours, neighbour_mask=mask, cache=cache))
+            here = _rows_of(self.options, slice(first, first + len(rows)))
+            logits.append(self.model.last_logits(torch.stack(rows), cache=cache, **next(found), **here))
             caches.append(cache)
-        return torch.cat(logits), caches[0] if one_length else RetroCache.join(caches, self.tokens.shape[1])
+            first += len(rows)
+        return torch.cat(logits), caches[0] if one_length else type(caches[0]).join(caches, self.tokens.shape[1])
 
-    def _completed(self, column: int) -> tuple[Tensor | None, Tensor | None]:
-        """Neighbours [B,1,K,R] and mask of the chunks that end with `column`; all False in rows where none does."""
-        rows = [i for i, start in enumerate(self.starts) if (column + 1 - start) % self.chunk_len == 0]
-        if self.stop_token is not None:
-            done = self.done.tolist()
-            rows = [i for i in rows if not done[i]]
-        found = self._retrieve(self.tokens[rows, column + 1 - self.chunk_len : column + 1]) if rows else None
-        if found is None:
-            return None, None
-        given = [t.new_zeros(len(self.rows), 1, *t.shape[1:]) for t in found]
+    def _completed(self, column: int) -> dict:
+        """Neighbours of the chunks that end with `column`, as the model takes them."""
+        if self.neighbours is None:
+            return {}
+        done = [False] * len(self.rows) if self.stop_token is None else self.done.tolist()
+        chunk_len = self.neighbours.chunk_len
+        rows = [i for i, start in enumerate(self.starts) if (column + 1 - start) % chunk_len == 0 and not done[i]]
+        return self.neighbours.of_rows(rows, self.tokens[rows, column + 1 - chunk_len : column + 1], len(self.rows)) if rows else {}
+
+
+class _Neighbours:
+    """What `retrieve` gives for the chunks that complete, checked, on the model's device, as the model takes it."""
+
+    def __init__(self, retrieve: Retrieve, config, device: torch.device):
+        self.retrieve, self.chunk_len, self.vocab_size, self.device = retrieve, config.chunk_len, config.vocab_size, device
+        self.shape: torch.Size | None = None  # [K,R] of what was retrieved before
+
+    def of_prompts(self, rows: list[Tensor]) -> list[dict]:
+        """For each group of rows of one length, the neighbours [B,L,K,R] of their complete chunks; one search for all."""
+        m, given, first = self.chunk_len, [], 0
+        parts = torch.cat([row[: len(row) // m * m].view(-1, m) for row in rows])
+        found = self._find(parts) if len(parts) else ()
+        for length, group in itertools.groupby(rows, len):
+            count, chunks = len(list(group)), length // m
+            here = slice(first, first + count * chunks)
+            first = here.stop
+            given.append(self._named(t[here].unflatten(0, (count, chunks)) for t in found) if chunks else {})
+        return given
+
+    def of_rows(self, rows: list[int], chunks: Tensor, batch: int) -> dict:
+        """Neighbours [batch,1,K,R] where `rows` complete `chunks` [n,M]; all masked in the other rows."""
+        found = self._find(chunks)
+        given = [t.new_zeros(batch, 1, *t.shape[1:]) for t in found]
         for target, t in zip(given, found):
             target[rows, 0] = t
-        return given[0], given[1]
+        return self._named(given)
 
-    def _retrieve(self, chunks: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Neighbours [n,K,R] of chunks [n,M] and their mask, checked and on the model's device; None: no retrieval."""
-        if self.retrieve is None or len(chunks) == 0:
-            return None
+    @staticmethod
+    def _named(found) -> dict:
+        return dict(zip(("neighbours", "neighbour_mask"), found, strict=True))
+
+    def _find(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbours and mask [n,K,R] of chunks [n,M]."""
         found = self.retrieve(chunks)
         if not isinstance(found, tuple) or len(found) != 2:
             raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(found).__name__}")
         neighbours, mask = found
         sizes = {"n": len(chunks)}
-        if self.neighbour_shape is not None:
-            sizes["K"], sizes["R"] = self.neighbour_shape
-        _validate.shape("retrieve's neighbours", neighbours, "n,K,R", sizes)
+        if self.shape is not None:
+            sizes["K"], sizes["R"] = self.shape
+        checks.shape("retrieve's neighbours", neighbours, "n,K,R", sizes)
         if neighbours.dtype != torch.int64:
             raise TypeError(f"retrieve's neighbours: expected torch.int64 token ids; got {neighbours.dtype}")
-        check_tokens("retrieve's neighbours", neighbours, self.model.config.vocab_size)
+        checks.token_range("retrieve's neighbours", neighbours, self.vocab_size)
         if mask is None:
             mask = torch.ones_like(neighbours, dtype=torch.bool)
-        check_neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
-        self.neighbour_shape = neighbours.shape[1:]
+        checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
+        self.shape = neighbours.shape[1:]
         mask = mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)
         return neighbours.to(self.device), mask.to(self.device)
+
+
+def _check_model(model) -> None:
+    if lacking := [name for name in ("config", "decodes_ragged", "make_cache", "last_logits") if not hasattr(model, name)]:
+        raise TypeError(f"model: expected one that decodes with a cache (`Decodes`); got {type(model).__name__}, without {lacking[0]}")
 
 
 def _prompts(model, prompts) -> list[Tensor]:
@@ -198,36 +269,43 @@ def _prompts(model, prompts) -> list[Tensor]:
         raise TypeError(f"prompts: expected int64 [B,N] or a sequence of token sequences; got {type(prompts).__name__}")
     if len(prompts) == 0:
         raise ValueError("prompts: expected at least one; got none")
-    rows = []
-    for i, prompt in enumerate(prompts):
-        name = f"prompts[{i}]"
-        if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "iu":
-            prompt = torch.from_numpy(prompt.astype(np.int64))
-        if not isinstance(prompt, Tensor):
-            if not isinstance(prompt, Sequence) or any(isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in prompt):
-                raise TypeError(f"{name}: expected a sequence of int token ids, an int64 tensor or an integer array; got {prompt!r}")
-            prompt = torch.tensor(prompt, dtype=torch.int64)
-        if prompt.dim() != 1 or len(prompt) == 0:
-            raise ValueError(f"{name}: expected a prompt of at least one token, [length]; got shape {list(prompt.shape)}")
-        if prompt.dtype != torch.int64:
-            raise TypeError(f"{name}: expected torch.int64 token ids; got {prompt.dtype}")
-        check_tokens(name, prompt, model.config.vocab_size)
-        rows.append(prompt.to(device))
-    return rows
+    return [_prompt(f"prompts[{i}]", prompt, model.config.vocab_size).to(device) for i, prompt in enumerate(prompts)]
 
 
-def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token) -> None:
-    _validate.integer("max_new_tokens", max_new_tokens, low=0)
+def _prompt(name: str, prompt, vocab_size: int) -> Tensor:
+    if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "iu":
+        prompt = torch.from_numpy(prompt.astype(np.int64))
+    if not isinstance(prompt, Tensor):
+        if not isinstance(prompt, Sequence) or any(isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in prompt):
+            raise TypeError(f"{name}: expected a sequence of int token ids, an int64 tensor or an integer array; got {prompt!r}")
+        prompt = torch.tensor(prompt, dtype=torch.int64)
+    if prompt.dim() != 1 or len(prompt) == 0:
+        raise ValueError(f"{name}: expected a prompt of at least one token, [length]; got shape {list(prompt.shape)}")
+    if prompt.dtype != torch.int64:
+        raise TypeError(f"{name}: expected torch.int64 token ids; got {prompt.dtype}")
+    checks.token_range(name, prompt, vocab_size)
+    return prompt
+
+
+def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options) -> None:
+    checks.integer("max_new_tokens", max_new_tokens, low=0)
     longest, room = max(len(row) for row in rows), model.config.max_len
-    if longest + max_new_tokens > room:
+    if room is not None and longest + max_new_tokens > room:
         raise ValueError(f"max_new_tokens: expected at most max_len - longest prompt = {room} - {longest}; got {max_new_tokens}")
     if retrieve is not None and not callable(retrieve):
         raise TypeError(f"retrieve: expected a function of chunks, or None; got {type(retrieve).__name__}")
-    if retrieve is not None and not model.config.retrieves:
-        raise ValueError("retrieve: expected None for a model without retrieval (cca_layers=()); got a function")
-    if _validate.number("temperature", temperature) < 0:
+    if retrieve is not None and not getattr(model.config, "retrieves", False):
+        raise ValueError(f"retrieve: expected None for a model without retrieval from outside ({type(model).__name__}); got a function")
+    if checks.number("temperature", temperature) < 0:
         raise ValueError(f"temperature: expected a number >= 0; got {temperature}")
-    if not 0 < _validate.number("top_p", top_p) <= 1:
+    if not 0 < checks.number("top_p", top_p) <= 1:
         raise ValueError(f"top_p: expected a probability in (0, 1]; got {top_p}")
     if stop_token is not None:
-        _validate.integer("stop_token", stop_token, low=0, high=model.config.vocab_size - 1)
+        checks.integer("stop_token", stop_token, low=0, high=model.config.vocab_size - 1)
+    known = getattr(model, "generation_options", ())
+    for name, value in options.items():
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise TypeError(f"{name}: expected an option of {type(model).__name__}'s calls ({listed}); got an unknown name")
+        if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != len(rows)):
+            raise ValueError(f"{name}: expected one entry for each of the {len(rows)} prompts; got shape {list(value.shape)}")

@@ -104,7 +104,7 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
         rows[i, : end - first] = np.arange(first, end)
     batch = gather(store, rows, neighbours, database).to(device)
     with torch.autocast(device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
-        logits = model(batch.tokens, batch.neighbours, neighbour_mask=batch.neighbour_mask)
+        logits = model(**batch.inputs)
     losses = token_losses(logits, batch)[0]
     # The window's first token has no logits; it is a document's first (a uniform code) or was scored by an earlier window.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import retro_kernels as rk
-from retro_kernels import _validate
-from retro_model.checks import check_head_dim
+from retro_model import checks
 
 from .positions import RelativePositions
 
@@ -19,10 +18,9 @@ class Attention(nn.Module):
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, value in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
-            _validate.integer(name, value, low=1)
-        check_head_dim("head_dim", _validate.integer("head_dim", head_dim))
-        if not 0 <= _validate.number("dropout", dropout) < 1:
-            raise ValueError(f"dropout: expected a probability in [0, 1); got {dropout}")
+            checks.integer(name, value, low=1)
+        checks.head_dim("head_dim", checks.integer("head_dim", head_dim))
+        checks.probability("dropout", dropout)
         context_dim = d_model if context_dim is None else context_dim
         if num_heads % kv_heads:
             raise ValueError(f"num_kv_heads: expected a divisor of num_heads={num_heads}; got {kv_heads}")
@@ -105,9 +103,9 @@ class RelativeAttention(Attention):
             ValueError, TypeError: naming the argument.
         """
         sizes: dict[str, int] = {"d_model": self.d_model, "context_dim": self.context_dim}
-        _validate.shape("x", x, "B,N,d_model", sizes)
+        checks.shape("x", x, "B,N,d_model", sizes)
         if context is not None:
-            _validate.shape("context", context, "B,S,context_dim", sizes)
+            checks.shape("context", context, "B,S,context_dim", sizes)
         key, value = self.project(x if context is None else context)
         n, s = x.shape[1], key.shape[1]
         if query_offset is None:

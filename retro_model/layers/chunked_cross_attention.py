@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_kernels import _validate
+from retro_model import checks
 
 from .attention import Attention
 
@@ -45,7 +45,7 @@ class ChunkedCrossAttention(Attention):
             d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias, dropout=dropout,
             backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
-        self.chunk_len = _validate.integer("chunk_len", chunk_len, low=1)
+        self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
     def forward(self, x: Tensor, encoded: Tensor, *, neighbour_mask: Tensor | None = None, query_start: int = 0) -> Tensor:
         """The update [B,N,d_model] of x [B,N,d_model].
@@ -59,8 +59,8 @@ class ChunkedCrossAttention(Attention):
             ValueError, TypeError: naming the argument.
         """
         sizes: dict[str, int] = {"d_model": self.d_model, "context_dim": self.context_dim}
-        _validate.shape("x", x, "B,N,d_model", sizes)
-        _validate.shape("encoded", encoded, "B,L,K,R,context_dim", sizes)
+        checks.shape("x", x, "B,N,d_model", sizes)
+        checks.shape("encoded", encoded, "B,L,K,R,context_dim", sizes)
         key, value = self.project(encoded)
         rel_key = self.relative_keys(sizes["R"])
         return self.attend(x, key, value, rel_key, neighbour_mask=neighbour_mask, query_start=query_start)

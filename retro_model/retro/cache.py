@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from retro_model import checks
+
 from .config import RetroConfig
 
 
@@ -43,10 +45,7 @@ class RetroCache:
     def __init__(self, config: RetroConfig, batch: int, capacity: int | None = None):
         capacity = config.max_len if capacity is None else capacity
         for name, value in (("batch", batch), ("capacity", capacity)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
-            if value < 1:
-                raise ValueError(f"{name}: expected an int >= 1; got {value}")
+            checks.integer(name, value, low=1)
         if capacity > config.max_len:
             raise ValueError(f"capacity: expected at most max_len = {config.max_len} tokens; got {capacity}")
         self.config, self.batch, self.capacity = config, batch, capacity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from retro_model.checks import check_head_dim
+from retro_model import checks
 
 FIRST_CCA_LAYER, CCA_LAYER_STEP = 6, 3  # section 2.5: "one Retro-block every 3 blocks, starting from layer 6"
 
@@ -77,27 +77,23 @@ class RetroConfig:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             if field.type == "int":
-                _positive(field.name, getattr(self, field.name))
+                checks.integer(field.name, getattr(self, field.name), low=1)
         for name in ("d_model", "encoder_d_model"):
             if getattr(self, name) % 2:
                 raise ValueError(f"{name}: expected an even width (half of a positional encoding is sines); got {getattr(self, name)}")
         for name in ("head_dim", "encoder_head_dim"):
-            check_head_dim(name, getattr(self, name))
+            checks.head_dim(name, getattr(self, name))
         layers = default_cca_layers(self.num_layers) if self.cca_layers is None else self.cca_layers
         object.__setattr__(self, "cca_layers", _layers("cca_layers", layers, "num_layers", self.num_layers))
         cross = _layers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
         object.__setattr__(self, "encoder_cross_layers", cross)
-        if not isinstance(self.share_embeddings, bool):
-            raise TypeError(f"share_embeddings: expected a bool; got {type(self.share_embeddings).__name__}")
+        checks.flag("share_embeddings", self.share_embeddings)
         if self.share_embeddings and self.encoder_d_model != self.d_model:
             raise ValueError(
                 f"share_embeddings: expected encoder_d_model == d_model = {self.d_model} where embeddings are shared; "
                 f"got encoder_d_model={self.encoder_d_model}"
             )
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)):
-            raise TypeError(f"dropout: expected a number; got {type(self.dropout).__name__}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected a probability in [0, 1); got {self.dropout}")
+        checks.probability("dropout", self.dropout)
 
     @classmethod
     def preset(cls, name: str, vocab_size: int = 128_000) -> RetroConfig:
@@ -152,13 +148,6 @@ class RetroConfig:
         if missing:
             raise ValueError(f"fields: expected at least the fields without a default; got none of {', '.join(missing)}")
         return cls(**fields)
-
-
-def _positive(name: str, value) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name}: expected an int >= 1; got {value}")
 
 
 def _layers(name: str, layers, count_name: str, count: int) -> tuple[int, ...]:

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_kernels import _validate
+from retro_model import checks
 from retro_model.layers import FeedForward, RelativeAttention, initialise
 
 from .config import RetroConfig
-from .inputs import check_ids, check_neighbour_mask
 
 NORM_EPS = 1e-6
 
@@ -105,12 +104,12 @@ class NeighbourEncoder(nn.Module):
             ValueError, TypeError: naming the argument.
         """
         sizes: dict[str, int] = {"d": self.config.d_model}
-        _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
-        _validate.shape("chunks", chunks, "B,L,M,d", sizes)
-        check_ids("neighbours", neighbours, getattr(self.embedding, "num_embeddings", self.config.vocab_size), chunks.device)
+        checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
+        checks.shape("chunks", chunks, "B,L,M,d", sizes)
+        checks.token_ids("neighbours", neighbours, getattr(self.embedding, "num_embeddings", self.config.vocab_size), chunks.device)
         key_mask = None
         if neighbour_mask is not None:
-            check_neighbour_mask(neighbour_mask, neighbours)
+            checks.neighbour_mask(neighbour_mask, neighbours)
             mask = neighbour_mask if neighbour_mask.dim() == 4 else neighbour_mask.unsqueeze(-1)
             key_mask = mask.expand(neighbours.shape).flatten(0, 2)
         x, chunks = self.embedding(neighbours.flatten(0, 2)), chunks.flatten(0, 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from retro_kernels import _validate
+from retro_model import checks
 
 from .config import RetroConfig
 
@@ -26,8 +26,8 @@ def check_inputs(
 ) -> None:
     """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or ValueError."""
     sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
-    _validate.shape("tokens", tokens, "B,N", sizes)
-    check_ids("tokens", tokens, config.vocab_size, device)
+    checks.shape("tokens", tokens, "B,N", sizes)
+    checks.token_ids("tokens", tokens, config.vocab_size, device)
     if cache is not None and cache.config != config:
         raise ValueError("cache: expected one of this model's configuration; got another's")
     held, room, name = (0, config.max_len, "max_len") if cache is None else (cache.length, cache.capacity, "capacity")
@@ -41,15 +41,15 @@ def check_inputs(
     if not config.retrieves:
         raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
     _check_neighbours(config, neighbours, sizes, cache)
-    check_ids("neighbours", neighbours, config.vocab_size, device)
+    checks.token_ids("neighbours", neighbours, config.vocab_size, device)
     if mask is not None:
-        check_neighbour_mask(mask, neighbours)
+        checks.neighbour_mask(mask, neighbours)
 
 
 def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: RetroCache | RetrofitCache | None) -> None:
     if cache is not None and cache.neighbour_mask is not None:
         sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # what the cache holds
-    _validate.shape("neighbours", neighbours, "B,L,K,R", sizes)
+    checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
     n, m = sizes["N"], config.chunk_len
     if cache is None and sizes["L"] != n // m:
         raise ValueError(
@@ -60,34 +60,3 @@ def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, 
             f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} tokens, "
             f"chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
         )
-
-
-def check_neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:
-    """bool, of the shape of `neighbours` [`dims`] or without its last dimension; TypeError or ValueError, naming `name`, otherwise."""
-    _validate.tensor(name, mask)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"{name}: expected torch.bool, True = attend; got {mask.dtype}")
-    if mask.shape not in (neighbours.shape, neighbours.shape[:-1]):
-        whole, each = list(neighbours.shape), dims.rpartition(",")[0]
-        raise ValueError(f"{name}: expected [{each}]={whole[:-1]} or [{dims}]={whole}; got shape {list(mask.shape)}")
-    if mask.device != neighbours.device:
-        raise ValueError(f"{name}: expected the device of the neighbours, {neighbours.device}; got {mask.device}")
-
-
-def check_tokens(name: str, ids: Tensor, vocab_size: int) -> None:
-    """ValueError, naming `name`, unless all ids are in the vocabulary. Waits for the device."""
-    if ids.numel():
-        low, high = (int(v) for v in ids.aminmax())
-        if low < 0 or high >= vocab_size:
-            worst = low if low < 0 else high
-            raise ValueError(f"{name}: expected token ids from 0 to V-1 = {vocab_size - 1}; got {worst}")
-
-
-def check_ids(name: str, ids: Tensor, vocab_size: int, device: torch.device) -> None:
-    """Type, device and, where that costs nothing, range."""
-    if ids.dtype != torch.int64:
-        raise TypeError(f"{name}: expected torch.int64 token ids; got {ids.dtype}")
-    if ids.device != device:
-        raise ValueError(f"{name}: expected the device of the model, {device}; got {ids.device}")
-    if device.type == "cpu" and not torch.compiler.is_compiling():
-        check_tokens(name, ids, vocab_size)

@@ -118,7 +118,7 @@ class Retro(nn.Module):
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
-                read them on a GPU would make the host wait in every call. `inputs.check_tokens` does that once, where you want it.
+                read them on a GPU would make the host wait in every call. `checks.token_range` does that once, where you want it.
         """
         return self.readout(self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache))
 

@@ -23,6 +23,12 @@ class Batch:
     neighbours: Tensor | None = None
     neighbour_mask: Tensor | None = None
 
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What a model is called with: `tokens`, and `neighbours` with `neighbour_mask` where there are any."""
+        given = {"tokens": self.tokens}
+        return given if self.neighbours is None else given | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731

@@ -93,7 +93,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[B
     for i, part in enumerate(parts):
         with _synchronise(model, i == len(parts) - 1):
             with _autocast(device, settings):
-                logits = model(part.tokens, part.neighbours, neighbour_mask=part.neighbour_mask)
+                logits = model(**part.inputs)
             summed = token_losses(logits, part)[0].sum()
             # DDP and FSDP average over processes; tokens are what counts, so the number of processes is multiplied back.
             (summed * (processes / totals[1].clamp(min=1))).backward()

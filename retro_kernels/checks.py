@@ -1,0 +1,122 @@
+"""Checks of one argument at a time, for the ops and for whoever builds on them.
+
+Every message names the argument, says what was expected in the letters of the docstrings, and what came.
+
+    sizes = {"D": 64}
+    checks.shape("query", query, "B,N,H,D", sizes)  # binds B, N and H; raises where D is not 64
+    checks.integer("chunk_len", chunk_len, low=1)
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
+SHARED = "B or 1"
+#: displacements, their differences and sums with a row fit the kernels' 32 bits
+POSITION_MAX = 2**29
+
+
+def tensor(name: str, value) -> Tensor:
+    """A tensor; TypeError otherwise."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
+    return value
+
+
+def integer(name: str, value, low: int | None = None, high: int | None = None) -> int:
+    """An int from `low` to `high`; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
+    if low is not None and value < low:
+        raise ValueError(f"{name}: expected an int >= {low}; got {value}")
+    if high is not None and value > high:
+        raise ValueError(f"{name}: expected an int <= {high}; got {value}")
+    return value
+
+
+def flag(name: str, value) -> bool:
+    """A bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected a bool; got {type(value).__name__}")
+    return value
+
+
+def number(name: str, value) -> float:
+    """A finite number, as a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number; got {type(value).__name__}")
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN, and integers that are no float
+        raise ValueError(f"{name}: expected a finite number; got {value}")
+    return float(value)
+
+
+def probability(name: str, value) -> float:
+    """A number in [0, 1): of dropping something, and not everything."""
+    if not 0 <= number(name, value) < 1:
+        raise ValueError(f"{name}: expected a probability in [0, 1); got {value}")
+    return float(value)
+
+
+def position(name: str, value, most: int = POSITION_MAX) -> int:
+    """An int from -most to most."""
+    return integer(name, value, -most, most)
+
+
+def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
+    """Match `dims` ("B,N,H,D") against the tensor; a letter seen before must agree, a new one is bound in `sizes`.
+
+    A dimension "B or 1" is one for each batch entry, or one for all.
+    """
+    tensor(name, value)
+    letters = dims.split(",")
+    got = tuple(value.shape)
+    if len(got) != len(letters):
+        raise ValueError(f"{name}: expected [{dims}] ({len(letters)} dimensions); got shape {list(got)}")
+    for letter, size in zip(letters, got, strict=True):
+        if letter == SHARED:
+            if size not in (1, sizes["B"]):
+                raise ValueError(f"{name}: expected [{dims}] with B={sizes['B']}; got shape {list(got)}")
+        elif letter not in sizes:
+            sizes[letter] = size
+        elif sizes[letter] != size:
+            raise ValueError(f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {letter}={size} (shape {list(got)})")
+    return value
+
+
+def like(name: str, value: Tensor, query: Tensor, dtypes: tuple[torch.dtype, ...] | None = None, first: str = "query") -> None:
+    """Device and type: the query's own float type unless `dtypes` lists others."""
+    expected = (query.dtype,) if dtypes is None else dtypes
+    if value.dtype not in expected:
+        listed = " or ".join(str(d) for d in expected)
+        why = f" (the type of {first})" if dtypes is None else ""
+        raise TypeError(f"{name}: expected {listed}{why}; got {value.dtype}")
+    if value.device != query.device:
+        raise ValueError(f"{name}: expected the device of {first}, {query.device}; got {value.device}")
+    if value.layout != torch.strided:
+        raise ValueError(f"{name}: expected a strided tensor; got layout {value.layout}")
+
+
+def dense_rows(name: str, value: Tensor) -> None:
+    """A last dimension without gaps."""
+    if value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call .contiguous() first"
+        )
+
+
+def floating(name: str, value: Tensor) -> None:
+    """One of the float types that the kernels take."""
+    if value.dtype not in FLOATS:
+        raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64; got {value.dtype}")
+
+
+def head_dim(name: str, value: int) -> int:
+    """A width of heads that the kernels take."""
+    if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
+        raise ValueError(f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}")
+    return value
