@@ -33,7 +33,7 @@ Call = tuple[str, list[Any]]
 
 def missing() -> str | None:
     """Why nothing can be counted here; None if it can."""
-    return _native.missing("_cpu") or (None if shutil.which("valgrind") else "valgrind is not installed")
+    return _native.unavailable("_cpu") or (None if shutil.which("valgrind") else "valgrind is not installed")
 
 
 def count(call: Callable[[], Any]) -> dict[str, Any] | None:

@@ -1,7 +1,9 @@
 """Which backend serves a call: the one named, else the first of ORDER that can.
 
-A backend of an op is a module `retro_kernels/<backend>/<op>.py` with `reason(call)`, `forward(call)` and
-`backward(call, outputs, grads, needs)`; the file's presence is its registration.
+A backend of an op is a module or package `retro_kernels/<backend>/<op>` with `unsupported(call)`, `forward(call)` and
+`backward(call, outputs, grads, needs)`; its presence is its registration. `unsupported(call)` says why it can't serve a call, the
+backend's own `unavailable()` why this machine can't run it at all. A module may also have `slower(call)`: why another backend serves
+the call faster, which keeps it out of the automatic choice only.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from types import ModuleType
 from torch import Tensor
 
 OPS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
-ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` declines what `triton` does better
+ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` leaves to `triton` what that does faster
 
 #: the contexts of `use_backend` that are open, each a list of its one name: the last one rules, wherever in time the others close
 _open: list[list[str | None]] = []
@@ -76,15 +78,20 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
     if any(t.numel() == 0 for t in call if isinstance(t, Tensor)):
         return _module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
     for name in ORDER if backend is None else (backend,):
-        why = _unfit(op, name, call)
+        why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
         if why is None:
             return _module(op, name)
     raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
 
 
-def _unfit(op: str, name: str, call) -> str | None:
+def _unsupported(op: str, name: str, call) -> str | None:
     status = _status(op, name)
-    return _module(op, name).reason(call) if status else status.reason
+    return _module(op, name).unsupported(call) if status else status.reason
+
+
+def _slower(op: str, name: str, call) -> str | None:
+    slower = getattr(_module(op, name), "slower", None)
+    return slower(call) if slower else None
 
 
 @functools.cache
@@ -94,10 +101,10 @@ def _exists(op: str, name: str) -> bool:
 
 @functools.cache
 def _status(op: str, name: str) -> BackendStatus:
-    missing = importlib.import_module(f"{__package__}.{name}").missing()
+    why = importlib.import_module(f"{__package__}.{name}").unavailable()
     if not _exists(op, name):
-        missing = f"{op} has no {name} kernel"
-    return BackendStatus(missing is None, missing)
+        why = f"{op} has no {name} kernel"
+    return BackendStatus(why is None, why)
 
 
 @functools.cache

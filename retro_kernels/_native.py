@@ -35,7 +35,7 @@ def _load(name: str) -> tuple[ModuleType | None, str | None]:
         return None, f"RETRO_KERNELS_ISA: {error}"
 
 
-def missing(name: str) -> str | None:
+def unavailable(name: str) -> str | None:
     """Why extension `_cpu` or `_cuda` can't be used; None if it can."""
     return _load(name)[1]
 
@@ -57,7 +57,7 @@ def view(tensor: Tensor | None) -> View | None:
 
 def cpu_isa() -> str:
     """The instruction set whose CPU kernels run on this machine, or "none" without the extension."""
-    return "none" if missing("_cpu") else extension("_cpu").isa_name()
+    return "none" if unavailable("_cpu") else extension("_cpu").isa_name()
 
 
 def problem(call) -> tuple:

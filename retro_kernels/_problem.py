@@ -103,7 +103,7 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ANY_STRIDE = ("neighbour_gate", "decay")
 
 
-def unfit(tensors: dict[str, Tensor | None], device: str) -> str | None:
+def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str | None:
     """Why no compiled backend on `device` takes these float tensors: elsewhere, of another or a mixed type, strided rows."""
     expected = None
     for name, tensor in tensors.items():

@@ -64,7 +64,7 @@ def installed(package: str) -> bool:
 def remedies(spread: float | None) -> list[str]:
     """What is amiss, and what mends it, a line each."""
     found = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
-    if why := _native.missing("_cpu"):
+    if why := _native.unavailable("_cpu"):
         found.append(f"the C++ kernels: {why}")
     if environment.compiler_version() is None:
         found.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")

@@ -5,22 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _native
-from .._problem import unfit
+from .. import _native, _problem
 
 # From here on malloc maps memory afresh unless it has as much free (M_MMAP_THRESHOLD's largest value in glibc), so each call pays a
 # page fault for every 4 KiB it writes: a quarter of chunked cross-attention's backward pass in float32.
 HUGE_PAGES_FROM = 32 << 20
 
 
-def missing() -> str | None:
+def unavailable() -> str | None:
     """Why this machine can't run the backend at all; None if it can."""
-    return _native.missing("_cpu")
+    return _native.unavailable("_cpu")
 
 
-def unsupported(tensors: dict[str, Tensor | None]) -> str | None:
+def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
     """What every op of this backend refuses."""
-    return unfit(tensors, "cpu")
+    return _problem.unsupported_tensors(tensors, "cpu")
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

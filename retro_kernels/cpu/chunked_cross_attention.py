@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import empty, unsupported
+from . import empty, unsupported_tensors
 
 _TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
 
 
-def reason(call) -> str | None:
-    return unsupported({name: getattr(call, name) for name in _TENSORS})
+def unsupported(call) -> str | None:
+    return unsupported_tensors({name: getattr(call, name) for name in _TENSORS})
 
 
 def forward(call) -> tuple[Tensor, Tensor]:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import empty, unsupported
+from . import empty, unsupported_tensors
 
 
-def reason(call) -> str | None:
-    return unsupported({"x": call.x, "initial": call.initial}) or unsupported({"decay": call.decay})
+def unsupported(call) -> str | None:
+    return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
 
 
 def forward(call) -> tuple[Tensor]:

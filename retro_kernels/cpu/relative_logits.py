@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import empty, unsupported
+from . import empty, unsupported_tensors
 
 
-def reason(call) -> str | None:
-    return unsupported({name: getattr(call, name) for name in call.DIFFERENTIABLE})
+def unsupported(call) -> str | None:
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
 
 
 def forward(call) -> tuple[Tensor]:

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import empty, unsupported
+from . import empty, unsupported_tensors
 
 
-def reason(call) -> str | None:
+def unsupported(call) -> str | None:
     docs = {"query_doc": call.query_doc, "key_doc": call.key_doc, "key_mask": call.key_mask}
     for name, tensor in docs.items():
         if tensor is not None and tensor.device.type != "cpu":
             return f"{name} is on {tensor.device}, not on the CPU"
-    return unsupported({"query": call.query, "key": call.key})
+    return unsupported_tensors({"query": call.query, "key": call.key})
 
 
 def forward(call) -> tuple[Tensor, Tensor]:

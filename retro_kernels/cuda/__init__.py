@@ -7,8 +7,8 @@ import torch
 from .. import _native
 
 
-def missing() -> str | None:
+def unavailable() -> str | None:
     """Why this machine can't run the backend at all; None if it can."""
-    if why := _native.missing("_cuda"):
+    if why := _native.unavailable("_cuda"):
         return why
     return None if torch.cuda.is_available() else "no CUDA GPU"

@@ -1,8 +1,8 @@
 """Exact top-k of thousands of queries: tensor-core tiles, per-row thresholds, lists merged at the end (csrc/cuda/topk_chunks.cu).
 
 wgmma on sm_90, mma.sync elsewhere.
-For calls that are bound by arithmetic; fewer queries are bound by reading the keys, and Triton serves them. The gradient is
-a gather and a segment sum: Triton's.
+Chosen for calls that are bound by arithmetic: fewer queries are bound by reading the keys, and Triton serves them as fast (`slower`).
+The gradient is a gather and a segment sum: Triton's.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ TILE_Q, TILE_S = 128, 256  # TOPK_TILE_Q and TOPK_TILE_S in csrc/cuda/topk_chunk
 _TILES_PER_SPLIT = 8
 
 
-def reason(call: TopkChunks) -> str | None:
-    """Why this backend can't, or had better not, serve the call; None if it should."""
+def unsupported(call: TopkChunks) -> str | None:
+    """Why this backend can't serve the call; None if it can."""
     query, key = call.query, call.key
     for name, tensor in (("query", query), ("key", key)):
         if tensor.device.type != "cuda":
             return f"{name} is on {tensor.device}, not on a cuda device"
         if tensor.dtype not in (torch.bfloat16, torch.float16):
             return f"{name} is {tensor.dtype}; have bfloat16, float16"
-    return unfit(call, current_target(query.device))
+    return unsupported_on(call, current_target(query.device))
 
 
-def unfit(call: TopkChunks, target: Target) -> str | None:
-    """The part of `reason` that follows from sizes and the target."""
+def unsupported_on(call: TopkChunks, target: Target) -> str | None:
+    """The part of `unsupported` that follows from sizes and the target."""
     query, key = call.query, call.key
     if target.arch < 80:
         return f"sm_{target.arch} has no asynchronous copies; needs sm_80"
@@ -52,11 +52,20 @@ def unfit(call: TopkChunks, target: Target) -> str | None:
     for name, docs in (("query_doc", call.query_doc), ("key_doc", call.key_doc)):
         if docs is not None and docs.dtype not in (torch.int64, torch.int32):
             return f"{name} is {docs.dtype}; have int64, int32"
-    if importlib.util.find_spec("triton") is not None:
-        if query.shape[1] < LEAST_QUERIES:
-            return f"Q={query.shape[1]}: below {LEAST_QUERIES} queries the keys' bandwidth is the limit, and triton reaches it"
-        if target.arch >= 100:
-            return f"on sm_{target.arch} triton uses tcgen05, this kernel mma.sync"
+    return None
+
+
+def slower(call: TopkChunks) -> str | None:
+    """Why triton serves the call faster; None if this backend is to be chosen."""
+    return slower_on(call, current_target(call.query.device)) if importlib.util.find_spec("triton") is not None else None
+
+
+def slower_on(call: TopkChunks, target: Target) -> str | None:
+    """The part of `slower` that follows from sizes and the target."""
+    if call.query.shape[1] < LEAST_QUERIES:
+        return f"Q={call.query.shape[1]}: below {LEAST_QUERIES} queries the keys' bandwidth is the limit, and triton reaches it"
+    if target.arch >= 100:
+        return f"on sm_{target.arch} triton uses tcgen05, this kernel mma.sync"
     return None
 
 

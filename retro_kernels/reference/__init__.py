@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def missing() -> str | None:
+def unavailable() -> str | None:
     """Why this machine cannot run the backend: never, torch is enough."""
     return None

@@ -74,7 +74,7 @@ def _attend(call, chunk: int, rows: range, first: int) -> tuple[Tensor, Tensor]:
     return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p)
 
 
-def reason(call) -> None:
+def unsupported(call) -> None:
     """Why the reference cannot serve a call: it always can."""
     return None
 

@@ -25,7 +25,7 @@ def forward(call) -> tuple[Tensor]:
     return (y.to(call.x.dtype),)
 
 
-def reason(call) -> None:
+def unsupported(call) -> None:
     """Why the reference cannot serve a call: it always can."""
     return None
 

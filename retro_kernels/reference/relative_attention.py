@@ -59,7 +59,7 @@ def visibility(call) -> tuple[Tensor, Tensor]:
     return displacement, visible
 
 
-def reason(call) -> None:
+def unsupported(call) -> None:
     """Why the reference cannot serve a call: it always can."""
     return None
 

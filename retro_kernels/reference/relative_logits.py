@@ -20,7 +20,7 @@ def forward(call) -> tuple[Tensor]:
     return (logits.to(call.query.dtype),)
 
 
-def reason(call) -> None:
+def unsupported(call) -> None:
     """Why the reference cannot serve a call: it always can."""
     return None
 

@@ -53,7 +53,7 @@ def candidates(call) -> Tensor:
     return allowed
 
 
-def reason(call) -> None:
+def unsupported(call) -> None:
     """Why the reference cannot serve a call: it always can."""
     return None
 

@@ -8,7 +8,7 @@ import os
 import torch
 from torch import Tensor
 
-from .._problem import unfit
+from .. import _problem
 
 
 def interpreted() -> bool:
@@ -16,7 +16,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def missing() -> str | None:
+def unavailable() -> str | None:
     """Why this machine can't run the backend at all; None if it can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -25,6 +25,6 @@ def missing() -> str | None:
     return "no CUDA GPU (TRITON_INTERPRET=1 interprets the kernels on CPU tensors, for tests)"
 
 
-def unsupported(tensors: dict[str, Tensor | None]) -> str | None:
+def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
     """What every op of this backend refuses."""
-    return unfit(tensors, "cpu" if interpreted() else "cuda")
+    return _problem.unsupported_tensors(tensors, "cpu" if interpreted() else "cuda")

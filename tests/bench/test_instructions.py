@@ -7,7 +7,7 @@ import retro_kernels as rk
 from bench import instructions
 from retro_kernels import _native
 
-pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason="the C++ extension is not built")
+pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
 
 
 def average(steps):

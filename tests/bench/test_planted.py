@@ -51,7 +51,7 @@ def test_a_comment_is_not_even_compiled(base, tmp_path):
     assert ab_command.exit_code([], found) == 0
 
 
-@pytest.mark.skipif(_native.missing("_cpu") is not None, reason="the C++ extension is not built")
+@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
 def test_a_wrong_result_is_numerics(base, tmp_path):
     head = planted(tmp_path, plants.WRONG)
     command = [sys.executable, "-m", "bench", "ab", "--base", str(base), "--no-build", "--no-static", "--kernel", "leaky_average"]

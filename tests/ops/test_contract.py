@@ -256,6 +256,17 @@ def test_a_backend_that_is_not_there_says_why():
         assert str(error.value).endswith(reason)
 
 
+def test_a_backend_that_is_slower_serves_whoever_names_it(monkeypatch):
+    call = resolved("leaky_average", SMALL["leaky_average"]())
+    fastest = _dispatch.choose("leaky_average", call, None)
+    name = fastest.__name__.split(".")[1]
+    if name == "reference":
+        pytest.skip("nothing but the reference runs here")
+    monkeypatch.setattr(fastest, "slower", lambda call: "another is faster", raising=False)
+    assert _dispatch.choose("leaky_average", call, None) is not fastest
+    assert _dispatch.choose("leaky_average", call, name) is fastest
+
+
 def test_errors_of_relative_error_are_seen():
     """Negative control of the comparison itself."""
     want = torch.ones(4, dtype=torch.float64)

@@ -10,7 +10,7 @@ from tests import compare, inputs
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 
 OP = "chunked_cross_attention"
-pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
 
 # sizes at the edges of what the kernel cuts: 64 queries a unit, 128 keys a block, 12 rows a slice, 16 lanes
 CASES = {

@@ -16,11 +16,11 @@ import retro_kernels as rk
 from retro_kernels import _native, cpu
 from tests import inputs
 
-pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
 
 
 def isas() -> list[str]:
-    return [] if _native.missing("_cpu") else _native.extension("_cpu").supported_isas().split()
+    return [] if _native.unavailable("_cpu") else _native.extension("_cpu").supported_isas().split()
 
 
 @pytest.fixture

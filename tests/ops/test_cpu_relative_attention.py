@@ -11,7 +11,7 @@ from tests import compare, inputs
 
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 
-pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
 
 # blocks are 64 queries by 128 keys, tasks 256 queries
 BLOCKS = {

@@ -10,7 +10,7 @@ from tests import compare, inputs
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 
 OP = "topk_chunks"
-pytestmark = pytest.mark.skipif(_native.missing("_cpu") is not None, reason=str(_native.missing("_cpu")))
+pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
 
 CASES = {
     "a tile and a rest": dict(Q=17, S=29),

@@ -154,8 +154,8 @@ def test_the_plan_fills_the_device_and_bounds_its_scratch():
             assert blocks * parts.count >= 0.75 * places
 
 
-def test_reasons():
+def test_unsupported_calls_say_why():
     backend = compare.module(OP, "triton")
-    assert "float64" in backend.reason(problem(inputs.topk(0, dtype=torch.float64)))
-    assert "exceeds" in backend.reason(problem(inputs.topk(0, k=129)))
-    assert backend.reason(problem(inputs.topk(0))) is None
+    assert "float64" in backend.unsupported(problem(inputs.topk(0, dtype=torch.float64)))
+    assert "exceeds" in backend.unsupported(problem(inputs.topk(0, k=129)))
+    assert backend.unsupported(problem(inputs.topk(0))) is None

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._problem import ChunkedCrossAttention
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported
+from .. import unsupported_tensors
 from ..common.combinations import combinations
 from . import cases, plan
 from .backward_plan import Backward
@@ -18,12 +18,12 @@ from .backward_plan import Backward
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
 
-def reason(call: ChunkedCrossAttention) -> str | None:
+def unsupported(call: ChunkedCrossAttention) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     names = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
     if call.query.shape[0] > _MAX_BATCH:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
-    return unsupported({name: getattr(call, name) for name in names})
+    return unsupported_tensors({name: getattr(call, name) for name in names})
 
 
 def forward(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:

@@ -10,18 +10,18 @@ from torch import Tensor
 from ..._problem import KERNEL_DTYPES, LeakyAverage
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported
+from .. import unsupported_tensors
 from .plan import plan_backward, plan_forward
 
 _MAX_BATCH = 65535  # CUDA's limit on the third grid dimension
 
 
-def reason(call: LeakyAverage) -> str | None:
+def unsupported(call: LeakyAverage) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.x.shape[0] > _MAX_BATCH:
         return f"B={call.x.shape[0]} exceeds {_MAX_BATCH}"
     # decay may stay float32 beside a narrower x
-    return unsupported({"x": call.x, "initial": call.initial}) or unsupported({"decay": call.decay})
+    return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
 
 
 def forward(call: LeakyAverage) -> tuple[Tensor]:

@@ -10,18 +10,18 @@ from torch import Tensor
 from ..._problem import RelativeAttention
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported
+from .. import unsupported_tensors
 from ..common.combinations import combinations
 from . import cases, plan
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
 
-def reason(call: RelativeAttention) -> str | None:
+def unsupported(call: RelativeAttention) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.query.shape[0] > _MAX_BATCH:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
-    return unsupported({name: getattr(call, name) for name in RelativeAttention.DIFFERENTIABLE})
+    return unsupported_tensors({name: getattr(call, name) for name in RelativeAttention.DIFFERENTIABLE})
 
 
 def forward(call: RelativeAttention) -> tuple[Tensor, Tensor]:

@@ -10,19 +10,19 @@ from torch import Tensor
 from ..._problem import KERNEL_DTYPES, RelativeLogits
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported
+from .. import unsupported_tensors
 from .plan import plan_backward, plan_forward
 
 _MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
 
 
-def reason(call: RelativeLogits) -> str | None:
+def unsupported(call: RelativeLogits) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if max(call.query.shape[0], call.query.shape[2]) > _MAX_GRID:
         return f"B={call.query.shape[0]} or H={call.query.shape[2]} exceeds {_MAX_GRID}"
     if call.key_len == 0:
         return "key_len is 0"
-    return unsupported({name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE})
+    return unsupported_tensors({name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE})
 
 
 def forward(call: RelativeLogits) -> tuple[Tensor]:

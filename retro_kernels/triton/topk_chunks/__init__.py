@@ -20,7 +20,7 @@ from torch import Tensor
 from ..._problem import TopkChunks
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported
+from .. import unsupported_tensors
 from ..common.launch import Launch
 from . import cases, plan
 from .selection import MAX_KEYS
@@ -28,13 +28,13 @@ from .selection import MAX_KEYS
 MAX_K = 128
 
 
-def reason(call: TopkChunks) -> str | None:
+def unsupported(call: TopkChunks) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.k > MAX_K:
         return f"k={call.k} exceeds {MAX_K}"
     if call.query.shape[1] + call.key.shape[1] > MAX_KEYS:
         return f"Q+S={call.query.shape[1] + call.key.shape[1]} exceeds {MAX_KEYS}"
-    return unsupported({"query": call.query, "key": call.key})
+    return unsupported_tensors({"query": call.query, "key": call.key})
 
 
 def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
