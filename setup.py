@@ -1,8 +1,9 @@
 """Builds the optional extensions: `retro_kernels._cpu` and `retro_model._text` (a C++ compiler), `retro_kernels._cuda` (nvcc and a CUDA torch).
 
 None includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once per instruction set; which one runs is chosen at
-run time. Compilation is parallel and incremental. Without a compiler the package installs and works on the reference.
-Honours CXX, CXXFLAGS, LDFLAGS and CUDACXX, e.g. CXXFLAGS="-g -fsanitize=address,undefined".
+run time. Compilation is parallel and incremental, a line an object. Without a compiler the package installs and works on the reference.
+Honours CXX, CXXFLAGS, LDFLAGS, CUDACXX and MAX_JOBS, e.g. CXXFLAGS="-g -fsanitize=address,undefined", and RETRO_KERNELS_ISAS, the instruction
+sets to compile for, e.g. "portable,avx2"; by default all that the compiler knows.
 """
 
 from __future__ import annotations
@@ -64,9 +65,13 @@ GENCODE = [
 
 
 def run(command: list[str]) -> None:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        print((done.stdout + done.stderr).strip(), file=sys.stderr)
+    """Runs ninja, whose status lines and errors are shown as they come."""
+    status = {**os.environ, "NINJA_STATUS": "[%f/%t, %es] "}
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=status) as process:
+        for line in process.stdout or ():
+            if line.strip() != "ninja: no work to do.":
+                print(line, end="", flush=True)
+    if process.returncode:
         raise CompileError(f"failed: {shlex.join(command)}")
 
 
@@ -93,19 +98,22 @@ def ninja_build(folder: Path, jobs: list[tuple[Path, list[str]]], link: tuple[Pa
         "  command = $cmd",
         "  depfile = $out.d",
         "  deps = gcc",
-        "  description = $out",
+        "  description = $name",
         "rule link",
         "  command = $cmd",
+        "  description = $name",
     ]
     for output, arguments in jobs:
         lines += [f"build {quoted(output)}: compile", f"  cmd = {command([*arguments, '-MMD', '-MF', f'{output}.d'])}"]
+        lines += [f"  name = compile {folder.name}/{output.name}"]
     objects = " ".join(quoted(output) for output, _ in jobs)
-    lines += [f"build {quoted(link[0])}: link {objects}", f"  cmd = {command(link[1])}", ""]
+    lines += [f"build {quoted(link[0])}: link {objects}", f"  cmd = {command(link[1])}"]
+    lines += [f"  name = link {link[0].name}", ""]
     folder.mkdir(parents=True, exist_ok=True)
     link[0].parent.mkdir(parents=True, exist_ok=True)
     (folder / "build.ninja").write_text("\n".join(lines))
     jobs_at_once = [f"-j{os.environ['MAX_JOBS']}"] if os.environ.get("MAX_JOBS") else []
-    run([ninja, "-f", str(folder / "build.ninja"), "--quiet", *jobs_at_once])
+    run([ninja, "-f", str(folder / "build.ninja"), *jobs_at_once])
 
 
 def compiler() -> list[str]:
@@ -122,13 +130,18 @@ def includes() -> list[str]:
 
 
 def available_isas(cxx: list[str]) -> list[str]:
-    """Those instruction sets that this compiler can target for this processor family."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    """Those instruction sets, of the ones asked for, that this compiler can target for this processor family."""
+    wanted = [isa for isa in os.environ.get("RETRO_KERNELS_ISAS", "").replace(" ", "").split(",") if isa] or list(ISA_FLAGS)
+    if unknown := set(wanted) - set(ISA_FLAGS):
+        raise CompileError(f"RETRO_KERNELS_ISAS: expected some of {', '.join(ISA_FLAGS)}; got {', '.join(sorted(unknown))}")
+    if platform.machine().lower() not in ("x86_64", "amd64") or wanted == ["portable"]:
         return ["portable"]
     found = []
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cpp"
         for isa, flags in ISA_FLAGS.items():
+            if isa not in wanted and isa != "portable":  # a processor that has none of the others runs it
+                continue
             body = "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }" if isa == "avx512bf16" else ""
             probe.write_text(f"#include <immintrin.h>\n{body}\n")
             command = [*cxx, *flags, "-fsyntax-only", str(probe)]
@@ -220,6 +233,9 @@ class Build(build_ext):
             print(f"warning: {ext.name} is left out, the package works without what it does: {error}", file=sys.stderr)
             raise CompileError(str(error)) from error
 
+
+if not (CSRC / "cpu").is_dir():
+    sys.exit(f"retro-kernels: {CSRC} is missing, so this source tree is not whole; nothing was built")
 
 EXTENSIONS = [Extension(name, [], optional=True) for name in ("retro_kernels._cpu", "retro_model._text")]
 if cuda_compiler():

@@ -75,5 +75,10 @@ def load(plugin: str) -> None:
         raise exits.UsageError(f"--plugin {plugin}: {type(e).__name__}: {e}") from e
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """The console script `retro-bench`."""
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -1,8 +1,11 @@
-"""python -m retro_model demo"""
+"""`python -m retro_model COMMAND`, or `retro-model COMMAND` where the package is installed."""
 
+import importlib
 import sys
 
-USAGE = "usage: python -m retro_model demo [--help]"
+#: command -> the module whose `main(arguments)` runs it; imported when named, for each needs an extra of its own
+COMMANDS = {"demo": "retro_model.demo.command"}
+USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
 
 
 def main(arguments: list[str]) -> None:
@@ -10,11 +13,15 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
         return
-    if arguments[:1] != ["demo"]:
+    if not arguments or arguments[0] not in COMMANDS:
         sys.exit(USAGE)
-    from retro_model.demo import command  # not before: it needs the `retrieval` extra
-
-    command.main(arguments[1:])
+    importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
 
 
-main(sys.argv[1:])
+def command() -> None:
+    """The console script `retro-model`."""
+    main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    command()

@@ -31,8 +31,15 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   pip install "${index[@]}" "$TORCH"
 fi
 
-say "installing what builds and tests the package"
-if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && pip install --no-build-isolation -e '.[dev]'; then
+# before pip installs the package: it would compile the same objects without a word
+compile() {
+  say "compiling the extensions"
+  .venv/bin/python setup.py -q build_ext --inplace
+  say "installing what the tests need"
+}
+
+say "installing what builds the package"
+if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && compile && pip install --no-build-isolation -e '.[dev]'; then
   # its index builder, which nothing here calls, pins old versions of numpy and faiss: taken without its dependencies
   pip install --no-deps 'retro-pytorch==0.3.9'
   say "ready: .venv"
