@@ -10,7 +10,7 @@ libraries people already use. Importing this package loads torch and `retro_kern
     training/      batches, optimiser, schedule, step, checkpoints
     evaluation/    bits-per-byte, leakage, bits-per-byte by leakage, coloured samples
     demo/          all of it on the sources of Python's standard library
-    checks.py      checks of arguments
+    checks.py      checks of arguments; disk.py: locks, files from strangers
 """
 
 from .generation import generate

@@ -1,27 +1,26 @@
 """Training state on disk: safetensors for tensors, a small JSON for the rest; resuming repeats the uninterrupted run.
 
-A checkpoint is a folder: `model.safetensors`, `optimizer.safetensors` (moments by parameter name, and the random generators'
-states of every process) and `state.json` (step, position in the data, configuration, and each file's digest, its own too). It is written beside its place and
-renamed, so that a folder under the final name is always whole.
+A checkpoint is a folder: the model's tensors, the optimiser's (moments by parameter name, and the random generators' states of
+every process) and `state.json` (step, position in the data, configuration, and each file's digest, its own too). A kill at any
+moment leaves the checkpoint that was there or the new one: see `checkpoint_folder`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
+import math
 import os
-import shutil
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-FORMAT = 1
-FILES = ("model.safetensors", "optimizer.safetensors")
+from .checkpoint_folder import CheckpointError, check_place, read, write
 
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, with the file and what is wrong with it."""
+__all__ = ["CheckpointError", "load", "read_state", "save"]
+RANDOM = re.compile(r"random(\.\d+)?\.(cpu|cuda\d+)")
 
 
 def _plain(name: str) -> str:
@@ -62,26 +61,40 @@ def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, step: int = 0,
          position: int = 0, extra: dict | None = None) -> Path:  # fmt: skip
-    """Writes a checkpoint folder at `path`, replacing one that is there.
+    """Writes a checkpoint folder at `path`, replacing the checkpoint that is there.
 
     step: optimiser steps done. position: batches taken from the stream. extra: anything JSON can hold; the model's
     configuration is kept where the model has one. In a process group every process calls, the first one writes.
     Returns: the path.
+    Raises: CheckpointError where `path` is something else than a checkpoint or an empty folder; it is then as before.
+        retro_model.disk.Busy where another process is saving there.
     """
     path = Path(path)
+    _first_process(check_place, path)
     tensors = {n: _full(t) for n, t in _model_tensors(model).items()}
     moments, groups = _optimizer_tensors(model, optimizer) if optimizer is not None else ({}, [])
     moments |= _random_states()
     config = getattr(getattr(model, "module", model), "config", None)
-    state = {"format": FORMAT, "step": step, "position": position, "optimizer": groups, "extra": extra or {},
+    state = {"step": step, "position": position, "optimizer": groups, "extra": extra or {},
              "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
-        torch.distributed.barrier()
-        return path
-    _write(path, dict(zip(FILES, (tensors, moments))), state)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
+    _first_process(write, path, {"model": tensors, "optimizer": moments}, state)
     return path
+
+
+def _first_process(call, *arguments) -> None:
+    """call(*arguments) in the first process of the group; what it raises, all raise, so that none waits for ever."""
+    if not torch.distributed.is_initialized():
+        call(*arguments)
+        return
+    error: list = [None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            call(*arguments)
+        except Exception as raised:
+            error = [raised]
+    torch.distributed.broadcast_object_list(error)
+    if error[0] is not None:
+        raise error[0]
 
 
 def _random_states() -> dict[str, Tensor]:
@@ -100,14 +113,22 @@ def _random_name(rank: int, device: str) -> str:
     return f"random.{device}" if rank == 0 else f"random.{rank}.{device}"
 
 
-def _set_random_states(moments: dict[str, Tensor]) -> None:
-    """This process's, where as many processes with as many GPUs saved them; else the generators stay as they are."""
+def _my_random_names(moments: dict[str, Tensor]) -> list[tuple[str, str]]:
+    """(device, name) of this process's states, where as many processes with as many GPUs saved them."""
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    if (state := moments.get(_random_name(rank, "cpu"))) is not None:
-        torch.set_rng_state(state)
-    devices = [name for i in range(torch.cuda.device_count()) if (name := _random_name(rank, f"cuda{i}")) in moments]
-    if devices and len(devices) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([moments[name] for name in devices])
+    found = [("cpu", _random_name(rank, "cpu"))] if _random_name(rank, "cpu") in moments else []
+    count = torch.cuda.device_count()
+    devices = [(f"cuda:{i}", _random_name(rank, f"cuda{i}")) for i in range(count)]
+    return found + (devices if all(name in moments for _, name in devices) else [])
+
+
+def _set_random_states(moments: dict[str, Tensor]) -> None:
+    """This process's; a generator without a saved state stays as it is."""
+    for device, name in _my_random_names(moments):
+        if device == "cpu":
+            torch.set_rng_state(moments[name])
+        else:
+            torch.cuda.set_rng_state(moments[name], device)
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict]]:
@@ -121,90 +142,36 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tu
     return tensors, groups
 
 
-def _write(path: Path, files: dict[str, dict[str, Tensor]], state: dict) -> None:
-    from safetensors.torch import save_file
-
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    try:
-        for name, tensors in files.items():
-            save_file(tensors, fresh / name)
-        state["files"] = {name: {"bytes": (fresh / name).stat().st_size, "sha256": _digest(fresh / name)} for name in files}
-        state["sha256"] = _state_digest(state)
-        (fresh / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-        for name in [*files, "state.json"]:  # a rename must not reach the disk before the data it names
-            with open(fresh / name, "rb") as f:
-                os.fsync(f.fileno())
-        old = path.with_name(f".{path.name}.{os.getpid()}.old")
-        if path.exists():
-            os.replace(path, old)  # a folder cannot be renamed onto one that is not empty
-        os.replace(fresh, path)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _state_digest(state: dict) -> str:
-    """Of everything in state.json but the digest itself, as JSON gives it back."""
-    rest = json.loads(json.dumps({k: v for k, v in state.items() if k != "sha256"}))
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
 def read_state(path: str | os.PathLike) -> dict:
     """The JSON part of a checkpoint: step, position, config, extra.
 
     Raises: CheckpointError naming the file that is missing, truncated or changed.
     """
-    path = Path(path)
-    try:
-        state = json.loads((path / "state.json").read_text())
-        listed = {name: (entry["bytes"], entry["sha256"]) for name, entry in state["files"].items()}
-        if "sha256" in state and state.pop("sha256") != _state_digest(state):  # the first checkpoints have none
-            raise ValueError("its SHA-256 differs from the one in it")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path / 'state.json'} is missing: not a checkpoint") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path / 'state.json'} is corrupt: {error}") from None
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{path / 'state.json'} has format {state.get('format')!r}, expected {FORMAT}")
-    for name in FILES:
-        file, want = path / name, listed.get(name)
-        if want is None or not file.exists():
-            raise CheckpointError(f"{file} is missing")
-        size, digest = want
-        if file.stat().st_size != size:
-            raise CheckpointError(f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {size}")
-        if _digest(file) != digest:
-            raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in state.json")
-    return state
+    return read(Path(path), lambda state, files: state)
 
 
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
     """Puts a checkpoint back into `model` (and `optimizer` and the random generators, where one is given), in place.
 
-    Everything is checked before anything is changed.
+    Everything is checked before anything is changed: names, shapes and types of the tensors, the optimiser's options and
+    moments, the generators' states.
     Returns: the JSON part: step, position, config, extra.
-    Raises: CheckpointError naming the file, and what is missing, truncated, corrupt or of another shape.
+    Raises: CheckpointError naming the file, and what is missing, truncated, corrupt or of another shape or type.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = Path(path)
-    state = read_state(path)
     try:
-        tensors, moments = (load_file(path / name) for name in FILES)
+        state, files, tensors, moments = read(
+            Path(path), lambda state, files: (state, files, load_file(files["model"]), load_file(files["optimizer"]))
+        )
     except SafetensorError as error:
         raise CheckpointError(f"{path} is corrupt: {error}") from None
     targets = _model_tensors(model)
-    _check(path / FILES[0], {n: tuple(t.shape) for n, t in tensors.items()}, {n: tuple(t.shape) for n, t in targets.items()})
+    _check_equal(files["model"], "the model", {n: _form(t) for n, t in tensors.items()}, {n: _form(t) for n, t in targets.items()})
     if optimizer is not None:
-        _check_optimizer(path / FILES[1], state, model, optimizer)
+        _check_optimizer(files["optimizer"], state, moments, model, optimizer)
+        _check_random_states(files["optimizer"], moments)
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(_like(tensors[name], target))
@@ -214,25 +181,107 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     return state
 
 
-def _check(file: Path, got: dict, want: dict) -> None:
+def _form(tensor: Tensor) -> str:
+    """Shape and type, as an error prints them."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _check_equal(file: Path, whose: str, got: dict, want: dict) -> None:
     for name in sorted(got.keys() | want.keys()):
         if got.get(name) != want.get(name):
-            raise CheckpointError(f"{file}: {name} is {got.get(name, 'absent')}, the model has {want.get(name, 'none')}")
+            raise CheckpointError(f"{file}: {name} is {got.get(name, 'absent')}, {whose} has {want.get(name, 'none')}")
 
 
-def _check_optimizer(file: Path, state: dict, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _check_optimizer(file: Path, state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     names = _names(model)
     want = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     if (got := [group["parameters"] for group in state["optimizer"]]) != want:
         raise CheckpointError(f"{file}: the optimiser's {len(want)} groups do not hold the parameters of the {len(got)} saved ones")
+    made: dict[tuple, dict[str, str]] = {}
+    known = set()
+    for number, (group, saved) in enumerate(zip(optimizer.param_groups, state["optimizer"])):
+        for name, value in saved["options"].items():
+            _check_option(file, f"group {number}'s {name}", value, group.get(name, _MISSING))
+        for p in group["params"]:
+            mine = _of_parameter(moments, names[id(p)])
+            known |= {f"state.{names[id(p)]}.{k}" for k in mine}
+            key = (number, p.shape, p.dtype, p.device)
+            if mine and key not in made:
+                made[key] = _moments_of(file, optimizer, {**group, **_options(group, saved)}, p)
+            _check_equal(file, "the optimiser", *({f"{names[id(p)]}'s {k}": v for k, v in forms.items()} for forms in (
+                {k: _form(v) for k, v in mine.items()}, made[key] if mine else {})))  # fmt: skip
+            if (step := mine.get("step")) is not None and not (math.isfinite(step) and step >= 0):
+                raise CheckpointError(f"{file}: {names[id(p)]}'s step is {float(step)}")
+    if unknown := sorted(name for name in moments.keys() - known if not RANDOM.fullmatch(name)):
+        raise CheckpointError(f"{file}: {unknown[0]} is of no parameter of the optimiser")
+
+
+_MISSING = object()
+
+
+def _check_option(file: Path, name: str, got, want) -> None:
+    """An option must be one of the optimiser's, of the kind it has there; numbers finite, of its sign, decay rates below 1."""
+    if want is _MISSING:
+        raise CheckpointError(f"{file}: {name} is no option of the optimiser")
+    if _kind(got) != _kind(want) or (_kind(want) == "sequence" and len(got) != len(want)):
+        raise CheckpointError(f"{file}: {name} is {got!r}, the optimiser has {want!r}")
+    if _kind(want) == "sequence":
+        for i, (g, w) in enumerate(zip(got, want)):
+            _check_option(file, f"{name}[{i}]", g, w)
+    elif _kind(want) == "number" and not (-math.inf if want < 0 else 0) <= got < (1 if "betas[" in name else math.inf):
+        raise CheckpointError(f"{file}: {name} is {got!r}, out of range")
+
+
+def _kind(option) -> str:
+    if option is None or isinstance(option, bool):
+        return "flag"  # None: the optimiser chooses
+    if isinstance(option, (int, float, Tensor)):
+        return "number"
+    return "sequence" if isinstance(option, (tuple, list)) else type(option).__name__
+
+
+def _of_parameter(moments: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    prefix = f"state.{name}."
+    return {k.removeprefix(prefix): v for k, v in moments.items() if k.startswith(prefix)}
+
+
+def _options(group: dict, saved: dict) -> dict:
+    """The saved options in the types of the group's own."""
+    return {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved["options"].items()}
+
+
+def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, str]:
+    """Names and forms of what the optimiser keeps for a parameter: those it has, or those of one step on a copy of zeros."""
+    if optimizer.state.get(p):
+        return {k: _form(v) for k, v in optimizer.state[p].items()}
+    zeros = torch.zeros_like(p, requires_grad=True)
+    zeros.grad = torch.zeros_like(p)
+    scratch = copy.copy(optimizer)
+    scratch.state, scratch.param_groups = defaultdict(dict), [{**group, "params": [zeros]}]
+    try:
+        type(optimizer).step(scratch)
+    except Exception as error:
+        raise CheckpointError(f"{file}: the optimiser cannot step with the saved options: {error}") from None
+    return {k: _form(v) for k, v in scratch.state[zeros].items()}
+
+
+def _check_random_states(file: Path, moments: dict[str, Tensor]) -> None:
+    """Each is bytes, and a generator of this process takes those that it would be given."""
+    for name, state in moments.items():
+        if RANDOM.fullmatch(name) and (state.dtype != torch.uint8 or state.dim() != 1):
+            raise CheckpointError(f"{file}: {name} is {_form(state)}, expected uint8 in one dimension")
+    for device, name in _my_random_names(moments):
+        try:
+            torch.Generator(device).set_state(moments[name])
+        except (RuntimeError, TypeError) as error:
+            raise CheckpointError(f"{file}: {name} is no state of a {device} generator: {error}") from None
 
 
 def _load_optimizer(state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     names = _names(model)
     for group, saved in zip(optimizer.param_groups, state["optimizer"]):
-        group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved["options"].items()})
+        group.update(_options(group, saved))
         for p in group["params"]:
-            prefix = f"state.{names[id(p)]}."
-            mine = {k.removeprefix(prefix): v for k, v in moments.items() if k.startswith(prefix)}
+            mine = _of_parameter(moments, names[id(p)])
             # `step` is a scalar that is never sharded; the moments are placed as their parameter is.
             optimizer.state[p] = {k: _like(v, p) if v.dim() or not p.dim() else v.to(p.device) for k, v in mine.items()}

@@ -60,6 +60,9 @@ def worker(rank, port, kind, folder, queue):
         checkpoint.load(folder, wrapped, optimizer)  # shards take back what they gave
         checkpoint.save(f"{folder}-again", wrapped, optimizer, step=3, position=6)
         assert torch.equal(torch.rand(8), drawn)  # every process draws on as it would have
+        os.makedirs(f"{folder}-not/mine", exist_ok=True)
+        with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
+            checkpoint.save(f"{folder}-not", wrapped, optimizer)  # in every process: none waits for one that has left
         if rank == 0:
             queue.put(history)
         dist.barrier()

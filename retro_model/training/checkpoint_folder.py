@@ -1,0 +1,177 @@
+"""A checkpoint's folder: written so that a kill at any instruction leaves the old checkpoint or the new one, whole.
+
+`state.json` names its two tensor files by their digests. A save over an older checkpoint puts new tensor files beside the old ones,
+then replaces `state.json`, which is one atomic step on every file system, then removes what is no longer named. A first save
+fills a folder beside its place and renames it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from retro_model import disk
+
+FORMATS = (1, 2)  # the first had model.safetensors and optimizer.safetensors
+KINDS = ("model", "optimizer")
+STATE, FRESH = "state.json", ".new"
+TENSORS = re.compile(r"(model|optimizer)(-[0-9a-f]{16})?\.safetensors")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or a place that is none, with the file and what is wrong with it."""
+
+
+def check_place(path: Path) -> None:
+    """CheckpointError unless a checkpoint may be written at `path`: nothing, an empty folder, a checkpoint or the rest of one."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is there and no folder")
+    names = sorted(p.name for p in path.iterdir())
+    foreign = [name for name in names if name not in (STATE, FRESH) and not TENSORS.fullmatch(name)]
+    if foreign and not _is_checkpoint(path):
+        raise CheckpointError(f"{path} is no checkpoint (it holds {foreign[0]}): save to another name, or empty it")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        return disk.read_json((path / STATE).read_bytes())["format"] in FORMATS
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> None:
+    """tensors: by kind. state: JSON; gets the files and its own digest."""
+    disk.make_folder(path.parent)
+    with disk.Lock(path.with_name(f".{path.name}.lock"), f"{path} is being saved"):
+        check_place(path)
+        there = path.is_dir()
+        fresh = path / FRESH if there else path.with_name(f".{path.name}{FRESH}")
+        disk.remove(fresh)
+        try:
+            os.mkdir(fresh)
+            files = _fill(fresh, tensors, state)
+            if there:
+                for name in files:
+                    os.replace(fresh / name, path / name)
+                disk.sync(path)  # the names must not reach the disk after the state that names them
+                os.replace(fresh / STATE, path / STATE)
+                disk.sync(path)
+            else:
+                os.rename(fresh, path)
+                disk.sync(path.parent)
+        finally:
+            disk.remove(fresh)
+        _remove_stale(path, files)
+
+
+def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> dict:
+    """Writes and syncs all files. Returns: what the state says of them."""
+    from safetensors.torch import save_file
+
+    files = {}
+    for kind, content in tensors.items():
+        written = folder / kind
+        save_file(content, written)
+        digest = _digest(written)
+        name = f"{kind}-{digest[:16]}.safetensors"
+        files[name] = {"bytes": written.stat().st_size, "sha256": digest}
+        disk.sync(written)
+        os.rename(written, folder / name)
+    whole = state | {"format": FORMATS[-1], "files": files}
+    disk.write_json(folder / STATE, whole | {"sha256": _state_digest(whole)})
+    return files
+
+
+def _remove_stale(path: Path, files: dict) -> None:
+    """What the state no longer names, and what killed saves left beside the folder; the caller holds the lock."""
+    for old in list(path.iterdir()):
+        if TENSORS.fullmatch(old.name) and old.name not in files:
+            disk.remove(old)
+    left = re.compile(re.escape(f".{path.name}.") + r"\d+\.(tmp|old)")  # of versions that renamed twice
+    for old in list(path.parent.iterdir()):
+        if left.fullmatch(old.name):
+            disk.remove(old)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _state_digest(state: dict) -> str:
+    """Of everything in state.json but the digest itself, as JSON gives it back."""
+    rest = json.loads(json.dumps({k: v for k, v in state.items() if k != "sha256"}))
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
+    """use(state, files by kind) of a whole checkpoint, all digests compared; again where a save replaced it meanwhile."""
+    while True:
+        try:
+            text = (path / STATE).read_bytes()
+        except OSError:
+            raise CheckpointError(f"{path / STATE} is missing: not a checkpoint") from None
+        try:
+            state = _parsed(path, text)
+            return use(state, _files(path, state))
+        except (CheckpointError, FileNotFoundError):
+            if not (path / STATE).exists() or (path / STATE).read_bytes() == text:
+                raise
+
+
+def _parsed(path: Path, text: bytes) -> dict:
+    try:
+        state = disk.read_json(text)
+        if "sha256" in state and state.pop("sha256") != _state_digest(state):  # the first checkpoints have none
+            raise ValueError("its SHA-256 differs from the one in it")
+        for record in state["files"].values():
+            _expect(isinstance(record["bytes"], int) and isinstance(record["sha256"], str), "files has bytes or a digest of another type")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path / STATE} is corrupt: {error}") from None
+    if state.get("format") not in FORMATS:
+        raise CheckpointError(f"{path / STATE} has format {state.get('format')!r}, expected {FORMATS[-1]}")
+    try:
+        _check_types(state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path / STATE} is corrupt: {error!r}") from None
+    return state
+
+
+def _check_types(state: dict) -> None:
+    for name in ("step", "position"):
+        _expect(type(state[name]) is int and state[name] >= 0, f"{name} is no count")
+    _expect(isinstance(state["extra"], dict), "extra is no object")
+    _expect(state["config"] is None or isinstance(state["config"], dict), "config is no object")
+    for group in state["optimizer"]:
+        _expect(isinstance(group["options"], dict), "an optimiser group's options are no object")
+        _expect(all(isinstance(name, str) for name in group["parameters"]), "an optimiser group's parameters are no names")
+
+
+def _expect(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+def _files(path: Path, state: dict) -> dict[str, Path]:
+    """The tensor files by kind; only names that a save gives, so that no state can point out of its folder."""
+    found = {}
+    for kind in KINDS:
+        names = [name for name in state["files"] if (match := TENSORS.fullmatch(name)) and match[1] == kind]
+        if len(names) != 1 or not (path / names[0]).exists():
+            raise CheckpointError(f"{path / (names[0] if names else kind + '.safetensors')} is missing")
+        file, want = path / names[0], state["files"][names[0]]
+        if file.stat().st_size != want["bytes"]:
+            raise CheckpointError(f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}")
+        if _digest(file) != want["sha256"]:
+            raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in {STATE}")
+        found[kind] = file
+    return found

@@ -1,0 +1,84 @@
+"""Kills a function at every one of its system calls: what a process can leave on disk when it dies, all of it.
+
+Linux only, by ptrace. The function runs in a forked child; the parent counts the child's system calls and sends SIGKILL in place of
+the n-th, for every n until the child ends by itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+TRACE_ME, SYSCALL, SET_OPTIONS, GOOD = 0, 24, 0x4200, 1  # PTRACE_..., PTRACE_O_TRACESYSGOOD
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def allowed() -> bool:
+    """Whether this system lets a process trace its child."""
+    return sys.platform == "linux" and killed_at(1, lambda: os.getcwd()) is not None
+
+
+def killed_at(n: int, function: Callable[[], object]) -> bool | None:
+    """Runs function in a child and kills it before its n-th system call. True: it was killed; False: it had ended; None: not allowed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if libc.ptrace(TRACE_ME, 0, None, None) == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                function()
+                code = 0
+            else:
+                code = 99
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        return None
+    libc.ptrace(SET_OPTIONS, child, None, GOOD)
+    stops, deliver = 0, 0
+    while True:
+        libc.ptrace(SYSCALL, child, None, deliver)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"the child failed: {status}"
+            return False
+        deliver = os.WSTOPSIG(status) if os.WSTOPSIG(status) != signal.SIGTRAP | 0x80 else 0
+        stops += not deliver  # two a call: on entry and on return
+        if stops == 2 * n - 1:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return True
+
+
+def at_every_call(prepare: Callable[[], object], function: Callable[[], object], check: Callable[[int], object]) -> int:
+    """prepare, function killed at its n-th call, check(n): for n = 1, 2, ... until it is not killed. Returns: how many n there were."""
+    n = 1
+    while True:
+        prepare()
+        killed = killed_at(n, function)
+        check(n)
+        if not killed:
+            return n - 1
+        n += 1
+
+
+def in_a_process(code: str, *arguments) -> str:
+    """Output of Python code in a fresh process with one thread, which may fork."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}", *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
