@@ -13,15 +13,18 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 OPS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
 ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` leaves to `triton` what that does faster
+_KERNELS = {"cpu": "cpu", "cuda": "triton"}  # device type -> the backend that has a kernel of every op
 
-#: the contexts of `use_backend` that are open, each a list of its one name: the last one rules, wherever in time the others close
+#: the contexts of `use_backend` that are open, each a list of its one name: the one opened last decides
 _open: list[list[str | None]] = []
 
 
@@ -80,8 +83,23 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
     for name in ORDER if backend is None else (backend,):
         why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
         if why is None:
+            if name == "reference" and backend is None:
+                _warn_of_fallback(op, call)
             return _module(op, name)
     raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
+
+
+def _warn_of_fallback(op: str, call) -> None:
+    """The reference serves a call that a kernel would serve, were it there: say so, once an op."""
+    tensor = next(t for t in call if isinstance(t, Tensor))
+    status = _status(op, _KERNELS[tensor.device.type]) if tensor.device.type in _KERNELS else None
+    if status is not None and not status and tensor.dtype != torch.float64:
+        _warn_once(f"retro_kernels: the reference, plain PyTorch and slow, serves {op} on {tensor.device.type}: {status.reason}")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _unsupported(op: str, name: str, call) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -26,13 +27,19 @@ def _load(name: str) -> tuple[ModuleType | None, str | None]:
             module.isa_name()  # reads the environment
         return module, None
     except ModuleNotFoundError:
-        how = "python setup.py build_ext --inplace"
-        needs = "a C++ compiler" if name == "_cpu" else "nvcc and a torch built with CUDA"
-        return None, f"the extension retro_kernels.{name} was not built ({how}; needs {needs})"
+        return None, f"the extension retro_kernels.{name} was not built ({_remedy(name)})"
     except ImportError as error:
         return None, f"the extension retro_kernels.{name} does not load: {error}"
     except ValueError as error:
         return None, f"RETRO_KERNELS_ISA: {error}"
+
+
+def _remedy(name: str) -> str:
+    """What to do about an extension that was not built, in a checkout or where the package is installed."""
+    needs = "a C++ compiler" if name == "_cpu" else "nvcc and a torch built with CUDA"
+    if (Path(__file__).resolve().parent.parent / "setup.py").exists():
+        return f"python setup.py build_ext --inplace; needs {needs}"
+    return f"install retro-kernels again from its source distribution, with pip's --no-build-isolation, where there is {needs}"
 
 
 def unavailable(name: str) -> str | None:
