@@ -5,6 +5,7 @@ libraries people already use. Importing this package loads torch and `retro_kern
 
     layers/        stand-alone modules that the models share: attention, chunked cross-attention, feed-forward, positions
     retro/         RETRO: configuration, model, cache, encoder; retrofit adds it to a frozen decoder
+    rpt/           RPT: a decoder that retrieves from its own past
     generation.py  sampling, with retrieval in the loop
     data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
     training/      batches, optimiser, schedule, step, checkpoints
@@ -16,12 +17,15 @@ libraries people already use. Importing this package loads torch and `retro_kern
 from .generation import generate
 from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
 from .retro import NeighbourEncoder, Retro, RetroCache, RetroConfig, RetrofittedDecoder, retrofit, swap_retro_pytorch
+from .rpt import RPT, RPTConfig
 from .training import checkpoint
 
 __all__ = [
+    "RPT",
     "ChunkedCrossAttention",
     "FeedForward",
     "NeighbourEncoder",
+    "RPTConfig",
     "RelativeAttention",
     "RelativePositions",
     "Retro",

@@ -1,0 +1,20 @@
+"""RPT, the Retrieval-Pretrained Transformer (arXiv 2306.13421), on `retro_kernels`: a decoder that retrieves from its own past.
+
+config.py       RPTConfig: sizes, switches, the paper's models
+rotary.py       rotary positions
+layers.py       attention, its window, chunked cross-attention, the decoder layer
+retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
+neighbours.py   the states of a chunk and its successor, in the light of the chunk that retrieved them
+gate.py         NeighbourGate
+model.py        RPT
+loss.py         lambda_rank
+"""
+
+from .config import RPTConfig
+from .gate import NeighbourGate
+from .loss import lambda_rank
+from .model import OWN, RPT, Retrieved
+from .neighbours import NeighbourEncoder
+from .retriever import SelfRetriever
+
+__all__ = ["OWN", "RPT", "NeighbourEncoder", "NeighbourGate", "RPTConfig", "Retrieved", "SelfRetriever", "lambda_rank"]

@@ -1,0 +1,69 @@
+"""What an RPT checks of its arguments before it computes anything."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from retro_model import checks
+
+OWN = -2  # in an index: the retriever's own choice
+
+
+def check_tokens(model, tokens: Tensor, cache) -> None:
+    """tokens int64 [B,N] of the vocabulary that fit the cache; else TypeError or ValueError."""
+    sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
+    checks.shape("tokens", tokens, "B,N", sizes)
+    checks.token_ids("tokens", tokens, model.config.vocab_size, model.embedding.weight.device)
+    if cache is None:
+        return
+    if cache.config != model.config:
+        raise ValueError("cache: expected one of this model's configuration; got another's")
+    if cache.capacity is not None and max(cache.positions) + sizes["N"] > cache.capacity:
+        held = max(cache.positions)
+        raise ValueError(
+            f"tokens: expected N <= {cache.capacity - held} (capacity = {cache.capacity} after the {held} held); got N={sizes['N']}"
+        )
+
+
+def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache) -> None:
+    """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where the model has no retriever; else TypeError or ValueError."""
+    config = model.config
+    if index is None:
+        if retrieval and not config.retriever:
+            raise ValueError("index: expected [B,L,K], for the model has no retriever (or retrieval=False); got None")
+        return
+    if not retrieval:
+        why = "retrieval=False" if config.uses_neighbours else "a model without neighbours (cca_layers=())"
+        raise ValueError(f"index: expected None with {why}; got a tensor")
+    chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
+    checks.shape("index", index, "B,L,K", {"B": tokens.shape[0]})
+    if index.dtype != torch.int64:
+        raise TypeError(f"index: expected torch.int64 chunk numbers; got {index.dtype}")
+    if index.device != tokens.device:
+        raise ValueError(f"index: expected the device of the tokens, {tokens.device}; got {index.device}")
+    if index.shape[1] != chunks:
+        raise ValueError(
+            f"index: expected [B,L,K] with L = {chunks} chunks of {config.chunk_len} that complete within these N={tokens.shape[1]} tokens; "
+            f"got L={index.shape[1]}"
+        )
+    if cache is not None and index.shape[2] != cache.num_neighbours:
+        raise ValueError(f"index: expected [B,L,K] with K = {cache.num_neighbours}, the cache's; got K={index.shape[2]}")
+    if index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
+        _check_values(index, config, cache)
+
+
+def _check_values(index: Tensor, config, cache) -> None:
+    own = torch.arange(index.shape[1]).view(1, -1, 1)
+    if cache is not None:
+        own = own + torch.tensor([p // config.chunk_len for p in cache.positions]).view(-1, 1, 1)
+    if bool((index >= own).any()):
+        at = (index >= own).nonzero()[0].tolist()
+        raise ValueError(
+            f"index: expected chunks before the one that asks (a chunk and its successor are read); got {int(index[tuple(at)])} at {at}"
+        )
+    least = OWN if config.retriever else -1
+    if int(index.min()) < least:
+        raise ValueError(
+            f"index: expected chunk numbers, -1 (none){' or -2 (the retriever choice)' if least == OWN else ''}; got {int(index.min())}"
+        )

@@ -1,0 +1,167 @@
+"""The shape of a Retrieval-Pretrained Transformer: its configuration, the paper's models and their sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from retro_model import checks
+
+WINDOWS = ("segments", "sliding")
+VOCAB_SIZE = 50_277  # GPT-NeoX's tokens, section 3.4
+RETRIEVED_AS_A_PAIR = 2  # a neighbour is a chunk and the one after it
+
+
+@dataclass(frozen=True)
+class RPTConfig:
+    """Sizes and switches of a Retrieval-Pretrained Transformer.
+
+    Example:
+        config = RPTConfig.preset("rpt")  # 242 million weights, Table 2
+        tiny = RPTConfig(vocab_size=256, d_model=64, d_ff=256, num_heads=2, num_layers=4, cca_layers=(3, 4), chunk_len=16,
+                         segment=64, excluded_chunks=8)
+
+    Args:
+        vocab_size: V, tokens of the vocabulary; the readout is the embedding's transpose.
+        d_model: d, width everywhere.
+        d_ff: width of the feed-forward layers.
+        num_heads: H, of every attention; d_model / num_heads is D, a multiple of 8 from 16 to 256.
+        num_layers: n, even: the lower half feeds the retriever, the upper half may read neighbours.
+        cca_layers: the upper layers (from 1) with chunked cross-attention; () is a plain decoder with a window.
+        chunk_len: m (the kernels' M), tokens a chunk.
+        num_neighbours: K in training; a model takes any K.
+        segment: S, the stride of the window, a multiple of chunk_len: a token sees its own segment and the one before.
+        excluded_chunks: w, chunk i retrieves chunks j <= i - w. The paper's 2S/m excludes what the window may show.
+        gate_floor: eta, the least that a gate lets through; 1 takes the gate out.
+        gated_ffn: a feed-forward layer of three matrices (SwiGLU).
+        null_slot: one learned key and value a head, without position, beside the keys of every cross- and bidirectional attention.
+        score_scale: multiplies q·k; the margin of the retrieval loss is in units of the score.
+        query_norm, key_norm: RMSNorm before W_Q, before W_K.
+        retriever: False: no chunk attention, no W_Q and W_K: neighbours are given in every call (RETRO with BM25).
+        window: "segments" (S+1 to 2S keys a token) or "sliding" (the last 2S).
+        dropout: probability, in training, of dropping an attention weight or an entry of a residual update.
+
+    Raises:
+        TypeError, ValueError: naming the field.
+
+    Source: Rubin and Berant, arXiv 2306.13421, sections 3.1 and 3.4, appendix B, Table 2.
+    """
+
+    vocab_size: int
+    d_model: int = 1024
+    d_ff: int = 4096
+    num_heads: int = 8
+    num_layers: int = 12
+    cca_layers: tuple[int, ...] = (8, 9, 10, 11, 12)
+    chunk_len: int = 64
+    num_neighbours: int = 2
+    segment: int = 1024
+    excluded_chunks: int = 32
+    gate_floor: float = 0.1
+    gated_ffn: bool = False
+    null_slot: bool = False
+    score_scale: float = 1.0
+    window: str = "segments"
+    dropout: float = 0.0
+    query_norm: bool = False
+    key_norm: bool = False
+    retriever: bool = True
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int":
+                checks.integer(field.name, value, low=1)
+            elif field.type == "float":
+                checks.number(field.name, value)
+            elif field.type == "bool":
+                checks.flag(field.name, value)
+        if self.d_model % self.num_heads:
+            raise ValueError(f"num_heads: expected a divisor of d_model={self.d_model}; got {self.num_heads}")
+        checks.head_dim("d_model / num_heads", self.head_dim)
+        if self.num_layers % 2:
+            raise ValueError(f"num_layers: expected an even number, half of them below the retriever; got {self.num_layers}")
+        if self.segment % self.chunk_len:
+            raise ValueError(f"segment: expected a multiple of chunk_len={self.chunk_len}; got {self.segment}")
+        self._check_layers()
+        for name in ("gate_floor", "dropout"):
+            if not 0 <= getattr(self, name) <= 1 - (name == "dropout") * 1e-9:
+                raise ValueError(f"{name}: expected a number in [0, 1{')' if name == 'dropout' else ']'}; got {getattr(self, name)}")
+        if self.window not in WINDOWS:
+            raise ValueError(f"window: expected one of {WINDOWS}; got {self.window!r}")
+
+    def _check_layers(self) -> None:
+        layers, first = self.cca_layers, self.num_layers // 2 + 1
+        if not isinstance(layers, (tuple, list)) or any(isinstance(i, bool) or not isinstance(i, int) for i in layers):
+            raise TypeError(f"cca_layers: expected a tuple of ints (layers counted from 1); got {layers!r}")
+        object.__setattr__(self, "cca_layers", tuple(layers))
+        if list(layers) != sorted(set(layers)) or (layers and not first <= layers[0] <= layers[-1] <= self.num_layers):
+            raise ValueError(
+                f"cca_layers: expected ascending layers of the upper half, {first} to num_layers={self.num_layers}; got {tuple(layers)}"
+            )
+
+    @classmethod
+    def preset(cls, name: str, vocab_size: int = VOCAB_SIZE) -> RPTConfig:
+        """A model of Table 2: "rpt", "retro-bm25" (the same without a retriever), "transformer-xl" (without neighbours)."""
+        whole = cls(vocab_size, dropout=0.05)
+        presets = {"rpt": whole, "retro-bm25": whole.replace(retriever=False), "transformer-xl": whole.baseline()}
+        if name not in presets:
+            raise ValueError(f"name: expected one of {', '.join(presets)}; got {name!r}")
+        return presets[name]
+
+    def baseline(self) -> RPTConfig:
+        """The same decoder without neighbours, the paper's Transformer-XL."""
+        return self.replace(cca_layers=(), retriever=False)
+
+    def replace(self, **changes) -> RPTConfig:
+        """A copy with some fields changed, checked anew."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return self.d_model // self.num_heads
+
+    @property
+    def lower_layers(self) -> int:
+        """Layers below the retriever."""
+        return self.num_layers // 2
+
+    @property
+    def neighbour_len(self) -> int:
+        """R = 2m, tokens of a neighbour."""
+        return RETRIEVED_AS_A_PAIR * self.chunk_len
+
+    @property
+    def uses_neighbours(self) -> bool:
+        """Whether any layer reads neighbours."""
+        return bool(self.cca_layers)
+
+    @property
+    def max_len(self) -> None:
+        """No longest sequence: positions are relative, and the window is what a token sees."""
+        return None
+
+    def num_parameters(self) -> int:
+        """Weights of the matrices, the embedding's included; no norms, no w_ng, no null slots.
+
+        Example: RPTConfig.preset("rpt").num_parameters() == 242_324_480
+        """
+        d, feed_forward = self.d_model, (3 if self.gated_ffn else 2) * self.d_model * self.d_ff
+        total = self.vocab_size * d + self.num_layers * (4 * d * d + feed_forward)
+        if not self.uses_neighbours:
+            return total
+        total += (len(self.cca_layers) + 3) * 4 * d * d  # and both attentions of the neighbours, the gate's
+        return total + (6 * d * d if self.retriever else 0)
+
+    def to_dict(self) -> dict:
+        """The fields as JSON knows them; `from_dict` reads them back."""
+        return dataclasses.asdict(self) | {"cca_layers": list(self.cca_layers)}
+
+    @classmethod
+    def from_dict(cls, fields: dict) -> RPTConfig:
+        """The configuration that `to_dict` wrote; a field that does not exist is an error."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(fields) - known):
+            raise ValueError(f"fields: expected the fields of RPTConfig; got the unknown {', '.join(unknown)}")
+        return cls(**fields)

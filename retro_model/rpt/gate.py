@@ -1,0 +1,57 @@
+"""The neighbour gate: how much of every neighbour the upper decoder gets to read."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .layers import Attention, norm
+from .rotary import rotation
+
+
+class NeighbourGate(nn.Module):
+    """A number in [floor, 1] for each neighbour, from its mean state and those of the neighbours before it.
+
+        c = mean over its tokens of a neighbour's states, in the order (chunk, rank);   c += CausalAttn(norm c)
+        g = max(floor, sigmoid(w·norm(c) / d))
+
+    Division by d and w of order d^-0.5 let g start at about 1/2. Multiply the states by g, or hand it to
+    `rk.chunked_cross_attention(neighbour_gate=)`; a norm between the two would undo it.
+
+    Example:
+        gate = NeighbourGate(512, num_heads=8)
+        g = gate(states, found)  # states [B,L,K,R,512], found bool [B,L,K] -> [B,L,K]
+
+    Args:
+        d_model, num_heads: d, H of its attention.
+        floor: eta, keeps a gradient flowing; 1: no gate.
+        dropout, backend: as in `Attention`.
+
+    Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, floor: float = 0.1, dropout: float = 0.0, backend=None, device=None, dtype=None):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.floor, self.dropout = floor, dropout
+        self.norm, self.attention = norm(d_model, **where), Attention(d_model, num_heads, dropout=dropout, backend=backend, **where)
+        self.out_norm = norm(d_model, **where)
+        self.weight = nn.Parameter(torch.empty(d_model, **where))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """w of order d^-0.5."""
+        nn.init.normal_(self.weight, std=len(self.weight) ** -0.5)
+
+    def forward(self, states: Tensor, found: Tensor) -> Tensor:
+        """g [B,L,K] of states [B,L,K,R,d]; found bool [B,L,K]: a neighbour that is not there is not seen by the others."""
+        pooled = states.mean(-2).flatten(1, 2)
+        turn = rotation(torch.arange(pooled.shape[1], device=pooled.device), self.attention.head_dim, pooled.dtype)
+        update = self.attention(self.norm(pooled), turn, causal=True, key_mask=found.flatten(1))
+        return self.value(pooled, update).view(found.shape)
+
+    def value(self, pooled: Tensor, update: Tensor) -> Tensor:
+        """g [...] of means [...,d] and what the attention adds to them."""
+        pooled = pooled + F.dropout(update, self.dropout, self.training)
+        return torch.sigmoid(self.out_norm(pooled) @ self.weight.to(pooled.dtype) / pooled.shape[-1]).clamp(min=self.floor)

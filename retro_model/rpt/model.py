@@ -1,0 +1,208 @@
+"""RPT, the Retrieval-Pretrained Transformer: a decoder that retrieves from its own past."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from retro_model.layers import initialise
+
+from .checks import OWN, check_index, check_tokens
+from .config import RPTConfig
+from .gate import NeighbourGate
+from .layers import Attention, DecoderLayer, Memory, norm
+from .neighbours import NeighbourEncoder
+from .retriever import SelfRetriever, in_chunks
+from .rotary import rotation
+
+if TYPE_CHECKING:
+    from .cache import RPTCache
+
+
+class Retrieved(NamedTuple):
+    """What a forward pass retrieved: scores [B,L,L] (None without a retriever), index and gates [B,L,K]."""
+
+    scores: Tensor | None
+    index: Tensor
+    gate: Tensor
+
+
+class RPT(nn.Module):
+    """Decoder whose upper half reads chunks of the sequence's own past, chosen by its lower half.
+
+        layer:   x += Attn(norm x);   (some upper ones) x += CCA(norm x);   x += FFN(norm x)             logits = norm(x) E^T
+        chunk i: e_i = H_i + BiAttn(norm H_i), q_i and k_i from its mean; the K best of q_i·k_j, j <= i - w, are read by the tokens
+                 from the last one of chunk i on, as [e_j; e_{j+1}] that has seen itself and chunk i, scaled by its gate
+
+    The logits at token t depend on tokens <= t alone.
+
+    Example:
+        model = RPT(RPTConfig.preset("rpt"))
+        logits = model(tokens)                    # [B,N] int64 -> [B,N,50277], with what its retriever finds
+        logits = model(tokens, index=index)       # with given neighbours [B,N//64,K], -1: none
+        logits = model(tokens, retrieval=False)   # chunked cross-attention adds nothing
+
+    Args:
+        config: sizes and switches.
+        backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
+        checkpoint: recompute each layer's activations in the backward pass rather than keep them.
+
+    Initial weights: N(0, 1/fan_in), those that write to the residual stream scaled down by depth; W_K starts as W_Q does, so that
+    chunks are retrieved by their likeness at first.
+
+    Source: Rubin and Berant, arXiv 2306.13421, section 3.
+    """
+
+    def __init__(self, config: RPTConfig, *, backend: str | None = None, checkpoint: bool = False, device=None, dtype=None):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.config, self.checkpoint = config, checkpoint
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, reads=layer in config.cca_layers, backend=backend, **where) for layer in range(1, config.num_layers + 1)
+        )
+        self.norm = norm(config.d_model, **where)
+        self.retriever = self.neighbours = self.gate = None
+        sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}
+        if config.uses_neighbours:
+            self.neighbours = NeighbourEncoder(*sizes, null_slot=config.null_slot, **options)
+            self.gate = NeighbourGate(*sizes, floor=config.gate_floor, **options)
+        if config.uses_neighbours and config.retriever:
+            self.retriever = SelfRetriever(
+                *sizes, chunk_len=config.chunk_len, excluded_chunks=config.excluded_chunks, score_scale=config.score_scale,
+                query_norm=config.query_norm, key_norm=config.key_norm, null_slot=config.null_slot, **options,
+            )  # fmt: skip
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initial weights: for a model built on the meta device and then given memory."""
+        branches = 2 * self.config.num_layers + len(self.config.cca_layers)
+        for part, passed in (
+            (self.embedding, 1),
+            (self.layers, branches),
+            (self.norm, 1),
+            (self.retriever, 1),
+            (self.neighbours, 2),
+            (self.gate, 1),
+        ):
+            if part is not None:
+                initialise(part, passed)
+        for module in self.modules():
+            if isinstance(module, (NeighbourGate, Attention)):
+                module.reset_parameters()
+        if self.retriever is not None:
+            self.retriever.key.weight.copy_(self.retriever.query.weight)
+
+    def forward(
+        self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
+        num_neighbours: int | None = None, trunk_share: float = 1.0, return_retrieved: bool = False,
+    ) -> Tensor | tuple[Tensor, Retrieved | None]:  # fmt: skip
+        """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N.
+
+        Args:
+            tokens: int64. With a cache, those that follow what it holds.
+            index: int64 [B,L,K], the neighbours of the L = N // m complete chunks in place of the retriever's: earlier chunks, -1: none,
+                -2 (`OWN`): the retriever's. With a cache, of the chunks that complete in this call.
+            retrieval: False: chunked cross-attention adds nothing.
+            cache: holds the tokens before these and takes these in; see `RPTCache`. Such a call is not differentiable.
+            num_neighbours: K of the retriever's choice; None: config.num_neighbours. A cache has its own.
+            trunk_share: what of the retrieval loss's gradient flows on from q and k into the decoder; 0: none.
+            return_retrieved: also give scores, index and gates (None where nothing was retrieved).
+
+        Raises:
+            ValueError, TypeError: naming the argument. Values of tokens and index are looked at on the CPU only.
+        """
+        options = {"index": index, "retrieval": retrieval, "num_neighbours": num_neighbours, "trunk_share": trunk_share}
+        x, retrieved = self.activations(tokens, cache=cache, **options)
+        logits = self.readout(x)
+        return (logits, retrieved) if return_retrieved else logits
+
+    def readout(self, x: Tensor) -> Tensor:
+        """Logits [...,V] of final activations [...,d]."""
+        return F.linear(x, self.embedding.weight)
+
+    def activations(
+        self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
+        num_neighbours: int | None = None, trunk_share: float = 1.0,
+    ) -> tuple[Tensor, Retrieved | None]:  # fmt: skip
+        """What `readout` turns into logits, [B,N,d], and what was retrieved. Arguments as in `forward`."""
+        check_tokens(self, tokens, cache)
+        retrieval = retrieval and self.config.uses_neighbours
+        check_index(self, tokens, index, retrieval, cache)
+        if cache is not None:
+            from .cache import decode
+
+            return decode(self, tokens, index, retrieval, cache), None
+        config = self.config
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        x = F.dropout(self.embedding(tokens), config.dropout, self.training)
+        turn = rotation(position, config.head_dim, x.dtype)
+        for layer in self.layers[: config.lower_layers]:
+            x = self._run(layer, x, turn)
+        memory = retrieved = reader_turn = None
+        if retrieval and (tokens.shape[1] >= config.chunk_len or config.null_slot):
+            memory, retrieved = self.remember(x, index, num_neighbours or config.num_neighbours, trunk_share)
+            reader_turn = rotation(self.reader_positions(position), config.head_dim, x.dtype)
+        for layer in self.layers[config.lower_layers :]:
+            x = self._run(layer, x, turn, memory, reader_turn)
+        return self.norm(x), retrieved
+
+    def remember(self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0) -> tuple[Memory, Retrieved]:
+        """The neighbours of every complete chunk of the lower decoder's states [B,N,d], ready for the upper layers."""
+        chunks = in_chunks(hidden, self.config.chunk_len)
+        states, scores = chunks, None
+        if self.retriever is not None:
+            states = self.retriever.encode(hidden)
+            query, key = self.retriever.project(states, trunk_share)
+            scores = self.retriever.scores(query, key)
+            if index is None or torch.compiler.is_compiling() or bool((index == OWN).any()):
+                own = self.retriever.search(query, key, k if index is None else index.shape[-1])
+                index = own if index is None else torch.where(index == OWN, own, index)
+        found = index >= 0
+        if not chunks.shape[1]:  # nothing to read but the null slot
+            index = found = found.new_zeros(found.shape[0], 0, found.shape[2])
+        neighbours = self.neighbours(states, chunks, index)
+        gate = self.gate(neighbours, found)
+        turn = rotation(torch.arange(neighbours.shape[-2], device=hidden.device), self.config.head_dim, hidden.dtype)
+        return Memory(neighbours, turn, found, gate), Retrieved(scores, index, gate)
+
+    def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:
+        """Scores [B,L,L] of every pair of chunks (-inf where not retrievable) and the index [B,L,K] of the best (-1: none).
+
+        Raises: ValueError where the model has no retriever.
+        """
+        check_tokens(self, tokens, None)
+        if self.retriever is None:
+            raise ValueError("retrieve: expected a model with a retriever; got one without (config.retriever or cca_layers)")
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
+        turn = rotation(position, self.config.head_dim, x.dtype)
+        for layer in self.layers[: self.config.lower_layers]:
+            x = self._run(layer, x, turn)
+        query, key = self.retriever.project(self.retriever.encode(x))
+        return self.retriever.scores(query, key), self.retriever.search(query, key, num_neighbours or self.config.num_neighbours)
+
+    def reader_positions(self, position: Tensor) -> Tensor:
+        """Where tokens at `position` of a sequence stand as readers of neighbours."""
+        return (position + 1) % self.config.chunk_len + self.config.chunk_len - 1
+
+    decodes_ragged = True  # rows of different lengths share a cache
+    generation_options = ("retrieval",)
+
+    def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
+        """An empty cache for `batch` rows; capacity: most tokens a row can have, None: no limit. num_neighbours: K, None: the config's."""
+        from .cache import RPTCache
+
+        return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
+
+    def last_logits(self, tokens: Tensor, **options) -> Tensor:
+        """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""
+        return self.readout(self.activations(tokens, **options)[0][:, -1])
+
+    def _run(self, layer, *args):
+        return checkpoint(layer, *args, use_reentrant=False) if self.checkpoint and torch.is_grad_enabled() else layer(*args)

@@ -1,0 +1,74 @@
+"""Neighbours as the decoder reads them: a chunk and its successor, contextualised together, then in the light of the chunk that asks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .layers import Attention, norm
+from .rotary import rotation
+
+
+class NeighbourEncoder(nn.Module):
+    """States [B,L,K,2m,d] of the neighbours that were chosen.
+
+        N = [e_j ; e_{j+1}];   N += BiAttn(norm N);   N += CrossAttn(norm N <- norm H_i)
+
+    The first two steps depend on no query: `pair` does them once a chunk, `augment` the last one for every neighbour.
+
+    Args:
+        d_model, num_heads: d, H.
+        null_slot, dropout, backend: as in `Attention`.
+
+    Source: Rubin and Berant, arXiv 2306.13421, section 3.1 and its footnote 2, appendix B.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, null_slot: bool = False, dropout: float = 0.0, backend=None, device=None, dtype=None
+    ):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
+        self.dropout = dropout
+        self.norm, self.attention = norm(d_model, **where), Attention(d_model, num_heads, **options)
+        self.cross_query_norm, self.cross_key_norm = norm(d_model, **where), norm(d_model, **where)
+        self.cross = Attention(d_model, num_heads, **options)
+
+    def forward(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
+        """States [B,L,K,2m,d] of neighbours `index` [B,L,K] (-1: none, its states are finite and meaningless).
+
+        Args:
+            states: e [B,L,m,d] of the chunks.
+            chunks: H [B,L,m,d], the lower decoder's states of the chunks that ask.
+        """
+        b, chunk_count, m, d = states.shape
+        if chunk_count > 1:
+            pairs = self.pair(states[:, :-1], states[:, 1:])
+        else:
+            pairs = states.new_zeros(b, 1, 2 * m, d)
+        row = torch.arange(b, device=index.device).view(b, 1, 1)
+        return self.augment(pairs[row, index.clamp(0, pairs.shape[1] - 1)], chunks)
+
+    def pair(self, first: Tensor, second: Tensor) -> Tensor:
+        """States [B,L,2m,d] of consecutive chunks' e, [B,L,m,d] each."""
+        pairs = torch.cat([first, second], 2)
+        x = pairs.flatten(0, 1)
+        x = x + self._dropped(self.attention(self.norm(x), self._turn(x)))
+        return x.view(pairs.shape)
+
+    def augment(self, pairs: Tensor, chunks: Tensor) -> Tensor:
+        """States [B,L,K,2m,d] of neighbours [B,L,K,2m,d] that have read the chunks [B,L,m,d] which retrieved them."""
+        x = pairs.flatten(0, 2)
+        neighbours = pairs.shape[2]
+        chunks = self.cross_key_norm(chunks).flatten(0, 1)
+        # projected once, then repeated: positions restart in every neighbour, so each is a batch entry of its own
+        key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks, self._turn(chunks)))
+        x = x + self._dropped(self.cross.attend(self.cross.queries(self.cross_query_norm(x), self._turn(x)), key, value))
+        return x.view(pairs.shape)
+
+    def _turn(self, x: Tensor):
+        return rotation(torch.arange(x.shape[1], device=x.device), self.attention.head_dim, x.dtype)
+
+    def _dropped(self, update: Tensor) -> Tensor:
+        return F.dropout(update, self.dropout, self.training)

@@ -1,0 +1,88 @@
+"""The self-retriever: chunks of a sequence represented by the decoder's own states, scored against the chunks before them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retro_kernels as rk
+
+from .layers import Attention, norm
+from .rotary import rotation
+
+
+class SelfRetriever(nn.Module):
+    """Scores every pair of chunks of a sequence and finds the best earlier ones for each.
+
+        e_i = H_i + BiAttn(norm H_i)      c_i = mean over the chunk of e_i      s(i, j) = scale * (W_Q c_i)·(W_K c_j),  j <= i - w
+
+    Example:
+        retriever = SelfRetriever(512, num_heads=8, chunk_len=64, excluded_chunks=32)
+        states = retriever.encode(hidden)            # hidden [B,N,512] -> [B,N//64,64,512]
+        query, key = retriever.project(states)       # [B,N//64,512] each
+        index = retriever.search(query, key, k=2)    # [B,N//64,2], -1 where there are fewer
+        scores = retriever.scores(query, key)        # [B,N//64,N//64], for the loss; -inf where not retrievable
+
+    Args:
+        d_model, num_heads: d, H of the chunk attention.
+        chunk_len: m.
+        excluded_chunks: w, chunk i retrieves chunks j <= i - w.
+        score_scale: multiplies q·k.
+        query_norm, key_norm: RMSNorm before W_Q, before W_K.
+        null_slot, dropout, backend: as in `Attention`.
+
+    Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, chunk_len: int = 64, excluded_chunks: int = 32, score_scale: float = 1.0,
+        query_norm: bool = False, key_norm: bool = False, null_slot: bool = False, dropout: float = 0.0, backend: str | None = None,
+        device=None, dtype=None,
+    ):  # fmt: skip
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.chunk_len, self.excluded_chunks, self.score_scale, self.dropout = chunk_len, excluded_chunks, score_scale, dropout
+        self.backend = backend
+        self.norm = norm(d_model, **where)
+        self.attention = Attention(d_model, num_heads, null_slot=null_slot, dropout=dropout, backend=backend, **where)
+        self.query_norm = norm(d_model, **where) if query_norm else None
+        self.key_norm = norm(d_model, **where) if key_norm else None
+        self.query, self.key = (nn.Linear(d_model, d_model, bias=False, **where) for _ in range(2))
+
+    def encode(self, hidden: Tensor) -> Tensor:
+        """e [B,L,m,d] of the complete chunks of hidden states [B,N,d]."""
+        chunks = in_chunks(hidden, self.chunk_len)
+        x = chunks.flatten(0, 1)
+        turn = rotation(torch.arange(self.chunk_len, device=x.device), self.attention.head_dim, x.dtype)
+        x = x + F.dropout(self.attention(self.norm(x), turn), self.dropout, self.training)
+        return x.view(chunks.shape)
+
+    def project(self, states: Tensor, trunk_share: float = 1.0) -> tuple[Tensor, Tensor]:
+        """q and k [B,L,d] of e [B,L,m,d]; what flows back into e is scaled by `trunk_share` (0: W_Q and W_K learn alone)."""
+        pooled = states.mean(-2)
+        if trunk_share != 1.0:
+            pooled = pooled.detach().lerp(pooled, trunk_share) if trunk_share else pooled.detach()
+        as_query = pooled if self.query_norm is None else self.query_norm(pooled)
+        as_key = pooled if self.key_norm is None else self.key_norm(pooled)
+        return self.query(as_query) * self.score_scale, self.key(as_key)
+
+    @torch.no_grad()
+    def search(self, query: Tensor, key: Tensor, k: int) -> Tensor:
+        """int64 [B,L,k], the k chunks of the highest score for each, best first; -1 where fewer are retrievable."""
+        if not query.shape[1]:
+            return torch.empty(*query.shape[:2], k, dtype=torch.int64, device=query.device)
+        return rk.topk_chunks(query.detach(), key.detach(), k, causal_gap=self.excluded_chunks, backend=self.backend)[1]
+
+    def scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """s [B,L,L], differentiable; -inf where chunk j may not be retrieved for chunk i."""
+        scores = query @ key.transpose(-1, -2)
+        chunk = torch.arange(scores.shape[-1], device=scores.device)
+        return scores.masked_fill(chunk > chunk[:, None] - self.excluded_chunks, -torch.inf)
+
+
+def in_chunks(x: Tensor, chunk_len: int) -> Tensor:
+    """[B,L,m,d], the complete chunks of x [B,N,d]."""
+    return x[:, : x.shape[1] // chunk_len * chunk_len].unflatten(1, (-1, chunk_len)) if x.shape[1] >= chunk_len else x.new_zeros(
+        x.shape[0], 0, chunk_len, x.shape[2]
+    )  # fmt: skip
