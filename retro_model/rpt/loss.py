@@ -46,7 +46,7 @@ def lambda_rank(
         targets = targets.masked_fill(~there, -torch.inf)
         gain = torch.exp2(targets.clamp(min=0)) - 1
         discount = 1 / torch.log2(torch.arange(2, scores.shape[-1] + 2, dtype=wide, device=scores.device))
-        order = scores.argsort(-1, descending=True, stable=True)
+        order = scores.argsort(dim=-1, descending=True, stable=True)
         at_rank = torch.empty_like(scores).scatter_(-1, order, discount.expand_as(scores))
         ideal = (gain.sort(-1, descending=True).values * discount).sum(-1)
         most = int((targets > 0).sum(-1).max()) if positives is None and targets.numel() else positives or 0
