@@ -1,7 +1,8 @@
 """One call of each op, as a value: every argument checked, every default filled in.
 
-The public ops build these, backends consume them. They hold no behaviour, so that
-`ops`, the registration and all backends agree on names without importing each other. Letters: B batch, N queries,
+The public ops build these, backends consume them. They are the one list of an op's arguments: the operator's schema is read
+off them, and C++ takes their fields in order. They hold no behaviour, so that `ops`, the registration and all backends
+agree on names without importing each other. Letters: B batch, N queries,
 M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads, D head dimension, E width of the
 relative keys, T their rows, S keys.
 """
@@ -15,7 +16,10 @@ from torch import Tensor
 
 
 class ChunkedCrossAttention(NamedTuple):
-    """`rel_query` None means the query itself; `seed` is an int64 tensor [1] when dropout_p > 0."""
+    """`rel_query` None means the query itself; `seed` is an int64 tensor [1] when dropout_p > 0.
+
+    Query 0 of batch entry b is at position query_start + batch_start[b].
+    """
 
     query: Tensor  # [B,N,H,D]
     key: Tensor  # [B,L,K,R,G,D]
@@ -32,13 +36,17 @@ class ChunkedCrossAttention(NamedTuple):
     query_start: int
     dropout_p: float
     seed: Tensor | None
+    batch_start: Tensor | None = None  # int64 [B]; the host never reads it
 
     #: inputs that take a gradient, in the order in which `backward` returns them
     DIFFERENTIABLE = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
 
 
 class RelativeAttention(NamedTuple):
-    """`rel_query` None means the query itself; `window` None means unbounded."""
+    """`rel_query` None means the query itself; `window` and `window_block` None mean unbounded.
+
+    Query 0 of batch entry b is at position query_offset + batch_offset[b].
+    """
 
     query: Tensor  # [B,N,H,D]
     key: Tensor  # [B,S,G,D]
@@ -58,6 +66,8 @@ class RelativeAttention(NamedTuple):
     scale: float
     dropout_p: float
     seed: Tensor | None
+    window_block: int | None = None
+    batch_offset: Tensor | None = None  # int64 [B]; the host never reads it
 
     DIFFERENTIABLE = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
 
@@ -91,8 +101,22 @@ class LeakyAverage(NamedTuple):
     x: Tensor  # [B,N,H,D]
     decay: Tensor  # [H]
     initial: Tensor | None  # [B,H,D]
+    segment: Tensor | None = None  # int [B,N]
 
     DIFFERENTIABLE = ("x", "decay", "initial")
+
+
+_SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
+
+
+def schema(problem: type) -> str:
+    """The arguments of an op as `torch.library` writes them: "Tensor x, SymInt? window, ...".
+
+    >>> schema(RelativeLogits)
+    'Tensor query, Tensor rel_key, SymInt key_len, SymInt rel_start, Tensor? position_bias, SymInt query_offset'
+    """
+    annotations = {name: problem.__annotations__[name].__forward_arg__.split(" | ") for name in problem._fields}
+    return ", ".join(f"{_SCHEMA_TYPE[kind]}{'?' if rest else ''} {name}" for name, (kind, *rest) in annotations.items())
 
 
 #: float types of every compiled backend; the reference alone takes float64

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import _dispatch
+from . import _dispatch, _problem
 
 NAMESPACE = "retro_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -22,15 +22,14 @@ _DEVICES = ("CPU", "CUDA")
 _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
-def register(op: str, problem: type, arguments: str, returns: Sequence[str], fake: Callable[..., tuple[Tensor, ...]]) -> None:
+def register(op: str, problem: type, returns: Sequence[str], fake: Callable[..., tuple[Tensor, ...]]) -> None:
     """Register `op`.
 
-    problem    NamedTuple of the call; its fields are the arguments, in the order of the schema
-    arguments  schema of those arguments
-    returns    names of the output tensors
-    fake       call -> empty outputs
+    problem  NamedTuple of the call; its fields are the arguments, in the order of the schema
+    returns  names of the output tensors
+    fake     call -> empty outputs
     """
-    fields = len(problem._fields)
+    fields, arguments = len(problem._fields), _problem.schema(problem)
     where = [problem._fields.index(name) for name in problem.DIFFERENTIABLE]
     count = len(returns)
     outputs = ", ".join(f"Tensor {name}" for name in returns)

@@ -39,6 +39,15 @@ TOPK_MAX = 128
 INDEX_MAX = 2**61  # of topk_chunks, whose keys may be numbered through a database of many blocks: sums fit 64 bits
 
 
+def _positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[int, Tensor | None]:
+    """A position, one for all or a tensor with one a batch entry, as (int, tensor or None) that add up."""
+    if not isinstance(value, Tensor):
+        return position(name, value), None
+    shape(name, value, "B", sizes)
+    like(name, value, query, (torch.int64,))
+    return 0, value
+
+
 # ---------------------------------------------------------------- groups of arguments that both attentions share
 
 
@@ -125,10 +134,12 @@ def chunked_cross_attention(call: ChunkedCrossAttention) -> ChunkedCrossAttentio
     """The call checked, with rel_start and scale filled in."""
     sizes: dict[str, int] = {}
     chunk_len = integer("chunk_len", call.chunk_len, 1, POSITION_MAX)
-    query_start = integer("query_start", call.query_start, 0, POSITION_MAX)
+    if not isinstance(call.query_start, Tensor):
+        integer("query_start", call.query_start, 0, POSITION_MAX)
     _qkv(call, "B,L,K,R,G,D", sizes)
+    query_start, batch_start = _positions("query_start", call.query_start, call.query, sizes)
     needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
-    if sizes["L"] < needed:
+    if batch_start is None and sizes["L"] < needed:
         start = f", query_start={query_start}" if query_start else ""
         raise ValueError(
             f"key: expected [B,L,K,R,G,D] with L >= {needed} chunks for N={sizes['N']}, chunk_len={chunk_len}{start}; got L={sizes['L']}"
@@ -144,7 +155,10 @@ def chunked_cross_attention(call: ChunkedCrossAttention) -> ChunkedCrossAttentio
     if call.neighbour_gate is not None:
         shape("neighbour_gate", call.neighbour_gate, "B,L,K", sizes)
         like("neighbour_gate", call.neighbour_gate, call.query)
-    return call._replace(rel_start=rel_start, scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p))
+    return call._replace(
+        query_start=query_start, batch_start=batch_start, rel_start=rel_start,
+        scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p),
+    )  # fmt: skip
 
 
 def relative_attention(call: RelativeAttention) -> RelativeAttention:
@@ -155,17 +169,22 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
     gap = min(integer("causal_gap", call.causal_gap, low=0), 2 * POSITION_MAX)
     if gap and not causal:
         raise ValueError(f"causal_gap: expected 0 where causal is False; got {gap}")
-    window = call.window if call.window is None else min(integer("window", call.window, low=1), 2 * POSITION_MAX)
+    window = None if call.window is None else min(integer("window", call.window, low=1), 2 * POSITION_MAX)
+    block = None if call.window_block is None else min(integer("window_block", call.window_block, low=1), 2 * POSITION_MAX)
+    if window is not None and block is not None:
+        raise ValueError(f"window_block: expected None where window is given; got {block}")
     _qkv(call, "B,S,G,D", sizes)
-    offset = call.query_offset
-    offset = (sizes["S"] - sizes["N"] if causal else 0) if offset is None else position("query_offset", offset)
+    default = sizes["S"] - sizes["N"] if causal else 0
+    offset, batch_offset = _positions("query_offset", default if call.query_offset is None else call.query_offset, call.query, sizes)
+    if batch_offset is not None and call.rel_key is not None and call.rel_start is None:
+        raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
     rel_start = _relative(call, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
     if call.key_mask is not None:
         shape("key_mask", call.key_mask, "B,S", sizes)
         like("key_mask", call.key_mask, call.query, (torch.bool,))
     _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
     return call._replace(
-        query_offset=offset, rel_start=rel_start, causal_gap=gap, window=window,
+        query_offset=offset, batch_offset=batch_offset, rel_start=rel_start, causal_gap=gap, window=window, window_block=block,
         scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p),
     )  # fmt: skip
 
@@ -233,6 +252,9 @@ def leaky_average(call: LeakyAverage) -> LeakyAverage:
     like("decay", call.decay, call.x, tuple({call.x.dtype: None, torch.float32: None}), first="x")
     if call.initial is not None:
         shape("initial", call.initial, "B,H,D", sizes)
+    if call.segment is not None:
+        shape("segment", call.segment, "B,N", sizes)
+        like("segment", call.segment, call.x, INTEGERS, first="x")
     for name, value in (("x", call.x), ("initial", call.initial)):
         if value is not None:
             like(name, value, call.x, first="x")

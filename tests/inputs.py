@@ -63,7 +63,7 @@ def self_attention(
     seed: int = 0, *, dtype=torch.float32, B=2, N=13, S=None, H=4, G=None, D=16, E=None, rel="all", heads="each", rel_start=None, T=None,
     biases=True, key_mask=False, segments=False, **options,
 ):  # fmt: skip
-    """Keyword arguments of `relative_attention`; `options` go through (causal, causal_gap, window, query_offset, dropout_p)."""
+    """Keyword arguments of `relative_attention`; `options` go through (causal, causal_gap, window, window_block, query_offset, dropout_p)."""
     g = generator(seed)
     G, S = H if G is None else G, N if S is None else S
     kw = {
@@ -122,13 +122,15 @@ def topk(seed: int = 0, *, dtype=torch.float32, B=2, Q=7, S=23, D=16, k=4, share
     return _placed(kw)
 
 
-def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None, initial=True):
-    """Keyword arguments of `leaky_average`; decay a list of H values, or None for random ones."""
+def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None, initial=True, segments=0):
+    """Keyword arguments of `leaky_average`; decay a list of H values, or None for random ones; segments: about how many, 0: none given."""
     g = generator(seed)
     decay = torch.rand(H, generator=g, dtype=torch.float64) if decay is None else torch.tensor(decay, dtype=torch.float64)
     kw = {"x": randn(g, B, N, H, D, dtype=dtype), "decay": decay.to(dtype)}
     if initial:
         kw["initial"] = randn(g, B, H, D, dtype=dtype)
+    if segments:
+        kw["segment"] = torch.randint(0, segments, (B, N), generator=g).sort(1).values
     return _placed(kw)
 
 

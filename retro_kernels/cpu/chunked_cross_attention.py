@@ -11,11 +11,11 @@ from torch import Tensor
 from .. import _native
 from . import empty, unsupported_tensors
 
-_TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
-
 
 def unsupported(call) -> str | None:
-    return unsupported_tensors({name: getattr(call, name) for name in _TENSORS})
+    if call.batch_start is not None:
+        return "a tensor as query_start is not served yet"
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
 
 
 def forward(call) -> tuple[Tensor, Tensor]:

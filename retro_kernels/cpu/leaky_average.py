@@ -10,6 +10,8 @@ from . import empty, unsupported_tensors
 
 
 def unsupported(call) -> str | None:
+    if call.segment is not None:
+        return "segment is not served yet"
     return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from .. import _native
 from . import empty, unsupported_tensors
 
-_TENSORS = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
-
 
 def unsupported(call) -> str | None:
-    return unsupported_tensors({name: getattr(call, name) for name in _TENSORS})
+    if call.batch_offset is not None:
+        return "a tensor as query_offset is not served yet"
+    if call.window_block is not None:
+        return "window_block is not served yet"
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
 
 
 def forward(call) -> tuple[Tensor, Tensor]:

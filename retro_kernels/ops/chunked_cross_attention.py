@@ -23,7 +23,7 @@ def chunked_cross_attention(
     neighbour_mask: Tensor | None = None,
     neighbour_gate: Tensor | None = None,
     scale: float | None = None,
-    query_start: int = 0,
+    query_start: int | Tensor = 0,
     dropout_p: float = 0.0,
     return_lse: bool = False,
     backend: str | None = None,
@@ -44,7 +44,7 @@ def chunked_cross_attention(
 
     Args:
         query: [B,N,H,D]; D a multiple of 8 from 16 to 256. N need not be a multiple of chunk_len.
-        key, value: [B,L,K,R,G,D], H % G == 0, L >= (query_start+N)//chunk_len.
+        key, value: [B,L,K,R,G,D], H % G == 0, L >= (query_start+N)//chunk_len (where query_start is an int).
         chunk_len: M, tokens a chunk.
         rel_key: [H or 1,T,E], row t is the projected encoding of displacement i-j = rel_start + t.
         rel_query: [B,N,H,E], a relative query of its own width; None: the query (E = D).
@@ -53,7 +53,9 @@ def chunked_cross_attention(
         neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend. What a masked token holds does not matter.
         neighbour_gate: [B,L,K], scales a neighbour's keys and values.
         scale: default D**-0.5.
-        query_start: position of query 0, for decoding against cached neighbours.
+        query_start: position of query 0, for decoding against cached neighbours. Or int64 [B] on the query's device, one a
+            batch entry, never read by the host, so that a decode step can be captured once as a CUDA graph and replayed:
+            no error then names a chunk beyond L, its tokens attend nothing. Values count as within +-2**29.
         dropout_p: probability that an attention weight is dropped; `torch.manual_seed` makes it repeatable.
         return_lse: also return the log-sum-exp of the logits.
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
@@ -92,12 +94,4 @@ def _fake(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:
     return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=wide)
 
 
-_register.register(
-    "chunked_cross_attention",
-    ChunkedCrossAttention,
-    "Tensor query, Tensor key, Tensor value, SymInt chunk_len, Tensor? rel_key, Tensor? rel_query, SymInt rel_start, "
-    "Tensor? content_bias, Tensor? position_bias, Tensor? neighbour_mask, Tensor? neighbour_gate, float scale, "
-    "SymInt query_start, float dropout_p, Tensor? seed",
-    ("out", "lse"),
-    _fake,
-)
+_register.register("chunked_cross_attention", ChunkedCrossAttention, ("out", "lse"), _fake)

@@ -9,16 +9,30 @@ from .. import _dispatch, _register, _validate
 from .._problem import LeakyAverage
 
 
-def leaky_average(x: Tensor, decay: Tensor, *, initial: Tensor | None = None, backend: str | None = None) -> Tensor:
+def leaky_average(
+    x: Tensor,
+    decay: Tensor,
+    *,
+    initial: Tensor | None = None,
+    segment: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
     """First-order recurrence y_t = x_t + decay * y_{t-1} along the tokens, with y_{-1} = initial (0 where None).
 
         >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5])).flatten().tolist()
         [1.0, 1.5, 1.75]
 
+    With `segment`, y_t = x_t wherever segment_t differs from segment_{t-1}, t > 0: the sum starts afresh, and nothing of one
+    packed document, NaN included, reaches another.
+
+        >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5]), segment=torch.tensor([[0, 0, 1]])).flatten().tolist()
+        [1.0, 1.5, 1.0]
+
     Args:
         x: [B,N,H,D].
         decay: [H] in [0,1), one a head; the type of x or float32. Its values are not checked.
-        initial: [B,H,D], the state before the first token.
+        initial: [B,H,D], the state before the first token; it belongs to the first token's segment.
+        segment: integers [B,N], packed documents.
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
@@ -33,7 +47,7 @@ def leaky_average(x: Tensor, decay: Tensor, *, initial: Tensor | None = None, ba
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
     backend = _dispatch.named(backend)
-    call = _validate.leaky_average(_register.autocast_to_first(LeakyAverage(x, decay, initial), wide=("decay",)))
+    call = _validate.leaky_average(_register.autocast_to_first(LeakyAverage(x, decay, initial, segment), wide=("decay",)))
     return torch.ops.retro_kernels.leaky_average(*call, backend)
 
 
@@ -41,4 +55,4 @@ def _fake(call: LeakyAverage) -> tuple[Tensor]:
     return (call.x.new_empty(call.x.shape),)
 
 
-_register.register("leaky_average", LeakyAverage, "Tensor x, Tensor decay, Tensor? initial", ("y",), _fake)
+_register.register("leaky_average", LeakyAverage, ("y",), _fake)

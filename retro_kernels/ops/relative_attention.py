@@ -22,7 +22,8 @@ def relative_attention(
     causal: bool = False,
     causal_gap: int = 0,
     window: int | None = None,
-    query_offset: int | None = None,
+    window_block: int | None = None,
+    query_offset: int | Tensor | None = None,
     key_mask: Tensor | None = None,
     query_segment: Tensor | None = None,
     key_segment: Tensor | None = None,
@@ -35,14 +36,17 @@ def relative_attention(
 
         logit[i,j] = scale * ((q_i + u)·k_j + (rq_i + v)·rel_key[i + query_offset - j - rel_start])
 
-    Key j is visible to query i where all of these hold that are given: j <= i + query_offset - causal_gap (causal),
-    j > i + query_offset - window, key_mask[j], query_segment[i] == key_segment[j]. With N = S = 4, causal, x = visible:
+    Key j is visible to query i, at position p = i + query_offset, where all of these hold that are given: j <= p - causal_gap
+    (causal), j > p - window, j >= window_block * (p // window_block - 1), key_mask[j], query_segment[i] == key_segment[j].
+    With N = S = 6, causal, x = visible:
 
-        causal_gap=0      causal_gap=1      window=2
-        x . . .           . . . .           x . . .
-        x x . .           x . . .           x x . .
-        x x x .           x x . .           . x x .
-        x x x x           x x x .           . . x x
+        causal_gap=0      causal_gap=1      window=2          window_block=2
+        x . . . . .       . . . . . .       x . . . . .       x . . . . .
+        x x . . . .       x . . . . .       x x . . . .       x x . . . .
+        x x x . . .       x x . . . .       . x x . . .       x x x . . .
+        x x x x . .       x x x . . .       . . x x . .       x x x x . .
+        x x x x x .       x x x x . .       . . . x x .       . . x x x .
+        x x x x x x       x x x x x .       . . . . x x       . . x x x x
 
     Args:
         query: [B,N,H,D]; D a multiple of 8 from 16 to 256.
@@ -50,10 +54,13 @@ def relative_attention(
         rel_key: [H or 1,T,E], row t is the projected encoding of displacement rel_start + t.
         rel_query: [B,N,H,E], a relative query of its own width; None: the query (E = D).
         rel_start: displacement of row 0; a displacement outside the table adds 0. None: the smallest that occurs,
-            query_offset - (S-1), and T must be N+S-1.
+            query_offset - (S-1), and T must be N+S-1; an int where query_offset is a tensor.
         content_bias, position_bias: [H,D] and [H,E], Transformer-XL's u and v.
         causal, causal_gap, window: see above; causal_gap=1 is Memory Mosaics' strict mask.
-        query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0.
+        window_block: RPT's windows, a block of positions and the one before it; not together with window.
+        query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0. Or int64 [B] on the query's device,
+            one a batch entry, never read by the host, so that a decode step over a cache of fixed capacity can be captured once as a
+            CUDA graph and replayed (causal=True hides what lies beyond a position). Values count as within +-2**29.
         key_mask: bool [B,S], True = visible. What a masked key holds does not matter.
         query_segment, key_segment: integers [B,N] and [B,S], packed documents.
         scale: default D**-0.5.
@@ -74,11 +81,12 @@ def relative_attention(
         ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type
             (under autocast they are cast to autocast's), every last dimension is contiguous, nothing is broadcast.
 
-    Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3.
+    Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3; window_block: Rubin and Berant, arXiv 2306.13421,
+    section 3.
     """
     call = RelativeAttention(
         query, key, value, rel_key, rel_query, rel_start, content_bias, position_bias, causal, causal_gap, window,
-        query_offset, key_mask, query_segment, key_segment, scale, dropout_p, None,
+        query_offset, key_mask, query_segment, key_segment, scale, dropout_p, None, window_block,
     )  # fmt: skip
     backend = _dispatch.named(backend)
     call = _validate.relative_attention(_register.autocast(call))
@@ -94,12 +102,4 @@ def _fake(call: RelativeAttention) -> tuple[Tensor, Tensor]:
     return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=wide)
 
 
-_register.register(
-    "relative_attention",
-    RelativeAttention,
-    "Tensor query, Tensor key, Tensor value, Tensor? rel_key, Tensor? rel_query, SymInt rel_start, Tensor? content_bias, "
-    "Tensor? position_bias, bool causal, SymInt causal_gap, SymInt? window, SymInt query_offset, Tensor? key_mask, "
-    "Tensor? query_segment, Tensor? key_segment, float scale, float dropout_p, Tensor? seed",
-    ("out", "lse"),
-    _fake,
-)
+_register.register("relative_attention", RelativeAttention, ("out", "lse"), _fake)

@@ -58,10 +58,4 @@ def _fake(call: RelativeLogits) -> tuple[Tensor]:
     return (call.query.new_empty((b, h, n, call.key_len)),)
 
 
-_register.register(
-    "relative_logits",
-    RelativeLogits,
-    "Tensor query, Tensor rel_key, SymInt key_len, SymInt rel_start, Tensor? position_bias, SymInt query_offset",
-    ("logits",),
-    _fake,
-)
+_register.register("relative_logits", RelativeLogits, ("logits",), _fake)

@@ -66,11 +66,4 @@ def _fake(call: TopkChunks) -> tuple[Tensor, Tensor]:
     return call.query.new_empty((b, q, call.k), dtype=wide), call.query.new_empty((b, q, call.k), dtype=torch.int64)
 
 
-_register.register(
-    "topk_chunks",
-    TopkChunks,
-    "Tensor query, Tensor key, SymInt k, str metric, SymInt? causal_gap, SymInt query_offset, Tensor? query_doc, "
-    "Tensor? key_doc, Tensor? key_mask",
-    ("scores", "indices"),
-    _fake,
-)
+_register.register("topk_chunks", TopkChunks, ("scores", "indices"), _fake)

@@ -9,6 +9,7 @@ PHILOX_ROUNDS = 10
 _MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57  # Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011
 _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
+FARTHEST = 2**29  # positions given as a tensor count as within this
 
 
 def accumulator(tensor: Tensor) -> torch.dtype:
@@ -50,8 +51,14 @@ def dropout_keep(seed: Tensor, p: float, batch: int, heads: int, queries: Tensor
     return word >= int(p * 2**32)
 
 
+def positions(count: int, start: int, batch_start: Tensor | None, device: torch.device) -> Tensor:
+    """int [count], or [B,count] where each batch entry has its own start."""
+    position = torch.arange(count, device=device) + start
+    return position if batch_start is None else position + batch_start.clamp(-FARTHEST, FARTHEST).unsqueeze(1)
+
+
 def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, rel_start: int) -> Tensor:
-    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement int [n,s]; a row outside the table adds 0."""
+    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement int [n,s] or [B,1,n,s]; a row outside the table adds 0."""
     band = torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(rel_query.shape[2], -1, -1))
     row = displacement - rel_start
     inside = (row >= 0) & (row < rel_key.shape[1])

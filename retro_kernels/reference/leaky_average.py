@@ -1,4 +1,4 @@
-"""Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial.
+"""Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial; without its last term where a segment begins.
 
 Zhang et al., "Memory Mosaics" (arXiv 2405.06394), equation 7.
 """
@@ -18,7 +18,9 @@ def forward(call) -> tuple[Tensor]:
     decays = call.decay.to(dtype).unsqueeze(-1).expand(call.x.shape[1], -1, 1).unbind(0)  # N of [H,1]
     state = None if call.initial is None else call.initial.to(dtype)
     steps = []
-    for x, decay in zip(call.x.to(dtype).unbind(1), decays):
+    for t, (x, decay) in enumerate(zip(call.x.to(dtype).unbind(1), decays)):
+        if call.segment is not None and t > 0:  # filled, not multiplied: 0 * NaN would be NaN
+            state = state.masked_fill((call.segment[:, t] != call.segment[:, t - 1]).view(-1, 1, 1), 0)
         state = x if state is None else x + decay * state
         steps.append(state)
     y = torch.stack(steps, 1) if steps else torch.zeros_like(call.x)

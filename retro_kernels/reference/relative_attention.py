@@ -43,15 +43,20 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def visibility(call) -> tuple[Tensor, Tensor]:
-    """displacement int [N,S] of every pair, and visible bool [B or 1,1,N,S]."""
+    """displacement int [N,S] or [B,1,N,S] of every pair, and visible bool [B or 1,1,N,S]."""
     n, s, device = call.query.shape[1], call.key.shape[1], call.query.device
-    position = torch.arange(n, device=device).view(-1, 1) + call.query_offset
-    displacement = position - torch.arange(s, device=device)
+    position = _attention.positions(n, call.query_offset, call.batch_offset, device).unsqueeze(-1)
+    if position.dim() == 3:
+        position = position.unsqueeze(1)  # [B,1,N,1]
+    key = torch.arange(s, device=device)
+    displacement = position - key
     visible = torch.ones(1, 1, n, s, dtype=torch.bool, device=device)
     if call.causal:
         visible = visible & (displacement >= call.causal_gap)
     if call.window is not None:
         visible = visible & (displacement < call.window)
+    if call.window_block is not None:
+        visible = visible & (key >= call.window_block * (position // call.window_block - 1))
     if call.key_mask is not None:
         visible = visible & call.key_mask[:, None, None, :]
     if call.query_segment is not None:

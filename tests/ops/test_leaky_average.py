@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from tests import compare, inputs
-from tests.conftest import INTERPRETER
+from tests.conftest import INTERPRETER, skip_unserved
 
 OP = "leaky_average"
 # the interpreter's bf16 arithmetic is wrong, so bf16 waits for a GPU there
@@ -23,13 +23,20 @@ CASES = {
     "wide head": dict(D=70, N=9, H=1),
     "time in chunks": dict(N=300, B=1, H=1, D=4, decay=[0.99]),
     "whole chunks": dict(N=256, B=1, H=2, D=3, decay=[0.5, 0.995]),
+    "documents": dict(segments=4),
+    "documents of a token or two": dict(segments=30, N=40, initial=False),
+    "documents, time in chunks": dict(N=300, B=2, H=1, D=4, decay=[0.99], segments=3),
+    "documents, whole chunks": dict(N=256, B=1, H=2, D=3, decay=[0.5, 0.995], segments=2),
+    "documents, one step": dict(N=1, segments=1),
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(backend, name, dtype):
-    compare.check(OP, inputs.leaky(3, dtype=dtype, **CASES[name]), backend)
+    kw = inputs.leaky(3, dtype=dtype, **CASES[name])
+    skip_unserved(OP, kw, backend)
+    compare.check(OP, kw, backend)
 
 
 @settings(max_examples=4 if INTERPRETER else 60)
@@ -80,6 +87,62 @@ def test_sequences_join(backend):
     first = rk.leaky_average(kw["x"][:, :17], kw["decay"], initial=kw["initial"], backend=backend)
     second = rk.leaky_average(kw["x"][:, 17:], kw["decay"], initial=first[:, -1], backend=backend)
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
+
+
+@settings(max_examples=4 if INTERPRETER else 60)
+@given(N=st.integers(1, 70), D=st.integers(1, 20), segments=st.integers(1, 40), initial=st.booleans(), seed=st.integers(0, 99))
+def test_random_documents(backend, N, D, segments, initial, seed):
+    kw = inputs.leaky(seed, N=N, D=D, segments=segments, initial=initial)
+    skip_unserved(OP, kw, backend)
+    compare.check(OP, kw, backend)
+
+
+def test_documents_equal_separate_calls(backend):
+    """Three documents in a row, the first with a state: each is a call of its own, values and gradients; an id may return."""
+    kw = inputs.differentiable(inputs.leaky(9, B=1, N=60, decay=[0.9, 0.99, 0.0]))
+    packed = {**kw, "segment": torch.tensor([[5] * 20 + [-7] * 1 + [5] * 39], device=kw["x"].device)}
+    skip_unserved(OP, packed, backend)
+    whole = rk.leaky_average(**packed, backend=backend)
+    first = rk.leaky_average(kw["x"][:, :20], kw["decay"], initial=kw["initial"], backend=backend)
+    others = [rk.leaky_average(kw["x"][:, a:b], kw["decay"], backend=backend) for a, b in ((20, 21), (21, 60))]
+    apart = torch.cat([first, *others], 1)
+    torch.testing.assert_close(whole, apart)
+    want, got = (torch.autograd.grad(y.square().sum(), [kw[n] for n in ("x", "decay", "initial")]) for y in (apart, whole))
+    for name, g, w in zip(("x", "decay", "initial"), got, want, strict=True):
+        torch.testing.assert_close(g, w, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("N", [40, 300])
+def test_nothing_of_a_document_reaches_another(backend, N):
+    """NaN and infinity stay where they are, forwards and backwards, though 0 * NaN is NaN."""
+    kw = inputs.leaky(10, B=1, N=N, H=1, D=4, decay=[0.9])
+    kw["segment"] = torch.zeros(1, N, dtype=torch.int64, device=kw["x"].device)
+    kw["segment"][:, N // 2 :] = 1
+    skip_unserved(OP, kw, backend)
+    for bad in (slice(0, N // 2), slice(N // 2, N)):
+        good = slice(N // 2, N) if bad.start == 0 else slice(0, N // 2)
+        poisoned = inputs.differentiable({**kw, "x": kw["x"].clone()})
+        with torch.no_grad():
+            poisoned["x"][:, bad.start + 3], poisoned["x"][:, bad.start + 5] = torch.nan, torch.inf
+        y = rk.leaky_average(**poisoned, backend=backend)
+        assert y[:, good].isfinite().all() and y[:, bad.stop - 1].isnan().all()
+        upstream = torch.ones_like(y)
+        upstream[:, bad.stop - 2] = torch.nan
+        dx = torch.autograd.grad(y, poisoned["x"], upstream)[0]
+        assert dx[:, good].isfinite().all() and dx[:, bad.start].isnan().all()
+
+
+def test_segments_of_any_integer(backend):
+    kw = inputs.leaky(11, segments=4)
+    skip_unserved(OP, kw, backend)
+    want = compare.run(OP, kw, backend)
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        ids = torch.where(kw["segment"] == 1, torch.iinfo(dtype).max, kw["segment"]).to(dtype)
+        for name, value in compare.run(OP, {**kw, "segment": ids}, backend).items():
+            assert torch.equal(value, want[name]), (dtype, name)
+    apart = {**kw, "segment": kw["segment"] * 2**32 + 2**40}  # the same low bits
+    for name, value in compare.run(OP, apart, backend).items():
+        assert torch.equal(value, want[name]), name
 
 
 def test_the_past_matters_and_the_future_does_not(backend):

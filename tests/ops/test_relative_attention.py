@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from tests import compare, inputs
-from tests.conftest import INTERPRETER, in_types
+from tests.conftest import INTERPRETER, in_types, skip_unserved
 
 OP = "relative_attention"
 # the interpreter's bf16 dot is wrong, so bf16 waits for a GPU there
@@ -26,6 +26,14 @@ CASES = {
     "window of one": dict(causal=True, window=1),
     "window inside the gap": dict(causal=True, causal_gap=3, window=3),
     "window, both directions": dict(window=3, query_offset=2),
+    "blocks": dict(window_block=4, causal=True),
+    "blocks, both directions": dict(window_block=4),
+    "blocks of one": dict(window_block=1, causal=True, segments=True),
+    "blocks, off the grid": dict(window_block=5, causal=True, query_offset=3, S=17, key_mask=True),
+    "blocks before the keys": dict(window_block=3, query_offset=-10, N=20, causal=True),
+    "blocks past the keys": dict(window_block=3, query_offset=7),
+    "blocks wider than all": dict(window_block=50, causal=True, dropout_p=0.3),
+    "one query, blocks": dict(window_block=7, causal=True, N=1, S=70, B=1, H=2, rel="bounded", rel_start=0, T=14),
     "more keys": dict(N=3, S=11),
     "more keys, causal": dict(N=3, S=11, causal=True),
     "more queries": dict(N=11, S=3),
@@ -60,7 +68,10 @@ CASES = {
 
 @pytest.mark.parametrize(("name", "dtype"), in_types(CASES, DTYPES))
 def test_values_and_gradients(backend, name, dtype):
-    compare.check(OP, inputs.self_attention(3, dtype=dtype, **CASES[name]), backend)
+    kw = inputs.self_attention(3, dtype=dtype, **CASES[name])
+    if "blocks" in name:
+        skip_unserved(OP, kw, backend)
+    compare.check(OP, kw, backend)
 
 
 shapes = st.fixed_dictionaries(
@@ -196,6 +207,40 @@ def test_causality(backend):
     kw["key"][:, 7], kw["value"][:, 7] = 7.0, -7.0
     changed = (rk.relative_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
     assert changed.nonzero().flatten().tolist() == [7, 8, 9]
+
+
+@settings(max_examples=4 if INTERPRETER else 40)
+@given(
+    N=st.integers(1, 90),
+    S=st.integers(1, 90),
+    block=st.integers(1, 40),
+    offset=st.integers(-60, 90),
+    causal=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_random_blocks(backend, N, S, block, offset, causal, seed):
+    kw = inputs.self_attention(seed, N=N, S=S, B=1, H=2, window_block=block, query_offset=offset, causal=causal, key_mask=seed % 2 == 0)
+    skip_unserved(OP, kw, backend)
+    compare.check(OP, kw, backend)
+
+
+def test_a_block_sees_itself_and_the_one_before(backend):
+    """Blocks of 3: key 4 is seen by its own block, rows 4 and 5 of it (causal), and by the next, rows 6, 7 and 8."""
+    kw = inputs.self_attention(11, causal=True, window_block=3)
+    skip_unserved(OP, kw, backend)
+    before = rk.relative_attention(**kw, backend=backend)
+    kw["key"][:, 4], kw["value"][:, 4] = 7.0, -7.0
+    changed = (rk.relative_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
+    assert changed.nonzero().flatten().tolist() == [4, 5, 6, 7, 8]
+
+
+def test_decoding_in_blocks_equals_the_whole(backend):
+    kw = inputs.self_attention(12, causal=True, window_block=4, rel="bounded", rel_start=0, T=8, E=8)
+    skip_unserved(OP, kw, backend)
+    whole = rk.relative_attention(**kw, backend=backend)
+    for start, n in [(i, 1) for i in range(13)] + [(2, 9), (5, 6)]:
+        step = {**kw, **{name: kw[name][:, start : start + n] for name in ("query", "rel_query")}, "query_offset": start}
+        torch.testing.assert_close(rk.relative_attention(**step, backend=backend), whole[:, start : start + n])
 
 
 def test_decoding_equals_the_whole(backend):

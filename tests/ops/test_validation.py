@@ -14,6 +14,9 @@ def strided(t):
 
 
 CCA = [
+    (dict(query_start=torch.zeros(3).long()), ValueError, "query_start: expected [B] with B=2; got B=3"),
+    (dict(query_start=torch.zeros(2)), TypeError, "query_start: expected torch.int64; got torch.float32"),
+    (dict(query_start=torch.zeros(2, device="meta").long()), ValueError, "query_start: expected the device of query, cpu; got meta"),
     # a change to good arguments, the error, words its message must hold
     (dict(query=[1]), TypeError, "query: expected a torch.Tensor; got list"),
     (dict(query=lambda t: t[0]), ValueError, "query: expected [B,N,H,D] (4 dimensions); got shape [19, 4, 16]"),
@@ -67,6 +70,12 @@ CCA = [
 ]  # fmt: skip
 
 ATTENTION = [
+    (dict(window=3, window_block=4), ValueError, "window_block: expected None where window is given; got 4"),
+    (dict(window_block=0), ValueError, "window_block: expected an int >= 1; got 0"),
+    (dict(query_offset=torch.zeros(3).long(), rel_start=0), ValueError, "query_offset: expected [B] with B=2; got B=3"),
+    (dict(query_offset=torch.tensor(3), rel_start=0), ValueError, "query_offset: expected [B] (1 dimensions); got shape []"),
+    (dict(query_offset=torch.zeros(2).int(), rel_start=0), TypeError, "query_offset: expected torch.int64; got torch.int32"),
+    (dict(query_offset=torch.zeros(2).long()), ValueError, "rel_start: expected an int where query_offset is a tensor; got None"),
     (dict(value=lambda t: t[:, :5]), ValueError, "value: expected [B,S,G,D] with S=13; got S=5"),
     (dict(causal=1), TypeError, "causal: expected a bool; got int"),
     (dict(causal_gap=1), ValueError, "causal_gap: expected 0 where causal is False; got 1"),
@@ -118,6 +127,8 @@ TOPK = [
 ]
 
 LEAKY = [
+    (dict(segment=torch.zeros(2, 36).long()), ValueError, "segment: expected [B,N] with N=37; got N=36"),
+    (dict(segment=torch.zeros(2, 37)), TypeError, "segment: expected torch.int64 or torch.int32 or"),
     (dict(x=lambda t: t[0]), ValueError, "x: expected [B,N,H,D] (4 dimensions); got shape [37, 3, 5]"),
     (dict(decay=lambda t: t[:2]), ValueError, "decay: expected [H] with H=3; got H=2"),
     (dict(decay=lambda t: t.half()), TypeError, "decay: expected torch.float32; got torch.float16"),

@@ -16,11 +16,13 @@ def loops(kw):
     query, key, value = kw["query"], kw["key"], kw["value"]
     b, n, h, d = query.shape
     s, groups = key.shape[1:3]
-    offset = kw.get("query_offset")
-    offset = (s - n if kw.get("causal") else 0) if offset is None else offset
-    start = kw["rel_start"] if kw.get("rel_start") is not None else offset - (s - 1)
+    offsets = kw.get("query_offset")
+    offsets = (s - n if kw.get("causal") else 0) if offsets is None else offsets
+    block = kw.get("window_block")
     out = torch.zeros_like(query)
     for batch in range(b):
+        offset = offsets if isinstance(offsets, int) else offsets[batch].item()
+        start = kw["rel_start"] if kw.get("rel_start") is not None else offset - (s - 1)
         for head in range(h):
             for i in range(n):
                 logits = {}
@@ -29,6 +31,7 @@ def loops(kw):
                     hidden = (
                         (kw.get("causal") and displacement < kw.get("causal_gap", 0))
                         or (kw.get("window") is not None and displacement >= kw["window"])
+                        or (block is not None and j < block * ((i + offset) // block - 1))
                         or ("key_mask" in kw and not kw["key_mask"][batch, j])
                         or ("query_segment" in kw and kw["query_segment"][batch, i] != kw["key_segment"][batch, j])
                     )
@@ -60,6 +63,11 @@ CASES = [
     dict(key_mask=True, segments=True),
     dict(E=3, heads="shared", rel="bounded", rel_start=-2, T=4, H=4, G=2),
     dict(causal=True, rel="bounded", rel_start=0, T=3, E=1),
+    dict(causal=True, window_block=2),
+    dict(window_block=2, query_offset=-3, S=9),
+    dict(causal=True, query_offset=torch.tensor([3, -2]), S=7, rel="bounded", rel_start=-1, T=5),
+    dict(window=3, query_offset=torch.tensor([8, 2]), S=7, rel="bounded", rel_start=-1, T=5, key_mask=True),
+    dict(causal=True, window_block=3, query_offset=torch.tensor([0, 5]), S=11, rel="bounded", rel_start=0, T=6),
 ]
 
 
@@ -71,7 +79,7 @@ def test_against_loops(case):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradcheck(case):
-    kw = inputs.differentiable(inputs.self_attention(2, dtype=F64, **{"B": 1, "N": 4, "H": 2, **case}))
+    kw = inputs.differentiable(inputs.self_attention(2, dtype=F64, **{"N": 4, "H": 2, **case}))
     names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad]
 
     def attend(*tensors):

@@ -20,10 +20,11 @@ _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
 def unsupported(call: ChunkedCrossAttention) -> str | None:
     """Why this backend can't serve the call; None if it can."""
-    names = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
     if call.query.shape[0] > _MAX_BATCH:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
-    return unsupported_tensors({name: getattr(call, name) for name in names})
+    if call.batch_start is not None:
+        return "a tensor as query_start is not served yet"
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
 
 
 def forward(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,8 @@ def unsupported(call: LeakyAverage) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.x.shape[0] > _MAX_BATCH:
         return f"B={call.x.shape[0]} exceeds {_MAX_BATCH}"
+    if call.segment is not None:
+        return "segment is not served yet"
     # decay may stay float32 beside a narrower x
     return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
 

@@ -21,7 +21,11 @@ def unsupported(call: RelativeAttention) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.query.shape[0] > _MAX_BATCH:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
-    return unsupported_tensors({name: getattr(call, name) for name in RelativeAttention.DIFFERENTIABLE})
+    if call.batch_offset is not None:
+        return "a tensor as query_offset is not served yet"
+    if call.window_block is not None:
+        return "window_block is not served yet"
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
 
 
 def forward(call: RelativeAttention) -> tuple[Tensor, Tensor]:
