@@ -10,7 +10,8 @@ import torch
 import retro_kernels as rk
 from retro_kernels._dispatch import ORDER
 
-from . import inputs, selection, work
+from . import inputs, work
+from .check import topk as judged
 from .registry import Contender, Operator
 
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
@@ -113,8 +114,8 @@ def operators() -> list[Operator]:
             work.topk_chunks,
             rows=_topk_rows,
             row_axes=(1, 1),
-            compare=selection.compare,
-            gradients=selection.gradients,
+            compare=judged.compare,
+            gradients=judged.gradients,
         ),
         Operator(leaky, ("y",), ("x", "decay", "initial"), inputs.leaky_average, _single(leaky), work.leaky_average),
     ]

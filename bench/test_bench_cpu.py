@@ -13,7 +13,8 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import environment, plan, record, runner, timing
+from bench import environment, plan, record
+from bench.measure import runner, timing
 
 OUT = environment.ROOT / "bench" / "out" / "pytest-benchmark.jsonl"
 ROUNDS = 10

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .. import exits, plan, progress, runner
+from .. import exits, plan, progress
+from ..measure import runner
 
 
 def start(arguments: argparse.Namespace, chosen: plan.Selection, **more) -> runner.Run:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from .. import ab, ab_static, affected, environment, exits, plan
+from .. import environment, exits, plan
+from ..compare import ab, ab_static, affected
 from ..registry import OPERATORS, contenders_of
 from ..report import markdown, terminal
 from . import _options

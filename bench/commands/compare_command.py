@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .. import comparison, exits
+from .. import exits
+from ..compare import record_files
 from ..report import markdown, terminal
 from .report_command import load
 
@@ -24,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     a, b = load([arguments.a]), load([arguments.b])
-    why = comparison.incomparable(a, b)
-    found = comparison.changes(a, b)
+    why = record_files.incomparable(a, b)
+    found = record_files.changes(a, b)
     if why:
         print(f"not comparable: {why}; times are left out")
         found = [change for change in found if change.ratio is None]

@@ -16,7 +16,8 @@ import torch
 import retro_kernels as rk
 from retro_kernels import _native
 
-from .. import environment, exits, timing
+from .. import environment, exits
+from ..measure import timing
 
 #: module -> (what pip calls it, what is missing without it)
 OPTIONAL = {

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .. import ceilings, environment, exits, instructions, runner, timing
+from .. import environment, exits
 from .. import record as record_module
+from ..measure import ceilings, instructions, runner, timing
 from ..registry import CASES, CONTENDERS
 from ..report import summary, terminal
 from . import _measure, _options

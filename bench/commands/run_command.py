@@ -11,7 +11,8 @@ import math
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .. import ceilings, environment, exits, record, timing
+from .. import environment, exits, record
+from ..measure import ceilings, timing
 from ..report import terminal
 from . import _measure, _options
 

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import exits, progress, record, static
+from .. import exits, progress, record
 from ..report import terminal
+from ..static import table as static
 from . import _options
 
 

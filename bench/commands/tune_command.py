@@ -11,7 +11,8 @@ import sys
 
 from retro_kernels import configs
 
-from .. import exits, plan, runner, timing, tune
+from .. import exits, plan
+from ..measure import runner, timing, tune
 from ..registry import CONTENDERS
 from ..report import summary, terminal
 from . import _options

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..timing import estimate
+from ..measure.timing import estimate
 
 #: baselines that compute something else than the op; they show a cost and are no rivals
 NOT_RIVALS = ("sdpa_plain",)

@@ -13,8 +13,9 @@ def tables(monkeypatch):
         copy = dict(getattr(registry, name))
         for module in (registry, bench):
             monkeypatch.setattr(module, name, copy)
-    from bench import plan, runner
+    from bench import plan
     from bench.commands import list_command
+    from bench.measure import runner
 
     for module in (plan, runner, list_command):
         for name in ("OPERATORS", "CASES", "CONTENDERS"):

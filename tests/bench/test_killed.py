@@ -10,7 +10,8 @@ import time
 import pytest
 
 import bench
-from bench import environment, exits, record, static_triton
+from bench import environment, exits, record
+from bench.static import triton_kernels
 from tests.conftest import INTERPRETER
 
 #: a writer that is slow inside each line: what a kill between two writes of one record would leave
@@ -83,13 +84,13 @@ def test_a_killed_run_is_resumed(tmp_path):
 
 @pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
 def test_static_keeps_what_was_compiled_before_it_was_stopped(tmp_path, monkeypatch):
-    path, whole = tmp_path / "static.jsonl", static_triton.rows
+    path, whole = tmp_path / "static.jsonl", triton_kernels.rows
 
     def interrupted(*arguments):
         yield next(whole(*arguments))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(static_triton, "rows", interrupted)
+    monkeypatch.setattr(triton_kernels, "rows", interrupted)
     command = ["static", "--arch", "90", "--kernel", "leaky_average/triton", "--jobs", "1", "--quiet", "--json", str(path)]
     assert bench.main(command) == exits.NOTHING_MEASURED
     (kept,) = record.read(path)

@@ -1,4 +1,4 @@
-"""The gates against faults planted in a copy of this tree: what `bench/proof.py` shows at length."""
+"""The gates against faults planted in a copy of this tree: what `tests/bench/proof.py` shows at length."""
 
 import dataclasses
 import os
@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
-from bench import ab_static, affected, environment, plants
+from bench import environment
 from bench.commands import ab_command
+from bench.compare import ab_static, affected
 from bench.registry import OPERATORS
 from retro_kernels import _native
+from tests.bench import plants
 from tests.conftest import INTERPRETER
 
 compiles = pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
@@ -72,7 +74,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (["README.md", "tests/ops/test_leaky_average.py", "bench/ab.py"], ""),
+        (["README.md", "tests/ops/test_leaky_average.py", "bench/compare/ab.py"], ""),
         (["retro_kernels/triton/leaky_average/kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
         (["csrc/cpu/leaky_average.cpp"], "leaky_average"),
         (["retro_kernels/cpu/topk_chunks.py", "retro_kernels/ops/relative_logits.py"], "topk_chunks relative_logits"),

@@ -6,9 +6,11 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import bench
-from bench import ab, ab_static, comparison, environment, record, sass, static, statistics
+from bench import environment, record
 from bench.commands import ab_command
+from bench.compare import ab, ab_static, gate_statistics, record_files
 from bench.report import html, markdown, terminal
+from bench.static import regressions, sass, table
 
 
 def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="kernel", status="ok", **more):
@@ -36,7 +38,7 @@ def static_record(kernel="topk_chunks", **metrics):
         "warps": 4, "stages": 2, "blocks_per_sm": 4, "cubin_sha256": "x", "instructions": 100, "opcode_hash": "h", "tensor_instructions": 8,
         "async_copies": 4, "loop_opcodes": {}, "loop_issue_slots": 400, "loop_tensor_instructions": 8, "loop_cycles_at_least": 100.0,
     }  # fmt: skip
-    return static.row(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
+    return table.row(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
 
 
 def test_terminal_table_names_the_best_rival_of_the_same_function():
@@ -95,7 +97,7 @@ def test_what_the_schema_lets_pass_can_be_rendered():
             passed += 1
             try:
                 terminal.full([found]), markdown.table([found]), html.page([found])
-                comparison.incomparable([found], [found]), comparison.changes([found], [found])
+                record_files.incomparable([found], [found]), record_files.changes([found], [found])
             except Exception as e:
                 pytest.fail(f"{where}: {e!r}")
     assert passed > 50 and refused > 500
@@ -170,9 +172,9 @@ def test_the_spread_of_a_ratio_needs_both_sides_of_one_run():
 def test_compare_tells_what_broke_vanished_and_slowed():
     before = [timed(case=c) for c in "abcd"] + [timed(case="e", status="oom")]
     after = [timed(case="a", seconds=2e-3), timed(case="b", status="numerics_fail"), timed(case="d"), timed(case="e")]
-    found = {c.id.split("/")[2]: c for c in comparison.changes(before, after)}
+    found = {c.id.split("/")[2]: c for c in record_files.changes(before, after)}
     assert {k: c.kind for k, c in found.items()} == {"a": "slower", "b": "broke", "c": "vanished", "e": "fixed"}
-    assert found["a"].ratio == pytest.approx(2) and [c.fails for c in comparison.changes(before, after)][:2] == [True, True]
+    assert found["a"].ratio == pytest.approx(2) and [c.fails for c in record_files.changes(before, after)][:2] == [True, True]
 
 
 def test_compare_exit_codes(tmp_path):
@@ -200,15 +202,15 @@ def test_compare_exit_codes(tmp_path):
 )
 def test_static_regressions(change, words):
     old, new = static_record(), static_record(**change)
-    assert [words in line for line in static.regressions([old], [new])] == [True]
-    assert static.regressions([new], [old]) == []
+    assert [words in line for line in regressions.regressions([old], [new])] == [True]
+    assert regressions.regressions([new], [old]) == []
 
 
 def test_static_vanished_and_larger_tile():
     old = static_record()
-    assert "no longer compiled" in static.regressions([old], [])[0]
+    assert "no longer compiled" in regressions.regressions([old], [])[0]
     twice = static_record(loop_issue_slots=800, loop_tensor_instructions=16)  # twice the work a pass
-    assert static.regressions([old], [twice]) == []
+    assert regressions.regressions([old], [twice]) == []
 
 
 LISTING = """
@@ -246,7 +248,7 @@ def test_blocks_per_sm(registers, shared, warps, blocks):
 
 def test_ab_exit_codes():
     item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
-    one = statistics.Ratio(1, 1, 1)
+    one = gate_statistics.Ratio(1, 1, 1)
 
     def code(*verdicts, worse=()):
         compared = ab_static.Comparison(3, 1, list(worse)) if worse else None

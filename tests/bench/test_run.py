@@ -9,9 +9,10 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import ceilings, environment, record, runner, timing
+from bench import environment, record
 from bench.baselines import relative_attention as baselines
 from bench.commands import doctor_command
+from bench.measure import ceilings, runner, timing
 
 QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from bench import environment, timing, tune
+from bench import environment
+from bench.measure import timing, tune
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
 

@@ -5,7 +5,9 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import ceilings, numerics, operators, oracle, work
+from bench import operators, work
+from bench.check import numerics, oracle
+from bench.measure import ceilings
 from bench.registry import Case
 
 TINY = {
@@ -98,14 +100,14 @@ def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
 
 def test_top_k_judges_the_choice_not_the_order_of_equals():
     """Swapped near-equal keys pass; a repeated index, a forbidden key and a worse key do not."""
-    from bench import selection
+    from bench.check import topk
 
     query, key = torch.ones(1, 1, 1), torch.tensor([[[3.0], [3.0], [2.0], [9.0]]])
     arguments = {"query": query, "key": key, "k": 2, "key_mask": torch.tensor([[True, True, True, False]])}
     best = rk.topk_chunks(**{n: v.double() if v is query or v is key else v for n, v in arguments.items()}, backend="reference")
 
     def fails(indices, scores=(3.0, 3.0)):
-        pairs = selection.compare(arguments, torch.tensor([0]), (torch.tensor([[scores]]), torch.tensor([[indices]])), best)
+        pairs = topk.compare(arguments, torch.tensor([0]), (torch.tensor([[scores]]), torch.tensor([[indices]])), best)
         errors = [numerics.error(*pair).frobenius for pair in pairs.values()]
         return any(e is None or e > 1e-6 for e in errors)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import exits, record, static
+from .. import exits, record
+from ..static import regressions
 
 HERE = Path(__file__).resolve().parent
 
@@ -38,7 +39,7 @@ def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable
             return None
         if after is None:
             return Comparison(len(before), 0, [f"head: {_last_words(folder / 'head.log')}"])
-        lost = static.vanished(before, after)
+        lost = regressions.vanished(before, after)
         ids = [i for i in before.keys() | after.keys() if before.get(i) != after.get(i)]
         say(f"static metrics: {len(ids)} of {len(before)} launches differ in their sources")
         if not ids:
@@ -50,7 +51,7 @@ def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable
             return None
         if rows[1] is None:
             return Comparison(len(before), len(ids), [*lost, f"head does not compile: {_last_words(folder / 'head.log')}"])
-        worse = static.regressions(*rows)
+        worse = regressions.regressions(*rows)
         return Comparison(len(before), len(ids), list(dict.fromkeys(lost + worse)))
 
 

@@ -21,7 +21,8 @@ def prepare(bench, wanted: dict):
     """The call to time, or a refusal."""
     import torch
 
-    from bench import plan, runner
+    from bench import plan
+    from bench.measure import runner
 
     torch.set_num_threads(wanted["threads"])
     for module, folder in wanted["plugins"]:

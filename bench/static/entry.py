@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import environment, record, sass
+from .. import environment, record
+from . import sass
 
 
 class NoToolchain(RuntimeError):

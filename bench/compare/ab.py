@@ -1,4 +1,4 @@
-"""Two trees against each other: fresh pairs of worker processes, interleaved A B B A; `statistics` makes the verdict."""
+"""Two trees against each other: fresh pairs of worker processes, interleaved A B B A; `gate_statistics` makes the verdict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import environment, statistics
+from .. import environment
+from . import gate_statistics
 
 WORKER_PAIRS, ABBA_PAIRS = 5, 20
 MOST_BATCHES = 4  # of WORKER_PAIRS, while an interval is too wide
@@ -52,11 +53,11 @@ class Refusal:
 @dataclass(frozen=True)
 class Outcome:
     item: Item
-    verdict: str  # of statistics.verdict, or numerics | vanished | new | skipped
+    verdict: str  # of gate_statistics.verdict, or numerics | vanished | new | skipped
     reason: str = ""
-    first: statistics.Ratio | None = None
-    second: statistics.Ratio | None = None
-    control: statistics.Ratio | None = None
+    first: gate_statistics.Ratio | None = None
+    second: gate_statistics.Ratio | None = None
+    control: gate_statistics.Ratio | None = None
 
 
 class Worker:
@@ -95,9 +96,9 @@ class Worker:
 
 def batch(
     base: Path, head: Path, items: list[Item], threads: int, check: bool, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
-) -> dict[Item, list[statistics.Pair] | Refusal]:
+) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
     """Samples of every item from fresh process pairs, or why one of the trees has none."""
-    found: dict[Item, list[statistics.Pair] | Refusal] = {item: [] for item in items}
+    found: dict[Item, list[gate_statistics.Pair] | Refusal] = {item: [] for item in items}
     for number in range(worker_pairs):
         say(f"worker pair {number + 1} of {worker_pairs}")
         workers = {"base": Worker(base), "head": Worker(head)}
@@ -117,7 +118,7 @@ def batch(
     return found
 
 
-def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, seed: int) -> statistics.Pair | Refusal:
+def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, seed: int) -> gate_statistics.Pair | Refusal:
     wanted = vars(item) | {"seed": seed, "threads": threads, "check": check}
     slowest = 0.0
     for side, worker in workers.items():
@@ -137,11 +138,15 @@ def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, 
     return times["base"], times["head"]
 
 
-def sampled(take: Callable[[list[Item]], dict[Item, list[statistics.Pair] | Refusal]], items: list[Item], say: Callable[[str], None]):
+def sampled(take: Callable[[list[Item]], dict[Item, list[gate_statistics.Pair] | Refusal]], items: list[Item], say: Callable[[str], None]):
     """What `take` makes of the items, taken again for those whose interval is still wide: a noisy case needs more process pairs."""
     found = take(items)
     for _ in range(MOST_BATCHES - 1):
-        wide = [item for item, pairs in found.items() if not isinstance(pairs, Refusal) and not statistics.settled(statistics.ratio(pairs))]
+        wide = [
+            item
+            for item, pairs in found.items()
+            if not isinstance(pairs, Refusal) and not gate_statistics.settled(gate_statistics.ratio(pairs))
+        ]
         if not wide:
             break
         say(f"{len(wide)} of {len(items)} intervals are wide: more worker pairs")
@@ -155,22 +160,22 @@ def compare(
 ) -> list[Outcome]:
     """One verdict an item: a batch, and for what is not plainly unchanged a control of base against itself and a second batch."""
 
-    def take(other: Path, wanted: list[Item]) -> dict[Item, list[statistics.Pair] | Refusal]:
+    def take(other: Path, wanted: list[Item]) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
         # numerics are checked once, when all items are first taken
         return sampled(lambda some: batch(base, other, some, threads, some is items, say, worker_pairs), wanted, say)
 
     say("base against head")
     first = take(head, items)
     outcomes = [_refused(item, result) for item, result in first.items() if isinstance(result, Refusal)]
-    ratios = {item: statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
+    ratios = {item: gate_statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
     if not ratios:
         return outcomes
-    doubtful = [item for item, found in ratios.items() if not statistics.unchanged(found)]
+    doubtful = [item for item, found in ratios.items() if not gate_statistics.unchanged(found)]
     controls = {}
     if doubtful:
         say(f"control, base against base, of {len(doubtful)}")
         controls = take(base, doubtful)
-    suspects = [item for item, found in ratios.items() if statistics.looks_slower(found)]
+    suspects = [item for item, found in ratios.items() if gate_statistics.looks_slower(found)]
     again = {}
     if suspects:
         say(f"second batch of {len(suspects)}")
@@ -180,13 +185,13 @@ def compare(
         if item not in controls:
             verdict = "ok"
         else:
-            verdict = "inconclusive" if control is None else statistics.verdict(found, second, control)
+            verdict = "inconclusive" if control is None else gate_statistics.verdict(found, second, control)
         outcomes.append(Outcome(item, verdict, "", found, second, control))
     return outcomes
 
 
-def _ratio(pairs) -> statistics.Ratio | None:
-    return statistics.ratio(pairs) if isinstance(pairs, list) and pairs else None
+def _ratio(pairs) -> gate_statistics.Ratio | None:
+    return gate_statistics.ratio(pairs) if isinstance(pairs, list) and pairs else None
 
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:

@@ -1,4 +1,4 @@
-"""Does the gate gate? Plants faults in a copy of this tree and prints what `ab` makes of each: python bench/proof.py [--only GROUP].
+"""Does the gate gate? Plants faults in a copy of this tree and prints what `ab` makes of each: python -m tests.bench.proof [--only GROUP].
 
 Groups: static (GPU machine code, no GPU needed), numerics, slower (a C++ kernel that idles for 5% and 10% of its time), same (a tree
 against itself, on the machine as it is and with a process that keeps one core busy). Minutes; the C++ of the copy is built once.
@@ -16,10 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from bench import ab as trees
-from bench import plants
+from bench.compare import ab as trees
+from tests.bench import plants
 
 GROUPS = ("static", "numerics", "slower", "same")
 QUICK = ["--no-static", "--no-build", "--dtype", "float32", "--mode", "fwd", "--threads", "1"]

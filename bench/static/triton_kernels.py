@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import fingerprint, sass, static_rows
+from . import entry, fingerprint, sass
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Launch:
 
     @property
     def id(self) -> str:
-        return static_rows.identity(self.op, "triton", self.case, self.dtype)
+        return entry.identity(self.op, "triton", self.case, self.dtype)
 
 
 def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
     """Everything that aot compiles for `arches`; those that `parts` select are fingerprinted."""
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("retro_kernels.aot") is None:
-        raise static_rows.NoToolchain("static: needs triton and retro_kernels.aot; pip install triton")
+        raise entry.NoToolchain("static: needs triton and retro_kernels.aot; pip install triton")
     from retro_kernels import aot
     from retro_kernels._target import KNOWN
 
@@ -44,7 +44,7 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
             seen[op, name, case.dtype] += 1
             if (count := seen[op, name, case.dtype]) > 1:
                 name += f"#{count}"
-            wanted = static_rows.selected(static_rows.identity(op, "triton", name, case.dtype), parts)
+            wanted = entry.selected(entry.identity(op, "triton", name, case.dtype), parts)
             mark = fingerprint.of_launch(*aot.source(case.launch, KNOWN[arch])) if wanted else None
             found.append(Launch(op, name, case.dtype, arch, wanted, mark))
     return found
@@ -73,7 +73,7 @@ def _row(launch: Launch, found, folder: Path) -> dict[str, Any]:
 
     cubin = next(folder.glob(f"*-sm{found.arch}-{found.cubin[:8]}.cubin"))
     code = max(sass.functions(sass.disassemble(cubin, aot.tool("cuobjdump"))).values(), key=len)
-    metrics = static_rows.metrics(
+    metrics = entry.metrics(
         found.kernel,
         found.arch,
         code,
@@ -85,4 +85,4 @@ def _row(launch: Launch, found, folder: Path) -> dict[str, Any]:
         stages=found.num_stages,
         cubin_sha256=found.cubin,
     )
-    return static_rows.row(launch.op, "triton", launch.case, launch.dtype, metrics)
+    return entry.row(launch.op, "triton", launch.case, launch.dtype, metrics)

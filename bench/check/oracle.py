@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .operators import floating, rows_in
-from .registry import Case, Operator
+from ..operators import floating, rows_in
+from ..registry import Case, Operator
 
 #: float64 elements of one slice of the score matrix; about ten such temporaries live at once
 SLICE_ELEMENTS = {"cpu": 2**20, "cuda": 2**27}

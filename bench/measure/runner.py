@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from . import ceilings, environment, memory, numerics, oracle, plan, record, timing
-from .operators import floating, without_positions
-from .registry import OPERATORS, Case, Contender, contenders_of
+from .. import environment, plan, record
+from ..check import numerics, oracle
+from ..operators import floating, without_positions
+from ..registry import OPERATORS, Case, Contender, contenders_of
+from . import ceilings, memory, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
 LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call

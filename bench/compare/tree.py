@@ -1,4 +1,4 @@
-"""Run the harness of this tree on the kernels of another: `python bench/tree.py TREE ARGUMENTS...`.
+"""Run the harness of this tree on the kernels of another: `python bench/compare/tree.py TREE ARGUMENTS...`.
 
 `ab` measures an older commit with it: the harness, its cases and its checks are the same on both sides, only `retro_kernels`
 differs.
@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 
 
 def load(tree: Path):
     """The `bench` package of this file, with `retro_kernels` imported from `tree`."""
-    sys.path[:] = [str(tree), *(p for p in sys.path if Path(p or ".").resolve() not in (HERE, HERE.parent))]
+    sys.path[:] = [str(tree), *(p for p in sys.path if Path(p or ".").resolve() not in (HERE, ROOT))]
     import retro_kernels
 
     found = Path(retro_kernels.__file__).resolve().parent.parent
@@ -27,7 +28,7 @@ def load(tree: Path):
 
 
 def _package(name: str) -> None:
-    folder = HERE.parent / name
+    folder = ROOT / name
     spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

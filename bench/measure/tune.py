@@ -17,8 +17,10 @@ import torch
 
 from retro_kernels import configs
 
-from . import numerics, oracle, plan, runner, timing
-from .registry import OPERATORS, Case, Contender, contenders_of
+from .. import plan
+from ..check import numerics, oracle
+from ..registry import OPERATORS, Case, Contender, contenders_of
+from . import runner, timing
 
 #: what a step may do to a number of a row: halve or double it within bounds, or count up and down
 _DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import fingerprint, sass, static_rows
+from . import entry, fingerprint, sass
 
 TARGET = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
 #: how a kernel is launched, as its header declares it: constexpr LaunchShape NAME_OF_THE_KERNEL{threads, bytes};
@@ -27,7 +27,7 @@ class Source:
 
     @property
     def id(self) -> str:
-        return static_rows.identity(self.path.stem, "cuda", f"{self.path.name}:sm{self.arch}", "any")
+        return entry.identity(self.path.stem, "cuda", f"{self.path.name}:sm{self.arch}", "any")
 
 
 def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
@@ -39,7 +39,7 @@ def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
         return []
     mark = fingerprint.of_files(folder, (".cu", ".cuh", ".h"))
     found = [Source(path, arch, mark) for path in sorted(folder.glob("*.cu")) for arch in arches]
-    return [source for source in found if static_rows.selected(source.id, parts)]
+    return [source for source in found if entry.selected(source.id, parts)]
 
 
 def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
@@ -50,7 +50,7 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
     flags = ["-std=c++17", "-O3", "-cubin", f"-arch={TARGET[source.arch]}", "-o", str(cubin)]
     done = subprocess.run(["nvcc", *flags, str(source.path)], capture_output=True, text=True)
     if done.returncode:
-        raise static_rows.NoToolchain(f"nvcc {source.path.name} for sm_{source.arch}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+        raise entry.NoToolchain(f"nvcc {source.path.name} for sm_{source.arch}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
     tool = aot.tool("cuobjdump")
     text = subprocess.run([tool, "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
     code, shapes = sass.functions(sass.disassemble(cubin, tool)), launch_shapes(source.path.parent)
@@ -58,7 +58,7 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
         if not sass.writes(code.get(function, [])):
             continue  # its body is for another architecture
         threads, dynamic = shapes.get(plain_name(function), (None, None))
-        metrics = static_rows.metrics(
+        metrics = entry.metrics(
             function,
             source.arch,
             code[function],
@@ -67,7 +67,7 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
             shared=(usage["SHARED"], dynamic),
             warps=None if threads is None else threads // sass.LANES,
         )
-        yield static_rows.row(source.path.stem, "cuda", f"{function}:sm{source.arch}", "any", metrics)
+        yield entry.row(source.path.stem, "cuda", f"{function}:sm{source.arch}", "any", metrics)
 
 
 def resources(text: str) -> dict[str, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Faults to plant in a copy of this tree, so that the gates can be seen to catch them: `bench/proof.py` and tests/bench use them.
+"""Faults to plant in a copy of this tree, so that the gates can be seen to catch them: `tests/bench/proof.py` and tests/bench use them.
 
 Each is one replacement in one file. A text that no longer stands there exactly once is an error, so that no plant rots in silence.
 """
@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import environment
+from bench import environment
 
 LOGITS, LEAKY = "retro_kernels/triton/relative_logits/kernels.py", "retro_kernels/triton/leaky_average/kernels.py"
 CPU = "csrc/cpu/topk_chunks.cpp"

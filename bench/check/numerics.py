@@ -17,9 +17,9 @@ from torch import Tensor
 
 from tests import tolerances
 
-from .operators import floating
+from ..operators import floating
+from ..registry import Contender, Operator
 from .oracle import Oracle
-from .registry import Contender, Operator
 
 #: what a baseline may lose and still be the same function: half-type formulations round every intermediate
 SAME_FUNCTION = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1, "float64": 1e-9}

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import record, static
-from .timing import estimate
+from .. import record
+from ..measure.timing import estimate
+from ..static import regressions
 
 HINT = 1.05  # times of separate runs within 5% are called equal
 
@@ -69,4 +70,4 @@ def _one(name: str, old: dict[str, Any], new: dict[str, Any] | None) -> list[Cha
 
 def _static(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:
     old, new = ([r for r in side.values() if r["mode"] == "static"] for side in (before, after))
-    return static.regressions(old, new) if old and new else []
+    return regressions.regressions(old, new) if old and new else []

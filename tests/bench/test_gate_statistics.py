@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from bench import ab, statistics
-from bench.statistics import Ratio
+from bench.compare import ab, gate_statistics
+from bench.compare.gate_statistics import Ratio
 
 PAIRS, SAMPLES = 5, 40
 
@@ -26,9 +26,9 @@ def batch(rng, slowdown, noise=0.02, layout=0.004, spikes=0.05):
 
 
 def decide(rng, slowdown):
-    first, control = statistics.ratio(batch(rng, slowdown)), statistics.ratio(batch(rng, 1.0))
-    second = statistics.ratio(batch(rng, slowdown)) if statistics.looks_slower(first) else None
-    return statistics.verdict(first, second, control)
+    first, control = gate_statistics.ratio(batch(rng, slowdown)), gate_statistics.ratio(batch(rng, 1.0))
+    second = gate_statistics.ratio(batch(rng, slowdown)) if gate_statistics.looks_slower(first) else None
+    return gate_statistics.verdict(first, second, control)
 
 
 def test_no_false_alarm_in_200_comparisons_of_equal_trees():
@@ -60,10 +60,10 @@ def test_processes_that_differ_by_three_percent_need_more_pairs_and_then_tell_te
     for _ in range(40):
         first = ab.sampled(taker(rng, 1.1, 0.03), ["item"], lambda text: None)["item"]
         counts.append(len(first))
-        found = statistics.ratio(first)
-        widths.append(statistics.settled(found))
-        second = statistics.ratio(ab.sampled(taker(rng, 1.1, 0.03), ["item"], lambda text: None)["item"])
-        verdicts.append(statistics.verdict(found, second, Ratio(1, 1, 1)))
+        found = gate_statistics.ratio(first)
+        widths.append(gate_statistics.settled(found))
+        second = gate_statistics.ratio(ab.sampled(taker(rng, 1.1, 0.03), ["item"], lambda text: None)["item"])
+        verdicts.append(gate_statistics.verdict(found, second, Ratio(1, 1, 1)))
     assert set(counts) > {PAIRS} and max(counts) <= PAIRS * ab.MOST_BATCHES
     assert widths.count(True) >= 30 and verdicts.count("regression") >= 38, verdicts
 
@@ -99,9 +99,9 @@ def test_only_what_may_have_changed_is_controlled(slowdown, asked, monkeypatch):
 
 
 def test_unchanged_needs_a_narrow_interval():
-    assert statistics.unchanged(Ratio(1.01, 0.99, 1.02))
-    assert not statistics.unchanged(Ratio(1.01, 0.95, 1.08)) and not statistics.unchanged(Ratio(1.04, 1.03, 1.05))
-    assert not statistics.unchanged(Ratio(0.9, 0.89, 0.91))
+    assert gate_statistics.unchanged(Ratio(1.01, 0.99, 1.02))
+    assert not gate_statistics.unchanged(Ratio(1.01, 0.95, 1.08)) and not gate_statistics.unchanged(Ratio(1.04, 1.03, 1.05))
+    assert not gate_statistics.unchanged(Ratio(0.9, 0.89, 0.91))
 
 
 def test_a_speed_up_is_no_regression():
@@ -112,24 +112,24 @@ def test_a_speed_up_is_no_regression():
 def test_the_interval_comes_from_pairs_not_from_samples():
     """One slow pair of five with a thousand samples each proves nothing."""
     quiet, slow = ([1.0] * 1000, [1.0] * 1000), ([1.0] * 1000, [1.5] * 1000)
-    found = statistics.ratio([quiet] * 4 + [slow])
+    found = gate_statistics.ratio([quiet] * 4 + [slow])
     assert found.value == 1.0 and found.low == 1.0
-    assert statistics.verdict(found, None, Ratio(1, 1, 1)) == "ok"
+    assert gate_statistics.verdict(found, None, Ratio(1, 1, 1)) == "ok"
 
 
 def test_an_unquiet_control_makes_any_verdict_inconclusive():
     slow = Ratio(1.2, 1.15, 1.25)
     for control in (Ratio(1.03, 1.0, 1.05), Ratio(0.97, 0.95, 1.0)):
-        assert statistics.verdict(slow, slow, control) == "inconclusive"
-    assert statistics.verdict(slow, slow, Ratio(1.01, 0.99, 1.02)) == "regression"
+        assert gate_statistics.verdict(slow, slow, control) == "inconclusive"
+    assert gate_statistics.verdict(slow, slow, Ratio(1.01, 0.99, 1.02)) == "regression"
 
 
 def test_one_batch_alone_never_fails():
     slow = Ratio(1.2, 1.15, 1.25)
-    assert statistics.verdict(slow, None, Ratio(1, 1, 1)) == "warn"
-    assert statistics.verdict(slow, Ratio(1.01, 0.99, 1.03), Ratio(1, 1, 1)) == "warn"
+    assert gate_statistics.verdict(slow, None, Ratio(1, 1, 1)) == "warn"
+    assert gate_statistics.verdict(slow, Ratio(1.01, 0.99, 1.03), Ratio(1, 1, 1)) == "warn"
 
 
 def test_slow_spikes_of_the_machine_do_not_move_the_estimate():
     base = [1.0, 1.0, 9.0, 1.0, 1.0]
-    assert statistics.pair_ratio((base, [1.0, 1.0, 1.0, 1.0, 30.0])) == 1.0
+    assert gate_statistics.pair_ratio((base, [1.0, 1.0, 1.0, 1.0, 30.0])) == 1.0

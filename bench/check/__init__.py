@@ -1,0 +1,1 @@
+"""Is a contender right: the float64 oracle, error norms, and the verdict."""

@@ -1,0 +1,1 @@
+"""Two trees, or two files of records, against each other."""

@@ -1,0 +1,1 @@
+"""What a call costs: time, memory, instructions, and the ceilings of this machine."""

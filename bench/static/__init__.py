@@ -1,0 +1,1 @@
+"""What the compiled kernels look like, without a GPU."""

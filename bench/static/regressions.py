@@ -1,0 +1,44 @@
+"""What got worse between two tables of static metrics, made with one toolchain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+#: +5% issue slots in the hot loop is a regression
+SLOTS_SLACK = 1.05
+
+
+def vanished(base: Collection[str], head: Collection[str]) -> list[str]:
+    """A line for every id of `base` that `head` lacks."""
+    return [f"{name}: no longer compiled" for name in base if name not in head]
+
+
+def regressions(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> list[str]:
+    """What got worse from `base` to `head`, a line each; both must come from one toolchain."""
+    after = {r["id"]: r["static"] for r in head if r["static"]}
+    found = []
+    for before in base:
+        if not before["static"]:
+            continue
+        old, new = before["static"], after.get(before["id"])
+        found += [f"{before['id']}: {what}" for what in (_worse(old, new) if new else ["no longer compiled"])]
+    return found
+
+
+def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    if (new["stack_bytes"] or 0) > (old["stack_bytes"] or 0):
+        yield f"spills: {new['stack_bytes']} stack bytes, were {old['stack_bytes']}"
+    if None not in (new["blocks_per_sm"], old["blocks_per_sm"]) and new["blocks_per_sm"] < old["blocks_per_sm"]:
+        yield f"CTAs per SM: {new['blocks_per_sm']}, were {old['blocks_per_sm']} ({new['registers']} registers, were {old['registers']})"
+    for name, words in (("tensor_instructions", "tensor instructions"), ("async_copies", "asynchronous copies")):
+        if old[name] and not new[name]:
+            yield f"{words} gone: were {old[name]}"
+    slots, before = new["loop_issue_slots"], old["loop_issue_slots"]
+    if slots and before and slots > SLOTS_SLACK * before and _per_product(new) > SLOTS_SLACK * _per_product(old):
+        yield f"hot loop: {slots} issue slots, were {before}"
+
+
+def _per_product(metrics: dict[str, Any]) -> float:
+    """Issue slots a tensor instruction: a larger tile has more of both and is no regression."""
+    return metrics["loop_issue_slots"] / max(metrics["loop_tensor_instructions"] or 0, 1)

@@ -1,0 +1,59 @@
+"""Static metrics of every kernel and configuration we ship: Triton by `retro_kernels.aot`, CUDA C++ by nvcc. Needs no GPU."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import record
+from . import cuda_kernels, triton_kernels
+from .entry import NoToolchain, row
+
+__all__ = ["NoToolchain", "Plan", "listing", "plan", "row", "rows"]
+
+
+def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
+    """id -> fingerprint of everything `rows` would compile; seconds instead of minutes. Raises NoToolchain."""
+    units = [launch for launch in triton_kernels.launches(arches, parts) if launch.wanted]
+    return {unit.id: unit.fingerprint for unit in units + cuda_kernels.sources(arches, parts)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be compiled."""
+
+    arches: list[int]
+    every: list[triton_kernels.Launch]
+    triton: list[triton_kernels.Launch]  # those of `every` that are wanted
+    cuda: list[cuda_kernels.Source]
+
+    def __len__(self) -> int:
+        """Rows, as far as they are known: a CUDA source has one or more."""
+        return len(self.triton) + len(self.cuda)
+
+
+def plan(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str] | None = None) -> Plan:
+    """Whatever has one of `parts` in its id; `only`: ids of a listing. Raises NoToolchain."""
+    every = triton_kernels.launches(arches, parts)
+    triton = [launch for launch in every if launch.wanted and (only is None or launch.id in only)]
+    cuda = [source for source in cuda_kernels.sources(arches, parts) if only is None or source.id in only]
+    return Plan(arches, every, triton, cuda)
+
+
+def rows(plan: Plan, keep: Path | None, jobs: int | None) -> Iterator[dict[str, Any]]:
+    """Static records of a plan, each as soon as it and those before it are done. Raises NoToolchain."""
+    folder = keep or Path(tempfile.mkdtemp(prefix="retro-static-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    run = {"run": record.new_run()}
+    try:
+        if plan.triton:
+            yield from (each | run for each in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs))
+        for source in plan.cuda:
+            yield from (each | run for each in cuda_kernels.rows(source, folder))
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
