@@ -10,7 +10,8 @@ import torch
 import retro_kernels as rk
 from retro_kernels._dispatch import ORDER
 
-from . import inputs, work
+from . import arguments as drawn
+from . import work
 from .check import topk as judged
 from .registry import Contender, Operator
 
@@ -80,7 +81,7 @@ def operators() -> list[Operator]:
         Operator(
             cross,
             differentiable=("query", "key", "value", *biases, "neighbour_gate"),
-            build=inputs.chunked_cross_attention,
+            build=drawn.chunked_cross_attention,
             call=_attention(cross),
             work=work.chunked_cross_attention,
             rows=_cross_rows,
@@ -89,7 +90,7 @@ def operators() -> list[Operator]:
         Operator(
             self_,
             differentiable=("query", "key", "value", *biases),
-            build=inputs.relative_attention,
+            build=drawn.relative_attention,
             call=_attention(self_),
             work=work.relative_attention,
             rows=_attention_rows,
@@ -99,7 +100,7 @@ def operators() -> list[Operator]:
             logits,
             ("logits",),
             ("query", "rel_key", "position_bias"),
-            inputs.relative_logits,
+            drawn.relative_logits,
             _single(logits),
             work.relative_logits,
             rows=_logits_rows,
@@ -109,7 +110,7 @@ def operators() -> list[Operator]:
             topk,
             ("scores", "indices"),
             ("query", "key"),
-            inputs.topk_chunks,
+            drawn.topk_chunks,
             _topk,
             work.topk_chunks,
             rows=_topk_rows,
@@ -117,7 +118,7 @@ def operators() -> list[Operator]:
             compare=judged.compare,
             gradients=judged.gradients,
         ),
-        Operator(leaky, ("y",), ("x", "decay", "initial"), inputs.leaky_average, _single(leaky), work.leaky_average),
+        Operator(leaky, ("y",), ("x", "decay", "initial"), drawn.leaky_average, _single(leaky), work.leaky_average),
     ]
 
 

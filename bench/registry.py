@@ -33,10 +33,12 @@ class Case:
 
     def make(self, seed: int, device: str, dtype) -> dict[str, Any]:
         """Keyword arguments of one call: fresh Gaussian inputs from `seed`, never zeros."""
-        from .inputs import Draw
+        import torch
+
+        from retro_kernels.testing.inputs import Draw
 
         try:
-            return OPERATORS[self.kernel].build(self, Draw(seed, device, dtype))
+            return OPERATORS[self.kernel].build(self, Draw(seed, dtype, device, torch.float32))
         except KeyError as e:
             raise ValueError(f"case {self.name!r}: {self.kernel} needs {e} in its shape; got {dict(self.shape)}") from e
 

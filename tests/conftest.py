@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from tests import inputs
+from retro_kernels.testing import inputs
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -1,21 +1,19 @@
 """Is a contender right? Errors against the float64 oracle, judged by what eager PyTorch loses in the same type.
 
 A kernel passes iff the relative Frobenius error of every output and gradient is at most twice eager's, plus a floor: the one
-table of the repository, `tests/tolerances.py`. Inputs are fresh every time; memory that a kernel allocates holds NaN before it writes.
+table of the repository, `retro_kernels.testing.tolerances`. Inputs are fresh every time; memory that a kernel allocates holds NaN before it writes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests import tolerances
+from retro_kernels.testing import Error, error, poisoned, tolerances
 
 from ..operators import floating
 from ..registry import Contender, Operator
@@ -23,14 +21,6 @@ from .oracle import Oracle
 
 #: what a baseline may lose and still be the same function: half-type formulations round every intermediate
 SAME_FUNCTION = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1, "float64": 1e-9}
-
-
-@dataclass(frozen=True)
-class Error:
-    """Relative Frobenius norm and greatest absolute difference; None where the tensors are not comparable (NaN, other shape)."""
-
-    frobenius: float | None
-    maximum: float | None
 
 
 @dataclass(frozen=True)
@@ -53,35 +43,6 @@ class Verdict:
         error = bad[name]["frobenius"]
         shown = "not comparable (NaN, or another shape)" if error is None else f"error {error:.2e}"
         return f"{name}: {shown}, limit {bad[name]['limit']:.2e}; {len(bad)} of {len(self.tensors)} tensors fail"
-
-
-def error(found: Tensor, expected: Tensor) -> Error:
-    """Error of `found` against a float64 tensor; infinities must coincide and then count nothing."""
-    if found.shape != expected.shape:
-        return Error(None, None)
-    found, expected = found.double(), expected.double()
-    same = (found == expected) & expected.isinf()
-    difference = torch.where(same, 0.0, found - expected)
-    if not bool(difference.isfinite().all()):
-        return Error(None, None)
-    size = float(torch.where(same, 0.0, expected).norm())
-    return Error(float(difference.norm()) / (size or 1.0), float(difference.abs().max()) if difference.numel() else 0.0)
-
-
-@contextlib.contextmanager
-def poisoned() -> Iterator[None]:
-    """Inside, memory from torch.empty and its kin holds NaN: what a kernel forgets to write shows."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ops without a deterministic form warn; only the filling is wanted here
-        try:
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.utils.deterministic.fill_uninitialized_memory = True
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def first_output(result) -> Tensor:

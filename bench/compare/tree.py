@@ -22,17 +22,20 @@ def load(tree: Path):
     found = Path(retro_kernels.__file__).resolve().parent.parent
     if found != tree.resolve():
         raise SystemExit(f"tree: retro_kernels came from {found}, not from {tree}")
-    for name in ("tests", "bench"):  # `tests` holds the tolerances
+    for name in ("retro_kernels.testing", "bench"):  # tolerances, inputs and errors are this tree's
         _package(name)
     return sys.modules["bench"]
 
 
 def _package(name: str) -> None:
-    folder = ROOT / name
+    folder = ROOT.joinpath(*name.split("."))
     spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
 
 
 if __name__ == "__main__":

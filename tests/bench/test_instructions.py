@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from bench import instructions
+from bench.measure import instructions
 from retro_kernels import _native
 
 pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason="the C++ extension is not built")

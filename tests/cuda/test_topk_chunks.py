@@ -17,7 +17,7 @@ from retro_kernels._problem import TopkChunks
 from retro_kernels._target import KNOWN
 from retro_kernels.cuda import topk_chunks as backend
 from retro_kernels.reference import topk_chunks as reference
-from tests import inputs
+from retro_kernels.testing import inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "csrc" / "cuda" / "topk_chunks.cu"

@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
+from retro_kernels.testing import assert_passes
 from retro_model.retro.adapters import RetroPytorchCCA, swap_retro_pytorch
-from tests.compare import assert_passes
 
 pytest.importorskip("einops")
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model.retro.cache import RetroCache
-from tests import tolerances
-from tests.compare import assert_passes, relative_error
 from tests.model import tiny
 
 M = 4

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from retro_kernels.testing import relative_error, tolerances
+from retro_kernels.testing.inputs import generator, randn
 from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions, encode_displacements
 from retro_model.retro.encoder import NeighbourEncoder
-from tests import tolerances
-from tests.compare import relative_error
-from tests.inputs import generator, randn
 from tests.model import tiny
 
 DOUBLE = {"dtype": torch.float64}

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import retro_kernels as rk
+from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model.retro import Retro
-from tests import tolerances
-from tests.compare import assert_passes, relative_error
 from tests.model import tiny
 from tests.model.naive import Naive
 

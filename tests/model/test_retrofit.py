@@ -6,11 +6,11 @@ import pickle
 import pytest
 import torch
 
+from retro_kernels.testing import assert_passes
 from retro_model.generation import generate
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from retro_model.retro.retrofit import RetrofittedDecoder, retrofit
-from tests.compare import assert_passes
 
 transformers = pytest.importorskip("transformers")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import INTERPRETER, fast_backends, skip_unserved
 
 ARGUMENT = {"relative_attention": "query_offset", "chunked_cross_attention": "query_start"}

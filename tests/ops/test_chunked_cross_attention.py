@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from tests import compare, inputs
+from retro_kernels.testing import compare, errors, inputs, memory
 from tests.conftest import INTERPRETER, in_types
 
 OP = "chunked_cross_attention"
@@ -76,7 +76,7 @@ def test_random_shapes(backend, case):
     compare.check(OP, inputs.cross_attention(case.pop("seed"), dtype=torch.float32, H=heads, G=groups, **case), backend)
 
 
-@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     kw = inputs.cross_attention(5, gate=True, mask="token", E=8)
     there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
@@ -119,7 +119,7 @@ def test_positions_matter(backend):
     want = compare.run(OP, kw, backend)["out0"]
     without = compare.run(OP, {**kw, "rel_key": None, "position_bias": None}, backend)["out0"]
     shifted = compare.run(OP, {**kw, "rel_start": 1 - 6 + 1}, backend)["out0"]
-    assert compare.relative_error(without, want) > 0.1 and compare.relative_error(shifted, want) > 0.1
+    assert errors.relative_error(without, want) > 0.1 and errors.relative_error(shifted, want) > 0.1
 
 
 def test_causality(backend):

@@ -7,7 +7,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import _dispatch, _problem, _validate
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import INTERPRETER, fast_backends
 
 SMALL = {
@@ -156,7 +156,7 @@ def test_masks_documents_gates_and_decays_may_have_any_stride(op, backend):
     kw = inputs.differentiable(SMALL[op](**({"segments": True} if op == "relative_attention" else {})))
     strided = {n: v for n, v in kw.items() if n.endswith(("mask", "doc", "segment", "gate")) or n == "decay"}
     results = []
-    for view in (lambda t: t, inputs.spread):
+    for view in (lambda t: t, memory.spread):
         outs = getattr(rk, op)(**{n: view(v) if n in strided else v for n, v in kw.items()}, backend=backend)
         outs = outs if isinstance(outs, tuple) else (outs,)
         loss = outs[0].where(outs[0].isfinite(), 0).square().sum()

@@ -5,7 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import _native
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs
 
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 

@@ -14,7 +14,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import _native, cpu
-from tests import inputs
+from retro_kernels.testing import inputs
 
 pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
 

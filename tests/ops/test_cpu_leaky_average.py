@@ -5,7 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import _native
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs, memory
 
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 
@@ -48,7 +48,7 @@ def test_bits_do_not_depend_on_threads():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(view):
     kw = inputs.leaky(5)
     want = compare.run(OP, kw, "cpu")

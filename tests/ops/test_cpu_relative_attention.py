@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retro_kernels import _native
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs
 
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 
@@ -121,7 +121,7 @@ def test_bits_do_not_depend_on_threads():
 
 MEMORY = """
 import resource, torch, retro_kernels as rk
-from tests import inputs
+from retro_kernels.testing import inputs
 kw = inputs.differentiable(inputs.self_attention(9, B=1, N=16384, H=1, D=16, rel="bounded", rel_start=0, T=64, causal=True, window=100))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rk.relative_attention(**kw, backend="cpu").sum().backward()

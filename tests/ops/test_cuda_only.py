@@ -5,7 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import _dispatch
-from tests import inputs
+from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER, fast_backends
 from tests.ops.test_contract import SMALL, floats, total
 

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import retro_kernels as rk
-from tests import inputs
+from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
 pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from tests import inputs
+from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER, fast_backends
 
 ATTENTIONS = ("chunked_cross_attention", "relative_attention")

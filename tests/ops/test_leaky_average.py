@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import INTERPRETER, skip_unserved
 
 OP = "leaky_average"
@@ -67,7 +67,7 @@ def test_the_gradient_of_decay_is_not_summed_step_by_step(backend):
         compare.assert_passes(f"{name} grad_decay", cancelling(name, torch.float32), want, None, torch.float32)
 
 
-@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     kw = inputs.leaky(5)
     want = compare.run(OP, kw, backend)

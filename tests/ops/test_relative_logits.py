@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from tests import compare, inputs
+from retro_kernels.testing import compare, errors, inputs, memory
 from tests.conftest import INTERPRETER
 
 OP = "relative_logits"
@@ -76,7 +76,7 @@ def test_a_shift_by_one_row_is_seen(backend):
     kw = inputs.relative_logits(6)
     want = rk.relative_logits(**kw, backend=backend)
     shifted = rk.relative_logits(**kw, rel_start=1 - 9 + 1, backend=backend)
-    assert compare.relative_error(shifted, want) > 0.1
+    assert errors.relative_error(shifted, want) > 0.1
 
 
 def test_they_are_the_attentions(backend):
@@ -89,7 +89,7 @@ def test_they_are_the_attentions(backend):
     torch.testing.assert_close(torch.einsum("bhns,bshd->bnhd", weights, kw["value"]), want)
 
 
-@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     kw = inputs.relative_logits(8)
     want = compare.run(OP, kw, backend)

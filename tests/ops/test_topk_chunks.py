@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import INTERPRETER
 
 OP = "topk_chunks"
@@ -285,7 +285,7 @@ def assert_same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
         assert torch.equal(got, want), name
 
 
-@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [dict(D=16, docs=True, mask=True), dict(D=19)], ids=["even, masks", "odd"])

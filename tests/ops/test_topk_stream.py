@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.ops.topk_stream import TopkStream, topk_merge, topk_rescore
-from tests import inputs
+from retro_kernels.testing import inputs
 
 
 def stream(kw: dict, cuts: list[int], **options):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from retro_kernels import _problem
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import INTERPRETER
 
 if not INTERPRETER:

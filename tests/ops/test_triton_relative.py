@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import INTERPRETER, in_types
 
 OP = "relative_attention"

@@ -8,10 +8,10 @@ import torch
 import retro_kernels as rk
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
+from retro_kernels.testing import compare, inputs
 from retro_kernels.triton import chunked_cross_attention, relative_attention
 from retro_kernels.triton.common.combinations import WIDTHS, combinations
 from retro_kernels.triton.common.launch import Launch
-from tests import compare, inputs
 from tests.conftest import INTERPRETER
 
 OP = "relative_attention"

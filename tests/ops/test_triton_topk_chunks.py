@@ -10,7 +10,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels._problem import TopkChunks
-from tests import compare, inputs
+from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import INTERPRETER
 
 pytestmark = pytest.mark.skipif(not rk.backends()["topk_chunks"]["triton"], reason=str(rk.backends()["topk_chunks"]["triton"].reason))
@@ -62,7 +62,7 @@ def test_tiles_and_splits_change_nothing(metric):
         for count in (1, 3):
             length = -(-200 // count // tile.block_s) * tile.block_s
             parts = plan.Split(-(-200 // length), length)
-            with inputs.poisoned_empty():
+            with memory.poisoned():
                 scores, indices, launches = plan.forward(call, KNOWN[90], tile, parts)
             assert len(launches) == (1 if parts.count == 1 else 2)
             for launch in launches:
@@ -102,7 +102,7 @@ def test_gradients_of_one_input_alone():
         assert torch.equal(torch.autograd.grad(scores, leaf[name], grad)[0], both[f"grad_{name}"])
 
 
-@pytest.mark.parametrize("view", [inputs.guarded, inputs.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(view):
     kw = inputs.topk(11, Q=9, S=70, k=6, docs=True, mask=True, integers=True)
     there = on_device({name: view(v) if isinstance(v, torch.Tensor) else v for name, v in kw.items()})

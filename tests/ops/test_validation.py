@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from tests import inputs
+from retro_kernels.testing import inputs
 
 
 def strided(t):

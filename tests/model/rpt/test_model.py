@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model import RPT, RPTConfig
 from retro_model.rpt import OWN
-from tests import tolerances
-from tests.compare import assert_passes, relative_error
 from tests.model.rpt import tiny
 
 EXACT = tolerances.FLOOR[torch.float64]

@@ -1,0 +1,67 @@
+"""Judging a backend: its outputs and gradients against the float64 reference, by the one tolerance table."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import retro_kernels as rk
+from retro_kernels.reference import _attention
+
+from . import inputs
+from .errors import assert_passes
+from .memory import poisoned
+
+
+@contextmanager
+def eager_types():
+    """The reference computed wholly in the inputs' own type: the eager formulation a kernel is held against."""
+    with mock.patch.object(_attention, "accumulator", lambda tensor: tensor.dtype):
+        yield
+
+
+def run(op: str, kw: dict, backend: str, grad_seed: int = 1) -> dict[str, Tensor]:
+    """Every floating output (`out0`, ...) and the gradient of every floating input, from random output gradients.
+
+    The gradients' randomness depends only on shapes, so runs in different types and backends can be compared. Infinite
+    outputs (the lse of an empty row) get a zero gradient.
+    """
+    leaves = inputs.differentiable(kw)
+    extra = {"return_lse": True} if op in ("chunked_cross_attention", "relative_attention") else {}
+    outs = getattr(rk, op)(**leaves, **extra, backend=backend)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    g = inputs.generator(grad_seed)
+    floating = [o for o in outs if o.is_floating_point()]
+    grads = [inputs.randn(g, *o.shape, dtype=o.dtype).to(o.device) for o in floating]
+    grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip(floating, grads, strict=True)]
+    names = [n for n, v in leaves.items() if isinstance(v, Tensor) and v.requires_grad]
+    found = torch.autograd.grad(floating, [leaves[n] for n in names], grads)
+    result = {f"out{i}": o.detach() for i, o in enumerate(outs)}
+    return result | {f"grad_{n}": grad for n, grad in zip(names, found, strict=True)}
+
+
+def check(op: str, kw: dict, backend: str, seed: int = 0) -> dict[str, Tensor]:
+    """Outputs and every gradient of `backend` on `kw` against the float64 reference; returns the backend's results."""
+    dtype = next(v.dtype for v in kw.values() if isinstance(v, Tensor) and v.is_floating_point())
+    torch.manual_seed(seed)
+    want = run(op, inputs.cast(kw, torch.float64), "reference")
+    torch.manual_seed(seed)
+    with eager_types():
+        eager = run(op, kw, "reference")
+    torch.manual_seed(seed)
+    with poisoned():
+        got = run(op, kw, backend)
+    for name, value in want.items():
+        if value.is_floating_point():
+            assert_passes(f"{op}/{backend} {name}", got[name], value, eager[name], dtype)
+        else:
+            assert torch.equal(got[name], value), f"{op}/{backend} {name}: {int((got[name] != value).sum())} entries differ"
+    return got
+
+
+def module(op: str, backend: str):
+    return importlib.import_module(f"retro_kernels.{backend}.{op}")

@@ -1,0 +1,62 @@
+"""Errors against the float64 reference: relative Frobenius norm and greatest difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import tolerances
+
+
+@dataclass(frozen=True)
+class Error:
+    """Relative Frobenius norm and greatest absolute difference; None where the tensors are not comparable (NaN, infinities, other shape)."""
+
+    frobenius: float | None
+    maximum: float | None
+
+
+def error(got: Tensor, want: Tensor) -> Error:
+    """||got - want|| / ||want|| against a float64 tensor; infinities must coincide and then count nothing.
+
+    Where `want` is zero it is ||got - want||.
+
+    >>> error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
+    Error(frobenius=0.7071067811865475, maximum=1.0)
+    """
+    if got.shape != want.shape:
+        return Error(None, None)
+    got, want = got.detach().double(), want.detach().double()
+    same = (got == want) & want.isinf()
+    difference = torch.where(same, 0.0, got - want)
+    if not bool(difference.isfinite().all()):
+        return Error(None, None)
+    size = float(torch.where(same, 0.0, want).norm())
+    return Error(float(difference.norm()) / (size or 1.0), float(difference.abs().max()) if difference.numel() else 0.0)
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """The norm of `error`. AssertionError for tensors that are not comparable."""
+    found = error(got, want).frobenius
+    assert found is not None, f"not comparable: shapes {list(got.shape)} and {list(want.shape)}, or NaN or infinities that differ"
+    return found
+
+
+def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dtype: torch.dtype) -> None:
+    """AssertionError that says where and by how much, unless `got` is within the table's bound of `want` (float64)."""
+    assert got.shape == want.shape, f"{name}: shape {list(got.shape)}, expected {list(want.shape)}"
+    bad = got.isnan() & ~want.isnan()
+    assert not bad.any(), f"{name}: {int(bad.sum())} NaN of {bad.numel()}, first at {bad.nonzero()[0].tolist()}"
+    found = relative_error(got, want)
+    eager_error = None if eager is None else error(eager, want).frobenius
+    limit = tolerances.allowed(float("nan") if eager_error is None else eager_error, dtype)
+    if found > limit:
+        gap = (got.double() - want).nan_to_num().abs()
+        at = torch.unravel_index(gap.argmax(), gap.shape) if gap.dim() else ()
+        at = tuple(int(i) for i in at)
+        raise AssertionError(
+            f"{name} ({dtype}): relative error {found:.3e} > {limit:.3e} (eager {eager_error or float('nan'):.3e}); worst at {list(at)}: "
+            f"got {got[at].item():.6g}, want {want[at].item():.6g}"
+        )

@@ -1,0 +1,59 @@
+"""Memory that shows a wrong access: guard bands round a tensor, strided views of it, and poison in what nobody has written."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+GUARD = 64  # NaN elements before and after a guarded tensor
+
+
+def guarded(tensor: Tensor) -> Tensor:
+    """The same values inside a larger buffer whose other elements are NaN (True for bool): reading past an end shows."""
+    fill = torch.nan if tensor.is_floating_point() else 1
+    buffer = torch.full((tensor.numel() + 2 * GUARD,), fill, dtype=tensor.dtype, device=tensor.device)
+    view = buffer[GUARD : GUARD + tensor.numel()].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+def sliced(tensor: Tensor) -> Tensor:
+    """The same values as a strided view (rows twice as far apart, NaN between them), last dimension contiguous."""
+    if tensor.dim() < 2:
+        return tensor
+    fill = torch.nan if tensor.is_floating_point() else 0
+    wide = torch.full((*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.shape[-1] + 3), fill, dtype=tensor.dtype, device=tensor.device)
+    view = wide[..., ::2, 1 : 1 + tensor.shape[-1]]
+    view.copy_(tensor)
+    return view
+
+
+def spread(tensor: Tensor) -> Tensor:
+    """The same values as a view whose last dimension is strided too; what lies between must not be read."""
+    fill = torch.nan if tensor.is_floating_point() else 1
+    wide = torch.full((*tensor.shape[:-1], 3 * tensor.shape[-1]), fill, dtype=tensor.dtype, device=tensor.device)
+    wide[..., ::3] = tensor
+    return wide[..., ::3]
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Inside, memory from torch.empty and its kin, C++ callers included, holds NaN (or the greatest integer, or True) until it is written.
+
+    Uses torch's deterministic mode, which alone fills memory; the mode is as before afterwards.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ops without a deterministic form warn; only the filling is wanted here
+        try:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.utils.deterministic.fill_uninitialized_memory = True
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.utils.deterministic.fill_uninitialized_memory = filled
