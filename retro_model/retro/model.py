@@ -150,6 +150,15 @@ class Retro(nn.Module):
         """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""
         return self.readout(self.activations(tokens, neighbours, **options)[:, -1])
 
+    def shard_units(self) -> list[nn.Module]:
+        """What FSDP2 gathers one at a time: layers; of the first with cross-attention its parts, as it runs in two steps with the
+        encoder in between and FSDP2 gathers a module only when its `forward` is called."""
+        first = self.config.cca_layers[0] if self.config.cca_layers else 0
+        units = [] if self.encoder is None else list(self.encoder.layers)
+        for index, layer in enumerate(self.layers, 1):
+            units += [layer.attention, layer.cca, layer.feed_forward] if index == first else [layer]
+        return units
+
     def _encode(self, x: Tensor, neighbours: Tensor, neighbour_mask: Tensor | None) -> Tensor:
         chunks, length = neighbours.shape[1], self.config.chunk_len
         return self.encoder(neighbours, x[:, : chunks * length].unflatten(1, (chunks, length)), neighbour_mask=neighbour_mask)

@@ -36,18 +36,10 @@ def loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def shard(model: nn.Module, mesh) -> nn.Module:
-    """FSDP2 over `mesh`, in place: each layer of decoder and encoder is gathered when it runs, the rest stays gathered.
-
-    The first layer with chunked cross-attention runs in two steps, with the encoder in between; its parts are sharded by
-    themselves, because FSDP2 gathers a module only when its `forward` is called.
-    """
+    """FSDP2 over `mesh`, in place: each of the model's `shard_units()` is gathered when it runs, the rest stays gathered."""
     from torch.distributed.fsdp import fully_shard
 
-    first = model.config.cca_layers[0] if model.config.cca_layers else 0
-    units = [*(model.encoder.layers if model.encoder is not None else ())]
-    for index, layer in enumerate(model.layers, 1):
-        units += [layer.attention, layer.cca, layer.feed_forward] if index == first else [layer]
-    for unit in units:
+    for unit in model.shard_units():
         fully_shard(unit, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
