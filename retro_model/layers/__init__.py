@@ -5,6 +5,7 @@ after it. Attention goes through `retro_kernels`; `backend` names one of its bac
 """
 
 from .attention import Attention, RelativeAttention
+from .cache import KeyValueCache
 from .chunked_cross_attention import ChunkedCrossAttention
 from .feed_forward import FeedForward
 from .initialisation import initialise
@@ -14,6 +15,7 @@ __all__ = [
     "Attention",
     "ChunkedCrossAttention",
     "FeedForward",
+    "KeyValueCache",
     "RelativeAttention",
     "RelativePositions",
     "encode_displacements",

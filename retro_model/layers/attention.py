@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import retro_kernels as rk
 from retro_model import checks
 
+from .cache import KeyValueCache
 from .positions import RelativePositions
 
 
@@ -90,14 +91,16 @@ class RelativeAttention(Attention):
         self.causal = causal
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, *, query_offset: int | None = None, key_mask: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, context: Tensor | None = None, *, query_offset: int | None = None, key_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:  # fmt: skip
         """The update [B,N,d_model] of x [B,N,d_model].
 
         Args:
             context: [B,S,context_dim] to attend to; None: x itself.
             query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0.
             key_mask: bool [B,S], True = visible. A query that sees nothing gets the output projection of zeros.
+            cache: of a causal attention to x itself: holds the tokens before these, and takes these in; S counts them all.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -106,17 +109,21 @@ class RelativeAttention(Attention):
         checks.shape("x", x, "B,N,d_model", sizes)
         if context is not None:
             checks.shape("context", context, "B,S,context_dim", sizes)
+        if cache is not None and (context is not None or not self.causal):
+            raise ValueError("cache: expected None unless the attention is causal, and to x itself; got a cache")
         key, value = self.project(x if context is None else context)
+        if cache is not None:
+            key, value = cache.extend(key, value)
         n, s = x.shape[1], key.shape[1]
         if query_offset is None:
             query_offset = s - n if self.causal else 0
         # a causal query sees no negative displacement
         first = 0 if self.causal else query_offset - (s - 1)
-        rel_key = self.positions(first, max(query_offset + n - first, 1))
+        rel_key = self.positions(first, max(query_offset + n - first, 1)) if cache is None else cache.relative_keys(self.positions)
         return self.attend(x, key, value, rel_key, first, query_offset=query_offset, key_mask=key_mask)
 
     def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, rel_start: int, *, query_offset=None, key_mask=None) -> Tensor:
-        """`forward` with the keys, values [B,S,G,D] and relative keys [H,T,D] already projected, as a cache holds them."""
+        """`forward` with the keys, values [B,S,G,D] and relative keys [H,T,D] already projected."""
         out = rk.relative_attention(
             self.heads_of(x), key, value, rel_key=rel_key, rel_start=rel_start, causal=self.causal, query_offset=query_offset,
             key_mask=key_mask, **self.options(),

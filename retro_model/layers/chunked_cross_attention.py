@@ -71,7 +71,7 @@ class ChunkedCrossAttention(Attention):
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
     def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start: int = 0) -> Tensor:
-        """`forward` with the keys, values [B,L,K,R,G,D] and relative keys already projected, as a cache holds them."""
+        """`forward` with the keys, values [B,L,K,R,G,D] and relative keys already projected."""
         out, lse = rk.chunked_cross_attention(
             self.heads_of(x), key, value, chunk_len=self.chunk_len, rel_key=rel_key, neighbour_mask=neighbour_mask,
             query_start=query_start, return_lse=True, **self.options(),

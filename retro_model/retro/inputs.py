@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from retro_model import checks
 
+from .cache import ChunkCache
 from .config import RetroConfig
-
-if TYPE_CHECKING:
-    from .cache import RetroCache
-    from .retrofit import RetrofitCache
 
 
 def check_inputs(
@@ -22,7 +17,7 @@ def check_inputs(
     neighbours: Tensor | None,
     mask: Tensor | None,
     device: torch.device,
-    cache: RetroCache | RetrofitCache | None = None,
+    cache: ChunkCache | None = None,
 ) -> None:
     """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or ValueError."""
     sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
@@ -46,7 +41,7 @@ def check_inputs(
         checks.neighbour_mask(mask, neighbours)
 
 
-def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: RetroCache | RetrofitCache | None) -> None:
+def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: ChunkCache | None) -> None:
     if cache is not None and cache.neighbour_mask is not None:
         sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # what the cache holds
     checks.shape("neighbours", neighbours, "B,L,K,R", sizes)

@@ -10,19 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention, initialise
+from retro_model.layers import ChunkedCrossAttention, FeedForward, KeyValueCache, RelativeAttention, initialise
 
-from .cache import RetroCache, decode
+from .cache import RetroCache
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs
+from .retrieval import Encoded, Retrieval
 
 
 class DecoderLayer(nn.Module):
-    """Causal attention, chunked cross-attention where `retrieves`, feed-forward; each a pre-norm residual."""
+    """Causal attention, chunked cross-attention in the layers of `cca_layers`, feed-forward; each a pre-norm residual."""
 
-    def __init__(self, config: RetroConfig, *, retrieves: bool, backend: str | None = None, device=None, dtype=None):
+    def __init__(self, config: RetroConfig, index: int, *, backend: str | None = None, device=None, dtype=None):
         super().__init__()
+        self.index = index  # from 1
         where = {"device": device, "dtype": dtype}
         sizes = (config.d_model, config.num_heads, config.head_dim)
         options = {"dropout": config.dropout, "backend": backend, **where}
@@ -30,27 +32,32 @@ class DecoderLayer(nn.Module):
         self.attention_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.attention = RelativeAttention(*sizes, causal=True, **options)
         self.cca_norm = self.cca = None
-        if retrieves:
+        if index in config.cca_layers:
             self.cca_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
             self.cca = ChunkedCrossAttention(*sizes, chunk_len=config.chunk_len, context_dim=config.encoder_d_model, **options)
         self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, **where)
 
-    def forward(self, x: Tensor, encoded: Tensor | None = None, neighbour_mask: Tensor | None = None) -> Tensor:
-        """x [B,N,d] -> [B,N,d]; encoded neighbours [B,L,K,R,d'], None: no retrieval."""
-        return self.after_attention(self.attend(x), encoded, neighbour_mask)
+    def forward(
+        self, x: Tensor, retrieval: Retrieval | None = None, encoded: Encoded | None = None, *, key_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Tensor, Encoded | None]:  # fmt: skip
+        """x [B,N,d] -> [B,N,d], and the encoded neighbours for the layers to come: the first layer with CCA encodes them.
 
-    def attend(self, x: Tensor) -> Tensor:
-        """The first residual step: what conditions the encoder in layer min(P)."""
-        return self.residual(self.attention_norm, self.attention, x)
+        Args:
+            retrieval: of this call; None: none.
+            encoded: what an earlier layer gave.
+            key_mask: bool [B,S], False on the padding before a row's first token.
+            cache: of this layer's self-attention.
+        """
+        x = self._residual(self.attention_norm, partial(self.attention, key_mask=key_mask, cache=cache), x)
+        if self.cca is not None and retrieval is not None:
+            encoded = retrieval.encode(x) if encoded is None else encoded
+            if retrieval.retrieves:
+                x = self._residual(self.cca_norm, partial(retrieval.cross_attend, self.cca, encoded=encoded, layer=self.index), x)
+        return self._residual(self.feed_forward_norm, self.feed_forward, x), encoded
 
-    def after_attention(self, x: Tensor, encoded: Tensor | None, neighbour_mask: Tensor | None) -> Tensor:
-        """The other residual steps."""
-        if self.cca is not None and encoded is not None:
-            x = self.residual(self.cca_norm, partial(self.cca, encoded=encoded, neighbour_mask=neighbour_mask), x)
-        return self.residual(self.feed_forward_norm, self.feed_forward, x)
-
-    def residual(self, norm: nn.Module, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _residual(self, norm: nn.Module, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """x plus `update` of the normalised x, with dropout."""
         return x + F.dropout(update(norm(x)), self.dropout, self.training)
 
@@ -70,7 +77,8 @@ class Retro(nn.Module):
     Args:
         config: sizes; with cca_layers=() the baseline transformer.
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
-        checkpoint: recompute each layer's activations in the backward pass rather than keep them.
+        checkpoint: recompute each layer's activations in the backward pass rather than keep them; the encoder's with those of layer
+            min(P), in which it runs.
 
     Initial weights: N(0, 1/fan_in), residual outputs scaled down by depth, see `layers.initialise`.
 
@@ -82,16 +90,13 @@ class Retro(nn.Module):
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, retrieves=layer in config.cca_layers, backend=backend, **where)
-            for layer in range(1, config.num_layers + 1)
-        )
+        self.layers = nn.ModuleList(DecoderLayer(config, index, backend=backend, **where) for index in range(1, config.num_layers + 1))
         self.norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.readout = nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.encoder = None
         if config.retrieves:
             shared = self.embedding if config.share_embeddings else nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
-            self.encoder = NeighbourEncoder(config, shared, backend=backend, checkpoint=checkpoint, **where)
+            self.encoder = NeighbourEncoder(config, shared, backend=backend, **where)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -127,17 +132,27 @@ class Retro(nn.Module):
     ) -> Tensor:
         """What `readout` turns into logits, [B,N,d]: for a caller who needs few of the [B,N,V]. Arguments as in `forward`."""
         check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache)
+        if cache is None:
+            return self._activations(tokens, neighbours, neighbour_mask)
+        with torch.no_grad():
+            return self._activations(tokens, neighbours, neighbour_mask, cache)
+
+    def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache: RetroCache | None = None) -> Tensor:
+        count, retrieval, key_mask = tokens.shape[1], None, None
+        if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
+            where = {"batch": tokens.shape[0], "device": tokens.device}
+            retrieval = Retrieval(self.encoder, count, neighbours, neighbour_mask, cache=cache, **where)
         if cache is not None:
-            return decode(self, tokens, neighbours, neighbour_mask, cache)
+            key_mask = cache.key_mask(count, tokens.device)
         encoded = None
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
-        for index, layer in enumerate(self.layers, 1):
-            if neighbours is not None and neighbours.shape[1] and index == self.config.cca_layers[0]:
-                x = self._run(layer.attend, x)
-                encoded = self._encode(x, neighbours, neighbour_mask)
-                x = self._run(layer.after_attention, x, encoded, neighbour_mask)
-            else:
-                x = self._run(layer, x, encoded, neighbour_mask)
+        for layer in self.layers:
+            kept = None if cache is None else cache.layers[layer.index - 1]
+            x, encoded = self._run(layer, x, retrieval, encoded, key_mask=key_mask, cache=kept)
+        if cache is not None:
+            cache.advance(count)
+            if retrieval is not None:
+                retrieval.finish()
         return self.norm(x)
 
     decodes_ragged = True  # rows of different lengths share a cache
@@ -151,17 +166,10 @@ class Retro(nn.Module):
         return self.readout(self.activations(tokens, neighbours, **options)[:, -1])
 
     def shard_units(self) -> list[nn.Module]:
-        """What FSDP2 gathers one at a time: layers; of the first with cross-attention its parts, as it runs in two steps with the
-        encoder in between and FSDP2 gathers a module only when its `forward` is called."""
-        first = self.config.cca_layers[0] if self.config.cca_layers else 0
-        units = [] if self.encoder is None else list(self.encoder.layers)
-        for index, layer in enumerate(self.layers, 1):
-            units += [layer.attention, layer.cca, layer.feed_forward] if index == first else [layer]
-        return units
+        """What FSDP2 gathers one at a time: the layers of encoder and decoder."""
+        return [*(() if self.encoder is None else self.encoder.layers), *self.layers]
 
-    def _encode(self, x: Tensor, neighbours: Tensor, neighbour_mask: Tensor | None) -> Tensor:
-        chunks, length = neighbours.shape[1], self.config.chunk_len
-        return self.encoder(neighbours, x[:, : chunks * length].unflatten(1, (chunks, length)), neighbour_mask=neighbour_mask)
-
-    def _run(self, step, *args):
-        return checkpoint(step, *args, use_reentrant=False) if self.checkpoint and torch.is_grad_enabled() else step(*args)
+    def _run(self, layer: DecoderLayer, *args, **options):
+        if self.checkpoint and torch.is_grad_enabled():
+            return checkpoint(layer, *args, use_reentrant=False, **options)
+        return layer(*args, **options)

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from retro_model.layers import ChunkedCrossAttention
 
+from .cache import ChunkCache
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs
 from .model import Retro
+from .retrieval import Encoded, Retrieval
 
 #: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
 PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
@@ -156,12 +158,12 @@ class RetrofittedDecoder(nn.Module):
         self.cca = nn.ModuleDict({name: ChunkedCrossAttention(*sizes, **options, **where) for name in names})
         self.cca_norm = nn.ModuleDict({name: nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
         _start_without_effect(self)
-        self._retrieval: _Retrieval | None = None
+        self._pass: _Pass | None = None
         for layer in config.cca_layers:
             block = blocks[layer - 1]
             block.register_forward_pre_hook(self._keep_input, with_kwargs=True)
             # a partial of a method, not a closure: a copy of the model has hooks of its own, and a model can be pickled
-            getattr(block, attention).register_forward_hook(partial(self._cross_attend, str(layer)))
+            getattr(block, attention).register_forward_hook(partial(self._cross_attend, layer))
 
     def train(self, mode: bool = True) -> RetrofittedDecoder:
         super().train(mode)
@@ -189,24 +191,29 @@ class RetrofittedDecoder(nn.Module):
                     f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; use cache"
                 )
         check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device, cache)
-        if cache is not None:
-            with torch.no_grad():
-                out = self._run(
-                    _Retrieval(*cache.with_missing(neighbours, neighbour_mask, tokens), cache), tokens, options | cache.options()
-                )
-            cache.advance(tokens.shape[1], out)
-        elif neighbours is not None and neighbours.shape[1]:
-            out = self._run(_Retrieval(neighbours, neighbour_mask), tokens, options)
-        else:
+        if cache is None and (neighbours is None or not neighbours.shape[1]):
             out = self.decoder(tokens, **options)
+        elif cache is None:
+            out = self._run(self._retrieval_of(tokens, neighbours, neighbour_mask), tokens, options)
+        else:
+            with torch.no_grad():
+                retrieval = self._retrieval_of(tokens, neighbours, neighbour_mask, cache)
+                out = self._run(retrieval, tokens, options | {"past_key_values": cache.decoder, "use_cache": True})
+                cache.advance(tokens.shape[1])
+                cache.decoder = out.past_key_values
+                retrieval.finish()
         return getattr(out, "logits", out)
 
-    def _run(self, retrieval: _Retrieval, tokens: Tensor, options: dict):
-        self._retrieval = retrieval
+    def _retrieval_of(self, tokens: Tensor, neighbours, neighbour_mask, cache: RetrofitCache | None = None) -> Retrieval:
+        where = {"batch": tokens.shape[0], "device": tokens.device}
+        return Retrieval(self.encoder, tokens.shape[1], neighbours, neighbour_mask, cache=cache, **where)
+
+    def _run(self, retrieval: Retrieval, tokens: Tensor, options: dict):
+        self._pass = _Pass(retrieval)
         try:
             return self.decoder(tokens, **options)
         finally:
-            self._retrieval = None
+            self._pass = None
 
     decodes_ragged = False  # the decoder's own cache wants rows of one length
 
@@ -223,100 +230,36 @@ class RetrofittedDecoder(nn.Module):
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
 
     def _keep_input(self, block: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self._retrieval is not None:
-            self._retrieval.block_input = args[0] if args else kwargs["hidden_states"]
+        if self._pass is not None:
+            self._pass.block_input = args[0] if args else kwargs["hidden_states"]
 
-    def _cross_attend(self, layer: str, attention: nn.Module, args: tuple, output):
-        retrieval = self._retrieval
-        if retrieval is None:
+    def _cross_attend(self, layer: int, attention: nn.Module, args: tuple, output):
+        if self._pass is None:
             return None
+        here, retrieval = self._pass, self._pass.retrieval
         update = output[0] if isinstance(output, tuple) else output
-        hidden = retrieval.block_input + update
-        if not retrieval.conditioned:  # the first block that retrieves
-            retrieval.condition(self.encoder, hidden)
-        if retrieval.encoded is None:
+        hidden = here.block_input + update
+        if layer == self.config.cca_layers[0]:
+            here.encoded = retrieval.encode(hidden)
+        if not retrieval.retrieves:
             return None
-        query_start = retrieval.query_start
-        cross = self.cca[layer](self.cca_norm[layer](hidden), retrieval.encoded, neighbour_mask=retrieval.mask, query_start=query_start)
-        return (update + cross, *output[1:]) if isinstance(output, tuple) else update + cross
+        name = str(layer)
+        update = update + retrieval.cross_attend(self.cca[name], self.cca_norm[name](hidden), here.encoded, layer)
+        return (update, *output[1:]) if isinstance(output, tuple) else update
 
 
-class RetrofitCache:
-    """What a retrofitted decoder keeps while it decodes: the decoder's own cache, the activations of the incomplete chunk, the
-    encoded neighbours of the last complete one (no later token attends an earlier chunk's).
-
-    Args:
-        config: the model's.
-        batch: B, rows of one length.
-        capacity: most tokens a row can have; None: config.max_len.
-    """
+class RetrofitCache(ChunkCache):
+    """What a retrofitted decoder keeps while it decodes: `ChunkCache`, and the decoder's own cache. Rows are of one length."""
 
     def __init__(self, config: RetroConfig, batch: int, capacity: int | None = None):
-        self.config, self.batch = config, batch
-        self.capacity = config.max_len if capacity is None else capacity
-        self.length = 0  # tokens held
+        super().__init__(config, batch, capacity)
         self.decoder = None  # whatever the decoder gives as past_key_values
-        self.chunk: Tensor | None = None  # [B,length % M,d]
-        self.encoded: Tensor | None = None  # [B,1,K,R,d']
-        self.neighbour_mask: Tensor | None = None  # bool [B,1,K,R]
-
-    @property
-    def positions(self) -> list[int]:
-        """Tokens that each row holds."""
-        return [self.length] * self.batch
-
-    def completes(self, count: int) -> int:
-        """Chunks that `count` more tokens complete: the L of the next call's neighbours."""
-        return (self.length % self.config.chunk_len + count) // self.config.chunk_len
-
-    def options(self) -> dict:
-        """What the decoder is called with."""
-        return {"past_key_values": self.decoder, "use_cache": True}
-
-    def with_missing(self, neighbours: Tensor | None, mask: Tensor | None, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Neighbours and mask [B,L,K,R]; where chunks complete without neighbours, but earlier ones had some, theirs are missing."""
-        if neighbours is None and self.encoded is not None and (chunks := self.completes(tokens.shape[1])):
-            neighbours = tokens.new_zeros(self.batch, chunks, *self.encoded.shape[2:4])
-            return neighbours, torch.zeros_like(neighbours, dtype=torch.bool)
-        if neighbours is None or not neighbours.shape[1]:
-            return None, None
-        mask = torch.ones_like(neighbours, dtype=torch.bool) if mask is None else mask
-        return neighbours, mask if mask.dim() == 4 else mask.unsqueeze(-1).expand(neighbours.shape)
-
-    def advance(self, count: int, out) -> None:
-        """The call's tokens are held now."""
-        self.length += count
-        self.decoder = out.past_key_values
 
 
-class _Retrieval:
+class _Pass:
     """What one forward pass hands from hook to hook."""
 
-    def __init__(self, neighbours: Tensor | None, mask: Tensor | None, cache: RetrofitCache | None = None):
-        self.neighbours, self.mask, self.cache = neighbours, mask, cache
+    def __init__(self, retrieval: Retrieval):
+        self.retrieval = retrieval
         self.block_input: Tensor | None = None
-        self.encoded: Tensor | None = None
-        self.conditioned, self.query_start = False, 0
-
-    def condition(self, encoder: NeighbourEncoder, hidden: Tensor) -> None:
-        """Encodes the neighbours in the light of the activations hidden [B,N,d], and of what the cache holds of their chunks."""
-        self.conditioned, m, cache = True, encoder.config.chunk_len, self.cache
-        if cache is not None and cache.chunk is not None:
-            hidden = torch.cat([cache.chunk, hidden], 1)
-        complete = hidden.shape[1] // m
-        if self.neighbours is not None:
-            chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
-            self.encoded = encoder(self.neighbours, chunks, neighbour_mask=self.mask)
-        if cache is not None:
-            cache.chunk = hidden[:, complete * m :]
-            self._join_held(cache, m)
-
-    def _join_held(self, cache: RetrofitCache, m: int) -> None:
-        self.query_start = cache.length % m
-        held, held_mask = cache.encoded, cache.neighbour_mask
-        if self.encoded is not None:
-            cache.encoded, cache.neighbour_mask = self.encoded[:, -1:], self.mask[:, -1:]
-        if held is not None:  # chunk 0 of this call is the one held
-            self.query_start += m
-            self.encoded = held if self.encoded is None else torch.cat([held, self.encoded], 1)
-            self.mask = held_mask if self.mask is None else torch.cat([held_mask, self.mask], 1)
+        self.encoded: Encoded | None = None

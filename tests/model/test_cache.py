@@ -107,7 +107,7 @@ def test_float32_and_autocast():
             whole = model(tokens, neighbours, neighbour_mask=mask)
             cache = RetroCache(model.config, 2)
             got = decoded(model, cache, tokens, neighbours, mask, [6, *[1] * 9])
-        assert cache.keys[0].dtype == dtype
+        assert cache.layers[0].keys.dtype == dtype
         assert_passes("logits", got, want, whole, dtype)
 
 

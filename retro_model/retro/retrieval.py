@@ -1,0 +1,155 @@
+"""Retrieval within one call of a model: which rows complete which chunks, what the encoder is conditioned on, who attends what.
+
+Whole sequences, decoding with a cache and retrofitted decoders all go through `Retrieval`: a whole sequence is a call without a cache
+in which all rows begin at their first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from retro_model.layers import ChunkedCrossAttention
+
+from .cache import ChunkCache, NeighbourKeys
+from .encoder import NeighbourEncoder
+
+#: Encodings [B',L,K,R,d'] of each group's neighbours; None where it has none.
+Encoded = list[Tensor | None]
+
+
+class Group(NamedTuple):
+    """Rows of a call that stand at the same place in their chunk, so that one call of the kernel serves them."""
+
+    rows: Tensor | slice
+    first: int  # the column of their first token in this call: padding on the left comes before it
+    phase: int  # tokens of the incomplete chunk before the call
+    held: bool  # whether the first token still attends the neighbours held for the last complete chunk
+    completed: int  # chunks that complete within the call
+
+
+class Retrieval:
+    """One call's neighbours.
+
+    Args:
+        encoder: reads the neighbours.
+        count: N, columns of the call.
+        neighbours: [B,L,K,R], of the L chunks that complete in the row where most do; a row that completes fewer uses its first ones.
+            None: none.
+        neighbour_mask: bool [B,L,K] or [B,L,K,R], or None.
+        batch: B.
+        starts: the column of each row's first token in this call; None: 0.
+        cache: what earlier calls left; `finish` advances it.
+    """
+
+    def __init__(
+        self, encoder: NeighbourEncoder, count: int, neighbours: Tensor | None, neighbour_mask: Tensor | None, *, batch: int,
+        device: torch.device, starts: Sequence[int] | None = None, cache: ChunkCache | None = None,
+    ):  # fmt: skip
+        self.encoder, self.count, self.cache, self.device = encoder, count, cache, device
+        self.neighbours, self.neighbour_mask = neighbours, neighbour_mask
+        if cache is not None:
+            self._fill_from(cache)
+        self.retrieves = self.neighbours is not None or (cache is not None and cache.neighbour_mask is not None)
+        positions = [0] * batch if cache is None else cache.positions
+        self.groups = self._groups(positions, [0] * batch if starts is None else starts)
+
+    def _fill_from(self, cache: ChunkCache) -> None:
+        """What a cache needs stated: a whole mask, and missing neighbours where chunks complete without."""
+        if self.neighbours is None and cache.neighbour_mask is not None and (chunks := cache.completes(self.count)):
+            shape = (cache.batch, chunks, *cache.neighbour_mask.shape[1:])
+            self.neighbours = torch.zeros(shape, dtype=torch.int64, device=self.device)
+            self.neighbour_mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        if self.neighbours is None:
+            return
+        if self.neighbour_mask is None:
+            self.neighbour_mask = torch.ones_like(self.neighbours, dtype=torch.bool)
+        elif self.neighbour_mask.dim() == 3:
+            self.neighbour_mask = self.neighbour_mask.unsqueeze(-1).expand(self.neighbours.shape)
+        if cache.neighbour_mask is None:
+            cache.neighbour_mask = torch.zeros(cache.batch, *self.neighbours.shape[2:], dtype=torch.bool, device=self.device)
+
+    def _groups(self, positions: Sequence[int], starts: Sequence[int]) -> list[Group]:
+        m = self.encoder.config.chunk_len
+        members: dict[tuple[int, int, bool], list[int]] = {}
+        for row, (position, start) in enumerate(zip(positions, starts, strict=True)):
+            phase = position % m
+            members.setdefault((start, phase, position >= m and phase < m - 1), []).append(row)
+        whole = len(members) == 1
+        return [
+            Group(slice(None) if whole else torch.tensor(rows, device=self.device), start, phase, held, (phase + self.count - start) // m)
+            for (start, phase, held), rows in members.items()
+        ]
+
+    def encode(self, x: Tensor) -> Encoded:
+        """The neighbours of the chunks that complete, conditioned on activations x [B,N,d] and on what is held of their beginnings."""
+        m, cache = self.encoder.config.chunk_len, self.cache
+        if cache is not None and cache.chunk is None:
+            cache.chunk = x.new_zeros(cache.batch, m, x.shape[-1])
+        encoded: Encoded = []
+        for rows, first, phase, _, completed in self.groups:
+            hidden = x[rows, first:]
+            if cache is not None:
+                hidden = torch.cat([cache.chunk[rows, :phase], hidden], 1)
+                rest = hidden[:, completed * m :]
+                cache.chunk[rows, : rest.shape[1]] = rest
+            if not completed or self.neighbours is None:
+                encoded.append(None)
+                continue
+            chunks = hidden[:, : completed * m].unflatten(1, (completed, m))
+            encoded.append(self.encoder(self.neighbours[rows, :completed], chunks, neighbour_mask=self._mask(rows, completed)))
+        return encoded
+
+    def _mask(self, rows: Tensor | slice, chunks: int) -> Tensor | None:
+        return None if self.neighbour_mask is None else self.neighbour_mask[rows, :chunks]
+
+    def cross_attend(self, cca: ChunkedCrossAttention, x: Tensor, encoded: Encoded, layer: int) -> Tensor:
+        """The update [B,N,d] that layer `layer`'s chunked cross-attention makes of x [B,N,d]."""
+        kept = None if self.cache is None else self.cache.neighbours[layer]
+        updates = [self._cross_attend(group, cca, x, found, kept) for group, found in zip(self.groups, encoded)]
+        if len(updates) == 1 and updates[0] is not None and not self.groups[0].first:
+            return updates[0]
+        total = torch.zeros_like(x)
+        for group, update in zip(self.groups, updates):
+            if update is not None:
+                total[group.rows, group.first :] = update.to(total.dtype)
+        return total
+
+    def _cross_attend(self, group: Group, cca: ChunkedCrossAttention, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None):
+        """The update of one group's rows; None where no token attends anything."""
+        rows, x = group.rows, x[group.rows, group.first :]
+        key, value = (None, None) if encoded is None else cca.project(encoded)
+        mask, query_start = self._mask(rows, group.completed), group.phase
+        held = kept is not None and group.held and kept.keys is not None  # before any neighbours were given there are none to hold
+        if held:  # chunk 0 of the call is the one held
+            query_start += cca.chunk_len
+            key = _after(kept.keys[rows], key)
+            value = _after(kept.values[rows], value)
+            mask = _after(self.cache.neighbour_mask[rows], None if encoded is None else mask)
+        if key is None:
+            return None
+        if kept is None:
+            rel_key = cca.relative_keys(key.shape[3])
+        else:
+            if encoded is not None:
+                kept.hold(self.cache.batch, rows, key[:, -1], value[:, -1])
+            if kept.rel_key is None:
+                kept.rel_key = cca.relative_keys(key.shape[3])
+            rel_key = kept.rel_key
+        return cca.attend(x, key, value, rel_key, neighbour_mask=mask, query_start=query_start)
+
+    def finish(self) -> None:
+        """The mask of the last complete chunk's neighbours becomes part of what the cache holds, as their keys have."""
+        if self.neighbours is not None:
+            for rows, _, _, _, completed in self.groups:
+                if completed:
+                    self.cache.neighbour_mask[rows] = self.neighbour_mask[rows, completed - 1]
+
+
+def _after(held: Tensor, new: Tensor | None) -> Tensor:
+    """What is held of the last complete chunk [B,...] as chunk 0, then those of new [B,L,...]."""
+    held = held.unsqueeze(1)
+    return held if new is None else torch.cat([held, new], 1)
