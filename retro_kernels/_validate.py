@@ -19,6 +19,7 @@ from .checks import (
     HEAD_DIM_MAX,
     HEAD_DIM_MIN,
     HEAD_DIM_STEP,
+    INTEGERS,
     POSITION_MAX,
     dense_rows,
     flag,
@@ -32,7 +33,6 @@ from .checks import (
     tensor,
 )
 
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 REL_WIDTH_MAX = 256  # E, width of the relative keys
 EMBEDDING_MAX = 4096  # D of topk_chunks
 TOPK_MAX = 128

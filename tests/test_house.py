@@ -11,13 +11,21 @@ from retro_kernels import _dispatch, _problem
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "retro_kernels"
+MODELS = ROOT / "retro_model"
+#: A module of retro_model imports those of its own storey and of lower ones; what is not listed stands at the top.
+STOREYS = (
+    {"checks", "disk"},
+    {"layers", "data"},
+    {"retro", "memory_mosaics", "rpt"},
+    {"generation", "training", "evaluation"},
+)
 BACKENDS = ("triton", "cuda", "cpu", "reference")
 LONGEST_FILE = 450  # lines
 
 
 def imported(path: Path) -> set[str]:
     """Absolute names of the modules a file imports, function bodies included."""
-    package = ["retro_kernels", *path.relative_to(PACKAGE).parts[:-1]]
+    package = list(path.relative_to(ROOT).parts[:-1])
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -48,6 +56,43 @@ def test_the_reference_imports_only_torch(path):
 def test_the_package_never_imports_what_stands_on_it():
     for path in PACKAGE.rglob("*.py"):
         assert not [name for name in imported(path) if name.split(".")[0] in ("retro_model", "bench", "tests")], path
+
+
+def storey(module: str) -> int:
+    """Of "retro_model.layers.attention" and the like; __init__ gathers and has none."""
+    part = module.split(".")[1]
+    return next((height for height, parts in enumerate(STOREYS) if part in parts), len(STOREYS))
+
+
+def model_modules() -> dict[str, set[str]]:
+    """Each module of retro_model, and which others it imports."""
+    names = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in MODELS.rglob("*.py")}
+
+    def existing(name: str) -> str:
+        while name and name not in names:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {name: {existing(found) for found in imported(path) - {"retro_model._text"}} - {"", name} for name, path in names.items()}
+
+
+def test_the_models_import_downwards():
+    """Layers know no model, models no training: and through what they import, none imports the whole package."""
+    upward = [
+        f"{name} imports {other}" for name, others in model_modules().items() for other in others
+        if name != "retro_model" and storey(name) < (len(STOREYS) if other == "retro_model" else storey(other))
+    ]  # fmt: skip
+    assert not upward
+
+
+def test_the_models_import_in_no_circle():
+    left = {name: {o for o in others if o != "retro_model"} for name, others in model_modules().items() if name != "retro_model"}
+    for name, others in left.items():  # a package's __init__ gathers its modules, which name each other, not it
+        left[name] = {o for o in others if not name.startswith(f"{o}.")}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left
 
 
 def test_importing_the_models_loads_no_optional_library():
