@@ -161,7 +161,7 @@ def write_json(path: Path, value: Any) -> None:
     """Replaces a file at once: a reader, or a kill, finds the old text or the new one, never a part."""
     temporary = path.with_name(path.name + ".new")
     with open_plain(temporary, "xb") as handle:
-        handle.write((json.dumps(value, indent=1) + "\n").encode())
+        handle.write(json.dumps(value, indent=1).encode())
         handle.flush()
         os.fsync(handle.fileno())
     os.replace(temporary, path)

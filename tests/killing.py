@@ -82,3 +82,9 @@ def in_a_process(code: str, *arguments) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def fast_folder(tmp_path: Path) -> Path:
+    """A name for a folder, in memory where there is such a file system: hundreds of fsync take seconds on a disk."""
+    memory = Path("/dev/shm")
+    return (memory if os.access(memory, os.W_OK) else tmp_path) / f"retro-kernels-{os.getpid()}"

@@ -12,7 +12,10 @@ from .embed import Embedder
 from .search import DenseSearcher, FaissSearcher, LexicalSearcher, Searcher
 from .store import TokenStore
 
-MANIFEST, KIND, KEYS = "database.json", "chunk database", "keys.npy"
+MANIFEST, KEYS = "database.json", "keys.npy"
+FORM = files.Form(
+    "chunk database", (KEYS,), ("chunks",), lambda settings, facts: {KEYS: len(files.npy_header((0, 0), np.float32)) + facts["chunks"] * settings["dim"] * 4}
+)  # fmt: skip
 
 
 class ChunkDatabase:
@@ -52,14 +55,14 @@ class ChunkDatabase:
             ValueError: the folder holds a database of another store or embedder, or a corrupt file, by name.
         """
         settings = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": block}
-        header = npy_header((len(store), embedder.dim), np.float32)
-        with files.Build(Path(folder) / MANIFEST, KIND, settings, {KEYS: header}) as build:
+        header = files.npy_header((len(store), embedder.dim), np.float32)
+        with files.Build(Path(folder) / MANIFEST, FORM, settings, {KEYS: header}) as build:
             if not build.complete:
                 done = build.facts.get("chunks", 0)
                 for start in files.track(range(done, len(store), block), "embeddings", enabled=progress):
-                    rows = slice(start, start + block)
-                    build.append(KEYS, checked_embeddings(embedder, store.chunks(np.arange(len(store))[rows]), store.lengths[rows]))
-                    build.commit(chunks=min(start + block, len(store)))
+                    rows = np.arange(start, min(start + block, len(store)))
+                    build.append(KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]))
+                    build.commit(chunks=start + len(rows))
                 build.finish(chunks=len(store))
         return cls.open(folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False)
 
@@ -74,11 +77,11 @@ class ChunkDatabase:
             FileNotFoundError, ValueError: naming the file, or what is another.
         """
         folder = Path(folder)
-        manifest = files.read_manifest(folder / MANIFEST, KIND, complete=True)
-        files.check_files(folder / MANIFEST, manifest["files"], verify=verify)
-        wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": manifest["settings"]["block"]}
+        manifest = files.read_manifest(folder / MANIFEST, FORM, complete=True)
+        wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": manifest["settings"].get("block")}
         files.same_settings(folder / MANIFEST, wanted, manifest["settings"])
-        keys = np.load(folder / KEYS, mmap_mode="r") if len(store) else np.zeros((0, embedder.dim), np.float32)
+        files.check_files(folder / MANIFEST, FORM, manifest, verify=verify, chunks=len(store))
+        keys = files.mapped_npy(folder / KEYS, np.float32, (len(store), embedder.dim))
         searcher = DenseSearcher(embedder, keys, store.chunk_doc, device=device)
         if index is not None:
             name = "".join(c if c.isalnum() else "-" for c in index)
@@ -172,15 +175,6 @@ def checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarr
     if not np.isfinite(made).all():
         raise ValueError(f"{embedder.name}: an embedding is not finite")
     return made
-
-
-def npy_header(shape: tuple[int, ...], dtype) -> bytes:
-    """What an .npy file of this shape begins with: the file can then be written by appending rows."""
-    from io import BytesIO
-
-    buffer = BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
-    return buffer.getvalue()
 
 
 def _integer_array(name: str, values, dims: int | None = None) -> np.ndarray:

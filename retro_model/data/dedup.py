@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from retro_model import disk
+
 from . import files
 from .store import Document, TokenStore
 from .text import minhash_signatures, ngram_jaccard
@@ -41,7 +43,7 @@ class Report(NamedTuple):
 
     def save(self, path: str | Path) -> None:
         """As JSON."""
-        files.write_json(Path(path), self._asdict() | {"removed": [removal._asdict() for removal in self.removed]})
+        disk.write_json(Path(path), self._asdict() | {"removed": [removal._asdict() for removal in self.removed]})
 
     def __str__(self) -> str:
         head = f"{len(self.removed)} of {self.documents} training documents have a {self.ngram}-gram Jaccard similarity of at least {self.threshold}"

@@ -80,7 +80,12 @@ class HashedTfidf:
             raise
         except Exception as error:  # of the archive, its compression, an array's header: what a flipped bit hits
             raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
-        made = cls(dim, tuple(orders), seed)
+        try:
+            made = cls(dim, tuple(orders), seed)
+            if frequency.dtype != np.int64 or frequency.shape != (BUCKETS,) or min(num_chunks, frequency.min()) < 0:
+                raise ValueError(f"frequency is {frequency.dtype} {list(frequency.shape)}, not counts of {num_chunks} chunks")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from None
         made.num_chunks, made.frequency = num_chunks, frequency
         return made
 

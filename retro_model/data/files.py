@@ -1,7 +1,9 @@
 """Files that grow by appending and a manifest that says how much of them counts: builds that continue after a kill.
 
 A manifest is JSON, replaced atomically: {kind, settings, complete, facts, files: {name: {bytes, crc32}}, crc32}. What a file
-holds beyond the bytes its manifest names is the rest of a killed run, and is cut off when the build continues.
+holds beyond the bytes its manifest names is the rest of a killed run, and is cut off when the build continues. One process builds;
+a second one is refused. A folder may come from a stranger: only the expected names are opened, none through a link, and a manifest
+that contradicts its files is refused.
 """
 
 from __future__ import annotations
@@ -9,14 +11,30 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from retro_model import disk
+
 VERSION = 1
 READ_BYTES = 1 << 22  # read at once to compute a checksum
+
+
+class Form(NamedTuple):
+    """What manifests of one kind say.
+
+    kind: in errors, e.g. "token store". files: their names. counts: facts that are numbers of something. sizes: (settings, facts) ->
+    bytes of the files whose size these settle.
+    """
+
+    kind: str
+    files: tuple[str, ...]
+    counts: tuple[str, ...] = ()
+    sizes: Callable[[dict, dict], dict[str, int]] = lambda settings, facts: {}
 
 
 class Build:
@@ -24,33 +42,50 @@ class Build:
 
     Args:
         manifest: path of the manifest; the files lie beside it.
-        kind: what is built, e.g. "token store".
+        form: of the manifest.
         settings: everything the result depends on, as JSON; a build with others is refused.
-        files: names of the files, each with the bytes it starts with.
+        starts: the bytes that files start with, where there are any.
+
+    Raises:
+        ValueError: the folder holds something else, or a damaged file, by name.
+        retro_model.disk.Busy: another process is building here.
     """
 
-    def __init__(self, manifest: Path, kind: str, settings: dict, files: dict[str, bytes]) -> None:
-        self.path, self.kind = Path(manifest), kind
+    def __init__(self, manifest: Path, form: Form, settings: dict, starts: dict[str, bytes] | None = None) -> None:
+        self.path, self.form = Path(manifest), form
         self.settings = json.loads(json.dumps(settings))
         self.complete, self.facts = False, {}
+        self.files = {name: {"bytes": 0, "crc32": 0} for name in form.files}
         self._handles: dict[str, Any] = {}
-        if self.path.exists():
-            found = read_manifest(self.path, kind)
-            same_settings(self.path, self.settings, found["settings"])
-            self.complete, self.facts, self.files = found["complete"], found["facts"], found["files"]
-            check_files(self.path, self.files, verify=True, exact=self.complete)
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.files = {name: {"bytes": 0, "crc32": 0} for name in files}
+        self._lock: disk.Lock | None = None
+        self._continue(complete_only=True)
         if self.complete:
             return
-        for name, record in self.files.items():
-            path = self.path.parent / name
-            path.touch()
-            os.truncate(path, record["bytes"])
-            self._handles[name] = path.open("ab")
-            if not record["bytes"]:
-                self.append(name, files[name])
+        disk.make_folder(self.path.parent)
+        self._lock = disk.Lock(self.path.with_name(f".{self.path.name}.lock"), f"{self.path}: the {form.kind} is being built")
+        try:
+            self._continue()  # again: whoever held the lock until now has gone on, or finished
+            if self.complete:
+                self.close()
+                return
+            for name, record in self.files.items():
+                handle = self._handles[name] = disk.open_plain(self.path.parent / name, "ab")
+                os.ftruncate(handle.fileno(), record["bytes"])
+                if not record["bytes"]:
+                    self.append(name, (starts or {}).get(name, b""))
+        except BaseException:
+            self.close()
+            raise
+
+    def _continue(self, complete_only: bool = False) -> None:
+        """Takes over what the manifest on disk says, if there is one."""
+        if not self.path.exists():
+            return
+        found = read_manifest(self.path, self.form)
+        same_settings(self.path, self.settings, found["settings"])
+        if found["complete"] or not complete_only:
+            check_files(self.path, self.form, found, verify=True)
+            self.complete, self.facts, self.files = found["complete"], found["facts"], found["files"]
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
         """Adds to the end of a file; an array in C order."""
@@ -59,15 +94,24 @@ class Build:
         record = self.files[name]
         self.files[name] = {"bytes": record["bytes"] + len(data), "crc32": zlib.crc32(data, record["crc32"])}
 
+    def adopt(self, name: str, written: Path) -> None:
+        """A file that somebody else wrote takes the place of the one under that name."""
+        self._handles.pop(name).close()
+        disk.sync(written)
+        os.replace(written, self.path.parent / name)
+        size = (self.path.parent / name).stat().st_size
+        with disk.open_plain(self.path.parent / name, "rb") as handle:
+            self.files[name] = {"bytes": size, "crc32": checksum(handle, size)}
+
     def commit(self, **facts) -> None:
         """What was appended so far counts, together with `facts` (the progress), even after a kill or a power cut."""
         for handle in self._handles.values():
             handle.flush()
             os.fsync(handle.fileno())
         self.facts = facts
-        whole = {"kind": self.kind, "version": VERSION, "settings": self.settings, "complete": self.complete}
+        whole = {"kind": self.form.kind, "version": VERSION, "settings": self.settings, "complete": self.complete}
         whole |= {"facts": self.facts, "files": self.files}
-        write_json(self.path, {**whole, "crc32": _own_checksum(whole)})
+        disk.write_json(self.path, {**whole, "crc32": _own_checksum(whole)})
 
     def finish(self, **facts) -> None:
         """The build is complete; the same files and manifest come out whether or not it was interrupted."""
@@ -79,6 +123,8 @@ class Build:
         for handle in self._handles.values():
             handle.close()
         self._handles = {}
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Build:
         return self
@@ -87,27 +133,47 @@ class Build:
         self.close()
 
 
-def read_manifest(path: Path, kind: str, *, complete: bool = False) -> dict:
-    """A manifest of the kind expected; `complete`: refuse that of an unfinished build.
+def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
+    """A manifest of the form expected; `complete`: refuse that of an unfinished build.
 
     Raises:
         FileNotFoundError, ValueError: naming the path.
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no {kind} here")
+    if not path.exists() and not path.is_symlink():
+        raise FileNotFoundError(f"{path}: no {form.kind} here")
     try:
-        found = json.loads(path.read_text())
+        with disk.open_plain(path, "rb") as handle:
+            found = disk.read_json(handle.read())
         known = found["kind"], found["version"], found["settings"], found["complete"], found["facts"], found["files"]
         if found.pop("crc32") != _own_checksum(found):
             raise KeyError("its checksum is another")
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: the manifest is corrupt ({error!r})") from error
-    if known[:2] != (kind, VERSION):
-        raise ValueError(f"{path}: expected a {kind} of version {VERSION}; got a {known[0]} of version {known[1]}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: the manifest is corrupt ({error})") from error
+    if known[:2] != (form.kind, VERSION):
+        raise ValueError(f"{path}: expected a {form.kind} of version {VERSION}; got a {known[0]} of version {known[1]}")
+    _check_types(path, form, found)
     if complete and not found["complete"]:
-        raise ValueError(f"{path}: the {kind} is unfinished; run the same build again and it continues")
+        raise ValueError(f"{path}: the {form.kind} is unfinished; run the same build again and it continues")
     return found
+
+
+def _check_types(path: Path, form: Form, found: dict) -> None:
+    for name, kind in (("settings", dict), ("complete", bool), ("facts", dict), ("files", dict)):
+        if not isinstance(found[name], kind):
+            raise ValueError(f"{path}: the manifest is corrupt ({name} is no {kind.__name__})")
+    if found["files"].keys() != set(form.files):
+        raise ValueError(f"{path}: expected the files {', '.join(form.files)}; the manifest names {', '.join(found['files']) or 'none'}")
+    for name, record in found["files"].items():
+        if not isinstance(record, dict) or record.keys() != {"bytes", "crc32"} or not all(map(_is_count, record.values())):
+            raise ValueError(f"{path}: the manifest is corrupt (it says {record!r} of {name})")
+    for name in form.counts:
+        if not _is_count(found["facts"].get(name)):
+            raise ValueError(f"{path}: the manifest is corrupt ({name} is {found['facts'].get(name)!r})")
+
+
+def _is_count(value) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _own_checksum(manifest: dict) -> int:
@@ -121,52 +187,62 @@ def same_settings(path: Path, wanted: dict, found: dict) -> None:
             raise ValueError(f"{path}: built with {key}={found.get(key)!r}; now {key}={wanted.get(key)!r}: delete it or build elsewhere")
 
 
-def check_files(manifest: Path, files: dict, *, verify: bool, exact: bool = True) -> None:
-    """Raises ValueError that names the file that is missing, too short or (exact) long, or (verify) of another checksum."""
-    for name, record in files.items():
-        path = Path(manifest).parent / name
-        if not path.exists():
-            raise ValueError(f"{path}: missing; {Path(manifest).name} names {record['bytes']} bytes")
-        size = path.stat().st_size
-        if size < record["bytes"] or (exact and size != record["bytes"]):
-            raise ValueError(f"{path}: truncated or corrupt; expected {record['bytes']} bytes, got {size}")
-        if verify and (crc := checksum(path, record["bytes"])) != record["crc32"]:
-            raise ValueError(f"{path}: corrupt; expected crc32 {record['crc32']:08x}, got {crc:08x}")
+def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **counts: int) -> None:
+    """Holds the files to what their manifest says, and that to itself; its settings are checked already. `verify`: checksums.
+
+    counts: facts that are known. Raises ValueError that names the file that is missing, a link, too short or (of a complete build)
+    long, or of another checksum.
+    """
+    for name, count in counts.items():
+        if manifest["facts"][name] != count:
+            raise ValueError(f"{path}: expected {count} {name}; the manifest has {manifest['facts'][name]}")
+    for name, size in form.sizes(manifest["settings"], manifest["facts"]).items():
+        if (named := manifest["files"][name]["bytes"]) != size:
+            raise ValueError(f"{path}: the manifest contradicts itself (its counts make {size} bytes of {name}, it names {named})")
+    for name, record in manifest["files"].items():
+        file = Path(path).parent / name
+        try:
+            handle = disk.open_plain(file, "rb")
+        except FileNotFoundError:
+            raise ValueError(f"{file}: missing; {Path(path).name} names {record['bytes']} bytes") from None
+        with handle:
+            size = os.fstat(handle.fileno()).st_size
+            if size < record["bytes"] or (manifest["complete"] and size != record["bytes"]):
+                raise ValueError(f"{file}: truncated or corrupt; expected {record['bytes']} bytes, got {size}")
+            if verify and (crc := checksum(handle, record["bytes"])) != record["crc32"]:
+                raise ValueError(f"{file}: corrupt; expected crc32 {record['crc32']:08x}, got {crc:08x}")
 
 
-def record(path: Path) -> dict:
-    """What a manifest says of a file that was written by somebody else."""
-    size = Path(path).stat().st_size
-    return {"bytes": size, "crc32": checksum(path, size)}
-
-
-def checksum(path: Path, size: int) -> int:
-    """crc32 of a file's first `size` bytes."""
+def checksum(handle, size: int) -> int:
+    """crc32 of the next `size` bytes."""
     crc = 0
-    with Path(path).open("rb") as handle:
-        while size > 0 and (block := handle.read(min(size, READ_BYTES))):
-            crc, size = zlib.crc32(block, crc), size - len(block)
+    while size > 0 and (block := handle.read(min(size, READ_BYTES))):
+        crc, size = zlib.crc32(block, crc), size - len(block)
     return crc
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replaces a file at once: a reader, or a kill, finds the old text or the new one, never a part."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w") as handle:
-        json.dump(value, handle, indent=1)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def mapped(path: Path, dtype, shape: tuple[int, ...], *, start: int = 0) -> np.ndarray:
+    """A read-only memory map of a raw file from byte `start` (an ordinary array where it is empty)."""
+    if not np.prod(shape):
+        return np.zeros(shape, dtype)
+    with disk.open_plain(path, "rb") as handle:
+        return np.memmap(handle, dtype, "r", offset=start, shape=shape)
 
 
-def mapped(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """A read-only memory map of a raw file (an ordinary array where it is empty)."""
-    return np.memmap(path, dtype, "r", shape=shape) if np.prod(shape) else np.zeros(shape, dtype)
+def npy_header(shape: tuple[int, ...], dtype) -> bytes:
+    """What an .npy file of this shape begins with: the file can then be written by appending rows."""
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+def mapped_npy(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """A read-only memory map of an .npy file that must be of this type and shape. Raises ValueError naming the file."""
+    header = npy_header(shape, dtype)
+    with disk.open_plain(path, "rb") as handle:
+        if handle.read(len(header)) != header:
+            raise ValueError(f"{path}: expected an array {np.dtype(dtype)} {list(shape)}; its header says another")
+    return mapped(path, dtype, shape, start=len(header))
 
 
 def track(items: Iterable, description: str, *, total: int | None = None, enabled: bool = False) -> Iterator:

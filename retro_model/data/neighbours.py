@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from . import files
-from .database import ChunkDatabase, npy_header
+from .database import ChunkDatabase
 from .store import TokenStore
 
-FILE, MANIFEST, KIND = "neighbours.npy", "neighbours.json", "neighbours"
+FILE, MANIFEST = "neighbours.npy", "neighbours.json"
+FORM = files.Form(
+    "neighbours", (FILE,), ("chunks",), lambda settings, facts: {FILE: len(files.npy_header((0, 0), np.int64)) + facts["chunks"] * settings["k"] * 8}
+)  # fmt: skip
+ROWS_AT_ONCE = 1 << 16  # whose ids are checked
 
 
 def precompute_neighbours(
@@ -45,14 +49,13 @@ def precompute_neighbours(
         raise ValueError(f"k: expected from 1 to the database's {len(database)} chunks; got {k}")
     exclude = _own_documents(store, database.store)[store.chunk_doc]
     settings = {"store": store.identity, "database": database.identity, "k": k, "block": block}
-    header = npy_header((len(store), k), np.int64)
-    with files.Build(Path(folder) / MANIFEST, KIND, settings, {FILE: header}) as build:
+    header = files.npy_header((len(store), k), np.int64)
+    with files.Build(Path(folder) / MANIFEST, FORM, settings, {FILE: header}) as build:
         if not build.complete:
             for start in files.track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
-                rows = slice(start, start + block)
-                chunks = store.chunks(np.arange(len(store))[rows])
-                build.append(FILE, database.search(chunks, k, lengths=store.lengths[rows], exclude_doc=exclude[rows]))
-                build.commit(chunks=min(start + block, len(store)))
+                rows = np.arange(start, min(start + block, len(store)))
+                build.append(FILE, database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude[rows]))
+                build.commit(chunks=start + len(rows))
             build.finish(chunks=len(store))
     return open_neighbours(folder, store, database)
 
@@ -67,11 +70,19 @@ def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDataba
         FileNotFoundError, ValueError: naming the file, or what is another.
     """
     path = Path(folder) / MANIFEST
-    manifest = files.read_manifest(path, KIND, complete=True)
+    manifest = files.read_manifest(path, FORM, complete=True)
     wanted = manifest["settings"] | {"store": store.identity, "database": database.identity}
     files.same_settings(path, wanted, manifest["settings"])
-    files.check_files(path, manifest["files"], verify=True)
-    return np.load(path.with_name(FILE), mmap_mode="r" if len(store) else None)
+    k = wanted.get("k")
+    if type(k) is not int or not 1 <= k <= len(database):
+        raise ValueError(f"{path}: expected k from 1 to the database's {len(database)} chunks; got {k!r}")
+    files.check_files(path, FORM, manifest, verify=True, chunks=len(store))
+    found = files.mapped_npy(path.with_name(FILE), np.int64, (len(store), k))
+    for start in range(0, len(found), ROWS_AT_ONCE):
+        part = found[start : start + ROWS_AT_ONCE]
+        if part.min() < -1 or part.max() >= len(database):
+            raise ValueError(f"{path.with_name(FILE)}: expected ids within -1 .. {len(database) - 1}; got {part.min()} .. {part.max()}")
+    return found
 
 
 def _own_documents(store: TokenStore, database: TokenStore) -> np.ndarray:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 import retro_kernels as rk
+from retro_model import disk
 
 from . import files
 from .embed import Embedder
 
 KEYS_AT_ONCE = 1 << 17  # embeddings in memory while scanning
 QUERIES_AT_ONCE = 4096
-INDEX_KIND = "index"
 EXCLUDED_AT_FIRST = 8  # neighbours that a FAISS search fetches beyond k
 FETCHED_AT_MOST = 2048  # after which the exact search takes over
 
@@ -128,13 +128,21 @@ def build_index(keys: np.ndarray, factory: str, path: Path | None = None, *, tra
     Raises:
         ValueError: no such index, too few keys to train it on; a kept file that is truncated, corrupt or of other keys, by name.
     """
+    if path is None:
+        return _trained_index(keys, factory, training)
+    form = files.Form("index", (path.name,))
+    with files.Build(path.with_name(path.name + ".json"), form, {"factory": factory, "vectors": list(keys.shape)}) as build:
+        if not build.complete:
+            unfinished = path.with_name(path.name + ".new")
+            disk.remove(unfinished)
+            _faiss().write_index(_trained_index(keys, factory, training), str(unfinished))
+            build.adopt(path.name, unfinished)
+            build.finish()
+    return _faiss().read_index(str(path))
+
+
+def _trained_index(keys: np.ndarray, factory: str, training: int):
     faiss = _faiss()
-    manifest, settings = None if path is None else path.with_name(path.name + ".json"), {"factory": factory, "vectors": list(keys.shape)}
-    if manifest is not None and manifest.exists():  # an index without one is what a killed run left
-        found = files.read_manifest(manifest, INDEX_KIND, complete=True)
-        files.same_settings(manifest, settings, found["settings"])
-        files.check_files(manifest, found["files"], verify=True)
-        return faiss.read_index(str(path))
     try:
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_L2)
     except RuntimeError as error:
@@ -147,13 +155,6 @@ def build_index(keys: np.ndarray, factory: str, path: Path | None = None, *, tra
             raise ValueError(f"index: {factory!r} cannot be trained on {len(rows)} chunks ({error})") from error
     for first in range(0, len(keys), KEYS_AT_ONCE):
         index.add(np.array(keys[first : first + KEYS_AT_ONCE]))
-    if path is not None:
-        unfinished = path.with_name(path.name + ".new")
-        faiss.write_index(index, str(unfinished))
-        unfinished.replace(path)
-        with files.Build(manifest, INDEX_KIND, settings, {}) as build:
-            build.files[path.name] = files.record(path)
-            build.finish()
     return index
 
 

@@ -15,13 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from retro_model import disk
+
 from . import files
 from .tokens import BOS, PAD, Encoder
 
-MANIFEST, KIND = "store.json", "token store"
+MANIFEST = "store.json"
 COLUMNS = {"lengths": np.int32, "chunk_doc": np.int64, "chunk_bytes": np.int64}
 NAMES = ("tokens.bin", *(f"{name}.bin" for name in COLUMNS), "documents.jsonl")
+FORM = files.Form(
+    "token store", NAMES, ("documents", "chunks", "tokens", "bytes"), lambda settings, facts: _sizes(settings, facts["chunks"])
+)
 ENCODED_AT_ONCE = 64  # documents
+ROWS_AT_ONCE = 1 << 18  # whose token ids are checked
 
 
 class Document(NamedTuple):
@@ -61,8 +67,9 @@ class TokenStore:
 
     def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
         self.folder = Path(folder)
-        manifest = files.read_manifest(self.folder / MANIFEST, KIND, complete=True)
-        files.check_files(self.folder / MANIFEST, manifest["files"], verify=verify)
+        manifest = files.read_manifest(self.folder / MANIFEST, FORM, complete=True)
+        _check_settings(self.folder / MANIFEST, manifest["settings"])
+        files.check_files(self.folder / MANIFEST, FORM, manifest, verify=verify)
         settings, facts = manifest["settings"], manifest["facts"]
         self.chunk_len, self.vocab_size, self.tokenizer_name = settings["chunk_len"], settings["vocab_size"], settings["tokenizer"]
         self.num_chunks, self.num_tokens, self.num_bytes = facts["chunks"], facts["tokens"], facts["bytes"]
@@ -74,6 +81,32 @@ class TokenStore:
         self.chunk_doc: np.ndarray
         self.chunk_bytes: np.ndarray
         self.documents = _entries(_read_records(self.folder / "documents.jsonl"))
+        self._check_counts(manifest["facts"])
+        if verify:
+            self._check_rows()
+
+    def _check_counts(self, facts: dict) -> None:
+        """The documents must add up to what the manifest says."""
+        whole = [sum(column) for column in zip(*(entry[3:] for entry in self.documents))] or [0, 0, 0]
+        for name, got in zip(("documents", "chunks", "tokens", "bytes"), (len(self.documents), *whole)):
+            if got != facts[name]:
+                raise ValueError(f"{self.folder / 'documents.jsonl'}: expected {facts[name]} {name} as in {MANIFEST}; got {got}")
+
+    def _check_rows(self) -> None:
+        """The rows must be those of the documents, and their ids below vocab_size."""
+        rows = np.array([entry.num_chunks for entry in self.documents], np.int64)
+        lengths = np.full(self.num_chunks, self.chunk_len, np.int32)
+        tokens = np.array([entry.num_tokens for entry in self.documents], np.int64)
+        lengths[np.cumsum(rows) - 1] = tokens - (rows - 1) * self.chunk_len
+        self._expect("lengths", np.array_equal(self.lengths, lengths), "the documents' lengths")
+        self._expect("chunk_doc", np.array_equal(self.chunk_doc, np.repeat(np.arange(len(rows)), rows)), "the documents in order")
+        self._expect("chunk_bytes", not len(self) or self.chunk_bytes[:].min() >= 0, "no negative number")
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            self._expect("tokens", self.tokens[start : start + ROWS_AT_ONCE].max() < self.vocab_size, f"ids below {self.vocab_size}")
+
+    def _expect(self, name: str, holds: bool, what: str) -> None:
+        if not holds:
+            raise ValueError(f"{self.folder / name}.bin: expected {what}; it holds something else")
 
     def __len__(self) -> int:
         return self.num_chunks
@@ -124,12 +157,12 @@ def build_store(
     for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
-    token_type = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    token_type = _token_type(tokenizer.vocab_size)
     settings = {
         "chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size), "token_type": token_type, "bos": bos,
     }  # fmt: skip
     folder = Path(folder)
-    with files.Build(folder / MANIFEST, KIND, settings, dict.fromkeys(NAMES, b"")) as build:
+    with files.Build(folder / MANIFEST, FORM, settings) as build:
         writer = _Writer(build, tokenizer, chunk_len, bos, token_type)
         incoming = files.track(documents, "tokens", enabled=progress)
         _skip_written(folder, incoming, build)
@@ -215,8 +248,16 @@ def _digest(document: Document) -> str:
 
 
 def _read_records(path: Path) -> list[list]:
-    with path.open() as lines:
-        return [json.loads(line) for line in lines]
+    """Lines of documents.jsonl: name, group, rows, tokens, bytes, digest."""
+    with disk.open_plain(path, "rb") as lines:
+        try:
+            records = [disk.read_json(line) for line in lines]
+            for record in records:
+                if [type(value) for value in record] != [str, str, int, int, int, str] or min(record[2:4]) < 1 or record[4] < 0:
+                    raise ValueError(f"{record} is no document")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: corrupt ({error})") from None
+    return records
 
 
 def _entries(records: list[list]) -> list[Entry]:
@@ -225,3 +266,24 @@ def _entries(records: list[list]) -> list[Entry]:
         entries.append(Entry(name, group, first, rows, tokens, count))
         first += rows
     return entries
+
+
+def _check_settings(path: Path, settings: dict) -> None:
+    """ValueError unless they are those of some store."""
+    kinds = {"chunk_len": int, "vocab_size": int, "tokenizer": str, "token_type": str, "bos": bool}
+    for name, kind in kinds.items():
+        value = settings.get(name)
+        if type(value) is not kind or (kind is int and value < 1):
+            raise ValueError(f"{path}: the manifest is corrupt ({name} is {value!r})")
+    if settings["token_type"] != _token_type(settings["vocab_size"]):
+        raise ValueError(f"{path}: the manifest is corrupt (token_type is {settings['token_type']!r})")
+
+
+def _token_type(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def _sizes(settings: dict, chunks: int) -> dict[str, int]:
+    """Bytes of the files whose rows are chunks."""
+    tokens = chunks * settings["chunk_len"] * np.dtype(settings["token_type"]).itemsize
+    return {"tokens.bin": tokens, **{f"{name}.bin": chunks * np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()}}

@@ -87,10 +87,11 @@ class Tokenizer:
             raise FileNotFoundError(f"{path}: no tokenizer here")
         tokenizers = _tokenizers()
         try:
-            model = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more particular
-            raise ValueError(f"{path}: truncated, corrupt or no tokenizer ({error})") from error
-        return cls(model)
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises nothing more particular, and its panics are no Exception
+            raise ValueError(f"{path}: truncated, corrupt or no tokenizer of ours ({error})") from error
 
     def save(self, path: str | Path) -> None:
         """To one JSON file in the format of `tokenizers`."""

@@ -273,14 +273,8 @@ def test_a_kill_at_any_system_call_leaves_the_old_or_the_new(tmp_path, kind, lef
     """Whole, and in that order; what dead processes left is cleaned up by the next save."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
-    calls, in_order, *found = killing.in_a_process(KILLED, tmp_path / "there", fast_folder(tmp_path), kind).split()
+    calls, in_order, *found = killing.in_a_process(KILLED, tmp_path / "there", killing.fast_folder(tmp_path), kind).split()
     assert int(calls) > 40 and in_order == "True" and " ".join(found) == left
-
-
-def fast_folder(tmp_path) -> Path:
-    """In memory where there is such a file system: hundreds of fsync take seconds on a disk."""
-    memory = Path("/dev/shm")
-    return (memory if os.access(memory, os.W_OK) else tmp_path) / f"retro-kernels-{os.getpid()}"
 
 
 @pytest.mark.parametrize("again", [False, True])

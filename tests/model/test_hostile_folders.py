@@ -1,0 +1,325 @@
+"""Folders that strangers made and builders that meet: nothing outside is touched, contradictions are refused by name, one builds at a time."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retro_model import disk
+from retro_model.data import files, store
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import open_neighbours, precompute_neighbours
+from retro_model.data.store import TokenStore
+from retro_model.data.tokens import Tokenizer
+from tests import killing
+from tests.model.data import random_documents, store_of
+
+DEEP, LONG = "[" * 100_000, '{"version": %s}' % ("9" * 5000)
+
+
+def build(folder):
+    """The same small store each time: 6 documents."""
+    return store_of(folder, random_documents(6))
+
+
+def forge(manifest: Path, change, **contents):
+    """A manifest whose checksums are right and whose content is not what a build writes; contents: new bytes of files."""
+    for name, data in contents.items():
+        (manifest.parent / name.replace("__", ".")).write_bytes(data)
+    found = json.loads(manifest.read_text())
+    del found["crc32"]
+    for name in contents:
+        data = contents[name]
+        found["files"][name.replace("__", ".")] = {"bytes": len(data), "crc32": zlib.crc32(data)}
+    change(found)
+    manifest.write_text(json.dumps(found | {"crc32": files._own_checksum(found)}))
+
+
+def at(*path, to):
+    """A change of a manifest: the entry at `path`."""
+
+    def change(manifest):
+        for key in path[:-1]:
+            manifest = manifest[key]
+        manifest[path[-1]] = to
+
+    return change
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "victim.txt"
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_manifest_that_names_a_file_elsewhere(tmp_path, victim, complete):
+    build(tmp_path / "s")
+    forge(tmp_path / "s/store.json", at("files", to={"../victim.txt": {"bytes": 0, "crc32": 0}}))
+    forge(tmp_path / "s/store.json", at("complete", to=complete))
+    for act in (build, TokenStore):
+        with pytest.raises(ValueError, match=r"store\.json: expected the files tokens\.bin.*the manifest names \.\./victim\.txt"):
+            act(tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", [*store.NAMES, "store.json", ".store.json.lock"])
+def test_no_link_is_followed(tmp_path, victim, name):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / name).symlink_to(victim)
+    with pytest.raises((ValueError, OSError), match=r"regular file; got a link|Too many levels of symbolic links"):
+        build(tmp_path / "s")
+    assert name == ".store.json.lock" or not (tmp_path / "s/.store.json.lock").exists()
+
+
+def test_a_planted_temporary_name_is_replaced(tmp_path, victim):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s/store.json.new").symlink_to(victim)
+    (tmp_path / "s/tokens.bin").hardlink_to(victim)
+    with pytest.raises(ValueError, match=r"tokens\.bin: expected a regular file with one name; got one with 2 names"):
+        build(tmp_path / "s")
+    (tmp_path / "s/tokens.bin").unlink()
+    os.mkfifo(tmp_path / "s/tokens.bin")
+    with pytest.raises(ValueError, match=r"tokens\.bin: expected a regular file.*a pipe"):
+        build(tmp_path / "s")
+    (tmp_path / "s/tokens.bin").unlink()
+    build(tmp_path / "s")
+
+
+def test_a_link_in_a_finished_build_is_not_read(tmp_path, victim):
+    build(tmp_path / "s")
+    (tmp_path / "s/lengths.bin").unlink()
+    (tmp_path / "s/lengths.bin").symlink_to(victim)
+    for verify in (True, False):
+        with pytest.raises(ValueError, match=r"lengths\.bin: expected a regular file; got a link"):
+            TokenStore(tmp_path / "s", verify=verify)
+
+
+@pytest.mark.parametrize("change, message", [
+    (at("files", to={}), "the manifest names none"), (at("files", to=[]), "files is no dict"), (at("settings", to=5), "settings is no dict"),
+    (at("facts", to=None), "facts is no dict"), (at("complete", to=1), "complete is no bool"), (at("kind", to=["x"]), "expected a token store"),
+    (at("settings", "chunk_len", to=0), "chunk_len is 0"), (at("settings", "chunk_len", to=True), "chunk_len is True"),
+    (at("settings", "chunk_len", to="8"), "chunk_len is '8'"), (at("settings", "chunk_len", to=16), r"its counts make \d+ bytes of tokens\.bin"),
+    (at("settings", "token_type", to="object"), "token_type is 'object'"), (at("settings", "token_type", to="uint32"), "token_type is 'uint32'"),
+    (at("settings", "vocab_size", to=-1), "vocab_size is -1"), (at("settings", "vocab_size", to=2.0), "vocab_size is 2.0"),
+    (at("settings", "vocab_size", to=50), r"tokens\.bin: expected ids below 50"), (at("settings", "bos", to=0), "bos is 0"),
+    (at("facts", "chunks", to=3), r"its counts make \d+ bytes"), (at("facts", "chunks", to=-1), "chunks is -1"),
+    (at("facts", "chunks", to=1e3), "chunks is 1000.0"), (at("facts", "documents", to=5), "expected 5 documents as in store.json; got 6"),
+    (at("facts", "tokens", to=1), "expected 1 tokens"), (at("facts", "bytes", to=0), "expected 0 bytes"), (at("facts", to={}), "documents is None"),
+    (at("files", "tokens.bin", "bytes", to=-1), "of tokens.bin"), (at("files", "tokens.bin", "bytes", to=True), "of tokens.bin"),
+    (at("files", "tokens.bin", to="all"), "of tokens.bin"), (at("files", "documents.jsonl", "bytes", to=10**30), "documents.jsonl: truncated"),
+    (at("settings", to={}), "chunk_len is None"),
+])  # fmt: skip
+def test_a_manifest_that_contradicts_its_files(tmp_path, change, message):
+    build(tmp_path / "s")
+    forge(tmp_path / "s/store.json", change)
+    with pytest.raises(ValueError, match=message) as caught:
+        TokenStore(tmp_path / "s")
+    assert str(caught.value).startswith(str(tmp_path / "s" / ""))
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("lengths", lambda a: a.__setitem__(0, 9), "the documents' lengths"), ("lengths", lambda a: a.__setitem__(0, -1), "the documents' lengths"),
+    ("chunk_doc", lambda a: a.__setitem__(0, 77), "the documents in order"), ("chunk_bytes", lambda a: a.__setitem__(0, -8), "no negative number"),
+])  # fmt: skip
+def test_rows_that_are_not_the_documents(tmp_path, name, change, message):
+    build(tmp_path / "s")
+    rows = np.fromfile(tmp_path / f"s/{name}.bin", store.COLUMNS[name])
+    change(rows)
+    forge(tmp_path / "s/store.json", lambda found: None, **{f"{name}__bin": rows.tobytes()})
+    with pytest.raises(ValueError, match=rf"{name}\.bin: expected {message}"):
+        TokenStore(tmp_path / "s")
+
+
+@pytest.mark.parametrize("line", [DEEP, LONG, "{}", "5", '["a", "g", 0, 1, 1, "x"]', '["a", "g", true, 1, 1, "x"]', '["a"]', "\xff\xfe"])
+def test_lines_that_are_no_documents(tmp_path, line):
+    build(tmp_path / "s")
+    forge(tmp_path / "s/store.json", lambda found: None, documents__jsonl=line.encode("latin1") + b"\n")
+    with pytest.raises(ValueError, match=r"documents\.jsonl: corrupt"):
+        TokenStore(tmp_path / "s")
+
+
+def test_an_unfinished_build_that_contradicts_itself_is_not_continued(tmp_path, victim):
+    build(tmp_path / "s")
+    forge(tmp_path / "s/store.json", lambda found: (found.update(complete=False), found["facts"].update(chunks=1)))
+    before = (tmp_path / "s/tokens.bin").read_bytes()
+    with pytest.raises(ValueError, match="the manifest contradicts itself"):
+        build(tmp_path / "s")
+    assert (tmp_path / "s/tokens.bin").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store, a database with an index, neighbours."""
+    folder = tmp_path_factory.mktemp("made")
+    rows = build(folder / "s")
+    embedder = HashedTfidf(16).fit(rows)
+    database = ChunkDatabase.build(folder / "d", rows, embedder, index="IVF2,Flat")
+    precompute_neighbours(folder / "n", rows, database, 2)
+    embedder.save(folder / "embedder.npz")
+    return folder, rows, embedder
+
+
+def opened(folder, rows, embedder):
+    database = ChunkDatabase.open(folder / "d", rows, embedder, index="IVF2,Flat")
+    return open_neighbours(folder / "n", rows, database)
+
+
+@pytest.mark.parametrize(
+    "text, message", [(DEEP, "nested too deeply"), (LONG, "a number of 5000 digits"), ("null", "NoneType"), ("", "Expecting")]
+)
+def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
+    folder, _, embedder = made
+    shutil.copytree(folder, tmp_path / "m")
+    manifests = [*(tmp_path / "m").glob("d/*.json"), tmp_path / "m/n/neighbours.json", tmp_path / "m/s/store.json"]
+    assert len(manifests) == 4
+    for path in manifests:
+        good = path.read_bytes()
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"{path.name}: the manifest is corrupt \(.*{message}"):
+            opened(tmp_path / "m", TokenStore(tmp_path / "m/s"), embedder)
+        path.write_bytes(good)
+    opened(tmp_path / "m", TokenStore(tmp_path / "m/s"), embedder)
+
+
+def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):
+    folder, rows, embedder = made
+    shutil.copytree(folder, tmp_path / "m")
+    path = tmp_path / "m/n/neighbours.npy"
+    good, manifest = path.read_bytes(), (tmp_path / "m/n/neighbours.json").read_bytes()
+    for ids in (np.full((len(rows), 2), len(rows)), np.full((len(rows), 2), -2)):
+        forge(tmp_path / "m/n/neighbours.json", lambda found: None, neighbours__npy=good[:128] + ids.astype(np.int64).tobytes())
+        with pytest.raises(ValueError, match=r"neighbours\.npy: expected ids within -1"):
+            opened(tmp_path / "m", rows, embedder)
+    forge(tmp_path / "m/n/neighbours.json", lambda found: None, neighbours__npy=good.replace(b"<i8", b"<f8"))
+    with pytest.raises(ValueError, match=r"neighbours\.npy: expected an array int64"):
+        opened(tmp_path / "m", rows, embedder)
+    for k in (0, -1, "2", None, True, 10**9):
+        (tmp_path / "m/n/neighbours.json").write_bytes(manifest)
+        forge(tmp_path / "m/n/neighbours.json", at("settings", "k", to=k))
+        with pytest.raises(ValueError, match=r"neighbours\.json: expected k from 1"):
+            opened(tmp_path / "m", rows, embedder)
+    keys = (tmp_path / "m/d/keys.npy").read_bytes()
+    forge(tmp_path / "m/d/database.json", lambda found: None, keys__npy=keys.replace(b"<f4", b"|O8"))
+    with pytest.raises(ValueError, match=r"keys\.npy: expected an array float32"):
+        ChunkDatabase.open(tmp_path / "m/d", rows, embedder)
+    forge(tmp_path / "m/d/database.json", at("facts", "chunks", to=1), keys__npy=keys[: 128 + 64])
+    with pytest.raises(ValueError, match=rf"database\.json: expected {len(rows)} chunks; the manifest has 1"):
+        ChunkDatabase.open(tmp_path / "m/d", rows, embedder)
+
+
+def test_damaged_tokenizers_name_their_file(tmp_path):
+    """Cut or changed anywhere, a tokenizer loads or says which file is broken."""
+    Tokenizer.train(["def f(x): return x"] * 9, 280).save(tmp_path / "good.json")
+    good, rng, path = (tmp_path / "good.json").read_bytes(), np.random.default_rng(0), tmp_path / "t.json"
+    texts = [DEEP.encode(), good.replace(b"<pad>", b"<dap>"), good.replace(b'"vocab":{', b'"vocab":{"\\u4e00":280,'), b"\x00", b"null"]
+    for i in range(150):
+        spot = int(rng.integers(len(good)))
+        texts.append(good[:spot] if i % 2 else good[:spot] + bytes([rng.integers(256)]) + good[spot + 1 :])
+    refused = 0
+    for text in texts:
+        path.write_bytes(text)
+        try:
+            Tokenizer.load(path)
+        except ValueError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("change", [
+    dict(frequency=np.zeros(7, np.int64)), dict(frequency=np.full(1 << 20, -1)), dict(frequency=np.zeros(1 << 20)),
+    dict(settings=[0, 0, 5, 1, 2]), dict(settings=[16, 0, -5, 1, 2]), dict(settings=[16, 0, 5]), dict(settings=[16]),
+    dict(frequency=np.array([object()] * 3)),
+])  # fmt: skip
+def test_a_contradictory_embedder_names_its_file(tmp_path, made, change):
+    with np.load(made[0] / "embedder.npz") as saved:
+        parts = dict(saved) | change
+    np.savez(tmp_path / "e.npz", **parts)
+    with pytest.raises(ValueError, match=r"e\.npz: truncated, corrupt or no hashed TF-IDF"):
+        HashedTfidf.load(tmp_path / "e.npz")
+
+
+BUILDER = """
+import sys
+from tests.model.data import random_documents, Given
+from retro_model.data import store
+store.ENCODED_AT_ONCE = 1
+def documents():
+    for i, document in enumerate(random_documents(6)):
+        if i == 4:
+            print("building", flush=True)
+            sys.stdin.readline()
+        yield str(i), "g", document
+store.build_store(sys.argv[1], documents(), Given(200), chunk_len=8, commit_every=1)
+"""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_second_builder_is_refused_at_once(tmp_path, begun):
+    """And destroys nothing of the first one's, which finishes."""
+    if begun:  # what an earlier, killed run left
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s/.store.json.lock").write_text("process 1 on nowhere\n")
+    command = [sys.executable, "-c", BUILDER, tmp_path / "s"]
+    with subprocess.Popen(command, cwd=killing.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "building\n"
+        with pytest.raises(disk.Busy, match=rf"store\.json: the token store is being built by process {first.pid} on "):
+            build(tmp_path / "s")
+        with pytest.raises(ValueError, match="unfinished"):
+            TokenStore(tmp_path / "s")
+        first.communicate("go on\n")
+        assert first.returncode == 0
+    assert build(tmp_path / "s").identity == build(tmp_path / "other").identity
+    assert {p.name for p in (tmp_path / "s").iterdir()} == {*store.NAMES, "store.json"}
+
+
+def test_other_builders_are_refused_too(tmp_path, made):
+    _, rows, embedder = made
+    (tmp_path / "d").mkdir()
+    with disk.Lock(tmp_path / "d/.database.json.lock", "x"), pytest.raises(disk.Busy, match=r"database\.json: the chunk database is being"):
+        ChunkDatabase.build(tmp_path / "d", rows, embedder)
+    database = ChunkDatabase.build(tmp_path / "d", rows, embedder)
+    (name,) = {p.name for p in (made[0] / "d").glob("*.faiss.json")}
+    with disk.Lock(tmp_path / f"d/.{name}.lock", "x"), pytest.raises(disk.Busy, match="the index is being built"):
+        ChunkDatabase.open(tmp_path / "d", rows, embedder, index="IVF2,Flat")
+    (tmp_path / "n").mkdir()
+    with disk.Lock(tmp_path / "n/.neighbours.json.lock", "x"), pytest.raises(disk.Busy, match="the neighbours is being built"):
+        precompute_neighbours(tmp_path / "n", rows, database, 1)
+    shutil.copytree(tmp_path / "d", tmp_path / "e")
+    with disk.Lock(tmp_path / "e/.database.json.lock", "x"):
+        ChunkDatabase.build(tmp_path / "e", rows, embedder)  # complete: it is only read
+
+
+KILLED = """
+import shutil
+from pathlib import Path
+from tests import killing
+from tests.model.data import store_of
+import numpy as np
+whole, here = Path(sys.argv[1]), Path(sys.argv[2])
+documents = [np.arange(2, 2 + n) for n in (9, 8, 3)]
+act = lambda: store_of(here, documents)
+content = lambda folder: {p.name: p.read_bytes() for p in folder.iterdir() if p.name != ".store.json.lock"}
+store_of(whole, documents)
+
+def check(n):
+    act()
+    assert content(here) == content(whole), n
+
+print(killing.at_every_call(lambda: shutil.rmtree(here, ignore_errors=True), act, check))
+"""
+
+
+def test_a_build_killed_at_any_system_call_continues_bitwise(tmp_path):
+    if not killing.allowed():
+        pytest.skip("this system does not let a process trace its child")
+    assert int(killing.in_a_process(KILLED, tmp_path / "whole", killing.fast_folder(tmp_path))) > 40
