@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from retro_model import checks
+
 AUTOCAST = (None, "bfloat16", "float16")  # types of matrix products; None: the parameters' own
 
 
@@ -18,6 +20,8 @@ class Settings:
     max_lr: learning rate after the warm-up. min_lr_ratio: its floor, as a share of max_lr. warmup_steps: steps of the linear
     ramp from warmup_from. steps: length of the cosine, warm-up included. clip: largest norm of the whole gradient. autocast:
     type of matrix products, None for the parameters' own (the paper trains in bfloat16).
+
+    Raises: TypeError, ValueError naming the field: all are finite.
     """
 
     steps: int
@@ -32,15 +36,23 @@ class Settings:
     autocast: str | None = None
 
     def __post_init__(self):
-        for name in ("steps", "max_lr", "clip", "eps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.warmup_steps <= self.steps:
-            raise ValueError(f"warmup_steps must be between 0 and steps ({self.steps}), got {self.warmup_steps}")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise ValueError(f"min_lr_ratio must be between 0 and 1, got {self.min_lr_ratio}")
+        checks.integer("steps", self.steps, low=1)
+        checks.integer("warmup_steps", self.warmup_steps, low=0, high=self.steps)
+        for name in ("max_lr", "clip", "eps"):
+            if checks.number(name, getattr(self, name)) <= 0:
+                raise ValueError(f"{name}: expected a positive number; got {getattr(self, name)}")
+        for name in ("warmup_from", "weight_decay"):
+            if checks.number(name, getattr(self, name)) < 0:
+                raise ValueError(f"{name}: expected a number that is not negative; got {getattr(self, name)}")
+        if not 0 <= checks.number("min_lr_ratio", self.min_lr_ratio) <= 1:
+            raise ValueError(f"min_lr_ratio: expected a share from 0 to 1; got {self.min_lr_ratio}")
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise ValueError(f"betas: expected two decay rates; got {self.betas!r}")
+        for beta in self.betas:
+            if not 0 <= checks.number("betas", beta) < 1:
+                raise ValueError(f"betas: expected decay rates in [0, 1); got {self.betas}")
         if self.autocast not in AUTOCAST:
-            raise ValueError(f"autocast must be one of {AUTOCAST}, got {self.autocast!r}")
+            raise ValueError(f"autocast: expected one of {AUTOCAST}; got {self.autocast!r}")
 
     def to_dict(self) -> dict:
         """What JSON can hold."""

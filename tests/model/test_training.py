@@ -33,10 +33,21 @@ def test_learning_rate_is_the_papers():
     assert training.learning_rate(10_000, s) == training.learning_rate(20_000, s) == pytest.approx(2e-5)
 
 
-@pytest.mark.parametrize("change", [{"steps": 0}, {"warmup_steps": 21}, {"autocast": "int8"}, {"clip": 0}, {"min_lr_ratio": 2}])
+@pytest.mark.parametrize("change", [
+    {"steps": 0}, {"steps": 20.5}, {"steps": 20.0}, {"steps": True}, {"steps": math.inf}, {"warmup_steps": 21}, {"warmup_steps": -1},
+    {"warmup_steps": 0.5}, {"autocast": "int8"}, {"clip": 0}, {"clip": math.inf}, {"max_lr": math.nan}, {"max_lr": -1.0}, {"max_lr": "1e-4"},
+    {"min_lr_ratio": 2}, {"min_lr_ratio": math.nan}, {"eps": math.inf}, {"eps": 0.0}, {"weight_decay": math.nan}, {"weight_decay": -0.1},
+    {"warmup_from": math.inf}, {"warmup_from": -1e-7}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)}, {"betas": (math.nan, 0.9)}, {"betas": (0.9,)},
+    {"betas": 0.9}, {"betas": (0.9, True)},
+])  # fmt: skip
 def test_settings_refuse(change):
-    with pytest.raises(ValueError, match=next(iter(change))):
+    with pytest.raises((ValueError, TypeError), match=f"^{next(iter(change))}: expected"):
         training.Settings(**({"steps": 20, "warmup_steps": 2} | change))
+
+
+def test_settings_of_the_borders():
+    training.Settings(steps=1, warmup_steps=1, min_lr_ratio=0, weight_decay=0, warmup_from=0, betas=(0.0, 0.0))
+    training.Settings(steps=1, warmup_steps=0, min_lr_ratio=1, max_lr=1)
 
 
 def test_only_matrices_of_linear_maps_decay():
