@@ -6,14 +6,17 @@ Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
 import os
 import sys
 import traceback
+from pathlib import Path
 
 from . import exits
 
+HERE = Path(__file__).resolve().parent
 COMMANDS = ("list", "check", "run", "profile", "static", "ab", "compare", "report", "doctor", "tune")
 
 
@@ -24,30 +27,44 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(exits.USAGE)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """With the options of the command that is `wanted`, or of all: importing what measures takes seconds, and a report measures nothing."""
     top = Parser(
         prog="python -m bench", description="Are the kernels right, and how fast are they on this machine?", epilog=__doc__.split("\n\n")[1]
     )
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     for name in COMMANDS:
+        about = described(name)
+        sub = commands.add_parser(name, help=about.splitlines()[0], description=about)
+        if wanted not in (None, name):
+            continue
         module = importlib.import_module(f"{__package__}.commands.{name}_command")
-        sub = commands.add_parser(name, help=module.__doc__.splitlines()[0], description=module.__doc__)
         sub.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="import a module that calls bench.register(...)")
         module.add_arguments(sub)
         sub.set_defaults(execute=module.execute)
     return top
 
 
+def described(name: str) -> str:
+    """The docstring of a command's module, read and not imported."""
+    return ast.get_docstring(ast.parse((HERE / "commands" / f"{name}_command.py").read_text(encoding="utf-8")))
+
+
 def main(argv: list[str] | None = None) -> int:
     # the profiler announces every start and stop on stderr otherwise; read when its library is first used
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    given = sys.argv[1:] if argv is None else argv
     try:
-        arguments = parser().parse_args(argv)
+        arguments = parser(given[0] if given and given[0] in COMMANDS else "").parse_args(given)
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else exits.OK
+    try:
         for name in arguments.plugin:
             load(name)
         return arguments.execute(arguments)
-    except SystemExit as e:
-        return e.code if isinstance(e.code, int) else exits.OK
+    except SystemExit as e:  # whoever called it, no verdict was reached
+        print(f"bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
+        return exits.INCONCLUSIVE
     except exits.UsageError as e:
         print(f"bench: {e}", file=sys.stderr)
         return exits.USAGE
@@ -71,7 +88,7 @@ def load(plugin: str) -> None:
     """Imports it; raises UsageError for whatever it raises."""
     try:
         importlib.import_module(plugin)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise exits.UsageError(f"--plugin {plugin}: {type(e).__name__}: {e}") from e
 
 

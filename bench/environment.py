@@ -1,4 +1,7 @@
-"""What a record says about the machine and the tree: versions, processor, threads, git state. Nothing is guessed: unknown is None."""
+"""What a record says about the machine and the tree: versions, processor, threads, git state. Nothing is guessed: unknown is None.
+
+torch is imported where it is asked: reports of records need none.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 #: NVML's reasons for a clock below the one asked for (nvmlClocksEventReasons); the power cap, 0x4, is how a loaded GPU works
@@ -25,6 +26,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_
 def git_state(root: Path | None = None) -> dict[str, Any]:
     """{"sha", "dirty"} of the tree that `retro_kernels` comes from (`ab` measures another than this), both None outside a repository."""
     root = root or Path(importlib.import_module("retro_kernels").__file__).resolve().parent.parent
+    if not _output(["git", "-C", str(root), "ls-files", "retro_kernels/__init__.py"]):  # installed beside, or inside, some other repository
+        return {"sha": None, "dirty": None}
     sha = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
     return {"sha": sha or None, "dirty": None if status is None or not sha else bool(status)}
@@ -33,6 +36,8 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
 @functools.cache
 def environment() -> dict[str, Any]:
     """Versions and the processor."""
+    import torch
+
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -51,6 +56,8 @@ def environment() -> dict[str, Any]:
 def device(kind: str) -> dict[str, Any]:
     """The device that was measured."""
     if kind == "cuda":
+        import torch
+
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
         cache = getattr(p, "L2_cache_size", None)
         return {
@@ -105,12 +112,19 @@ def throttled(kind: str) -> str | None:
     """Why the GPU's clock is lower than asked for at this moment; None where it is not, or nothing tells (a CPU never does)."""
     if kind != "cuda" or not shutil.which("nvidia-smi"):
         return None
+    import torch
+
     device = ["-i", f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"]
     for field in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the name before driver 535
         text = _output(["nvidia-smi", *device, f"--query-gpu={field}", "--format=csv,noheader"])
         if text and text.startswith("0x"):
             return ", ".join(words for bit, words in THROTTLED.items() if int(text.split()[0], 16) & bit) or None
     return None
+
+
+def has_gpu() -> bool:
+    """Whether a driver for GPUs of NVIDIA is loaded; what torch can do with them is torch's to say."""
+    return Path("/dev/nvidiactl").exists()
 
 
 def available_cores() -> int:
@@ -146,6 +160,8 @@ def free_memory(kind: str) -> int | None:
     """Bytes that can still be allocated on the device."""
     if kind != "cuda":
         return _meminfo("MemAvailable")
+    import torch
+
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 

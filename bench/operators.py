@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
-import torch
-
-import retro_kernels as rk
-from retro_kernels._dispatch import ORDER
-
-from . import arguments as drawn
 from . import work
-from .check import topk as judged
-from .registry import Contender, Operator
+from .registry import Contender, Later, Operator
 
+BACKENDS = ("cuda", "triton", "cpu", "reference")
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
 
 
+def _public(name: str, **fixed) -> Later:
+    return Later(f"retro_kernels:{name}", tuple(fixed.items()))
+
+
 def _attention(name: str):
-    op = getattr(rk, name)
-    return lambda arguments, backend: op(**arguments, return_lse=True, backend=backend)
+    return lambda arguments, backend: _public(name, return_lse=True, backend=backend)(**arguments)
 
 
 def _single(name: str):
-    op = getattr(rk, name)
-    return lambda arguments, backend: (op(**arguments, backend=backend),)
+    return lambda arguments, backend: (_public(name, backend=backend)(**arguments),)
 
 
 def _topk(arguments: dict[str, Any], backend: str | None) -> tuple:
-    return rk.topk_chunks(**arguments, backend=backend)
+    return _public("topk_chunks", backend=backend)(**arguments)
+
+
+def _drawn(name: str) -> Later:
+    return Later(f"{__package__}.arguments:{name}")
 
 
 def _cut(arguments: dict[str, Any], names: tuple[str, ...], first: int, last: int) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def operators() -> list[Operator]:
         Operator(
             cross,
             differentiable=("query", "key", "value", *biases, "neighbour_gate"),
-            build=drawn.chunked_cross_attention,
+            build=_drawn("chunked_cross_attention"),
             call=_attention(cross),
             work=work.chunked_cross_attention,
             rows=_cross_rows,
@@ -90,7 +91,7 @@ def operators() -> list[Operator]:
         Operator(
             self_,
             differentiable=("query", "key", "value", *biases),
-            build=drawn.relative_attention,
+            build=_drawn("relative_attention"),
             call=_attention(self_),
             work=work.relative_attention,
             rows=_attention_rows,
@@ -100,7 +101,7 @@ def operators() -> list[Operator]:
             logits,
             ("logits",),
             ("query", "rel_key", "position_bias"),
-            drawn.relative_logits,
+            _drawn("relative_logits"),
             _single(logits),
             work.relative_logits,
             rows=_logits_rows,
@@ -110,34 +111,32 @@ def operators() -> list[Operator]:
             topk,
             ("scores", "indices"),
             ("query", "key"),
-            drawn.topk_chunks,
+            _drawn("topk_chunks"),
             _topk,
             work.topk_chunks,
             rows=_topk_rows,
             row_axes=(1, 1),
-            compare=judged.compare,
-            gradients=judged.gradients,
+            compare=Later(f"{__package__}.check.topk:compare"),
+            gradients=Later(f"{__package__}.check.topk:gradients"),
         ),
-        Operator(leaky, ("y",), ("x", "decay", "initial"), drawn.leaky_average, _single(leaky), work.leaky_average),
+        Operator(leaky, ("y",), ("x", "decay", "initial"), _drawn("leaky_average"), _single(leaky), work.leaky_average),
     ]
 
 
 def kernels() -> list[Contender]:
     """Every backend of every operator, the reference included; those this machine can't run say why."""
-    return [_backend(operator, name) for operator in operators() for name in ORDER]
+    return [_backend(operator, name) for operator in operators() for name in BACKENDS]
 
 
 def _backend(operator: Operator, backend: str) -> Contender:
-    op = getattr(rk, operator.name)
-
     def reason(case, dtype: str, device: str) -> str | None:
-        status = rk.backends()[operator.name][backend]
+        status = importlib.import_module("retro_kernels").backends()[operator.name][backend]
         return None if status else status.reason
 
     return Contender(
         operator.name,
         backend,
-        lambda **arguments: op(**arguments, backend=backend),
+        _public(operator.name, backend=backend),
         role="reference" if backend == "reference" else "kernel",
         devices=_devices(backend),
         reason=reason,
@@ -162,4 +161,4 @@ def rows_in(operator: Operator, arguments: dict[str, Any]) -> int:
 
 def floating(arguments: dict[str, Any], names: tuple[str, ...]) -> list[str]:
     """Those of `names` that this call has as floating tensors."""
-    return [n for n in names if isinstance(arguments.get(n), torch.Tensor) and arguments[n].is_floating_point()]
+    return [n for n in names if arguments.get(n) is not None and arguments[n].is_floating_point()]

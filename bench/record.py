@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 2
+GREATEST = 10**300  # of an integer: beyond it there is no float
 STATUSES = ("ok", "numerics_fail", "oom", "unsupported", "error")
 NUMBER, TEXT, OBJECT, LIST, BOOL = (int, float), (str,), (dict,), (list,), (bool,)
 
@@ -187,7 +188,7 @@ def _meaning(record: dict[str, Any]) -> list[str]:
 
 
 def _not_finite(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, float) and not math.isfinite(value):
+    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) > GREATEST):
         yield path.lstrip(".")
     elif isinstance(value, dict):
         for key, inner in value.items():
@@ -238,13 +239,14 @@ def read(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = _upgraded(json.loads(line))
+            wrong = validate(record)
         except json.JSONDecodeError as e:
             if number == len(lines):
                 break
             raise BadRecord(f"{path}:{number}: {e}") from None
-        record = _upgraded(record)
-        wrong = validate(record)
+        except (ValueError, RecursionError) as e:  # a number of thousands of digits, or objects nested as deep
+            raise BadRecord(f"{path}:{number}: {type(e).__name__}: {e}") from None
         if wrong:
             raise BadRecord(f"{path}:{number}: {'; '.join(wrong)}")
         records.append(record)

@@ -6,6 +6,8 @@ A contender computes the operator: a backend of `retro_kernels`, a baseline, or 
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,31 @@ from typing import Any
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
 MODES = ("fwd", "fwdbwd", "decode")
 ROLES = ("baseline", "kernel", "reference")
+
+
+@dataclass(frozen=True)
+class Later:
+    """A function by its place, with named arguments that are `fixed`, imported when it is first called: a list takes no torch.
+
+    >>> Later("math:sqrt")(4.0)
+    2.0
+    """
+
+    place: str
+    fixed: tuple[tuple[str, Any], ...] = ()
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Any]:
+        module, _, name = self.place.partition(":")
+        return functools.partial(getattr(importlib.import_module(module), name), **dict(self.fixed))
+
+    def __call__(self, *arguments, **named):
+        return self.function(*arguments, **named)
+
+
+def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called in the end, for whoever times it."""
+    return function.function if isinstance(function, Later) else function
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 import bench
 import retro_kernels as rk
 from bench import environment, plan, record
-from bench.measure import runner, timing
+from bench.measure import runner, samples, timing
 
 OUT = environment.ROOT / "bench" / "out" / "pytest-benchmark.jsonl"
 ROUNDS = 10
@@ -47,7 +47,7 @@ def test_kernel(benchmark, case, contender, dtype, mode):
     if benchmark.enabled:
         done = runner.blank_record(RUN, case, dtype, mode, entry, seed)
         method = {"clock": "wall", "cache": "warm", "threads": torch.get_num_threads(), "repeats": 1}
-        done["time"] = timing.summary(list(benchmark.stats.stats.data), method)
+        done["time"] = samples.summary(list(benchmark.stats.stats.data), method)
         record.Writer(OUT).write(done)
 
 

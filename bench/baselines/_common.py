@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from ..registry import Contender
 
 #: finite, so that a row that sees nothing stays free of NaN; it is zeroed afterwards
 HIDDEN = {torch.float16: -6e4, torch.bfloat16: -1e30, torch.float32: -1e30}
@@ -51,15 +48,8 @@ def attend(logits: Tensor, visible: Tensor | None, value: Tensor, equation: str)
     return torch.einsum(equation, probabilities * visible.any(-1, keepdim=True), value)
 
 
-def compiled(contender: Contender) -> Contender:
-    """The same function under `torch.compile`; on CPUs only on request, since each case costs tens of seconds of compilation."""
-    return dataclasses.replace(
-        contender, name=f"{contender.name}_compiled", function=CompiledTwin(contender.function), default_on=("cuda",)
-    )
-
-
 class CompiledTwin:
-    """Compiles at its first call, and again for every new shape; the runner resets the compiler between cases."""
+    """The same function under `torch.compile`: compiled at its first call, and again for every new shape; the runner resets the compiler between cases."""
 
     def __init__(self, function):
         self.function = function

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import Contender
-from ._common import HIDDEN, attend, compiled, flex_attention, position_bias, repeat_groups
+from ._common import HIDDEN, CompiledTwin, attend, flex_attention, position_bias, repeat_groups
 
 
 def _fold(query: Tensor, chunk_len: int, query_start: int) -> tuple[Tensor, int, int]:
@@ -144,28 +143,4 @@ def flex(query, key, value, **options) -> Tensor:
     return _unfold(call.unflat(out), call.front, call.n)
 
 
-def _logit_bytes(case, itemsize: int, backward: bool) -> float:
-    """Logits, position logits and probabilities of every pair, and as much again for the backward."""
-    s = case.shape
-    pairs = s["B"] * s["H"] * s["N"] * s["K"] * s["R"]
-    return pairs * itemsize * (7 if backward else 4)
-
-
-def _no_retro_pytorch(case, dtype, device) -> str:
-    return "retro-pytorch computes another function: a learned null key and rotary positions that collapse; it can't pass the check"
-
-
-def _no_masks(case, dtype, device) -> str | None:
-    return "this FlexAttention baseline has no neighbour masks" if "neighbour_mask" in case.extras else None
-
-
-OP = "chunked_cross_attention"
-_EAGER = Contender(OP, "eager", eager, peak_bytes=_logit_bytes)
-BASELINES = (
-    _EAGER,
-    compiled(_EAGER),
-    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_logit_bytes),
-    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
-    Contender(OP, "flex", flex, devices=("cuda",), reason=_no_masks),
-    Contender(OP, "retro_pytorch", eager, reason=_no_retro_pytorch, default_on=()),
-)
+eager_compiled = CompiledTwin(eager)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..registry import Contender
-from ._common import compiled
+from ._common import CompiledTwin
 
 BLOCK = 128  # time steps a product
 
@@ -44,17 +43,4 @@ def toeplitz(x, decay, *, initial=None) -> Tensor:
     return y
 
 
-def _matrix_bytes(case, itemsize: int, backward: bool) -> float:
-    return case.shape["H"] * case.shape["N"] ** 2 * itemsize * (6 if backward else 3)
-
-
-def _too_long(case, dtype, device) -> str | None:
-    return f"N={case.shape['N']}: the [N,N] matrix costs more than it tells" if case.shape["N"] > 2048 else None
-
-
-_EAGER = Contender("leaky_average", "eager", eager)
-BASELINES = (
-    _EAGER,
-    compiled(_EAGER),
-    Contender("leaky_average", "toeplitz", toeplitz, reason=_too_long, peak_bytes=_matrix_bytes),
-)
+eager_compiled = CompiledTwin(eager)

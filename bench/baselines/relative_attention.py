@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..registry import Contender
-from ._common import HIDDEN, attend, compiled, flex_attention, repeat_groups
+from ._common import HIDDEN, CompiledTwin, attend, flex_attention, repeat_groups
 from ._common import position_bias as skewed_bias
 
 
@@ -176,22 +175,4 @@ def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, devi
     return create_block_mask(mask, None, None, n, keys, device=device)
 
 
-def _logit_bytes(case, itemsize: int, backward: bool) -> float:
-    s = case.shape
-    pairs = s["B"] * s["H"] * s["N"] * s["S"]
-    return pairs * itemsize * (8 if backward else 5)
-
-
-def _no_masks(case, dtype, device) -> str | None:
-    return "this FlexAttention baseline has no key masks" if "key_mask" in case.extras else None
-
-
-OP = "relative_attention"
-_EAGER = Contender(OP, "eager", eager, peak_bytes=_logit_bytes)
-BASELINES = (
-    _EAGER,
-    compiled(_EAGER),
-    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_logit_bytes),
-    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
-    Contender(OP, "flex", flex, devices=("cuda",), reason=_no_masks),
-)
+eager_compiled = CompiledTwin(eager)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..registry import Contender
-from ._common import compiled
+from ._common import CompiledTwin
 from ._common import position_bias as skewed_bias
 
 
@@ -15,10 +14,4 @@ def eager(query, rel_key, *, key_len, rel_start=None, position_bias=None, query_
     return skewed_bias(wanted, rel_key, key_len, query_offset - (key_len - 1), rel_start)
 
 
-def _band_bytes(case, itemsize: int, backward: bool) -> float:
-    s = case.shape
-    return s["B"] * s["H"] * s["N"] * (s["N"] + 2 * s["S"]) * itemsize * (2 if backward else 1)
-
-
-_EAGER = Contender("relative_logits", "eager", eager, peak_bytes=_band_bytes)
-BASELINES = (_EAGER, compiled(_EAGER))
+eager_compiled = CompiledTwin(eager)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
-from ..registry import Contender
-
-KEY_BLOCK = 65_536  # keys a product: 256 MiB of scores for 1024 queries
+from . import KEY_BLOCK
 
 
 def _scores(query: Tensor, key: Tensor, metric: str) -> Tensor:
@@ -71,40 +67,16 @@ class Faiss:
         self._key, self._index = None, None
 
     def __call__(self, query, key, k, *, metric="dot"):
-        import faiss
+        import faiss as library
 
         if self._key is not key:
-            kind = faiss.IndexFlatIP if metric == "dot" else faiss.IndexFlatL2
+            kind = library.IndexFlatIP if metric == "dot" else library.IndexFlatL2
             self._index, self._key = kind(key.shape[2]), key
             self._index.add(key[0].detach().numpy())
-        faiss.omp_set_num_threads(torch.get_num_threads())
+        library.omp_set_num_threads(torch.get_num_threads())
         scores, indices = self._index.search(query[0].detach().numpy(), k)
         scores = torch.from_numpy(scores)[None]
         return (scores if metric == "dot" else -scores), torch.from_numpy(indices)[None]
 
 
-def _no_faiss(case, dtype, device) -> str | None:
-    if importlib.util.find_spec("faiss") is None:
-        return "faiss is not installed"
-    if dtype != "float32":
-        return "FAISS's exact index takes float32"
-    if case.shape["B"] != 1 or case.extras or set(case.options) - {"metric"}:
-        return "FAISS has no batch, causal limit or document filter"
-    return None
-
-
-def _score_bytes(case, itemsize: int, backward: bool) -> float:
-    s = case.shape
-    return s["B"] * s["Q"] * s["S"] * itemsize * (3 if case.options or case.extras else 1)
-
-
-def _small(case, dtype, device) -> str | None:
-    return "one block holds all keys: the same as eager" if case.shape["S"] <= KEY_BLOCK else None
-
-
-OP = "topk_chunks"
-BASELINES = (
-    Contender(OP, "eager", eager, peak_bytes=_score_bytes),
-    Contender(OP, "blocked", blocked, reason=_small, differentiable=False),
-    Contender(OP, "faiss", Faiss(), devices=("cpu",), reason=_no_faiss, differentiable=False),
-)
+faiss = Faiss()

@@ -7,8 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from .. import exits, plan, record
 from ..registry import MODES
 
@@ -28,13 +26,22 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 def selection(arguments: argparse.Namespace) -> plan.Selection:
     """Raises UsageError for a name that doesn't exist or a device that isn't there."""
+    device = arguments.device
+    if device != "cpu":
+        import torch
+
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can")
+    return named(arguments, device)
+
+
+def named(arguments: argparse.Namespace, device: str) -> plan.Selection:
+    """What the arguments name on `device`, whether or not this machine has one. Raises UsageError for a name that doesn't exist."""
     for given, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
         for name in given or ():
             if name not in known:
                 raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can")
     baselines = () if arguments.baselines == ("none",) else arguments.baselines
     chosen = plan.Selection(device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines)
     try:

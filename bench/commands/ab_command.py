@@ -11,8 +11,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-import torch
-
 from .. import environment, exits, plan
 from ..compare import ab, ab_static, affected
 from ..registry import OPERATORS, contenders_of
@@ -32,13 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect")
     parser.add_argument("--arch", default="90", help="for the static metrics, comma-separated (default 90)")
     parser.add_argument("--launch", type=_options.names, metavar="PART[,PART]", help="static: only launches with one of these in their id")
-    parser.add_argument("--threads", type=_options.positive, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=_options.positive, help="CPU threads of a call (default: what torch chose)")
     parser.add_argument("--pairs", type=_options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     _options.arches(arguments.arch)
+    if not (environment.ROOT / "setup.py").exists():
+        raise exits.UsageError(f"ab: compares checkouts, and {environment.ROOT} is none; run `python -m bench ab` in one")
     if arguments.markdown and not arguments.markdown.resolve().parent.is_dir():  # known now, not after an hour
         raise exits.UsageError(f"--markdown {arguments.markdown}: no such folder")
     chosen = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
@@ -51,7 +51,8 @@ def execute(arguments: argparse.Namespace) -> int:
                     say("building both trees")
                     ab.build(environment.ROOT)
                     ab.build(base, environment.ROOT)
-                outcomes = ab.compare(base, environment.ROOT, timed, arguments.threads, say, arguments.pairs)
+                threads = arguments.threads or environment.environment()["threads"]
+                outcomes = ab.compare(base, environment.ROOT, timed, threads, say, arguments.pairs)
             if not arguments.no_static:
                 parts = arguments.launch or [f"{name}/" for name in OPERATORS if chosen.kernels and plan.matches(name, chosen.kernels)]
                 compared = ab_static.compare(base, environment.ROOT, arguments.arch, parts, say)

@@ -17,7 +17,7 @@ import retro_kernels as rk
 from retro_kernels import _native
 
 from .. import environment, exits
-from ..measure import timing
+from ..measure import samples
 
 #: module -> (what pip calls it, what is missing without it)
 OPTIONAL = {
@@ -91,7 +91,7 @@ def noise() -> float:
             times.append(time.perf_counter() - begun)
         medians.append(statistics.median(times))
     medians.sort()
-    return timing.quantile(medians, 0.9) / timing.quantile(medians, 0.1) - 1
+    return samples.quantile(medians, 0.9) / samples.quantile(medians, 0.1) - 1
 
 
 def _shown(value) -> str:

@@ -1,24 +1,27 @@
 """kernels, backends, cases, and what this machine can run
 
-One line a contender, with the reason where this machine can't run it, then one line a case; a star marks the default selection.
+One line a contender, then one line a case; a star marks the default selection. --why asks each backend of this machine whether it can serve the
+cases and shows its reason where it can't: that imports torch, which a list does not.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from .. import exits, plan
+from .. import environment, exits, plan
 from ..registry import OPERATORS, Case, Contender, cases_of, contenders_of
 from . import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
+    parser.add_argument("--why", action="store_true", help="ask the backends of this machine (a few seconds)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    chosen = _options.selection(arguments)
-    print(f"device {chosen.device}; * = in the default selection")
+    device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
+    chosen = _options.selection(arguments) if arguments.why else _options.named(arguments, device)
+    print(f"device {chosen.device}; * = in the default selection" + ("" if arguments.why else "; --why asks what can run here"))
     default = {(case.kernel, case.name) for case in plan.cases(plan.Selection(chosen.device))}
     for kernel in OPERATORS:
         cases = [case for case in cases_of(kernel) if plan.matches(kernel, chosen.kernels) and plan.matches(case.name, chosen.cases)]
@@ -26,18 +29,23 @@ def execute(arguments: argparse.Namespace) -> int:
             continue
         print(f"\n{kernel}")
         for contender in sorted(contenders_of(kernel), key=lambda c: c.role):
-            print(f"  {contender.role:<9} {contender.name:<15} {_why(contender, cases, chosen.device)}")
+            print(f"  {contender.role:<9} {contender.name:<15} {_status(contender, cases, chosen.device, arguments.why)}".rstrip())
         for case in cases:
             star = "*" if (kernel, case.name) in default else " "
-            print(
-                f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {plan.misfit(case, chosen.device) or case.source}"
-            )
+            why = plan.misfit(case, chosen.device) if arguments.why else None
+            print(f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {why or case.source}")
     return exits.OK
 
 
-def _why(contender: Contender, cases: list[Case], device: str) -> str:
+def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> str:
     """ "yes", or why not: the reason that holds for all cases, or how many it can't serve and the first reason."""
-    reasons = [plan.unfit(contender, case, "float32", device, False) for case in cases]
+    if device not in contender.devices:
+        return f"no: runs on {', '.join(contender.devices)} only"
+    if not ask and contender.role != "baseline":
+        return f"on {', '.join(contender.devices)}"
+    reasons = [
+        plan.unfit(contender, case, "float32", device, False) if ask else contender.reason(case, "float32", device) for case in cases
+    ]
     bad = [reason for reason in reasons if reason]
     if not bad:
         return "yes" if contender.role != "baseline" or device in contender.default_on else f"on request (--baselines {contender.name})"

@@ -16,14 +16,15 @@ from ..measure import ceilings, timing
 from ..report import terminal
 from . import _measure, _options
 
-RESULTS = environment.ROOT / "bench" / "results"
+#: beside the other records in a checkout, in the working folder where the package is installed
+RESULTS = environment.ROOT / "bench" / "results" if (environment.ROOT / "setup.py").exists() else Path("bench-results")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
     _options.add_effort(parser)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--json", type=Path, metavar="FILE", help="append records to this file (default: a new one in bench/results)")
+    where.add_argument("--json", type=Path, metavar="FILE", help=f"append records to this file (default: a new one in {RESULTS.name})")
     where.add_argument("--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree")
     parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
     usual = timing.Effort()

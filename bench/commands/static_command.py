@@ -78,7 +78,7 @@ def _compile(plan: static.Plan, arguments: argparse.Namespace) -> list[dict[str,
 def _ids(path: Path) -> list[str]:
     try:
         ids = json.loads(path.read_text())
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise exits.UsageError(f"--only {path}: expected a JSON list of ids; {e}") from None
     if not isinstance(ids, list):
         raise exits.UsageError(f"--only {path}: expected a JSON list of ids; got {type(ids).__name__}")

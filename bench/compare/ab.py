@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .. import environment
 from . import gate_statistics
+from .git_refs import commit
 
 WORKER_PAIRS, ABBA_PAIRS = 5, 20
 MOST_BATCHES = 4  # of WORKER_PAIRS, while an interval is too wide
@@ -209,12 +210,13 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
     """A temporary worktree of `ref`, or the folder `ref` itself where it holds a tree. Raises ValueError for a ref that git doesn't know."""
-    if (Path(ref) / "retro_kernels").is_dir():
+    if ref and (Path(ref) / "retro_kernels").is_dir():
         yield Path(ref).resolve()
         return
+    sha = commit(ref, root)
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as folder:
         path = Path(folder) / "base"
-        done = subprocess.run(["git", "-C", str(root), "worktree", "add", "--detach", str(path), ref], capture_output=True, text=True)
+        done = subprocess.run(["git", "-C", str(root), "worktree", "add", "--detach", str(path), sha], capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"--base {ref}: {done.stderr.strip().splitlines()[-1]}")
         try:

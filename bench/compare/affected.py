@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from .git_refs import commit
+
 #: no CPU kernel runs through these; the harness itself is the same for both trees
 UNRELATED = (
     "bench/",
@@ -29,7 +31,8 @@ INCLUDE = re.compile(r'#include "([^"]+)"')
 def changed_files(root: Path, ref: str) -> list[str]:
     """Paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a ref git doesn't know."""
     found = []
-    for command in (["diff", "--name-only", ref, "--"], ["ls-files", "--others", "--exclude-standard"]):
+    sha = commit(ref, root)
+    for command in (["diff", "--name-only", sha, "--"], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"--base {ref}: {done.stderr.strip().splitlines()[0]}")

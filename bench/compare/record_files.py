@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import record
-from ..measure.timing import estimate
+from ..measure.samples import estimate
 from ..static import regressions
 
 HINT = 1.05  # times of separate runs within 5% are called equal

@@ -14,8 +14,8 @@ import torch
 from .. import environment, plan, record
 from ..check import numerics, oracle
 from ..operators import floating, without_positions
-from ..registry import OPERATORS, Case, Contender, contenders_of
-from . import ceilings, memory, timing
+from ..registry import OPERATORS, Case, Contender, contenders_of, resolved
+from . import ceilings, memory, samples, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
 LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call
@@ -153,9 +153,9 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
         outcome = times.get(entry.contender.name)
         if isinstance(outcome, Exception):
             entry.fail(*_status_of(outcome))
-        elif outcome is not None and timing.estimate(outcome) < LONG_CALL_S:
+        elif outcome is not None and samples.estimate(outcome) < LONG_CALL_S:
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
-    seconds = {name: timing.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
+    seconds = {name: samples.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
     baselines = {
         e.contender.name: seconds[e.contender.name] for e in now.values() if e.contender.role == "baseline" and e.contender.name in seconds
     }
@@ -172,13 +172,13 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
 
 def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: bool, seed: int):
     """The timed call: a forward without autograd, or forward and backward to every floating input."""
-    operator = OPERATORS[case.kernel]
+    operator, function = OPERATORS[case.kernel], resolved(contender.function)
     given = without_positions(arguments) if contender.without_positions else arguments
     if not backward:
 
         def forward():
             with torch.no_grad():
-                return contender.function(**given)
+                return function(**given)
 
         return forward
     names = floating(given, operator.differentiable)
@@ -190,7 +190,7 @@ def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: 
     def forward_and_backward():
         nonlocal upstream
         with torch.enable_grad():
-            out = numerics.first_output(contender.function(**both))
+            out = numerics.first_output(function(**both))
         if upstream is None:  # drawn in the first, untimed call
             upstream = _gaussian_like(out, seed)
         return torch.autograd.grad(out, inputs, upstream, allow_unused=True)

@@ -6,13 +6,14 @@ stored beside it. GPU: device events, the L2 cache overwritten before each sampl
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from .samples import summary
 
 WARMUPS = 2
 LONG_CALL_S = 0.2  # a call this long needs no second warm-up
@@ -61,32 +62,6 @@ def measure(
             if count >= effort.most or (count >= least and spent[name] >= effort.seconds):
                 pending.remove(name)
     return {name: failed.get(name) or summary(samples[name], sampler.method(name)) for name in calls}
-
-
-def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:
-    """samples in seconds, with minimum, median, p10, p90."""
-    ordered = sorted(samples)
-    return {
-        "samples": samples,
-        "minimum": ordered[0],
-        "median": statistics.median(ordered),
-        "p10": quantile(ordered, 0.1),
-        "p90": quantile(ordered, 0.9),
-        "method": method,
-    }
-
-
-def quantile(ordered: list[float], share: float) -> float:
-    """Linear interpolation between the order statistics of a sorted list."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-def estimate(record_time: dict[str, Any]) -> float:
-    """The one number of a `time` record that ratios are made of: the minimum on CPUs, the median on GPUs."""
-    return record_time["minimum"] if record_time["method"]["clock"] == "wall" else record_time["median"]
 
 
 class _CpuSampler:

@@ -20,7 +20,7 @@ from retro_kernels import configs
 from .. import plan
 from ..check import numerics, oracle
 from ..registry import OPERATORS, Case, Contender, contenders_of
-from . import runner, timing
+from . import runner, samples, timing
 
 #: what a step may do to a number of a row: halve or double it within bounds, or count up and down
 _DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}
@@ -122,7 +122,7 @@ class Bench:
         for name, outcome in timing.measure(calls, self.run.device, self.run.effort).items():
             row = rows[int(name)]
             failed = isinstance(outcome, Exception)
-            found[int(name)] = Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", timing.estimate(outcome))
+            found[int(name)] = Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", samples.estimate(outcome))
         return [found[i] for i in sorted(found)]
 
     def _with(self, op: str, changes: list[tuple[dict, dict]]) -> Callable[[], Any]:

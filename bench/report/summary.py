@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..measure.timing import estimate
+from ..measure.samples import estimate
 
 #: baselines that compute something else than the op; they show a cost and are no rivals
 NOT_RIVALS = ("sdpa_plain",)

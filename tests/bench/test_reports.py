@@ -1,6 +1,8 @@
 """Reports, comparison, static metrics and the machine-code reader, on records and listings made by hand."""
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -122,6 +124,29 @@ def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, c
     assert bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1
     for text in (*texts, capsys.readouterr().out):
         assert text.startswith("<!-- retro_kernels bench -->\n") and text.count("<!--") == 1
+
+
+def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
+    """Objects nested by the thousand, a number of 5000 digits, one that no float holds: exit 4, not a fault."""
+    good = json.dumps(timed())
+    for name, text in (("nested", "[" * 100_000 + "]" * 100_000), ("digits", good.replace('"seed": 1', f'"seed": {"9" * 5000}')),
+                       ("large", good.replace('"seed": 1', f'"seed": {"9" * 400}'))):  # fmt: skip
+        (tmp_path / name).write_text(text + "\n")
+        for command in (["report", str(tmp_path / name)], ["compare", str(tmp_path / name), str(tmp_path / name)]):
+            assert bench.main(command) == 4, name
+            assert f"{name}:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "{path}"], ["report", "{path}", "--format", "html"], ["compare", "{path}", "{path}"], ["list"], ["--help"]]
+)
+def test_what_measures_nothing_needs_no_torch(command, tmp_path):
+    """Seconds of importing, for a table; held by what is loaded, not by a clock."""
+    record.Writer(tmp_path / "a.jsonl").write(timed())
+    arguments = [part.format(path=tmp_path / "a.jsonl") for part in command]
+    code = f"import sys, bench; code = bench.main({arguments!r}); print(code, 'torch' in sys.modules, 'triton' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "0 False False", done.stdout + done.stderr
 
 
 def test_report_command_renders_files(tmp_path, capsys):
@@ -319,11 +344,17 @@ def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
     assert bench.main(["list"]) == 3
 
 
-def test_ab_needs_a_ref_that_exists(capsys):
+@pytest.mark.parametrize("ref", ["no-such-ref-at-all", "", "--output={folder}/victim", "-h", "HEAD:README.md", "HEAD HEAD"])
+def test_ab_needs_a_ref_that_exists(ref, capsys, tmp_path):
+    """Nothing is compared with itself, and what looks like an option of git is none."""
     if environment.git_state()["sha"] is None:
         pytest.skip("no git repository here")
-    assert bench.main(["ab", "--base", "no-such-ref-at-all", "--static-only"]) == 4
-    assert "no-such-ref-at-all" in capsys.readouterr().err
+    (tmp_path / "victim").write_text("untouched")
+    ref = ref.format(folder=tmp_path)
+    for more in (["--static-only"], ["--from-diff", "--no-static", "--no-build"]):
+        assert bench.main(["ab", f"--base={ref}", *more]) == 4
+        assert f"--base {ref!r}" in capsys.readouterr().err
+    assert (tmp_path / "victim").read_text() == "untouched"
 
 
 def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):

@@ -236,6 +236,20 @@ def test_a_plugin_that_breaks_is_named(tmp_path, monkeypatch, capsys):
     assert "--plugin breaks: RuntimeError: by itself" in capsys.readouterr().err
 
 
+def test_what_calls_sys_exit_is_no_green_run(tiny, tmp_path, monkeypatch, capsys):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert bench.main(["check", *QUICK, "--plugin", "leaves"]) == 4
+    assert "--plugin leaves: SystemExit" in capsys.readouterr().err
+
+    def leaves(**arguments):
+        raise SystemExit(0)
+
+    bench.register(bench.Contender("relative_attention", "leaves", leaves, role="kernel"))
+    assert bench.main(["check", *QUICK, "--backend", "leaves"]) == 3
+    assert "sys.exit(0)" in capsys.readouterr().err
+
+
 def test_a_fault_of_the_harness_is_no_verdict(tiny, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_case", lambda *_: 1 / 0)
     assert bench.main(["check", *QUICK]) == 3

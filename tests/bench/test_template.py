@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_steps_and_make_targets_exist(name):
         for target in re.findall(r"\bmake (\w+)", step.get("run", "")):
             assert re.search(rf"^{target}:", makefile, re.M), target
         if "uses" in step:
-            assert re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
+            assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"]), "pinned by commit: a tag can be moved"
 
 
 def test_what_runs_a_pull_requests_code_may_write_nothing_and_what_writes_runs_none_of_it():
@@ -64,3 +65,33 @@ def test_what_runs_a_pull_requests_code_may_write_nothing_and_what_writes_runs_n
 
 def test_the_comment_is_found_by_what_it_begins_with():
     assert any(f'startswith("{markdown.MARKER}")' in step.get("run", "") for step in steps("comment.yml"))
+
+
+def post(folder, number, head):
+    """Exit code of the commenting step, and what it asked of GitHub; `gh` is a stand-in that knows one open pull request, 7, at commit abc."""
+    (folder / "comment").mkdir()
+    (folder / "comment" / "number").write_text(number)
+    (folder / "comment" / "ab.md").write_text("a table")
+    gh = folder / "gh"
+    gh.write_text(f"""#!/bin/sh
+echo "$*" >> {folder}/asked
+case "$2" in repos/me/it/pulls/7) echo abc;; repos/me/it/pulls/*) exit 1;; esac
+""")
+    gh.chmod(0o755)
+    (step,) = [s for s in steps("comment.yml") if "run" in s]
+    environ = {"PATH": f"{folder}:/usr/bin:/bin", "REPO": "me/it", "MEASURED": head, "GH_TOKEN": ""}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=folder, env=environ, capture_output=True, text=True)
+    return done.returncode, (folder / "asked").read_text()
+
+
+def test_a_comment_is_posted_only_to_the_pull_request_that_was_measured(tmp_path):
+    for name, number, head in (
+        ("own", "7", "abc"),
+        ("moved", "7", "def"),
+        ("foreign", "8", "abc"),
+        ("many", "7; echo 7", "abc"),
+        ("none", "", "abc"),
+    ):
+        (tmp_path / name).mkdir()
+        code, asked = post(tmp_path / name, number, head)
+        assert ("--method" in asked) == (name == "own") and (code == 0) == (name in ("own", "moved")), (name, code, asked)

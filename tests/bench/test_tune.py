@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bench import environment
-from bench.measure import timing, tune
+from bench.measure import samples, timing, tune
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
 
@@ -41,7 +41,7 @@ def by_rule(monkeypatch):
     """Calls return the row in place; its time is what the bench says of it."""
 
     def measure(calls, device, effort):
-        return {name: timing.summary([bench_seconds(call())], {"clock": "wall"}) for name, call in calls.items()}
+        return {name: samples.summary([bench_seconds(call())], {"clock": "wall"}) for name, call in calls.items()}
 
     monkeypatch.setattr(timing, "measure", measure)
 

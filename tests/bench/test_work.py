@@ -123,3 +123,10 @@ def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
     assert ceilings.rate(measured, "float64") is None
     found = ceilings.roofline(work.Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)
     assert found == {"floor_s": 10.0, "bound": "compute", "fraction": 0.5}
+
+
+def test_the_names_of_backends_are_the_dispatchers():
+    """Written down a second time so that a list takes no torch."""
+    from retro_kernels import _dispatch
+
+    assert operators.BACKENDS == _dispatch.ORDER and set(bench.OPERATORS) == set(_dispatch.OPS)

@@ -1,0 +1,32 @@
+"""What is made of raw samples: the numbers of a record, and the one that ratios are made of. Needs no torch."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+
+def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:
+    """samples in seconds, with minimum, median, p10, p90."""
+    ordered = sorted(samples)
+    return {
+        "samples": samples,
+        "minimum": ordered[0],
+        "median": statistics.median(ordered),
+        "p10": quantile(ordered, 0.1),
+        "p90": quantile(ordered, 0.9),
+        "method": method,
+    }
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """Linear interpolation between the order statistics of a sorted list."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def estimate(record_time: dict[str, Any]) -> float:
+    """The one number of a `time` record that ratios are made of: the minimum on CPUs, the median on GPUs."""
+    return record_time["minimum"] if record_time["method"]["clock"] == "wall" else record_time["median"]
