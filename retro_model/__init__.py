@@ -5,6 +5,7 @@ libraries people already use. Importing this package loads torch and `retro_kern
 
     layers/        stand-alone modules that the models share: attention, chunked cross-attention, feed-forward, positions
     retro/         RETRO: configuration, model, cache, encoder; retrofit adds it to a frozen decoder
+    memory_mosaics/  Memory Mosaics: contextual and persistent memories in place of attention and feed-forward
     rpt/           RPT: a decoder that retrieves from its own past
     generation.py  sampling, with retrieval in the loop
     data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
@@ -16,6 +17,7 @@ libraries people already use. Importing this package loads torch and `retro_kern
 
 from .generation import generate
 from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
+from .memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsCache, MosaicsConfig, PersistentMemory
 from .retro import NeighbourEncoder, Retro, RetroCache, RetroConfig, RetrofittedDecoder, retrofit, swap_retro_pytorch
 from .rpt import RPT, RPTConfig
 from .training import checkpoint
@@ -23,8 +25,13 @@ from .training import checkpoint
 __all__ = [
     "RPT",
     "ChunkedCrossAttention",
+    "ContextualMemory",
     "FeedForward",
+    "MemoryMosaics",
+    "MosaicsCache",
+    "MosaicsConfig",
     "NeighbourEncoder",
+    "PersistentMemory",
     "RPTConfig",
     "RelativeAttention",
     "RelativePositions",

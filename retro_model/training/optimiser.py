@@ -75,10 +75,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     Decay shrinks the matrices of linear maps, whose scale the next norm or softmax can undo. Gains of norms, biases and u, v
     are few and set scales and offsets themselves: shrinking them to zero is no simpler model. A row of an embedding gets a
     gradient only when its token occurs, so decay at every step would erase rare tokens; an output matrix tied to it goes with it.
+    A module whose own parameters are such matrices lists them in `decayed`.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     matrices = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)} - embeddings
+    matrices |= {id(getattr(m, name)) for m in model.modules() for name in getattr(m, "decayed", ())}
     decayed = [p for p in trainable if id(p) in matrices]
     others = [p for p in trainable if id(p) not in matrices]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: a training step of a tiny Retro equals the one process's that sees the whole batch."""
+"""DDP and FSDP2 over two gloo processes on the CPU: a training step of a tiny model equals the one process's that sees the whole batch."""
 
 import os
 import socket
@@ -11,6 +11,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from retro_model import checkpoint, training
+from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from tests.conftest import INTERPRETER
@@ -25,35 +26,38 @@ CONFIG = RetroConfig(
 )  # fmt: skip
 
 
-def model() -> Retro:
+MOSAICS = MosaicsConfig(vocab_size=17, d_model=32, num_heads=2, num_layers=2, persistent_slots=5)
+
+
+def model(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return Retro(CONFIG)
+    return Retro(CONFIG) if name == "retro" else MemoryMosaics(MOSAICS)
 
 
-def run(wrapped: nn.Module, rank: int, world_size: int) -> list[dict]:
+def run(wrapped: nn.Module, rank: int, world_size: int, retrieves: bool) -> list[dict]:
     """Three steps of two accumulated batches each. Plain SGD: Adam's first steps are signs, which rounding can flip."""
-    neighbours = np.random.default_rng(0).integers(-1, 30, (41, 2))
-    stream = training.batches(
-        toys.random_store(41), window=8, batch_size=4, seed=5, neighbours=neighbours, database=toys.Database(toys.random_store(30, seed=1)),
-        rank=rank, world_size=world_size,
-    )  # fmt: skip
+    retrieved = {}
+    if retrieves:
+        neighbours = np.random.default_rng(0).integers(-1, 30, (41, 2))
+        retrieved = {"neighbours": neighbours, "database": toys.Database(toys.random_store(30, seed=1))}
+    stream = training.batches(toys.random_store(41), window=8, batch_size=4, seed=5, rank=rank, world_size=world_size, **retrieved)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     return training.train(wrapped, optimizer, stream, SETTINGS, accumulate=2), optimizer
 
 
-def worker(rank, port, kind, folder, queue):
+def worker(rank, port, kind, name, folder, queue):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
-        wrapped = model()
+        wrapped = model(name)
         if kind == "ddp":
             wrapped = nn.parallel.DistributedDataParallel(wrapped)
         else:
             from torch.distributed.device_mesh import init_device_mesh
 
             training.shard(wrapped, init_device_mesh("cpu", (2,)))
-        history, optimizer = run(wrapped, rank, 2)
+        history, optimizer = run(wrapped, rank, 2, name == "retro")
         torch.manual_seed(rank)  # processes drop different activations
         checkpoint.save(folder, wrapped, optimizer, step=3, position=6)
         drawn = torch.rand(8)
@@ -70,31 +74,32 @@ def worker(rank, port, kind, folder, queue):
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("name", ["retro", "mosaics"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_steps_equal_one_process(kind, tmp_path):
+def test_steps_equal_one_process(kind, name, tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     context = mp.get_context("spawn")
     queue = context.Queue()
-    workers = [context.Process(target=worker, args=(rank, port, kind, str(tmp_path / "saved"), queue)) for rank in range(2)]
+    workers = [context.Process(target=worker, args=(rank, port, kind, name, str(tmp_path / "saved"), queue)) for rank in range(2)]
     for w in workers:
         w.start()
     got = queue.get(timeout=120)
     for w in workers:
         w.join(60)
         assert w.exitcode == 0
-    whole = model()
-    want, optimizer = run(whole, 0, 1)
+    whole = model(name)
+    want, optimizer = run(whole, 0, 1, name == "retro")
     assert [h["tokens"] for h in got] == [h["tokens"] for h in want] and len({h["tokens"] for h in want}) > 1
     for a, b in zip(got, want):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
     # The checkpoint of two processes is one that a single process reads.
-    restored = model()
+    restored = model(name)
     again = torch.optim.SGD(restored.parameters(), lr=0.1, momentum=0.9)
     checkpoint.load(tmp_path / "saved", restored, again)
     for (name, p), q in zip(whole.named_parameters(), restored.parameters(), strict=True):
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-5, msg=name)
         torch.testing.assert_close(again.state[q]["momentum_buffer"], optimizer.state[p]["momentum_buffer"], rtol=1e-4, atol=1e-5, msg=name)
     assert checkpoint.read_state(tmp_path / "saved")["files"] == checkpoint.read_state(tmp_path / "saved-again")["files"]
-    assert not torch.equal(whole.embedding.weight, model().embedding.weight)
+    assert not torch.equal(whole.embedding.weight, model(name).embedding.weight)

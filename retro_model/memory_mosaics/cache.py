@@ -1,0 +1,186 @@
+"""What a Memory Mosaic keeps while it decodes: the pairs of every contextual memory, and the tails of its averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retro_model import checks
+
+from .config import MosaicsConfig
+
+EVICTIONS = ("oldest", "least_read")
+
+
+class MosaicsCache:
+    """The memories of B sequences, filled by `model(tokens, cache=cache)`, one token or a block at a time.
+
+    A contextual memory holds its pairs, the last token's key, whose value waits for the next token, and the tail of its
+    average; a persistent memory holds the tail of its average alone. There are no positions: a sequence may be of any length.
+
+    Example:
+        cache = model.make_cache(batch=2)                  # grows with the sequence
+        cache = model.make_cache(batch=2, capacity=512)    # forgets the oldest pairs
+        logits = model(prompt, cache=cache)
+        logits = model(token, cache=cache)                 # [2,1] more
+
+    Args:
+        config: the model's.
+        batch: B.
+        capacity: most pairs that a memory keeps; None: all. A call's tokens read all that is held and one another's pairs, and
+            then each memory is cut; so a step reads at most capacity + N pairs. Room for `capacity` pairs is taken at once.
+        limit: likewise; the smaller of the two holds. `join` keeps it, whatever capacity it is given.
+        evict: which pairs go. "oldest": a sliding memory. "least_read": those, in each head, whose reads, fading by a factor
+            1 - 1/capacity a token, add up to the least; a pair starts with 1, what an equal share of all reads comes to. Costs
+            one more product of queries and keys a step, and a copy of the memory.
+
+    Calls with a cache are not differentiable.
+
+    Source: Zhang et al., arXiv 2405.06394, section 2 (when a pair is stored); eviction: its section 6.
+    """
+
+    def __init__(self, config: MosaicsConfig, batch: int, capacity: int | None = None, *, limit: int | None = None, evict: str = "oldest"):
+        self.config, self.batch, self.limit = config, checks.integer("batch", batch, low=1), limit
+        given = [checks.integer(name, n, low=1) for name, n in (("capacity", capacity), ("limit", limit)) if n is not None]
+        self.capacity = min(given, default=None)
+        if evict not in EVICTIONS:
+            raise ValueError(f"evict: expected one of {', '.join(EVICTIONS)}; got {evict!r}")
+        self.evict, self.length = evict, 0  # tokens of the longest row
+        self.contextual = [ContextualState(batch, self.capacity, evict) for _ in range(config.num_layers)]
+        self.persistent = [PersistentState() for _ in range(config.num_layers)]
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that a memory of the longest row holds."""
+        return self.contextual[0].held
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held."""
+        return sum(t.nbytes for state in [*self.contextual, *self.persistent] for t in vars(state).values() if isinstance(t, Tensor))
+
+    @classmethod
+    def join(cls, caches: Sequence[MosaicsCache], capacity: int | None = None) -> MosaicsCache:
+        """One cache of all rows, in order; each holds what it held, whatever its length."""
+        kinds = [(c.config, c.limit, c.evict) for c in caches]
+        if not kinds or any(kind != kinds[0] for kind in kinds) or not all(c.length for c in caches):
+            raise ValueError(f"caches: expected at least one, of one configuration, limit and eviction, with tokens in each; got {kinds}")
+        joined = cls(caches[0].config, sum(c.batch for c in caches), capacity, limit=caches[0].limit, evict=caches[0].evict)
+        joined.length = max(c.length for c in caches)
+        joined.contextual = [ContextualState.join(states, joined.capacity) for states in zip(*(c.contextual for c in caches))]
+        for state, states in zip(joined.persistent, zip(*(c.persistent for c in caches))):
+            state.average = torch.cat([s.average for s in states])
+        return joined
+
+
+class PersistentState:
+    """One layer's `average` [B,h,hd] of the last token."""
+
+    def __init__(self):
+        self.average: Tensor | None = None
+
+
+class ContextualState:
+    """One layer's memories: columns `first` to `end` of `keys` and `values` [B,room,h,hd] are held, for `reads` [B,room,h] times.
+
+    The first `absent[b]` of them hold nothing for row b, whose sequence is shorter.
+    """
+
+    def __init__(self, batch: int, capacity: int | None, evict: str):
+        self.capacity, self.evict, self.absent = capacity, evict, [0] * batch
+        self.average: Tensor | None = None  # [B,h,hd]
+        self.last_key: Tensor | None = None  # k_T [B,1,h,hd] of the last token
+        self.last_projected: Tensor | None = None  # W_psi x_T [B,1,h,hd], for its value
+        self.keys = self.values = self.reads = None
+        self.first = self.end = 0
+
+    @property
+    def held(self) -> int:
+        return self.end - self.first
+
+    def store(
+        self, average: Tensor, key: Tensor, projected: Tensor, values: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Takes in N tokens [B,N,h,hd]; the pairs held then, keys and values [B,S,h,hd], and a mask [B,S] where rows differ."""
+        if self.last_key is None:
+            keys, following = key, projected
+        else:
+            keys, following = torch.cat([self.last_key, key], 1), torch.cat([self.last_projected, projected], 1)
+        self.average, self.last_key, self.last_projected = average[:, -1], key[:, -1:].clone(), projected[:, -1:].clone()
+        self._append(keys[:, :-1], values(following))
+        mask = None
+        if any(self.absent):
+            mask = torch.arange(self.held, device=key.device) >= torch.tensor(self.absent, device=key.device)[:, None]
+        return self.keys[:, self.first : self.end], self.values[:, self.first : self.end], mask
+
+    def settle(self, query: Tensor, lse: Tensor, mask: Tensor | None) -> None:
+        """After a read by `query` [B,N,h,hd] with its `lse` [B,h,N]: counts it and cuts the memory to its capacity."""
+        if self.capacity is None:
+            return
+        if self.evict == "least_read":
+            self._count(query, lse, mask)
+        surplus = self.held - self.capacity
+        if surplus <= 0:
+            return
+        if self.evict == "oldest":
+            self.first += surplus
+        else:
+            kept = self.reads[:, self.first : self.end].topk(self.capacity, dim=1).indices.sort(dim=1).values  # [B,capacity,h]
+            for name in ("keys", "values", "reads"):
+                table = getattr(self, name)[:, self.first : self.end]
+                index = kept if name == "reads" else kept.unsqueeze(-1).expand(-1, -1, -1, table.shape[-1])
+                self._replace(name, table.gather(1, index), self.keys.shape[1])
+            self.first, self.end = 0, self.capacity
+        self.absent = [max(count - surplus, 0) for count in self.absent]
+
+    def _count(self, query: Tensor, lse: Tensor, mask: Tensor | None) -> None:
+        """Each token of the call fades what was read before and adds its weights softmax_i(query·k_i)."""
+        n, s, fading = query.shape[1], self.held, 1 - 1 / self.capacity
+        held = slice(self.first, self.end)
+        age = torch.arange(n - 1, -1, -1, device=query.device)  # tokens of the call after each
+        new = min(n, s)
+        self.reads[:, self.first : self.end - new] *= fading**n
+        self.reads[:, self.end - new : self.end] = (fading ** age[n - new :])[:, None].to(self.reads.dtype)
+        logits = torch.einsum("bnhd,bshd->bhns", query, self.keys[:, held]).to(lse.dtype)
+        visible = torch.arange(s, device=query.device) <= torch.arange(s - n, s, device=query.device)[:, None]
+        if mask is not None:
+            visible = visible & mask[:, None, None]
+        weights = torch.where(visible, torch.exp(logits - lse.unsqueeze(-1)), 0)
+        self.reads[:, held] += torch.einsum("bhns,n->bsh", weights, (fading**age).to(weights.dtype)).to(self.reads.dtype)
+        if mask is not None:
+            self.reads[:, held].masked_fill_(~mask.unsqueeze(-1), -torch.inf)  # what holds nothing goes first
+
+    def _append(self, key: Tensor, value: Tensor) -> None:
+        held, n = self.held, key.shape[1]
+        if self.keys is None or self.end + n > self.keys.shape[1]:
+            fits = self.capacity is not None and held + n <= self.capacity
+            room = self.capacity if fits else 2 * held + n  # twice: columns are moved once in as many steps
+            old = slice(self.first, self.end)
+            for name, like in (("keys", key), ("values", value), ("reads", key[..., 0])):
+                table = getattr(self, name)
+                self._replace(name, like[:, :0] if table is None else table[:, old], room)
+            self.first, self.end = 0, held
+        self.keys[:, self.end : self.end + n], self.values[:, self.end : self.end + n] = key, value
+        self.end += n
+
+    def _replace(self, name: str, held: Tensor, room: int) -> None:
+        setattr(self, name, F.pad(held, (0, 0) * (held.dim() - 2) + (0, room - held.shape[1])))
+
+    @classmethod
+    def join(cls, states: Sequence[ContextualState], capacity: int | None) -> ContextualState:
+        """One state of all rows, moved so that their last pairs stand in one column."""
+        longest = max(state.held for state in states)
+        joined = cls(0, capacity, states[0].evict)
+        joined.absent = [count + longest - state.held for state in states for count in state.absent]
+        for name in ("average", "last_key", "last_projected"):
+            setattr(joined, name, torch.cat([getattr(state, name) for state in states]))
+        room = longest if capacity is None else max(capacity, longest)
+        for name in ("keys", "values", "reads"):
+            parts = [getattr(state, name)[:, state.first : state.end] for state in states]
+            pads = [(0, 0) * (part.dim() - 2) + (longest - part.shape[1], room - longest) for part in parts]
+            setattr(joined, name, torch.cat([F.pad(part, pad) for part, pad in zip(parts, pads)]))
+        joined.end = longest
+        return joined

@@ -1,0 +1,96 @@
+"""The shape of a Memory Mosaic: its configuration and the paper's presets."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from retro_kernels.checks import HEAD_DIM_MAX
+from retro_model import checks
+
+#: blocks N_b of the paper's language models (section 5, appendix B); all are 768 wide with 12 heads
+PRESETS = {"small-1": 1, "small": 12, "small-18": 18}
+PAPER_DROPOUT = 0.05  # of attention weights and of residual updates, in the authors' training
+
+
+@dataclass(frozen=True)
+class MosaicsConfig:
+    """Sizes of a Memory Mosaic. There are no positions, so that no size depends on a sequence's length.
+
+    Example:
+        config = MosaicsConfig.preset("small")   # 123,588,336 parameters, those of GPT2-small's size
+        tiny = MosaicsConfig(vocab_size=256, d_model=64, num_heads=4, num_layers=2, persistent_slots=224)
+
+    Args:
+        vocab_size: V, tokens of the vocabulary.
+        d_model: d, width of the residual stream; num_heads divides it.
+        num_heads: h, contextual memories of a block and persistent memories of a block (N_c = N_p).
+        num_layers: N_b, blocks.
+        persistent_slots: N_m, pairs in each persistent memory. 3.5 d gives a block the size of a transformer's.
+        attention_dropout, output_dropout: probability, in training, of dropping what a pair contributes to a read, or an entry
+            of a residual update.
+        logit_scale, embedding_std: logits are logit_scale * E x, E starts as N(0, embedding_std^2). The authors' two
+            versions have (1, 0.02) and (d**-0.5, 1).
+
+    Raises:
+        TypeError, ValueError: naming the field.
+
+    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, section 5, figure 8 and appendix B.
+    """
+
+    vocab_size: int
+    d_model: int = 768
+    num_heads: int = 12
+    num_layers: int = 12
+    persistent_slots: int = 2688
+    attention_dropout: float = 0.0
+    output_dropout: float = 0.0
+    logit_scale: float = 1.0
+    embedding_std: float = 0.02
+
+    max_len = None  # tokens of a sequence: any number
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if field.type == "int":
+                checks.integer(field.name, getattr(self, field.name), low=1)
+        for name in ("logit_scale", "embedding_std"):
+            if checks.number(name, getattr(self, name)) <= 0:
+                raise ValueError(f"{name}: expected a number > 0; got {getattr(self, name)}")
+        for name in ("attention_dropout", "output_dropout"):
+            checks.probability(name, getattr(self, name))
+        check_heads(self.d_model, self.num_heads)
+
+    @classmethod
+    def preset(cls, name: str, vocab_size: int = 50_304) -> MosaicsConfig:
+        """A language model of the paper: "small" (12 blocks, as GPT2-small), "small-1" or "small-18" (1 or 18 blocks)."""
+        if name not in PRESETS:
+            raise ValueError(f"name: expected one of {', '.join(PRESETS)}; got {name!r}")
+        return cls(vocab_size, num_layers=PRESETS[name], attention_dropout=PAPER_DROPOUT, output_dropout=PAPER_DROPOUT)
+
+    def replace(self, **changes) -> MosaicsConfig:
+        """A copy with some fields changed, checked anew."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict:
+        """The fields as JSON knows them; `from_dict` reads them back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict) -> MosaicsConfig:
+        """The configuration that `to_dict` wrote; a field that does not exist is an error."""
+        unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
+        if unknown:
+            raise ValueError(f"fields: expected the fields of MosaicsConfig; got the unknown {', '.join(unknown)}")
+        return cls(**fields)
+
+
+def check_heads(d_model: int, num_heads: int) -> int:
+    """The width of a head; ValueError where the heads do not divide d_model or are wider than the kernels take."""
+    for name, value in (("d_model", d_model), ("num_heads", num_heads)):
+        checks.integer(name, value, low=1)
+    if d_model % num_heads or d_model // num_heads > HEAD_DIM_MAX:
+        raise ValueError(
+            f"num_heads: expected a divisor of d_model={d_model} that leaves heads at most {HEAD_DIM_MAX} wide; got {num_heads}"
+        )
+    return d_model // num_heads

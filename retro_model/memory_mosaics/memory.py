@@ -1,0 +1,244 @@
+"""Contextual and persistent memories: layers of associative memories, to build with on their own.
+
+Both take activations [B,N,d_model] and give a residual update, without the norm before it or the addition after it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import retro_kernels as rk
+from retro_kernels.checks import HEAD_DIM_MIN, HEAD_DIM_STEP
+from retro_model import checks
+
+from .config import check_heads
+
+if TYPE_CHECKING:
+    from .cache import ContextualState, PersistentState
+
+RATE = 10.0  # scalars are stored divided by this: Adam then moves them ten times as fast as weights
+DECAY_MAX = 1 - 2**-20  # a leaky average needs decay < 1
+LOG_KEY_SCALE_MAX = 5.0  # key_scale <= e^5: key_scale^2, the largest logit, fits float16
+FIRST_LOG_DECAYS = (0.5, 5.0)  # -log(decay) of the first and of the last head, initially
+FIRST_LOG_KEY_SCALE, FIRST_LOG_VALUE_SCALE = 1.0, -0.5
+
+
+def normalised(x: Tensor, scale: Tensor) -> Tensor:
+    """scale x / ||x|| for x [B,N,h,hd] and scale [h]; 0, with gradient 0, where x is 0."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=scale.dtype)
+    inverse = norm.masked_fill(norm == 0, math.inf).reciprocal()
+    return x * (scale[:, None] * inverse).to(x.dtype)
+
+
+def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, Tensor]:
+    """sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the logarithm of the softmax's denominator [B,h,N]; heads of any width."""
+    width = query.shape[-1]
+    missing = max(HEAD_DIM_MIN, -(-width // HEAD_DIM_STEP) * HEAD_DIM_STEP) - width  # zeros change neither a dot product nor a sum
+    if missing:
+        query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
+    out, lse = rk.relative_attention(query, key, value, scale=1.0, return_lse=True, **options)
+    return out[..., :width], lse
+
+
+class _Memory(nn.Module):
+    """What both kinds share: keys that are normalised leaky averages, and the map of what was read to an update."""
+
+    def __init__(self, d_model, num_heads, *, attention_dropout, output_dropout, backend, device, dtype):
+        super().__init__()
+        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, check_heads(d_model, num_heads)
+        self.attention_dropout = checks.probability("attention_dropout", attention_dropout)
+        self.output_dropout, self.backend = checks.probability("output_dropout", output_dropout), backend
+        where = {"device": device, "dtype": dtype}
+        self.key = nn.Linear(d_model, d_model, bias=False, **where)
+        self.output = nn.Linear(d_model, d_model, bias=False, **where)
+        for name in ("stored_decay", "stored_key_scale", "stored_value_scale"):
+            self.register_parameter(name, nn.Parameter(torch.empty(num_heads, **where)))
+
+    def reset_parameters(self, depth: int = 1) -> None:
+        """Initial weights; `depth`: memories of this kind that write to the same residual stream."""
+        nn.init.normal_(self.key.weight, std=self.d_model**-0.5)
+        nn.init.normal_(self.output.weight, std=(self.d_model * depth) ** -0.5)
+        with torch.no_grad():
+            self.stored_decay.copy_(torch.linspace(*FIRST_LOG_DECAYS, self.num_heads) / RATE)
+        nn.init.constant_(self.stored_key_scale, FIRST_LOG_KEY_SCALE / RATE)
+        nn.init.constant_(self.stored_value_scale, FIRST_LOG_VALUE_SCALE / RATE)
+
+    @property
+    def decay(self) -> Tensor:
+        """lambda_phi [h]: what a key keeps of the one before it."""
+        return torch.exp(-(RATE * _wide(self.stored_decay)).abs()).clamp(max=DECAY_MAX)
+
+    @property
+    def value_scale(self) -> Tensor:
+        """alpha_psi [h]: the length of a value."""
+        return torch.exp(RATE * _wide(self.stored_value_scale))
+
+    @property
+    def _key_scale(self) -> Tensor:
+        return torch.exp((RATE * _wide(self.stored_key_scale)).clamp(max=LOG_KEY_SCALE_MAX))
+
+    def heads_of(self, x: Tensor) -> Tensor:
+        """[B,N,h,hd] of [B,N,d]."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim))
+
+    def averages(self, x: Tensor, segment: Tensor | None, initial: Tensor | None) -> Tensor:
+        """kbar [B,N,h,hd]: leaky averages of the key projections, which restart where `segment` changes."""
+        checks.shape("x", x, "B,N,d_model", {"d_model": self.d_model})
+        return rk.leaky_average(self.heads_of(self.key(x)), self.decay, initial=initial, segment=segment, backend=self.backend)
+
+    def read_options(self) -> dict:
+        return {"dropout_p": self.attention_dropout if self.training else 0.0, "backend": self.backend}
+
+    def update(self, y: Tensor) -> Tensor:
+        """The update [B,N,d] of what was read, y [B,N,h,hd]."""
+        return F.dropout(self.output(y.flatten(-2)), self.output_dropout, self.training)
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, head_dim={self.head_dim}, attention_dropout={self.attention_dropout}"
+
+
+class ContextualMemory(_Memory):
+    """h associative memories of a sequence's own past: each stores what followed, under a summary of what came before.
+
+        k_T = key_scale Norm(kbar_T),     kbar_T = W_phi x_T + decay kbar_{T-1}
+        v_T = value_scale Norm(vbar_T),   vbar_T = value_now W_psi x_T + value_next W_psi x_{T+1}
+        y_T = sum_{i<T} softmax_i(k_T·k_i) v_i,   y_1 = 0;     update_T = W_z [y_T of every head]
+
+    Key and query are one vector and there are no positions. A value peeks at the next token, so a token may read the pairs
+    before its own and not its own: y_T is the memory's prediction of v_T, which is not known yet.
+
+    Example:
+        memory = ContextualMemory(64, num_heads=4)
+        y = x + memory(norm(x))  # x [B,N,64]
+
+    Args:
+        d_model: d, width in and out; num_heads divides it.
+        num_heads: h, memories; any width d/h up to 256 (below 16 or no multiple of 8: padded with zeros for the kernels).
+        attention_dropout: probability, in training, of dropping a pair from a read.
+        output_dropout: probability, in training, of dropping an entry of the update.
+        backend: of `retro_kernels`; None: the fastest that serves the call.
+
+    Cost: time grows with N^2, as that of attention; memory with N (no [N,N] matrix is kept).
+
+    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equations 3, 7 and 8. The scalars' form and initial values are
+    those of the authors' code.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, attention_dropout: float = 0.0, output_dropout: float = 0.0,
+        backend: str | None = None, device=None, dtype=None,
+    ):  # fmt: skip
+        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
+        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
+        self.value = nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
+        #: c [h]: the weight of a token in its own value; any number, 0: the value is the next token's alone
+        self.value_now = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self, depth: int = 1) -> None:
+        super().reset_parameters(depth)
+        nn.init.normal_(self.value.weight, std=self.d_model**-0.5)
+        nn.init.uniform_(self.value_now)
+
+    @property
+    def key_scale(self) -> Tensor:
+        """alpha_phi [h]: the length of a key; its square is the inverse bandwidth."""
+        return self._key_scale
+
+    @property
+    def value_next(self) -> Tensor:
+        """1 - c [h]: the weight of the next token in a value."""
+        return 1 - self.value_now
+
+    def values(self, projected: Tensor) -> Tensor:
+        """v [B,N-1,h,hd] of W_psi x [B,N,h,hd]: the last token's is not known yet."""
+        now, following = (c[:, None].to(projected.dtype) for c in (_wide(self.value_now), 1 - _wide(self.value_now)))
+        return normalised(now * projected[:, :-1] + following * projected[:, 1:], self.value_scale)
+
+    def forward(self, x: Tensor, *, segment: Tensor | None = None, state: ContextualState | None = None) -> Tensor:
+        """The update [B,N,d] of x [B,N,d].
+
+        Args:
+            segment: int64 [B,N], documents packed into one row: memories and averages restart where it changes.
+            state: what a cache holds of the tokens before these; takes these in. Not with `segment`.
+        """
+        average = self.averages(x, segment, None if state is None else state.average)
+        key, projected = normalised(average, self.key_scale), self.heads_of(self.value(x))
+        options = self.read_options() | visible_documents(segment)
+        if state is None:
+            stored, value = key[:, :-1], self.values(projected)
+        else:
+            stored, value, options["key_mask"] = state.store(average, key, projected, self.values)
+        y, lse = read(key, stored, value, causal=True, **options)  # query_offset S-N: what was stored before it and nothing else
+        if state is not None:
+            state.settle(key, lse, options["key_mask"])
+        return self.update(y)
+
+
+class PersistentMemory(_Memory):
+    """h associative memories of N_m trained pairs each, for knowledge that outlasts a sequence; in place of a feed-forward.
+
+        q_T = query_scale Norm(kbar_T),   kbar_T = W_phi x_T + decay kbar_{T-1}
+        y_T = value_scale sum_{i=1..N_m} softmax_i(q_T·K_i) V_i;     update_T = W_z [y_T of every head]
+
+    Example:
+        memory = PersistentMemory(64, num_heads=4, slots=224)
+        y = x + memory(norm(x))  # x [B,N,64]; 3.5 d slots: as many parameters as a feed-forward four times as wide
+
+    Args:
+        d_model, num_heads, attention_dropout, output_dropout, backend: as in `ContextualMemory`.
+        slots: N_m, pairs of each head.
+
+    Source: Zhang et al., arXiv 2405.06394, section 4 and figure 7; Sukhbaatar et al., arXiv 1907.01470.
+    """
+
+    decayed = ("keys", "values")  # by the optimiser: they are the matrices of a feed-forward
+
+    def __init__(
+        self, d_model: int, num_heads: int, slots: int, *, attention_dropout: float = 0.0, output_dropout: float = 0.0,
+        backend: str | None = None, device=None, dtype=None,
+    ):  # fmt: skip
+        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
+        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
+        shape = (num_heads, checks.integer("slots", slots, low=1), self.head_dim)
+        self.keys = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.values = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self, depth: int = 1) -> None:
+        super().reset_parameters(depth)
+        for pairs in (self.keys, self.values):
+            nn.init.normal_(pairs, std=self.head_dim**-0.5)
+
+    @property
+    def query_scale(self) -> Tensor:
+        """gamma = alpha_phi^2 [h]: the length of a query."""
+        return self._key_scale.square()
+
+    def forward(self, x: Tensor, *, segment: Tensor | None = None, state: PersistentState | None = None) -> Tensor:
+        """The update [B,N,d] of x [B,N,d]; arguments as in `ContextualMemory.forward`."""
+        average = self.averages(x, segment, None if state is None else state.average)
+        if state is not None:
+            state.average = average[:, -1]
+        query = normalised(average, self.query_scale).flatten(0, 1).unsqueeze(0)  # all rows as one: they share their pairs
+        value = self.values * self.value_scale[:, None, None].to(self.values.dtype)
+        y, _ = read(query, *(t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, value)), **self.read_options())
+        return self.update(y.reshape(average.shape))
+
+
+def visible_documents(segment: Tensor | None) -> dict[str, Tensor]:
+    """What confines a read to its own document: a token sees the pairs of its own run of equal `segment` [B,N]."""
+    if segment is None:
+        return {}
+    run = F.pad((segment[:, 1:] != segment[:, :-1]).cumsum(1), (1, 0))  # a segment that comes back is another document
+    return {"query_segment": run, "key_segment": run[:, :-1]}
+
+
+def _wide(scalar: Tensor) -> Tensor:
+    """Scalars of half types in float32."""
+    return scalar.float() if scalar.dtype in (torch.float16, torch.bfloat16) else scalar

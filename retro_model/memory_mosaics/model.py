@@ -1,0 +1,151 @@
+"""MemoryMosaics: a language model of contextual and persistent memories."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from retro_kernels._validate import INTEGERS
+from retro_model import checks
+
+from .cache import MosaicsCache
+from .config import MosaicsConfig
+from .memory import ContextualMemory, PersistentMemory
+
+NORM_EPS = 1e-5  # of the layer norms, which have a gain and no bias, as in the authors' code
+
+
+class Block(nn.Module):
+    """Contextual memories, then persistent memories; each a pre-norm residual."""
+
+    def __init__(self, config: MosaicsConfig, *, backend: str | None = None, device=None, dtype=None):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        sizes = (config.d_model, config.num_heads)
+        options = {"attention_dropout": config.attention_dropout, "output_dropout": config.output_dropout, "backend": backend, **where}
+        self.context_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
+        self.context = ContextualMemory(*sizes, **options)
+        self.persistent_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
+        self.persistent = PersistentMemory(*sizes, config.persistent_slots, **options)
+
+    def forward(self, x: Tensor, segment: Tensor | None = None, states: tuple = (None, None)) -> Tensor:
+        """x [B,N,d] -> [B,N,d]; `states`: what a cache holds of the two layers."""
+        x = x + self.context(self.context_norm(x), segment=segment, state=states[0])
+        return x + self.persistent(self.persistent_norm(x), segment=segment, state=states[1])
+
+
+class MemoryMosaics(nn.Module):
+    """Networks of associative memories: logits of the next token from what followed similar contexts, here and in training.
+
+    Blocks of contextual and persistent memories between a token embedding and the same matrix as readout. No positions: a
+    sequence may be longer than any in training.
+
+    Example:
+        model = MemoryMosaics(MosaicsConfig.preset("small"))
+        logits = model(tokens)                            # [B,N] -> [B,N,50304]
+        texts = retro_model.generate(model, [[5, 3, 9], [7]], 64)
+
+    Args:
+        config: sizes.
+        backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
+        checkpoint: recompute each block's activations in the backward pass rather than keep them.
+
+    Initial weights: N(0, 1/fan_in), residual outputs over the square root of the depth; the memories' scalars as in the authors' code.
+
+    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, section 5 and figure 8.
+    """
+
+    decodes_ragged = True  # rows of different lengths share a cache
+
+    def __init__(self, config: MosaicsConfig, backend: str | None = None, device=None, dtype=None, *, checkpoint: bool = False):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.config, self.checkpoint = config, checkpoint
+        self.memory_limit, self.eviction = None, "oldest"  # of caches, see `limit_memory`
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
+        self.blocks = nn.ModuleList(Block(config, backend=backend, **where) for _ in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initial weights: for a model built on the meta device and then given memory."""
+        nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        for block in self.blocks:
+            block.context.reset_parameters(self.config.num_layers)
+            block.persistent.reset_parameters(self.config.num_layers)
+
+    def forward(self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None) -> Tensor:
+        """Logits [B,N,V] of the token after each of `tokens` [B,N].
+
+        Args:
+            tokens: int64, any N. With a cache, those that follow what it holds.
+            segment: int64 [B,N], for documents packed into one row: everything restarts where it changes. Not with a cache.
+            cache: holds the tokens before these and takes these in; see `MosaicsCache`. Such a call is not differentiable.
+
+        Raises:
+            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU.
+        """
+        return self.readout(self.activations(tokens, segment=segment, cache=cache))
+
+    def readout(self, x: Tensor) -> Tensor:
+        """Logits [...,V] of final activations [...,d]."""
+        return F.linear(x * self.config.logit_scale, self.embedding.weight)
+
+    def activations(self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None) -> Tensor:
+        """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
+        self._check(tokens, segment, cache)
+        if cache is not None:
+            return self._decode(tokens, cache)
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            recompute = self.checkpoint and torch.is_grad_enabled()
+            x = checkpoint(block, x, segment, use_reentrant=False) if recompute else block(x, segment)
+        return self.norm(x)
+
+    @torch.no_grad()
+    def _decode(self, tokens: Tensor, cache: MosaicsCache) -> Tensor:
+        x = self.embedding(tokens)
+        for block, *states in zip(self.blocks, cache.contextual, cache.persistent):
+            x = block(x, None, states)
+        cache.length += tokens.shape[1]
+        return self.norm(x)
+
+    def last_logits(self, tokens: Tensor, **options) -> Tensor:
+        """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""
+        return self.readout(self.activations(tokens, **options)[:, -1])
+
+    def make_cache(self, batch: int, capacity: int | None = None, *, evict: str | None = None) -> MosaicsCache:
+        """An empty cache for `batch` rows; at most `capacity` pairs a memory, of which `evict` go first. See `MosaicsCache`."""
+        return MosaicsCache(self.config, batch, capacity, limit=self.memory_limit, evict=evict or self.eviction)
+
+    def limit_memory(self, pairs: int | None, evict: str = "oldest") -> None:
+        """From now on caches, those of `generate` too, hold at most `pairs` a memory; None: any number."""
+        MosaicsCache(self.config, 1, limit=pairs, evict=evict)  # raises where either is wrong
+        self.memory_limit, self.eviction = pairs, evict
+
+    def shard_units(self) -> list[nn.Module]:
+        """What FSDP2 gathers one at a time."""
+        return list(self.blocks)
+
+    def _check(self, tokens: Tensor, segment: Tensor | None, cache: MosaicsCache | None) -> None:
+        sizes = {} if cache is None else {"B": cache.batch}
+        checks.shape("tokens", tokens, "B,N", sizes)
+        if tokens.shape[1] == 0:
+            raise ValueError("tokens: expected N >= 1; got N=0")
+        checks.token_ids("tokens", tokens, self.config.vocab_size, self.embedding.weight.device)
+        if cache is not None and cache.config != self.config:
+            raise ValueError("cache: expected one of this model's configuration; got another's")
+        if segment is None:
+            return
+        if cache is not None:
+            raise ValueError("segment: expected None with a cache, whose rows are one document each; got a tensor")
+        checks.shape("segment", segment, "B,N", sizes)
+        if segment.dtype not in INTEGERS:
+            raise TypeError(f"segment: expected integers; got {segment.dtype}")
+        if segment.device != tokens.device:
+            raise ValueError(f"segment: expected the device of the tokens, {tokens.device}; got {segment.device}")

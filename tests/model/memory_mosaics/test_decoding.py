@@ -1,0 +1,150 @@
+"""Decoding with a cache: equal to the whole sequence, ragged prompts, and what a bounded memory forgets."""
+
+import numpy as np
+import pytest
+import torch
+
+import retro_model
+from retro_kernels.testing import relative_error, tolerances
+from retro_model.memory_mosaics import MosaicsCache
+from tests.model.memory_mosaics import tiny
+
+EXACT = tolerances.FLOOR[torch.float64]
+
+
+def decoded(model, tokens, blocks, cache=None) -> torch.Tensor:
+    """Logits of tokens given in pieces."""
+    cache = model.make_cache(len(tokens)) if cache is None else cache
+    return torch.cat([model(piece, cache=cache) for piece in tokens.split(blocks, 1)], 1)
+
+
+@pytest.mark.parametrize("blocks", [[1] * 19, [19], [1, 18], [7, 1, 1, 10]], ids=str)
+@pytest.mark.parametrize("width", [48, 18])
+def test_pieces_give_the_logits_of_the_whole(blocks, width):
+    model, tokens = tiny.model(dtype=torch.float64, d_model=width), tiny.tokens()
+    cache = model.make_cache(2)
+    assert relative_error(decoded(model, tokens, blocks, cache), model(tokens)) < EXACT
+    assert cache.pairs == 18 and cache.length == 19  # the last token's pair waits for the next
+
+
+def test_decoding_goes_far_beyond_any_first_room():
+    model, tokens = tiny.model(dtype=torch.float64, num_layers=1), tiny.tokens(B=1, N=300)
+    cache = model.make_cache(1)
+    assert relative_error(decoded(model, tokens, [2] + [1] * 298, cache), model(tokens)) < EXACT
+    assert cache.contextual[0].keys.shape[1] <= 2 * cache.pairs + 1
+
+
+def test_ragged_prompts_are_continued_as_if_alone():
+    model = tiny.model(dtype=torch.float64)
+    prompts = [[3], [1, 5, 2, 8, 8, 1], [4, 4], [9, 1, 5, 2, 8, 0]]
+    together = retro_model.generate(model, prompts, 12)
+    for prompt, got in zip(prompts, together):
+        want = list(prompt)
+        for _ in range(12):
+            want.append(int(model(torch.tensor([want]))[0, -1].argmax()))
+        assert got.tolist() == want
+    assert len({tuple(t[-12:].tolist()) for t in together}) > 1
+
+
+def test_joined_rows_have_the_logits_they_have_alone():
+    model, rows = tiny.model(dtype=torch.float64), [tiny.tokens(1, n, seed=n) for n in (2, 9, 5)]
+    caches = [model.make_cache(1) for _ in rows]
+    for row, cache in zip(rows, caches):
+        model(row, cache=cache)
+    joined, more = MosaicsCache.join(caches), tiny.tokens(3, 4, seed=1)
+    got = decoded(model, more, [1, 3], joined)
+    for i, row in enumerate(rows):
+        want = model(torch.cat([row, more[i : i + 1]], 1))[:, -4:]
+        assert relative_error(got[i : i + 1], want) < EXACT
+
+
+def forgetful_reads(model, tokens, capacity, evict):
+    """One contextual layer's reads y [N,h,hd], with its memories kept as plain lists; tokens one at a time."""
+    memory = model.blocks[0].context
+    x = model.blocks[0].context_norm(model.embedding(tokens))
+    average = memory.averages(x, None, None)
+    key = (memory.key_scale[:, None] * average / average.norm(dim=-1, keepdim=True))[0].detach().numpy()
+    value = memory.values(memory.heads_of(memory.value(x)))[0].detach().numpy()
+    out = np.zeros(key.shape)
+    for head in range(key.shape[1]):
+        pairs: list[list] = []  # [key, value, reads]
+        for t in range(len(key)):
+            if t:
+                pairs.append([key[t - 1, head], value[t - 1, head], None])
+            if pairs:
+                logits = np.array([key[t, head] @ k for k, _, _ in pairs])
+                weights = np.exp(logits - logits.max())
+                weights /= weights.sum()
+                out[t, head] = sum(w * v for w, (_, v, _) in zip(weights, pairs))
+                for pair, weight in zip(pairs, weights):
+                    pair[2] = (1 if pair[2] is None else pair[2] * (1 - 1 / capacity)) + weight
+            if len(pairs) > capacity:
+                pairs.pop(0 if evict == "oldest" else int(np.argmin([reads for _, _, reads in pairs])))
+    return torch.from_numpy(out)
+
+
+@pytest.mark.parametrize("evict", ["oldest", "least_read"])
+def test_a_bounded_memory_forgets_what_it_should(evict):
+    model, tokens = tiny.model(dtype=torch.float64, num_layers=1), tiny.tokens(B=1, N=40)
+    memory, seen = model.blocks[0].context, []
+    memory.output.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    cache = model.make_cache(1, 6, evict=evict)
+    decoded(model, tokens, 1, cache)
+    got, want = torch.cat(seen, 1)[0].unflatten(-1, (3, 16)), forgetful_reads(model, tokens, 6, evict)
+    assert relative_error(got, want) < EXACT
+    assert relative_error(got, forgetful_reads(model, tokens, 40, evict)) > 1e-3  # it did forget
+    assert cache.pairs == 6 and cache.contextual[0].keys.shape[1] <= 2 * 6 + 1
+
+
+def test_the_two_evictions_differ():
+    model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(B=1, N=40)
+    found = [decoded(model, tokens, 1, model.make_cache(1, 6, evict=evict)) for evict in ("oldest", "least_read")]
+    assert relative_error(*found) > 1e-3
+
+
+@pytest.mark.parametrize("evict", ["oldest", "least_read"])
+@pytest.mark.parametrize("capacity", [1, 4, 9])
+def test_ragged_rows_forget_as_if_alone(evict, capacity):
+    model, prompts = tiny.model(dtype=torch.float64), [[3], [1, 5, 2, 8, 8, 1, 4], [4, 4, 7]]
+    model.limit_memory(capacity, evict)
+    together = retro_model.generate(model, prompts, 10)
+    assert [t.tolist() for t in together] == [retro_model.generate(model, [p], 10)[0].tolist() for p in prompts]
+    more, caches = tiny.tokens(3, 5, seed=2), [model.make_cache(1) for _ in prompts]
+    for prompt, cache in zip(prompts, caches):
+        model(torch.tensor([prompt]), cache=cache)
+    alone = [decoded(model, more[i : i + 1], 1, MosaicsCache.join([cache], 99)) for i, cache in enumerate(caches)]
+    assert relative_error(decoded(model, more, 1, MosaicsCache.join(caches, 99)), torch.cat(alone)) < EXACT
+
+
+def test_capacity_that_is_never_reached_changes_nothing():
+    model, tokens = tiny.model(dtype=torch.float64), tiny.tokens()
+    for evict in ("oldest", "least_read"):
+        assert relative_error(decoded(model, tokens, 3, model.make_cache(2, 18, evict=evict)), model(tokens)) < EXACT
+
+
+def test_a_limit_is_one_of_every_cache():
+    model = tiny.model()
+    model.limit_memory(5, "least_read")
+    assert (model.make_cache(1, 100).capacity, model.make_cache(1, 3).capacity, model.make_cache(1).evict) == (5, 3, "least_read")
+    model.limit_memory(None)
+    assert model.make_cache(1).capacity is None
+    with pytest.raises(ValueError, match="limit: expected an int >= 1; got 0"):
+        model.limit_memory(0)
+
+
+def test_a_step_costs_no_more_bytes_once_a_memory_is_full():
+    model = tiny.model()
+    cache = model.make_cache(1, 8)
+    sizes = []
+    for token in tiny.tokens(B=1, N=64).split(1, 1):
+        model(token, cache=cache)
+        sizes.append(cache.nbytes)
+    assert len(set(sizes[20:])) == 1 and max(sizes) < 3 * sizes[8]
+
+
+def test_caches_that_do_not_fit_are_named():
+    model = tiny.model()
+    empty, other = model.make_cache(1), model.make_cache(1, 4, evict="least_read")
+    for bad in ([], [empty], [empty, other]):
+        with pytest.raises(ValueError, match=r"caches: expected at least one, of one configuration.*; got"):
+            MosaicsCache.join(bad)

@@ -1,0 +1,276 @@
+"""Memory Mosaics: against the paper's equations one token at a time, causality, documents, and what they refuse."""
+
+import numpy as np
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels.testing import assert_passes, relative_error, tolerances
+from retro_model.memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsConfig, PersistentMemory
+from retro_model.memory_mosaics.memory import normalised
+from tests.model.memory_mosaics import tiny
+from tests.model.memory_mosaics.naive import Naive, derivative, kernel_smoothing, norm, stored
+
+EXACT = tolerances.FLOOR[torch.float64]
+VARIANTS = {
+    "heads of 16": {},
+    "narrow heads, scaled logits": {"d_model": 18, "logit_scale": 18**-0.5},
+    "heads of 20, one block": {"d_model": 20, "num_heads": 1, "num_layers": 1, "persistent_slots": 1},
+}
+
+
+def gradients(model, tokens, weights, **options) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    (model(tokens, **options) * weights).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_the_equations_one_token_at_a_time(name):
+    model, tokens = tiny.model(dtype=torch.float64, **VARIANTS[name]), tiny.tokens(B=2, N=11)
+    naive = Naive(model.config, stored(model))
+    want = torch.from_numpy(np.stack([naive.logits(row.tolist()) for row in tokens]))
+    assert relative_error(model(tokens), want) < EXACT
+
+
+@pytest.mark.parametrize("name", ["heads of 16", "narrow heads, scaled logits"])
+def test_gradients_of_every_parameter_equal_those_of_the_equations(name):
+    """Two random directions a matrix, every entry of a scalar or gain."""
+    model, tokens = tiny.model(dtype=torch.float64, **VARIANTS[name]), tiny.tokens(B=1, N=6)
+    random = np.random.default_rng(0)
+    weights = random.normal(size=(6, tiny.VOCAB))
+    found, parameters = gradients(model, tokens, torch.from_numpy(weights)), stored(model)
+    for parameter, gradient in found.items():
+        shape = gradient.shape
+        directions = np.eye(len(gradient)) if gradient.dim() == 1 and len(gradient) < 8 else random.normal(size=(2, *shape))
+        for direction in directions:
+            want = derivative(model.config, parameters, parameter, direction, tokens[0].tolist(), weights)
+            got = float((gradient * torch.from_numpy(direction)).sum())
+            assert got == pytest.approx(want, rel=1e-9, abs=1e-9), parameter
+    assert found["blocks.0.context.stored_key_scale"][0] == 0 != found["blocks.0.context.stored_key_scale"][1]
+
+
+def test_keys_of_one_length_make_a_gaussian_kernel_the_softmax_of_dot_products():
+    """Equation 2 with beta equals equation 3 with beta' = 2 beta."""
+    random = np.random.default_rng(0)
+    keys = [3 * norm(k) for k in random.normal(size=(5, 4))]
+    values, query = random.normal(size=(5, 2)), 3 * norm(random.normal(size=4))
+    gaussian = kernel_smoothing(query, list(zip(keys, values)), inverse_bandwidth=0.5)
+    np.testing.assert_allclose(gaussian, kernel_smoothing(query, list(zip(keys, values))), rtol=1e-12)
+
+
+def test_scalars_are_those_of_the_paper():
+    model = tiny.model(dtype=torch.float64)
+    naive = Naive(model.config, stored(model))
+    for b, block in enumerate(model.blocks):
+        for name, memory, scale in (("context", block.context, "key_scale"), ("persistent", block.persistent, "query_scale")):
+            prefix, power = f"blocks.{b}.{name}", 2 if scale == "query_scale" else 1
+            np.testing.assert_allclose(memory.decay.detach(), naive.decay(prefix))
+            np.testing.assert_allclose(memory.value_scale.detach(), naive.value_scale(prefix))
+            np.testing.assert_allclose(getattr(memory, scale).detach(), naive.key_scale(prefix) ** power)
+        torch.testing.assert_close(block.context.value_now + block.context.value_next, torch.ones(3, dtype=torch.float64))
+
+
+def test_initial_scalars_are_those_of_the_authors():
+    memory = ContextualMemory(96, 12)
+    torch.testing.assert_close(memory.decay, torch.exp(-torch.linspace(0.5, 5, 12)))
+    torch.testing.assert_close(memory.key_scale, torch.full((12,), 1.0).exp())
+    torch.testing.assert_close(memory.value_scale, torch.full((12,), -0.5).exp())
+    assert bool(((memory.value_now >= 0) & (memory.value_now < 1)).all())
+    torch.testing.assert_close(PersistentMemory(96, 12, 5).query_scale, torch.full((12,), 2.0).exp())
+
+
+def test_a_decay_stored_as_zero_stays_below_one():
+    memory = ContextualMemory(32, 2)
+    with torch.no_grad():
+        memory.stored_decay.zero_()
+    assert float(memory.decay.detach().max()) < 1
+    assert memory(torch.randn(1, 9, 32)).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("small", 123_588_336), ("small-1", 45_713_748), ("small-18", 166_065_384)])
+def test_presets_have_the_papers_sizes(name, parameters):
+    model = MemoryMosaics(MosaicsConfig.preset(name), device="meta")
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert sum(p.numel() for p in model.blocks[0].parameters()) == 7_079_508
+
+
+def test_a_token_changes_nothing_before_it_and_all_from_it_on():
+    model, tokens = tiny.model(), tiny.tokens(B=1)
+    base = model(tokens)
+    for t in range(tokens.shape[1]):
+        changed = tokens.clone()
+        changed[0, t] = (tokens[0, t] + 1) % tiny.VOCAB
+        moved = (model(changed) != base).any(-1)[0].nonzero().flatten().tolist()
+        assert moved == list(range(t, tokens.shape[1])), t
+
+
+@pytest.mark.parametrize("N", [1, 2, 18])
+def test_a_prefix_has_the_logits_it_has_in_the_whole(N):
+    model, tokens = tiny.model(dtype=torch.float64), tiny.tokens()
+    assert relative_error(model(tokens[:, :N]), model(tokens)[:, :N]) < EXACT
+
+
+def test_packed_documents_are_each_as_if_alone():
+    model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(N=17)
+    segment = torch.tensor([[4] * 5 + [9] * 1 + [4] * 11, [0] * 8 + [1] * 9])  # 4 comes back: another document
+    got = model(tokens, segment=segment)
+    for row, lengths in ((0, [5, 1, 11]), (1, [8, 9])):
+        want = torch.cat([model(document[None])[0] for document in tokens[row].split(lengths)])
+        assert relative_error(got[row], want) < EXACT
+
+
+def test_gradients_of_packed_documents_are_the_sum_of_theirs_alone():
+    model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(B=1, N=12)
+    weights = torch.randn(1, 12, tiny.VOCAB, dtype=torch.float64)
+    got = gradients(model, tokens, weights, segment=torch.tensor([[0] * 5 + [1] * 7]))
+    parts = [gradients(model, t, w) for t, w in zip(tokens.split([5, 7], 1), weights.split([5, 7], 1))]
+    for name, gradient in got.items():
+        torch.testing.assert_close(gradient, parts[0][name] + parts[1][name], rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_a_vector_of_zeros_normalises_to_zeros_without_nan():
+    x = torch.zeros(1, 2, 1, 16)
+    x[0, 1] = 3.0
+    x.requires_grad_()
+    scale = torch.tensor([2.0], requires_grad=True)
+    y = normalised(x, scale)
+    assert torch.equal(y[0, 0], torch.zeros(1, 16)) and torch.allclose(y[0, 1].norm(), torch.tensor(2.0))
+    y.sum().backward()
+    assert x.grad[0, 0].abs().max() == 0 and x.grad.isfinite().all() and scale.grad.isfinite().all()
+
+
+def test_a_memory_of_zero_activations_has_finite_gradients():
+    memory = ContextualMemory(32, 2)
+    x = torch.zeros(1, 5, 32, requires_grad=True)
+    memory(x).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in memory.parameters()) and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", [b for b in ("cpu", "triton") if rk.backends()["relative_attention"][b]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_backends_and_types(backend, dtype):
+    tokens = tiny.tokens(N=40)
+    want = tiny.model(dtype=torch.float64)(tokens)
+    eager = tiny.model(dtype=dtype, backend="reference")(tokens)
+    assert_passes("logits", tiny.model(dtype=dtype, backend=backend)(tokens), want, eager, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    model, tokens = tiny.model(), tiny.tokens(N=40)
+    with torch.no_grad():
+        model.blocks[0].context.stored_key_scale[0] = 0.1
+    want = tiny.model(dtype=torch.float64)
+    want.load_state_dict(model.state_dict())
+    with torch.autocast("cpu", dtype=dtype):
+        logits = model(tokens)
+        logits.float().square().mean().backward()
+    half = tiny.model(dtype=dtype)
+    half.load_state_dict(model.state_dict())
+    assert logits.dtype == dtype
+    # weights in float32, products in the half type: no worse than twice the whole model in the half type
+    assert relative_error(logits, want(tokens)) < 2 * relative_error(half(tokens), want(tokens)) + tolerances.FLOOR[dtype]
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_checkpointing_gives_the_same_gradients():
+    tokens, weights = tiny.tokens(), torch.randn(2, 19, tiny.VOCAB)
+    options = {"attention_dropout": 0.2, "output_dropout": 0.2}
+    found = []
+    for checkpoint in (False, True):
+        model = tiny.model(checkpoint=checkpoint, **options).train()
+        torch.manual_seed(3)
+        found.append(gradients(model, tokens, weights, segment=torch.arange(19).expand(2, 19) // 7))
+    for name in found[0]:
+        assert torch.equal(found[0][name], found[1][name]), name
+
+
+def test_dropout_is_in_training_only_and_repeatable():
+    tokens = tiny.tokens()
+    plain, dropping = tiny.model(), tiny.model(attention_dropout=0.5)
+    assert torch.equal(plain(tokens), dropping(tokens))
+    runs = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        runs.append(dropping.train()(tokens))
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert not torch.equal(runs[0], plain(tokens))
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_compiles_to_one_graph(segmented):
+    torch._dynamo.reset()
+    model, tokens, weights = tiny.model(), tiny.tokens(), torch.randn(2, 19, tiny.VOCAB)
+    options = {"segment": torch.arange(19).expand(2, 19) // 7} if segmented else {}
+    want, gradient = model(tokens, **options), gradients(model, tokens, weights, **options)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert relative_error(compiled(tokens, **options), want) < tolerances.FLOOR[torch.float32]
+    got = {n.removeprefix("_orig_mod."): g for n, g in gradients(compiled, tokens, weights, **options).items()}
+    for name in gradient:
+        assert relative_error(got[name], gradient[name]) < tolerances.FLOOR[torch.float32], name
+
+
+def test_a_persistent_memory_stands_alone():
+    """In place of a feed-forward: the update of each row depends on its own tokens alone, and its pairs get gradients."""
+    memory, x = PersistentMemory(32, 2, 9), torch.randn(3, 7, 32)
+    whole = memory(x)
+    torch.testing.assert_close(whole[1:2], memory(x[1:2]))
+    whole.sum().backward()
+    assert memory.keys.grad.abs().min() > 0 and memory.values.grad.abs().min() > 0
+
+
+def test_a_model_on_the_meta_device_is_given_memory():
+    fresh, model = MemoryMosaics(tiny.config()), MemoryMosaics(tiny.config(), device="meta").to_empty(device="cpu")
+    for m in (fresh, model):
+        torch.manual_seed(0)
+        m.reset_parameters()
+    for (name, p), q in zip(fresh.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
+BAD_SIZES = {
+    "vocab_size": (0, ValueError), "d_model": (2.0, TypeError), "num_heads": (5, ValueError), "num_layers": (True, TypeError),
+    "persistent_slots": (0, ValueError), "attention_dropout": (1.0, ValueError), "output_dropout": (-0.1, ValueError),
+    "logit_scale": (0.0, ValueError), "embedding_std": (float("nan"), ValueError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", BAD_SIZES)
+def test_a_bad_size_is_named(field):
+    value, error = BAD_SIZES[field]
+    with pytest.raises(error, match=rf"^{field}: expected .*; got"):
+        tiny.config(**{field: value})
+
+
+def test_a_bad_preset_and_a_bad_field_are_named():
+    with pytest.raises(ValueError, match="name: expected one of small"):
+        MosaicsConfig.preset("huge")
+    with pytest.raises(ValueError, match="unknown d_ff"):
+        MosaicsConfig.from_dict({"vocab_size": 3, "d_ff": 4})
+    assert MosaicsConfig.from_dict(tiny.config().to_dict()) == tiny.config()
+
+
+BAD_INPUTS = {
+    "tokens: expected token ids from 0": lambda m, t: m(t + tiny.VOCAB),
+    "tokens: expected torch.int64": lambda m, t: m(t.int()),
+    r"tokens: expected \[B,N\]": lambda m, t: m(t[0]),
+    "tokens: expected N >= 1": lambda m, t: m(t[:, :0]),
+    r"segment: expected \[B,N\] with N=19": lambda m, t: m(t, segment=t[:, 1:]),
+    "segment: expected integers": lambda m, t: m(t, segment=t.float()),
+    "segment: expected None with a cache": lambda m, t: m(t, segment=t, cache=m.make_cache(2)),
+    "cache: expected one of this model's": lambda m, t: m(t, cache=tiny.model(num_layers=1).make_cache(2)),
+    r"tokens: expected \[B,N\] with B=3": lambda m, t: m(t, cache=m.make_cache(3)),
+    "evict: expected one of oldest": lambda m, t: m.make_cache(2, 4, evict="newest"),
+    "capacity: expected an int >= 1": lambda m, t: m.make_cache(2, 0),
+    r"x: expected \[B,N,d_model\] with d_model=48": lambda m, t: m.blocks[0].context(torch.zeros(1, 2, 47)),
+    "slots: expected an int >= 1": lambda m, t: PersistentMemory(32, 2, 0),
+    "num_heads: expected a divisor of d_model=32": lambda m, t: ContextualMemory(32, 5),
+    "attention_dropout: expected a probability": lambda m, t: ContextualMemory(32, 2, attention_dropout=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", BAD_INPUTS)
+def test_bad_input_is_named(message):
+    with pytest.raises((ValueError, TypeError), match=f"^{message}.*; got"):
+        BAD_INPUTS[message](tiny.model(), tiny.tokens())

@@ -1,0 +1,71 @@
+"""Training a Memory Mosaic with what the other models train with: groups, steps, exact resume. Processes: test_distributed.py."""
+
+import pytest
+import torch
+
+from retro_model import checkpoint, training
+from retro_model.memory_mosaics import MemoryMosaics
+from tests.model import toys
+from tests.model.memory_mosaics import tiny
+
+SETTINGS = training.Settings(steps=6, warmup_steps=2, max_lr=1e-2)
+
+
+def make(**changes):
+    torch.manual_seed(7)
+    model = MemoryMosaics(tiny.config(vocab_size=17, attention_dropout=0.1, output_dropout=0.1, **changes))
+    return model, training.make_optimizer(model, SETTINGS)
+
+
+def run(model, optimizer, start, stop):
+    stream = training.batches(toys.random_store(41), window=8, batch_size=4, seed=5, start=start)
+    return training.train(model, optimizer, stream, SETTINGS, start=start, stop=stop)
+
+
+def test_what_decays_is_a_matrix_and_no_embedding():
+    """The pairs of a persistent memory are the two matrices of a feed-forward; scalars and gains stay as they are."""
+    model, _ = make()
+    decayed, others = (group["params"] for group in training.parameter_groups(model, 0.1))
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)].split(".", 2)[-1] for p in decayed} == {
+        "context.key.weight", "context.value.weight", "context.output.weight",
+        "persistent.key.weight", "persistent.output.weight", "persistent.keys", "persistent.values",
+    }  # fmt: skip
+    assert len(decayed) == 7 * 2 and len(decayed) + len(others) == len(names)
+
+
+def test_it_learns():
+    """Every parameter moves, and the loss on what it sees again and again falls below chance."""
+    model, optimizer = make()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    run(model, optimizer, 0, 6)
+    assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
+    tokens = torch.randint(0, 17, (2, 12)).repeat(1, 2)
+    batch, settings = training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool)), training.Settings(40, 1e-2, warmup_steps=0)
+    losses = [h["loss"] for h in training.train(model, optimizer, iter([batch] * 40), settings)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_resuming_is_bitwise_the_uninterrupted_run(tmp_path):
+    whole, optimizer = make()
+    history = run(whole, optimizer, 0, 6)
+    model, optimizer = make()
+    run(model, optimizer, 0, 3)
+    checkpoint.save(tmp_path / "at3", model, optimizer, step=3, position=3)
+    resumed, optimizer = make()
+    state = checkpoint.load(tmp_path / "at3", resumed, optimizer)
+    assert run(resumed, optimizer, state["step"], 6) == history[3:]
+    for (name, p), q in zip(whole.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert type(whole.config).from_dict(state["config"]) == whole.config
+
+
+def test_a_compiled_model_takes_the_same_steps():
+    torch._dynamo.reset()
+    histories = []
+    for compiled in (False, True):
+        model = make()[0]
+        model = torch.compile(model, fullgraph=True, backend="aot_eager") if compiled else model
+        histories.append(run(model, torch.optim.SGD(model.parameters(), lr=0.1), 0, 2))
+    for a, b in zip(*histories):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
