@@ -1,0 +1,113 @@
+"""A decoder of your own with a chunked cross-attention in every second block, trained as people train: compiled, in bfloat16 autocast, with activation
+checkpointing, on several processes.
+
+    python examples/own_gpt_with_cca.py
+    python examples/own_gpt_with_cca.py --compile inductor --autocast --checkpoint
+    torchrun --nproc-per-node 2 examples/own_gpt_with_cca.py --ddp
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from retro_model import ChunkedCrossAttention, FeedForward
+
+WIDTH, HEADS, LAYERS, VOCABULARY = 64, 4, 4, 256
+TOKENS, CHUNK, NEIGHBOURS, NEIGHBOUR_LEN = 128, 16, 2, 32
+
+
+class Block(nn.Module):
+    """Self-attention, chunked cross-attention where `retrieves`, feed-forward; each a pre-norm residual."""
+
+    def __init__(self, retrieves: bool) -> None:
+        super().__init__()
+        self.attention_norm, self.feed_forward_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.qkv, self.output = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.cca = self.cca_norm = None
+        if retrieves:
+            self.cca = ChunkedCrossAttention(WIDTH, HEADS, WIDTH // HEADS, chunk_len=CHUNK)
+            self.cca_norm = nn.RMSNorm(WIDTH)
+        self.feed_forward = FeedForward(WIDTH, 4 * WIDTH)
+
+    def forward(self, x: Tensor, neighbours: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.output(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        if self.cca is not None and self.cca_norm is not None:
+            x = x + self.cca(self.cca_norm(x), neighbours)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class OwnGPT(nn.Module):
+    """Neighbours are embedded tokens here; a model of RETRO's kind would encode them first (`retro_model.NeighbourEncoder`)."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.embedding, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.blocks = nn.ModuleList(Block(retrieves=layer % 2 == 1) for layer in range(LAYERS))
+        self.norm, self.readout = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor, neighbours: Tensor) -> Tensor:
+        """Logits [B,N,V] of tokens [B,N] and neighbours [B,L,K,R]."""
+        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        context = self.embedding(neighbours)  # [B,L,K,R,WIDTH]
+        for block in self.blocks:
+            x = checkpoint(block, x, context, use_reentrant=False) if self.checkpointed else block(x, context)
+        return self.readout(self.norm(x))
+
+
+def train(arguments: argparse.Namespace) -> list[float]:
+    """The losses of a few steps on random text whose chunks continue in their neighbours."""
+    torch.manual_seed(0)
+    rank = 0
+    model: nn.Module = OwnGPT(arguments.checkpoint)
+    if arguments.ddp:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        rank = dist.get_rank()
+        model = DistributedDataParallel(model)
+    step = torch.compile(model, fullgraph=not arguments.ddp, backend=arguments.compile) if arguments.compile else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    data = torch.Generator().manual_seed(rank)  # every process its own batches
+    autocast = torch.autocast("cpu", torch.bfloat16) if arguments.autocast else contextlib.nullcontext()
+    losses = []
+    for number in range(arguments.steps):
+        tokens = torch.randint(VOCABULARY, (2, TOKENS), generator=data)
+        neighbours = torch.randint(VOCABULARY, (2, TOKENS // CHUNK, NEIGHBOURS, NEIGHBOUR_LEN), generator=data)
+        neighbours[:, :-1, 0, :CHUNK] = tokens.unflatten(1, (-1, CHUNK))[:, 1:]
+        with autocast:
+            logits = step(tokens, neighbours)
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if rank == 0:
+            print(f"step {number}  loss {losses[-1]:.3f}", flush=True)
+    if arguments.ddp:
+        dist.destroy_process_group()
+    return losses
+
+
+def main(argv: list[str] | None = None) -> list[float]:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--compile", metavar="BACKEND", help="torch.compile with this backend, e.g. inductor")
+    parser.add_argument("--autocast", action="store_true", help="bfloat16 autocast")
+    parser.add_argument("--checkpoint", action="store_true", help="recompute each block's activations in the backward pass")
+    parser.add_argument(
+        "--ddp", action="store_true", help=f"DistributedDataParallel, under torchrun (now {os.environ.get('WORLD_SIZE', 1)} processes)"
+    )
+    parser.add_argument("--steps", type=int, default=20)
+    return train(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()
