@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
 from .. import _dispatch, _register, _validate
 from .._problem import ChunkedCrossAttention
+
+
+@overload
+def chunked_cross_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, chunk_len: int, rel_key: Tensor | None = ...,
+    rel_query: Tensor | None = ..., rel_start: int | None = ..., content_bias: Tensor | None = ...,
+    position_bias: Tensor | None = ..., neighbour_mask: Tensor | None = ..., neighbour_gate: Tensor | None = ...,
+    scale: float | None = ..., query_start: int | Tensor = ..., dropout_p: float = ...,
+    return_lse: Literal[False] = ..., backend: str | None = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def chunked_cross_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, chunk_len: int, rel_key: Tensor | None = ...,
+    rel_query: Tensor | None = ..., rel_start: int | None = ..., content_bias: Tensor | None = ...,
+    position_bias: Tensor | None = ..., neighbour_mask: Tensor | None = ..., neighbour_gate: Tensor | None = ...,
+    scale: float | None = ..., query_start: int | Tensor = ..., dropout_p: float = ..., return_lse: Literal[True],
+    backend: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def chunked_cross_attention(

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 
 from .. import _dispatch, _register, _validate
 from .._problem import RelativeAttention
+
+
+@overload
+def relative_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, rel_key: Tensor | None = ..., rel_query: Tensor | None = ...,
+    rel_start: int | None = ..., content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    causal: bool = ..., causal_gap: int = ..., window: int | None = ..., window_block: int | None = ...,
+    query_offset: int | Tensor | None = ..., key_mask: Tensor | None = ..., query_segment: Tensor | None = ...,
+    key_segment: Tensor | None = ..., scale: float | None = ..., dropout_p: float = ...,
+    return_lse: Literal[False] = ..., backend: str | None = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def relative_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, rel_key: Tensor | None = ..., rel_query: Tensor | None = ...,
+    rel_start: int | None = ..., content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    causal: bool = ..., causal_gap: int = ..., window: int | None = ..., window_block: int | None = ...,
+    query_offset: int | Tensor | None = ..., key_mask: Tensor | None = ..., query_segment: Tensor | None = ...,
+    key_segment: Tensor | None = ..., scale: float | None = ..., dropout_p: float = ...,
+    return_lse: Literal[True], backend: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def relative_attention(

@@ -21,8 +21,11 @@ BUCKETS = 1 << 20  # n-grams that share a document frequency
 class Embedder(Protocol):
     """name: identifies the embedder and its weights, a database refuses another. dim: width."""
 
-    name: str
-    dim: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dim(self) -> int: ...
 
     def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """chunks: token ids [n,M]; lengths: real tokens of each [n]. Returns float32 [n, dim]."""
