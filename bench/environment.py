@@ -69,7 +69,8 @@ def device(kind: str) -> dict[str, Any]:
             "l2_bytes": cache,
             "driver": driver_version(),
         }
-    return {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None, "memory_bytes": total_memory()}
+    cpu = {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None}
+    return cpu | {"memory_bytes": total_memory(), "caches": caches()}
 
 
 def version(package: str) -> str | None:
@@ -147,13 +148,17 @@ def total_memory() -> int | None:
 
 
 @functools.cache
+def caches() -> dict[str, int] | None:
+    """Bytes of the caches that core 0 sees: {"L1 Data": ..., "L2 Unified": ...}."""
+    found = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        found[f"L{level} {kind}"] = int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]] if size[-1] in "KMG" else int(size)
+    return found or None
+
+
 def last_level_cache() -> int | None:
-    """Bytes of the largest cache that core 0 sees."""
-    sizes = []
-    for found in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = found.read_text().strip()
-        sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[text[-1]] if text[-1] in "KMG" else int(text))
-    return max(sizes, default=None)
+    return max((caches() or {}).values(), default=None)
 
 
 def free_memory(kind: str) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .. import exits
+from .. import exits, machines
 from ..compare import record_files
 from ..report import markdown, terminal
 from .report_command import load
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     a, b = load([arguments.a]), load([arguments.b])
-    why = record_files.incomparable(a, b)
+    why = machines.difference(a, b)
     found = record_files.changes(a, b)
     if why:
         print(f"not comparable: {why}; times are left out")

@@ -2,7 +2,7 @@
 
 On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked first; one that fails
 is not timed. One trace a kernel, case, type and mode goes to --trace DIR, with the profiler's table beside it; open it in chrome://tracing
-or Perfetto. --cuda-graph times and traces the replay of each call. Nothing is reported (exit code 3) where the GPU throttled its clock meanwhile.
+or Perfetto. --cuda-graph times and traces the replay of each call. Nothing is reported (exit code 3) where the GPU throttled its clock meanwhile; a share above 100% is an error of the ceiling, and exit code 3 too.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ def execute(arguments: argparse.Namespace) -> int:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
             _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
+    if wrong := summary.beyond(timed):
+        print(wrong, file=sys.stderr)
+        return exits.INCONCLUSIVE
     return _measure.exit_code(counts, len(timed))
 
 

@@ -1,14 +1,16 @@
 """render records as a terminal table, Markdown, HTML or PNG
 
-Measures nothing. Of several records with one id the last one counts; the history page shows all of them.
+Measures nothing. Of several records with one id the last one counts; the history shows all of them. Times of different machines are refused
+(exit code 3).
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from .. import exits, record
+from .. import exits, machines, record
 from ..report import html, markdown, png, terminal
 from . import _options
 
@@ -21,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
+    if why := machines.difference(records, records):
+        print(f"bench: the records are of different machines, whose times are never put into one table or history: {why}", file=sys.stderr)
+        return exits.INCONCLUSIVE
     if arguments.format == "png":
         if arguments.output is None:
             raise exits.UsageError("report --format png: name the file with --output")

@@ -11,8 +11,8 @@ import math
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .. import environment, exits, record
-from ..measure import ceilings, timing
+from .. import environment, exits, machines, record
+from ..measure import ceilings, runner, timing
 from ..report import terminal
 from . import _measure, _options
 
@@ -47,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     path = arguments.resume or arguments.json or RESULTS / f"{chosen.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
     if arguments.fresh:
         path.unlink(missing_ok=True)
-    skip = _finished(path, run.git) if arguments.resume else frozenset()
+    skip = _finished(path, run) if arguments.resume else frozenset()
     writer = record.Writer(path)
     if not arguments.no_ceilings:
         run.ceilings = ceilings.measure(chosen.device)
@@ -69,9 +69,12 @@ def execute(arguments: argparse.Namespace) -> int:
     return _measure.exit_code(counts, sum(r["time"] is not None and r["role"] != "baseline" for r in records))
 
 
-def _finished(path: Path, git: dict) -> frozenset[str]:
-    """Ids in the file that were measured on this very tree; an error is tried again."""
+def _finished(path: Path, run: runner.Run) -> frozenset[str]:
+    """Ids in the file that were measured on this very tree; an error is tried again. Raises UsageError for a file of another machine."""
     if not path.exists():
         raise exits.UsageError(f"--resume {path}: no such file")
     records = record.latest(_options.records(path)).values()
-    return frozenset(r["id"] for r in records if r["git"]["sha"] == git["sha"] and r["status"] != "error")
+    here = {"device": environment.device(run.device), "environment": environment.environment(), "time": True}
+    if why := machines.difference(records, [here]):
+        raise exits.UsageError(f"--resume {path}: measured elsewhere: {why}")
+    return frozenset(r["id"] for r in records if r["git"]["sha"] == run.git["sha"] and r["status"] != "error")

@@ -28,18 +28,6 @@ class Change:
         return self.kind in ("broke", "vanished", "static")
 
 
-def incomparable(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> str | None:
-    """Why the times of two files can't be compared: other devices, thread counts or torch versions."""
-    sides = []
-    for records in (a, b):
-        timed = [r for r in records if r["time"]]
-        sides.append({(r["device"].get("name"), r["environment"].get("threads"), r["environment"].get("torch")) for r in timed})
-    if not sides[0] or not sides[1] or sides[0] == sides[1]:
-        return None
-    shown = ["; ".join(f"{name}, {threads} threads, torch {torch}" for name, threads, torch in sorted(side, key=str)) for side in sides]
-    return f"measured on {shown[0]} against {shown[1]}"
-
-
 def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
     """What differs from `a` to `b`, failures first. Baselines are left out: they are not ours."""
     before, after = ({i: r for i, r in record.latest(side).items() if r["role"] != "baseline"} for side in (a, b))

@@ -19,6 +19,7 @@ from . import ceilings, memory, samples, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
 LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call
+MOST_CEILINGS = 3  # times that ceilings which a kernel exceeded are measured again
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
 
 
@@ -33,6 +34,7 @@ class Run:
     seed: int | None = None
     oracle_share: float = 1.0  # of the oracle's usual budget; infinite: every element of every case
     ceilings: dict[str, Any] | None = None
+    remeasured: int = 0  # how often the ceilings were measured again
     run: str = field(default_factory=record.new_run)
     git: dict[str, Any] = field(default_factory=environment.git_state)
 
@@ -164,7 +166,8 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
         done = blank_record(run, case, dtype, mode, entry, seed)
         if name in seconds:
             done["time"] = times[name]
-            done["roofline"] = ceilings.roofline(_work(case, dtype, mode), run.ceilings, dtype, seconds[name])
+            done["roofline"] = _roofline(run, case, dtype, mode, seconds[name])
+            done["ceilings"] = run.ceilings
             done["speedup"] = {other: t / seconds[name] for other, t in baselines.items() if other != name} or None
             done["memory"], done["launches"] = extra.get(name, (None, None))
         yield done
@@ -201,6 +204,17 @@ def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: 
 def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
     generator = torch.Generator(device=out.device).manual_seed(seed + 1)
     return torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
+
+
+def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
+    """A share above 1 says that the ceilings were measured while the machine was busy: they are measured again, a few times a run."""
+    work = _work(case, dtype, mode)
+    found = ceilings.roofline(work, run.ceilings, dtype, seconds)
+    while found and found["fraction"] > 1 and run.remeasured < MOST_CEILINGS:
+        run.remeasured += 1
+        run.ceilings = ceilings.better(run.ceilings, ceilings.measure(run.device))
+        found = ceilings.roofline(work, run.ceilings, dtype, seconds)
+    return found
 
 
 def _work(case: Case, dtype: str, mode: str):

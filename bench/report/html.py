@@ -26,7 +26,8 @@ def page(records: list[dict[str, Any]]) -> str:
         ("History", svg.lines(history(records))),
     ]
     body = "".join(f"<h2>{title}</h2>{content}" for title, content in sections if content)
-    head = "".join(f"<p>{escape(line)}</p>" for line in summary.machine(latest))
+    said = [*summary.machine(latest), *filter(None, [summary.beyond(latest)])]
+    head = "".join(f"<p>{escape(line)}</p>" for line in said)
     return f'<!doctype html><meta charset="utf-8"><title>retro_kernels: benchmarks</title><style>{STYLE}</style><h1>retro_kernels</h1>{head}{body}\n'
 
 

@@ -20,6 +20,7 @@ def table(records: list[dict[str, Any]]) -> str:
     found.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
     lines = [f"{line}  " for line in summary.machine(records)]
     bad = [r for r in records if r["status"] in ("numerics_fail", "error", "oom")]
+    lines += [f"- {wrong}"] if (wrong := summary.beyond(records)) else []
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
     compiled = [r for r in records if r["static"]]
     tables = [folded(HEADER, [_line(row) for row in found])] if found or not compiled else []

@@ -116,7 +116,16 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f}%"
+    """A share of the roofline; one above 1 is marked."""
+    return "-" if value is None else f"{100 * value:.0f}%{'!' if value > 1 else ''}"
+
+
+def beyond(records: list[dict[str, Any]]) -> str | None:
+    """What to say where kernels are faster than the measured ceiling: it is the ceiling that is wrong."""
+    above = [r["roofline"]["fraction"] for r in records if r["roofline"] and (r["roofline"]["fraction"] or 0) > 1]
+    if not above:
+        return None
+    return f"{len(above)} shares above 100% (!), up to {100 * max(above):.0f}%: an error of the ceiling, which was measured too low; their rooflines say nothing"
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -14,7 +14,8 @@ def times(records: list[dict[str, Any]]) -> str:
         rows = [row for row in summary.rows(records) if row.record["kernel"] == kernel and row.seconds is not None]
         if rows:
             parts += ["", kernel, align([summary.COLUMNS, *map(summary.cells, rows)])]
-    return "\n".join([*parts, *_problems(records)])
+    wrong = summary.beyond(records)
+    return "\n".join([*parts, *(["", wrong] if wrong else []), *_problems(records)])
 
 
 def checks(records: list[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import bench
-from bench import environment, record
+from bench import environment, machines, record
 from bench.commands import ab_command
 from bench.compare import ab, ab_static, gate_statistics, record_files
 from bench.report import html, markdown, terminal
@@ -99,10 +99,53 @@ def test_what_the_schema_lets_pass_can_be_rendered():
             passed += 1
             try:
                 terminal.full([found]), markdown.table([found]), html.page([found])
-                record_files.incomparable([found], [found]), record_files.changes([found], [found])
+                machines.difference([found], [found]), record_files.changes([found], [found])
             except Exception as e:
                 pytest.fail(f"{where}: {e!r}")
     assert passed > 50 and refused > 500
+
+
+def on(name="AMD EPYC", isa=("avx2",), cores=2, memory=24 << 30, **caches):
+    """What a record says of its machine."""
+    return {
+        "environment": {"torch": "2", "triton": None, "threads": 2, "isa": list(isa), "cores": cores},
+        "device": {"name": name, "memory_bytes": memory, "caches": caches or {"L3 Unified": 1 << 25}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"isa": ("avx2", "avx512f")}, "isa avx2 against avx2 avx512f"),
+        ({"cores": 4}, "cores 2 against 4"),
+        ({"L3": 1 << 26}, "caches"),
+        ({"memory": 48 << 30}, "memory 24 GiB against 48 GiB"),
+        ({"name": "another"}, "device AMD EPYC against another"),
+    ],
+)
+def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
+    """Neither compared nor drawn into one history; a record that says less of its machine is held against nobody."""
+    sides = [timed(**on()), timed(**on(**other))]
+    assert words in machines.difference(sides[:1], sides[1:])
+    assert machines.difference(sides[:1], [timed(**on(memory=(24 << 30) + 4096))]) is None
+    old = timed(environment={"torch": "2", "triton": None, "threads": 2}, device={"name": sides[1]["device"]["name"]})
+    assert (machines.difference([old], sides[1:]) is None) and machines.difference([sides[1] | {"time": None}], sides[:1]) is None
+    for name, found in zip("ab", sides, strict=True):
+        record.Writer(tmp_path / name).write(found)
+    files = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert bench.main(["compare", *files]) == 3 and "not comparable: " in capsys.readouterr().out
+    for form in ("term", "md", "html"):
+        assert bench.main(["report", *files, "--format", form]) == 3
+        said = capsys.readouterr()
+        assert words in said.err and not said.out
+    assert bench.main(["report", files[0], files[0]]) == 0
+
+
+def test_a_share_above_the_ceiling_is_the_ceilings_error():
+    good, wrong = timed(), timed(case="b", roofline={"floor_s": 1.85e-3, "bound": "memory", "fraction": 1.85})
+    for draw in (terminal.times, markdown.table, html.page):
+        assert "error of the ceiling" not in draw([good])
+        assert "1 shares above 100% (!), up to 185%: an error of the ceiling" in draw([good, wrong]) and "185%!" in draw([wrong])
 
 
 def test_static_records_are_rendered_too(tmp_path, capsys):

@@ -202,6 +202,30 @@ def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypa
     assert "relative_attention/reference/tiny/float32/fwd" in capsys.readouterr().out
 
 
+def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_wrong(tiny, tmp_path, monkeypatch, capsys):
+    """First far too low, then as it is; a ceiling that stays too low is an error of profile, not a share of 185%."""
+    low = {"bytes_per_s": 1.0, "cached_bytes_per_s": None, "cache_bytes": None, "flops_per_s": {"float32": 1.0, "bfloat16": None}}
+    high = low | {"bytes_per_s": 1e15, "flops_per_s": {"float32": 1e15, "bfloat16": None}}
+    for answers, code in (([low, high], 0), ([low] * 9, 3)):
+        path, left = tmp_path / str(code), list(answers)
+        monkeypatch.setattr(ceilings, "measure", lambda device, left=left: left.pop(0))
+        assert bench.main([*PROFILE, "--json", str(path)]) == code
+        (kernel,) = [r for r in record.read(path) if r["backend"] == "reference"]
+        assert (kernel["roofline"]["fraction"] < 1) == (code == 0) and kernel["ceilings"] == (high if code == 0 else low)
+        assert ("error of the ceiling" in capsys.readouterr().err) == (code == 3)
+        assert len(left) == len(answers) - (2 if code == 0 else 1 + runner.MOST_CEILINGS)
+
+
+def test_a_run_is_not_resumed_on_another_machine(tiny, tmp_path, monkeypatch, capsys):
+    run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
+    real = environment.environment()
+    monkeypatch.setattr(environment, "environment", lambda: real | {"isa": ["another"]})
+    assert (
+        bench.main(["run", *QUICK, "--resume", str(tmp_path / "a.jsonl"), "--no-ceilings", "--backend", "reference", "--mode", "fwd"]) == 4
+    )
+    assert "measured elsewhere: isa" in capsys.readouterr().err
+
+
 def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ceilings, "measure", lambda device: None)
     monkeypatch.setattr(environment, "throttled", lambda device: "heat, by the hardware")

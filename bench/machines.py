@@ -1,0 +1,59 @@
+"""Which machine a record is of: times of different machines are never put beside each other.
+
+Clouds give one name, "AMD EPYC", to processors whose kernels differ; so instructions, caches, cores and memory belong to the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+GIB = 2**30
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return " ".join(f"{name}={inner}" for name, inner in sorted(value.items()))
+    return None if value is None else str(value)
+
+
+def _memory(record: dict[str, Any]) -> str | None:
+    size = record["device"].get("memory_bytes")
+    return (
+        f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None
+    )  # what the kernel keeps for itself differs from start to start
+
+
+#: what identifies a machine and what its times depend on -> how a record says it, None where it doesn't
+IDENTITY: dict[str, Callable[[dict[str, Any]], str | None]] = {
+    "device": lambda r: _text(r["device"].get("name")),
+    "arch": lambda r: _text(r["device"].get("arch")),
+    "isa": lambda r: _text(r["environment"].get("isa")),
+    "cores": lambda r: _text(r["environment"].get("cores")),
+    "caches": lambda r: _text(r["device"].get("caches")),
+    "memory": _memory,
+    "threads": lambda r: _text(r["environment"].get("threads")),
+    "torch": lambda r: _text(r["environment"].get("torch")),
+}
+
+
+def identity(record: dict[str, Any]) -> dict[str, str]:
+    """What the record says of its machine."""
+    return {name: value for name, of in IDENTITY.items() if (value := of(record)) is not None}
+
+
+def difference(a: Iterable[dict[str, Any]], b: Iterable[dict[str, Any]]) -> str | None:
+    """Why timed records of `a` and `b` can't be compared; None if they can. What a record doesn't say is held against nobody."""
+    sides = [list({tuple(identity(r).items()): None for r in records if r["time"]}) for records in (a, b)]
+    for one in map(dict, sides[0]):
+        for other in map(dict, sides[1]):
+            unlike = [
+                f"{name} {one[name]} against {other[name]}"
+                for name in IDENTITY
+                if name in one and name in other and one[name] != other[name]
+            ]
+            if unlike:
+                return "; ".join(unlike)
+    return None
