@@ -1,0 +1,114 @@
+"""RegBench: sequences of words of one random automaton, its true next-symbol distribution, and what in-context n-grams make of it.
+
+Source: Akyurek et al., "In-context language learning", arXiv 2401.12973; generator as in their code, but for minimising the
+automata: every state accepts, so that does not change their languages' distributions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+PAD, SEPARATOR, FIRST_SYMBOL, SYMBOLS = 0, 1, 2, 18
+VOCAB = FIRST_SYMBOL + SYMBOLS
+STATES, ALPHABET, EDGES, WORDS = (4, 12), (4, 18), (1, 3), (10, 19)  # uniform, both ends included
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Words of one automaton, joined by SEPARATOR.
+
+    tokens: int64 [N]. allowed: bool [N,18], the symbols that may follow each token, all equally likely. word: int64 [N], the
+    number of the word to which the *next* token belongs.
+    """
+
+    tokens: np.ndarray
+    allowed: np.ndarray
+    word: np.ndarray
+
+
+class Automaton:
+    """Edges of each state: (symbols, targets), both distinct; a word starts in state 0 and takes each edge with equal probability."""
+
+    def __init__(self, random: np.random.Generator):
+        states = _uniform(random, STATES)
+        alphabet = random.permutation(SYMBOLS)[: _uniform(random, ALPHABET)]
+        self.edges = []
+        for state in range(states):
+            count = _uniform(random, EDGES)
+            others = np.delete(np.arange(states), state)
+            self.edges.append((random.permutation(alphabet)[:count], random.permutation(others)[:count]))
+
+    def sequence(self, random: np.random.Generator, longest_word: int) -> Sequence:
+        """10 to 19 words of 1 to `longest_word` symbols."""
+        tokens, allowed, word = [], [], []
+        for number in range(_uniform(random, WORDS)):
+            state = 0
+            if number:
+                self._append(tokens, allowed, word, SEPARATOR, state, number)
+            for _ in range(_uniform(random, (1, longest_word))):
+                symbols, targets = self.edges[state]
+                edge = random.integers(len(symbols))
+                state = targets[edge]
+                self._append(tokens, allowed, word, FIRST_SYMBOL + symbols[edge], state, number)
+        return Sequence(np.array(tokens), np.array(allowed), np.array(word))
+
+    def _append(self, tokens, allowed, word, token, state, number) -> None:
+        row = np.zeros(SYMBOLS, bool)
+        row[self.edges[state][0]] = True
+        tokens.append(token), allowed.append(row), word.append(number)
+
+
+def _uniform(random: np.random.Generator, ends: tuple[int, int]) -> int:
+    return int(random.integers(ends[0], ends[1] + 1))
+
+
+def sequences(count: int, seed: int, longest_word: int) -> list[Sequence]:
+    """One sequence of each of `count` new automata."""
+    random = np.random.default_rng(seed)
+    return [Automaton(random).sequence(random, longest_word) for _ in range(count)]
+
+
+def padded(rows: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    """tokens int64 [B,N] and which of them are symbols, that is, predicted: bool [B,N]."""
+    tokens = np.full((len(rows), max(len(row.tokens) for row in rows)), PAD)
+    for target, row in zip(tokens, rows):
+        target[: len(row.tokens)] = row.tokens
+    tokens = torch.from_numpy(tokens)
+    return tokens, tokens >= FIRST_SYMBOL
+
+
+def score(rows: list[Sequence], predictions: list[np.ndarray]) -> dict[str, float]:
+    """Accuracy and total variation over the symbols of all words but the first.
+
+    accuracy: share of positions where the likeliest predicted symbol is one that the automaton allows.
+    tv: mean over positions of half the sum of |predicted - true probability|.
+    predictions: probabilities [N,18] after each token of each row.
+    """
+    right, distance = [], []
+    for row, predicted in zip(rows, predictions):
+        scored = np.flatnonzero((row.tokens[1:] >= FIRST_SYMBOL) & (row.word[1:] > 0))  # token t predicts token t+1
+        allowed, p = row.allowed[scored], predicted[scored]
+        right.append(allowed[np.arange(len(scored)), p.argmax(1)])
+        distance.append(0.5 * np.abs(p - allowed / allowed.sum(1, keepdims=True)).sum(1))
+    return {"accuracy": float(np.concatenate(right).mean()), "tv": float(np.concatenate(distance).mean())}
+
+
+def ngram(row: Sequence, order: int) -> np.ndarray:
+    """Probabilities [N,18] by counts in the row itself so far: of the last order-1 tokens, or of fewer where those are new."""
+    counts: list[dict] = [defaultdict(Counter) for _ in range(order)]
+    tokens, found = row.tokens.tolist(), np.full((len(row.tokens), SYMBOLS), 1 / SYMBOLS)
+    for t, token in enumerate(tokens):
+        if token >= FIRST_SYMBOL:
+            for n in range(min(order, t + 1)):
+                counts[n][tuple(tokens[t - n : t])][token - FIRST_SYMBOL] += 1
+        for n in reversed(range(min(order, t + 2))):
+            if seen := counts[n].get(tuple(tokens[t + 1 - n : t + 1])):
+                found[t] = 0
+                found[t, list(seen)] = list(seen.values())
+                found[t] /= found[t].sum()
+                break
+    return found

@@ -1,0 +1,232 @@
+"""Real text: Memory Mosaics beside transformers of equal size and steps, within the training length and beyond it.
+
+Equal validation loss is the paper's claim within the training length. Beyond it learned positions end, rotary ones were never
+trained, and a Memory Mosaic has none: it may go on reading.
+
+Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded memories: its section 6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retro_model import training
+from retro_model.data.tokens import BOS, Tokenizer
+from retro_model.memory_mosaics import inspection
+from retro_model.memory_mosaics.config import MosaicsConfig
+from retro_model.memory_mosaics.model import MemoryMosaics
+
+from .corpora import CORPORA
+from .report import Report
+from .transformer import Transformer, TransformerConfig
+
+MOSAICS, LEARNED, ROTARY = "Memory Mosaics", "transformer, learned positions", "transformer, rotary"
+BUCKETS = 16  # of positions, in a curve
+PIECE = 16  # tokens that a bounded memory takes in at a time
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context 512."""
+
+    corpus: str = "stdlib"
+    other: str = "kjv"  # scored too, without training on it; left out where this machine lacks it
+    vocab_size: int = 2048
+    d_model: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    context: int = 256
+    longest: int = 1024
+    steps: int = 600
+    batch_size: int = 8
+    max_lr: float = 2e-3
+    weight_decay: float = 0.1
+    seed: int = 0
+    train_characters: int = 4_000_000
+    windows: int = 40  # scored, of `longest` tokens each
+    capacities: tuple[int, ...] = (64, 128, 256, 512)
+    bounded_windows: int = 8
+
+
+SMOKE = Plan(
+    vocab_size=300, d_model=32, num_layers=1, num_heads=2, context=32, longest=64, steps=3, batch_size=2, train_characters=60_000,
+    windows=4, capacities=(8,), bounded_windows=2,
+)  # fmt: skip
+
+
+def make(name: str, plan: Plan, vocab_size: int) -> nn.Module:
+    torch.manual_seed(plan.seed)
+    sizes = {"vocab_size": vocab_size, "d_model": plan.d_model, "num_heads": plan.num_heads, "num_layers": plan.num_layers}
+    if name == MOSAICS:
+        return MemoryMosaics(MosaicsConfig(**sizes, persistent_slots=7 * plan.d_model // 2))
+    return Transformer(TransformerConfig(**sizes, positions="rotary" if name == ROTARY else "learned", max_len=plan.context))
+
+
+def encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
+    """All documents in a row, each begun by BOS."""
+    return np.concatenate([np.concatenate([[BOS], ids]) for ids in tokenizer.encode_batch(documents)])
+
+
+def stream(ids: np.ndarray, plan: Plan):
+    """Batches of random windows without end, the same for every model."""
+    random = np.random.default_rng(plan.seed)
+    while True:
+        starts = random.integers(len(ids) - plan.context, size=plan.batch_size)
+        tokens = torch.from_numpy(np.stack([ids[s : s + plan.context] for s in starts]))
+        yield training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+
+def windows(ids: np.ndarray, plan: Plan) -> Tensor:
+    """[windows,longest], spread over the text."""
+    count = min(plan.windows, len(ids) // plan.longest)
+    if count == 0:
+        raise ValueError(f"longest: expected at most the {len(ids)} tokens held out; got {plan.longest}")
+    starts = np.linspace(0, len(ids) - plan.longest, count).astype(np.int64)
+    return torch.from_numpy(np.stack([ids[s : s + plan.longest] for s in starts]))
+
+
+@torch.no_grad()
+def losses(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Nats [W,N-1] of each token of [W,N] but the first, each window given whole."""
+    model.eval()
+    found = [F.cross_entropy(model(part)[:, :-1].transpose(1, 2), part[:, 1:], reduction="none") for part in tokens.split(4)]
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | None, evict: str) -> dict:
+    """Nats a token beyond the training length, milliseconds a token and the cache's bytes with memories of bounded capacity."""
+    model.eval()
+    cache, logits, start = model.make_cache(len(tokens), capacity, evict=evict), [], time.perf_counter()
+    for piece in tokens.split(PIECE, 1):
+        logits.append(model(piece, cache=cache))
+    seconds = time.perf_counter() - start
+    nats = F.cross_entropy(torch.cat(logits, 1)[:, plan.context - 1 : -1].transpose(1, 2), tokens[:, plan.context :])
+    return {
+        "capacity": capacity,
+        "evict": evict,
+        "nats": float(nats),
+        "ms_per_token": 1e3 * seconds / tokens.numel(),
+        "bytes": cache.nbytes,
+    }
+
+
+def curve(found: Tensor) -> list[float]:
+    """Mean nats in BUCKETS equal spans of positions."""
+    return [float(part.mean()) for part in found.tensor_split(BUCKETS, 1)]
+
+
+def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """Mean of a - b in nats a token, and its standard error over windows [W,N]."""
+    gap = (a - b).mean(1)
+    return float(gap.mean()), float(gap.std() / len(gap) ** 0.5)
+
+
+def fit(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, quiet: bool) -> tuple[nn.Module, dict]:
+    model = make(name, plan, vocab_size)
+    settings = training.Settings(plan.steps, plan.max_lr, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
+    start = time.perf_counter()
+    with training.progress(name, plan.steps, quiet) as progress:
+        history = training.train(model, training.make_optimizer(model, settings), stream(ids, plan), settings, report=progress)
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "seconds": round(time.perf_counter() - start, 1)}
+    return model, facts | {"losses": [round(h["loss"], 4) for h in history]}
+
+
+def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False) -> dict:
+    """Trains, scores, draws; the numbers of results.json."""
+    report = Report(folder, quiet)
+    documents, held_out = CORPORA[plan.corpus]()
+    shuffled = [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
+    kept = [text for text, end in zip(shuffled, np.cumsum([len(text) for text in shuffled])) if end <= plan.train_characters]
+    tokenizer = Tokenizer.train(kept, plan.vocab_size)
+    ids, scored = encode(tokenizer, kept), {plan.corpus: windows(encode(tokenizer, held_out), plan)}
+    try:
+        scored[plan.other] = windows(encode(tokenizer, CORPORA[plan.other]()[1]), plan)
+    except FileNotFoundError as why:
+        report.say(f"{plan.other} is left out: {why}")
+    models, runs, found = {}, {}, {}
+    for name in (MOSAICS, LEARNED, ROTARY):
+        models[name], runs[name] = fit(name, plan, tokenizer.vocab_size, ids, quiet)
+        found[name] = {}
+        for corpus, tokens in scored.items():
+            within = losses(models[name], tokens.reshape(-1, plan.context))
+            whole = None if name == LEARNED else losses(models[name], tokens)
+            found[name][corpus] = {"within": within, "whole": whole}
+    _tables(report, plan, runs, found, len(ids))
+    few = scored[plan.corpus][: plan.bounded_windows]
+    limits = [(None, "oldest"), *((c, evict) for c in plan.capacities for evict in ("oldest", "least_read"))]
+    forgetting = [bounded(models[MOSAICS], few, plan, c, evict) for c, evict in limits]
+    report.table(
+        f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored from token {plan.context} on",
+        ["pairs kept", "which go", "nats", "ms a token", "cache, MB"],
+        [[f["capacity"] or "all", f["evict"] if f["capacity"] else "", f["nats"], f["ms_per_token"], f["bytes"] / 1e6] for f in forgetting],
+    )
+    blocks = inspection.inspect(models[MOSAICS], few[:4, : plan.context])
+    report.table(
+        "Skill of each memory: 1 - squared error of its prediction / that of the mean of all values before",
+        ["block", *(f"head {h}" for h in range(plan.num_heads))],
+        [[str(number), *block.skill.tolist()] for number, block in enumerate(blocks, 1)],
+    )
+    inspection.draw(blocks, folder / "memories.png")
+    draw(report, plan, found)
+    numbers = {
+        name: {
+            corpus: {"within": float(t["within"].mean()), "whole": None if t["whole"] is None else float(t["whole"].mean()),
+                     "curve": None if t["whole"] is None else curve(t["whole"]), "curve_within": curve(t["within"])}
+            for corpus, t in by_corpus.items()
+        }
+        for name, by_corpus in found.items()
+    }  # fmt: skip
+    return report.finish({
+        "plan": dataclasses.asdict(plan), "vocab_size": tokenizer.vocab_size, "training_tokens": len(ids), "runs": runs, "nats": numbers,
+        "bounded": forgetting, "skill": [block.skill.tolist() for block in blocks], "decay": [block.decay.tolist() for block in blocks],
+    })  # fmt: skip
+
+
+def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens: int) -> None:
+    rows = []
+    for name, r in runs.items():
+        cells = [name, f"{r['parameters']:,}", f"{r['seconds']:.0f}"]
+        rows.append(cells + [float(t["within"].mean()) for t in found[name].values()])
+    corpora = list(found[MOSAICS])
+    report.table(
+        f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of {plan.batch_size} windows, "
+        f"{training_tokens:,} training tokens of {plan.corpus}",
+        ["model", "parameters", "seconds", *corpora],
+        rows,
+    )
+    for corpus in corpora:
+        for other in (LEARNED, ROTARY):
+            gap, error = difference(found[MOSAICS][corpus]["within"], found[other][corpus]["within"])
+            report.say(f"{corpus}: {MOSAICS} minus {other}: {gap:+.3f} nats a token (standard error over windows {error:.3f})")
+        spans = np.linspace(0, plan.longest, BUCKETS + 1).astype(int)
+        shown = range(0, BUCKETS, 2)
+        report.table(
+            f"Nats a token by position on windows of {plan.longest} of {corpus}; trained to position {plan.context}",
+            ["model", *(f"{spans[i]}-" for i in shown)],
+            [[name, *(curve(found[name][corpus]["whole"])[i] for i in shown)] for name in (MOSAICS, ROTARY)],
+        )
+
+
+def draw(report: Report, plan: Plan, found: dict) -> None:
+    """Figures 10 and 13 in one: loss against position, a panel a corpus, a line where training ended."""
+    corpora = list(found[MOSAICS])
+    figure, axes = report.figure("text.png", len(corpora), figsize=(5.5 * len(corpora), 3.8))
+    for axis, corpus in zip(axes, corpora):
+        for name, colour in zip((MOSAICS, LEARNED, ROTARY), ("tab:blue", "tab:green", "tab:orange")):
+            t = found[name][corpus]
+            values, reach = (t["within"], plan.context) if t["whole"] is None else (t["whole"], plan.longest)
+            middles = (np.arange(BUCKETS) + 0.5) * reach / BUCKETS
+            axis.plot(middles, curve(values), label=name, color=colour)
+        axis.axvline(plan.context, color="grey", linestyle="--", linewidth=0.8)
+        axis.set(title=corpus, xlabel="position (dashed: training length)", ylabel="nats a token")
+        axis.legend(fontsize="small")
+    figure.save()

@@ -1,0 +1,100 @@
+"""What each contextual memory does: how well it predicts its values, what it attends to, how long its keys remember."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .memory import normalised, read
+from .model import MemoryMosaics
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """One block's contextual memories on tokens [B,N]. A value is known when the next token is, so that N-1 of them are.
+
+    error: [B,N-1,h], ||y_T - v_T|| / value_scale: 0 is a perfect prediction of a value; they all have the length value_scale.
+    baseline: likewise, of the mean of the values before T in place of the read y_T.
+    attention: [B,h,N,N-1], softmax_i(k_T·k_i), 0 where i >= T.
+    decay, key_scale, value_next: [h], the memory's scalars.
+    """
+
+    error: Tensor
+    baseline: Tensor
+    attention: Tensor
+    decay: Tensor
+    key_scale: Tensor
+    value_next: Tensor
+
+    @property
+    def skill(self) -> Tensor:
+        """[h]: 1 - mean error^2 / mean baseline^2, over tokens with something to read. 1: every value is foreseen; 0: keys do not help."""
+        return 1 - self.error[:, 1:].square().mean((0, 1)) / self.baseline[:, 1:].square().mean((0, 1))
+
+
+@torch.no_grad()
+def inspect(model: MemoryMosaics, tokens: Tensor) -> list[Inspection]:
+    """Every block's memories on tokens [B,N], in evaluation mode. Takes memory for [B,h,N,N] a block.
+
+    Example:
+        for number, block in enumerate(inspect(model, tokens), 1):
+            print(number, block.skill.tolist(), block.decay.tolist())
+    """
+    training = model.training
+    model.eval()
+    try:
+        found, x = [], model.embedding(tokens)
+        for block in model.blocks:
+            found.append(_inspect(block.context, block.context_norm(x)))
+            x = block(x)
+        return found
+    finally:
+        model.train(training)
+
+
+def _inspect(memory, x: Tensor) -> Inspection:
+    key = normalised(memory.averages(x, None, None), memory.key_scale)
+    value = memory.values(memory.heads_of(memory.value(x)))
+    y, lse = read(key, key[:, :-1], value, causal=True, backend=memory.backend)
+    logits = torch.einsum("bnhd,bshd->bhns", key, key[:, :-1])
+    past = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril(-1)
+    before = torch.arange(value.shape[1], device=x.device).clamp(min=1).view(-1, 1, 1)
+    mean = (value.cumsum(1) - value) / before
+    distance = lambda prediction: (prediction - value).norm(dim=-1) / memory.value_scale  # noqa: E731
+    return Inspection(
+        distance(y[:, :-1]), distance(mean), torch.where(past, torch.exp(logits - lse.unsqueeze(-1)), 0),
+        memory.decay, memory.key_scale, memory.value_next.detach().clone(),
+    )  # fmt: skip
+
+
+def by_lag(attention: Tensor, lags: int) -> Tensor:
+    """[h,lags]: the mean weight of the pair 1, 2, .. lags tokens back, over the tokens that have that many before them."""
+    n = attention.shape[-2]
+    return torch.stack(
+        [attention.diagonal(-lag, -2, -1)[..., max(0, lags - lag) :].mean((0, 2)) for lag in range(1, min(lags, n - 1) + 1)], 1
+    )
+
+
+def draw(blocks: list[Inspection], path: Path, lags: int = 64) -> None:
+    """A picture: for each head its mean attention by distance, with its decay and skill. Figures 12 and 15 of the paper."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    heads = len(blocks[0].decay)
+    figure, axes = pyplot.subplots(len(blocks), heads, squeeze=False, sharex=True, sharey=True, figsize=(2.2 * heads, 1.9 * len(blocks)))
+    for number, (row, block) in enumerate(zip(axes, blocks), 1):
+        skill = block.skill.tolist()
+        for head, (axis, weights) in enumerate(zip(row, by_lag(block.attention, lags).tolist())):
+            axis.semilogy(range(1, len(weights) + 1), weights)
+            axis.set_title(f"block {number}, head {head}\ndecay {float(block.decay[head]):.2f}, skill {skill[head]:.2f}", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("tokens back")
+    figure.supylabel("mean attention")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
