@@ -41,7 +41,7 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
 
     def forward(*args):
         call = problem(*args[:fields])
-        with _full_precision(call):
+        with _full_precision(call), _on_device(call[0]):
             outs = tuple(out.contiguous() for out in _dispatch.choose(op, call, args[fields]).forward(call))
         return outs if count > 1 else outs[0]
 
@@ -54,7 +54,7 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
         outs = args[fields + 1 : fields + 1 + count]
         # an expanded gradient (out.sum().backward()) has no rows to read: this is the one copy that is made of it
         given = tuple(g if g is None or _has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
-        with _full_precision(call):
+        with _full_precision(call), _on_device(call[0]):
             found = _dispatch.choose(op, call, backend).backward(call, outs, given, needs)
         return [grad.contiguous() for grad, needed in zip(found, needs, strict=True) if needed]
 
@@ -105,6 +105,13 @@ def _full_precision(call) -> contextlib.AbstractContextManager:
     """Autocast off: it would narrow the float32 products inside a backend, which chose its types itself."""
     device = call[0].device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
+def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
+    """The tensor's GPU current, for kernels launch on the current device and its stream; nothing to do where it is."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def autocast(call):

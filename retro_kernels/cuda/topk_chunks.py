@@ -82,11 +82,10 @@ def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     shift = min(max(shift, -q - 1), call.key.shape[1])  # beyond these nothing changes, and its sum with a row fits int32
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks = min(target.multiprocessors, b * -(-q // TILE_Q) * count)
-    with torch.cuda.device(query.device):
-        stream = torch.cuda.current_stream().cuda_stream
-        error = _native.extension("_cuda").topk_chunks(
-            *map(_native.view, tensors), call.k, call.metric == "l2", call.causal_gap is not None, shift, count, length, blocks, stream
-        )
+    stream = torch.cuda.current_stream().cuda_stream  # of the query's device, which registration made current
+    error = _native.extension("_cuda").topk_chunks(
+        *map(_native.view, tensors), call.k, call.metric == "l2", call.causal_gap is not None, shift, count, length, blocks, stream
+    )
     if error:
         raise RuntimeError(f"topk_chunks: CUDA error {error} at launch")
     return scores, indices

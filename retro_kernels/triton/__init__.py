@@ -1,4 +1,4 @@
-"""Fused Triton kernels; one module per op, of the same name as everywhere, and `_*.py` for what ops share."""
+"""Fused Triton kernels; one package per op, of the same name as everywhere, and `common` for what ops share."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ def unavailable() -> str | None:
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
     """What every op of this backend refuses."""
     return _problem.unsupported_tensors(tensors, "cpu" if interpreted() else "cuda")
+
+
+def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:
+    """Rows that kernels reach from one address by 32-bit offsets: name -> (tensor, dimension, rows), all within 2**31 elements."""
+    for name, (tensor, dimension, rows) in spans.items():
+        if tensor is not None and (rows - 1) * tensor.stride(dimension) >= 2**31:
+            return f"{name}: {rows} rows, {tensor.stride(dimension)} elements apart, span 2**31 elements or more"
+    return None

@@ -1,12 +1,14 @@
 """What every op is: a torch.library operator that survives opcheck, compile, autocast, checkpointing and any requires_grad."""
 
+import contextlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _dispatch, _problem, _validate
+from retro_kernels import _dispatch, _problem, _register, _validate
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import INTERPRETER, fast_backends
 
@@ -265,6 +267,17 @@ def test_a_backend_that_is_slower_serves_whoever_names_it(monkeypatch):
     monkeypatch.setattr(fastest, "slower", lambda call: "another is faster", raising=False)
     assert _dispatch.choose("leaky_average", call, None) is not fastest
     assert _dispatch.choose("leaky_average", call, name) is fastest
+
+
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
+    """Without a GPU: which device a call would make current, and that none is where it is current already."""
+    tensor = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: ("current inside", device.index))
+    assert _register._on_device(tensor) == ("current inside", 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert isinstance(_register._on_device(tensor), contextlib.nullcontext)
+    assert isinstance(_register._on_device(torch.ones(1)), contextlib.nullcontext)
 
 
 def test_errors_of_relative_error_are_seen():

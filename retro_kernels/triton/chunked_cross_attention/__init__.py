@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._problem import ChunkedCrossAttention
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported_tensors
+from .. import unsupported_rows, unsupported_tensors
 from ..common.combinations import combinations
 from . import cases, plan
 from .backward_plan import Backward
@@ -24,7 +24,13 @@ def unsupported(call: ChunkedCrossAttention) -> str | None:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
     if call.batch_start is not None:
         return "a tensor as query_start is not served yet"
-    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
+    keys, mask, table = call.key.shape[3], call.neighbour_mask, call.rel_key
+    spans = {
+        "query": (call.query, 1, call.chunk_len), "key": (call.key, 3, keys), "value": (call.value, 3, keys),
+        "rel_query": (call.rel_query, 1, call.chunk_len), "rel_key": (table, 1, 0 if table is None else table.shape[1]),
+        "neighbour_mask": (mask if mask is not None and mask.dim() == 4 else None, 3, keys),
+    }  # fmt: skip
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
 
 
 def forward(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:
@@ -61,6 +67,6 @@ def aot_combinations(target: Target) -> Iterator[Case]:
 def _launches(name: str, call: ChunkedCrossAttention, target: Target) -> Iterator[Case]:
     out, lse, launches = plan.forward(call, target)
     needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
-    launches += Backward(call, (out, lse), (out, lse), needs, target).launches
+    launches += Backward(call, (out, lse), (out, None), needs, target).launches
     for launch in launches:
         yield Case(name, str(call.query.dtype).removeprefix("torch."), launch)

@@ -55,30 +55,30 @@ def _cca_backward_query_kernel(
     head, slot, item, block, chunk, batch, first_row, start = locate(
         tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
     )
-    chunk64 = chunk.to(tl.int64)
     group = head // HEADS_PER_GROUP
+    head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
 
     start64 = start.to(tl.int64)
     local = tl.arange(0, BLOCK_M)
     n = start + local
     live = (n >= 0) & (n < tl.minimum(first_row + M, N))
-    q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh
+    q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
     q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
-    content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
     qc = add_bias(q, content_at, D, BLOCK_D)
-    do_base = do_ptr + batch * stride_dob + start64 * stride_don + head * stride_doh
+    do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
     do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
     q_from, do_from = (q_base, local, live, stride_qn), (do_base, local, live, stride_don)
     out = load_rows(out_ptr + ((batch * N + start64) * H + head) * D, local, live, H * D, D, BLOCK_D)
     lse_at = (batch * H + head) * N + n
-    dlse_at = batch * stride_dlb + head * stride_dlh + n.to(tl.int64) * stride_dln
+    dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
     lse2, delta = _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, live)
     if delta_ptr is not None:
         tl.store(delta_ptr + lse_at, delta, mask=live)
 
-    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group * stride_kg
-    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group * stride_vg
+    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
+    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
     last_key = tl.where(chunk < 0, 0, R)  # tokens before the first complete chunk attend nothing
     column = tl.arange(0, BLOCK_D)
     scale2 = scale * LOG2E
@@ -125,7 +125,8 @@ def _cca_backward_query_kernel(
             dq = tl.dot(ds16, k, dq, input_precision=PRECISION)
             if WRITE_KEYS:
                 token = ((batch * L + chunk) * K + a) * R + j0
-                into = (token * H + head) * D + ((tl.arange(0, BLOCK_N) + again)[:, None] * (H * D) + column[None, :])
+                head_anew = (tl.program_id(0) + again) % H  # as above: no register holds it throughout the loops
+                into = (token * H + head_anew) * D + ((tl.arange(0, BLOCK_N) + again)[:, None] * (H * D) + column[None, :])
                 inside = (column < D)[None, :]
                 if not EVEN_KEYS:
                     inside = inside & (j < R)[:, None]
@@ -182,7 +183,7 @@ def _cca_backward_key_kernel(
     if chunk < 0:
         return  # rows before chunk 0: no keys
     batch = ((first_item + slot) // (blocks * chunks)).to(tl.int64)
-    chunk64 = chunk.to(tl.int64)
+    group64, chunk64 = group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
 
     j = j0 + tl.arange(0, BLOCK_N)
@@ -193,8 +194,8 @@ def _cca_backward_key_kernel(
     gate = 1.0
     if gate_ptr is not None:
         gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
-    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group * stride_kg
-    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group * stride_vg
+    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
+    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
     k_at = k_base + wide(a) * stride_kk
     k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
     v_at = v_base + wide(a) * stride_vk
@@ -208,16 +209,17 @@ def _cca_backward_key_kernel(
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for step in range(HEADS_PER_GROUP * blocks):
         head = group * HEADS_PER_GROUP + step // blocks
+        head64 = wide(head)
         block = step % blocks
         start = first_row + block * BLOCK_M
         start64 = start.to(tl.int64)
         n = start + local
         live = (n >= 0) & (n < tl.minimum(first_row + M, N))
-        q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh
+        q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
         q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
-        do_base = do_ptr + batch * stride_dob + start64 * stride_don + head * stride_doh
+        do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
         do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
-        content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+        content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
         qc = add_bias(q, content_at, D, BLOCK_D)
         q_from, do_from = (q_base, local, live, stride_qn), (do_base, local, live, stride_don)
         zero = step >> 30  # as in `position_logits`

@@ -26,9 +26,9 @@ SIZES = (
 def _relative_query(q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head):
     """Address of the first row of the relative query, or of the query where it has none, and the rows' stride."""
     if rq_ptr is not None:
-        base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh, stride_rqn
+        base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + wide(head) * stride_rqh, stride_rqn
     else:
-        base, stride = q_ptr + batch * stride_qb + wide(start) * stride_qn + head * stride_qh, stride_qn
+        base, stride = q_ptr + batch * stride_qb + wide(start) * stride_qn + wide(head) * stride_qh, stride_qn
     return base, stride
 
 
@@ -43,16 +43,17 @@ def _cca_backward_logits_kernel(
     head, slot, _, block, chunk, batch, first_row, start = locate(
         tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
     )
+    head64 = head.to(tl.int64)
     local = tl.arange(0, BLOCK_M)
     n = start + local
     live = (n >= 0) & (n < tl.minimum(first_row + M, N))
     rq_base, stride = _relative_query(
         q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
     )
-    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
     rq = add_bias(load_rows(rq_base, local, live, stride, E, BLOCK_E), position_at, E, BLOCK_E)
     rq_from = (rq_base, local, live, stride)
-    rel_base = rel_ptr + head.to(tl.int64) * stride_rh
+    rel_base = rel_ptr + head64 * stride_rh
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
     for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
         zero = j0 >> 30  # R is far below 2**30
@@ -76,8 +77,9 @@ def _cca_backward_band_kernel(
     head, slot, item, block, chunk, batch, first_row, start = locate(
         tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
     )
+    head64 = head.to(tl.int64)
     local, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
-    rel_base = rel_ptr + head.to(tl.int64) * stride_rh
+    rel_base = rel_ptr + head64 * stride_rh
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
     drq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
@@ -118,6 +120,7 @@ def _cca_backward_rel_kernel(
     Row x of the [splits, H, rows, E] partial belongs to displacement x + 1 - key_blocks * BLOCK_N.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head64 = head.to(tl.int64)
     rows = tl.num_programs(0) * BLOCK_N
     local, c, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_E)
     into = ((split.to(tl.int64) * H + head) * rows + diagonal * BLOCK_N) * E + c[:, None] * E + width[None, :]
@@ -134,12 +137,12 @@ def _cca_backward_rel_kernel(
         n = start + local
         live = (n >= 0) & (n < tl.where(chunk < 0, 0, tl.minimum(first_row + M, N)))
         if rq_ptr is not None:
-            rq_base = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head * stride_rqh
+            rq_base = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head64 * stride_rqh
             rq = load_rows(rq_base, local, live, stride_rqn, E, BLOCK_E)
         else:
-            q_base = q_ptr + batch * stride_qb + wide(start) * stride_qn + head * stride_qh
+            q_base = q_ptr + batch * stride_qb + wide(start) * stride_qn + head64 * stride_qh
             rq = load_rows(q_base, local, live, stride_qn, E, BLOCK_E)
-        rq = add_bias(rq, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+        rq = add_bias(rq, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
         # the blocks of a band that fall on this diagonal come from different key blocks; their places in the tile are disjoint
         block_of = band_block(item >> 30, BLOCK_M, BLOCK_N)
         ds = tl.zeros([BLOCK_M, BLOCK_N], band_ptr.dtype.element_ty)

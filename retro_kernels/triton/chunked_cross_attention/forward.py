@@ -41,6 +41,7 @@ def _cca_forward_kernel(
     chunk = first_chunk + (pid // H) // blocks
     batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
     group = head // HEADS_PER_GROUP
+    head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
 
     # rows of the query that attend this chunk: [first_row, first_row + M), cut to [0, N)
@@ -50,23 +51,23 @@ def _cca_forward_kernel(
     live = n < tl.minimum(first_row + M, N)
     local = tl.arange(0, BLOCK_M)
     start64 = start.to(tl.int64)
-    q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head * stride_qh
+    q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
     q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
-    content_at = content_ptr + head * stride_ch if content_ptr is not None else None
+    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
     qc = add_bias(q, content_at, D, BLOCK_D)
     q_from = (q_base, local, live, stride_qn)
     if rel_ptr is not None:
         rq, rq_base, rq_stride = q, q_base, stride_qn
         if rq_ptr is not None:
-            rq_base, rq_stride = rq_ptr + batch * stride_rqb + start64 * stride_rqn + head * stride_rqh, stride_rqn
+            rq_base, rq_stride = rq_ptr + batch * stride_rqb + start64 * stride_rqn + head64 * stride_rqh, stride_rqn
             rq = load_rows(rq_base, local, live, rq_stride, E, BLOCK_E)
-        position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+        position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
         rq = add_bias(rq, position_at, E, BLOCK_E)
         rq_from = (rq_base, local, live, rq_stride)
-        rel_base = rel_ptr + head.to(tl.int64) * stride_rh
+        rel_base = rel_ptr + head64 * stride_rh
 
-    k_base = k_ptr + batch * stride_kb + chunk.to(tl.int64) * stride_kl + group * stride_kg
-    v_base = v_ptr + batch * stride_vb + chunk.to(tl.int64) * stride_vl + group * stride_vg
+    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
+    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
     first_key = (split // neighbour_splits) * keys_per_split
     first_neighbour = (split % neighbour_splits) * neighbours_per_split
     last_neighbour = tl.minimum(first_neighbour + neighbours_per_split, K)
@@ -89,13 +90,13 @@ def _cca_forward_kernel(
         for a in range(first_neighbour, last_neighbour):
             mask_at = None
             if mask_ptr is not None:
-                mask_at = mask_ptr + batch * stride_mb + chunk.to(tl.int64) * stride_ml + wide(a) * stride_mk
+                mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
             visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
             k_at = k_base + wide(a) * stride_kk
             k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
             logits = tile_product(qc, q_from, content_at, k, (k_at, j, visible, stride_kr), a >> 30, D, BLOCK_D, PRECISION)
             if gate_ptr is not None:
-                gate = load_gate(gate_ptr + batch * stride_gb + chunk * stride_gl + wide(a) * stride_gk, visible, MASKED)
+                gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
                 logits = logits * gate
             if rel_ptr is not None:
                 logits = logits + position

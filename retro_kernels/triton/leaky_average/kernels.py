@@ -51,11 +51,12 @@ def _leaky_ends_kernel(
 ):  # fmt: skip
     """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero."""
     head = tl.program_id(0) // column_blocks
+    head64 = head.to(tl.int64)
     column = (tl.program_id(0) % column_blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
     chunk, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    decay = tl.load(decay_ptr + head * stride_decay).to(tl.float32)
+    decay = tl.load(decay_ptr + head64 * stride_decay).to(tl.float32)
     state = tl.zeros([BLOCK_C], tl.float32)
-    x_base = x_ptr + batch * stride_xb + head * stride_xh + column[None, :]
+    x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
     for first in tl.range(0, chunk_len, BLOCK_T, num_stages=STAGES):  # unasked, only loads for products are pipelined
         step = chunk * chunk_len + first + row
@@ -78,15 +79,16 @@ def _leaky_scan_kernel(
     REVERSE only: past is the forward's y; ddecay [B, chunks, H, column_blocks] gets sum of g_t * y_{t-1}; dinitial [B,H,D].
     """
     head = tl.program_id(0) // column_blocks
+    head64 = head.to(tl.int64)
     block = tl.program_id(0) % column_blocks
     column = block * BLOCK_C + tl.arange(0, BLOCK_C)
     live = column < D
     chunk, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    decay = tl.load(decay_ptr + head * stride_decay).to(tl.float32)
+    decay = tl.load(decay_ptr + head64 * stride_decay).to(tl.float32)
     state = tl.zeros([BLOCK_C], tl.float32)
     initial = tl.zeros([BLOCK_C], tl.float32)
     if initial_ptr is not None:
-        initial = tl.load(initial_ptr + batch * stride_ib + head * stride_ih + column, mask=live, other=0.0).to(tl.float32)
+        initial = tl.load(initial_ptr + batch * stride_ib + head64 * stride_ih + column, mask=live, other=0.0).to(tl.float32)
         if not REVERSE:
             state = initial
     if ends_ptr is not None:
@@ -95,7 +97,7 @@ def _leaky_scan_kernel(
             end = tl.load(ends_ptr + ((batch * chunks + earlier) * H + head) * D + column, mask=live, other=0.0)
             state = state * power + end
 
-    x_base = x_ptr + batch * stride_xb + head * stride_xh + column[None, :]
+    x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
     stop = tl.minimum((chunk + 1) * chunk_len, N)
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)  # summed once at the end: short sums round less
@@ -110,7 +112,7 @@ def _leaky_scan_kernel(
             y_at = y_ptr + ((batch * N + t) * H + head)[:, None] * D + column[None, :]
             tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=inside)
         if ddecay_ptr is not None:
-            past_at = past_ptr + batch * stride_pb + head * stride_ph + (t - 1)[:, None] * stride_pn + column[None, :]
+            past_at = past_ptr + batch * stride_pb + head64 * stride_ph + (t - 1)[:, None] * stride_pn + column[None, :]
             past = tl.load(past_at, mask=inside & (t > 0)[:, None], other=0.0).to(tl.float32)
             past = tl.where((t == 0)[:, None], initial[None, :], past)
             total += tl.where(inside, y * past, 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._problem import RelativeAttention
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported_tensors
+from .. import unsupported_rows, unsupported_tensors
 from ..common.combinations import combinations
 from . import cases, plan
 
@@ -25,7 +25,12 @@ def unsupported(call: RelativeAttention) -> str | None:
         return "a tensor as query_offset is not served yet"
     if call.window_block is not None:
         return "window_block is not served yet"
-    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
+    n, s, table = call.query.shape[1], call.key.shape[1], call.rel_key
+    spans = {
+        "key": (call.key, 1, s), "value": (call.value, 1, s), "rel_key": (table, 1, 0 if table is None else table.shape[1]),
+        "key_mask": (call.key_mask, 1, s), "query_segment": (call.query_segment, 1, n), "key_segment": (call.key_segment, 1, s),
+    }  # fmt: skip
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
 
 
 def forward(call: RelativeAttention) -> tuple[Tensor, Tensor]:
@@ -63,6 +68,6 @@ def _launches(name: str, call: RelativeAttention, target: Target) -> Iterator[Ca
     out, lse, launches = plan.forward(call, target)
     if call.query.shape[1] > 1:  # decoding takes no gradient
         needs = [getattr(call, name) is not None for name in call.DIFFERENTIABLE]
-        launches += plan.backward(call, (out, lse), (out, lse), needs, target).launches
+        launches += plan.backward(call, (out, lse), (out, None), needs, target).launches
     for each in launches:
         yield Case(name, str(call.query.dtype).removeprefix("torch."), each)

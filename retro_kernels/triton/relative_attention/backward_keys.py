@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.loads import load_keys, load_rows
+from ..common.loads import load_keys, load_rows, wide
 from ..common.position_logits import position_logits
 from ..common.products import block_from, deep_product, product
 from ..common.softmax import LOG2E
@@ -83,6 +83,7 @@ def _relative_keys_kernel(
     """dk, dv [B,S,G,D] of one key block and group, over all heads of the group in turn."""
     groups = H // HEADS_PER_GROUP
     group = tl.program_id(0) % groups
+    group64 = group.to(tl.int64)
     j0 = tl.program_id(0) // groups * BLOCK_N  # early blocks, which the most queries see if causal, go first
     batch = tl.program_id(1).to(tl.int64)
     j = j0 + tl.arange(0, BLOCK_N)
@@ -90,7 +91,7 @@ def _relative_keys_kernel(
     query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
     segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
     seen = seen_keys(j, S, mask_at, stride_ms)
-    k_base, v_base = k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg
+    k_base, v_base = k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg
     k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
     v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
 
@@ -112,17 +113,18 @@ def _relative_keys_kernel(
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for head in range(group * HEADS_PER_GROUP, (group + 1) * HEADS_PER_GROUP):
-        content_at = content_ptr + head * stride_ch if content_ptr is not None else None
-        position_at = position_ptr + head * stride_ph if position_ptr is not None else None
-        rq_base = rq_ptr + batch * stride_rqb + head * stride_rqh if rel_ptr is not None else None
-        rel_base = rel_ptr + (batch * 0 + head) * stride_rh if rel_ptr is not None else None
+        head64 = wide(head)
+        content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+        position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+        rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
+        rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
         statistics = (batch * H + head) * N
         for part in tl.static_range(3 if BOUNDED else 1):
             part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
             part_end = table_end if part == 0 else (table_begin if part == 1 else end)
             dk, dv = _walk_queries(
                 part_begin, part_end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
-                q_ptr + batch * stride_qb + head * stride_qh, rq_base, do_ptr + batch * stride_dob + head * stride_doh,
+                q_ptr + batch * stride_qb + head64 * stride_qh, rq_base, do_ptr + batch * stride_dob + head64 * stride_doh,
                 lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at, segment_at, seed_ptr,
                 stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
                 j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
@@ -130,6 +132,10 @@ def _relative_keys_kernel(
             )  # fmt: skip
 
     column = tl.arange(0, BLOCK_D)
+    # places anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
+    pid = tl.program_id(0) + tl.minimum(groups, 0)
+    group = pid % groups
+    j = pid // groups * BLOCK_N + tl.arange(0, BLOCK_N)
     at = ((batch * S + j) * groups + group)[:, None] * D + column[None, :]
     inside = (j < S)[:, None] & (column < D)[None, :]
     tl.store(dk_ptr + at, (dk * scale).to(dk_ptr.dtype.element_ty), mask=inside)

@@ -39,13 +39,14 @@ def _relative_delta_kernel(
 ):  # fmt: skip
     """delta [B,H,N] of BLOCK_M queries; 0 where a query sees nothing."""
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head64 = head.to(tl.int64)
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = i < N
-    out = load_rows(out_ptr + batch * stride_ob + head * stride_oh, i.to(tl.int64), live, stride_on, D, BLOCK_D).to(tl.float32)
-    grad = load_rows(do_ptr + batch * stride_dob + head * stride_doh, i.to(tl.int64), live, stride_don, D, BLOCK_D).to(tl.float32)
+    out = load_rows(out_ptr + batch * stride_ob + head64 * stride_oh, i.to(tl.int64), live, stride_on, D, BLOCK_D).to(tl.float32)
+    grad = load_rows(do_ptr + batch * stride_dob + head64 * stride_doh, i.to(tl.int64), live, stride_don, D, BLOCK_D).to(tl.float32)
     delta = tl.sum(out * grad, 1)
     if dlse_ptr is not None:
-        delta -= tl.load(dlse_ptr + batch * stride_dlb + head * stride_dlh + i * stride_dln, mask=live, other=0.0)
+        delta -= tl.load(dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=live, other=0.0)
     at = (batch * H + head) * N + i
     lse = tl.load(lse_ptr + at, mask=live, other=0.0)
     tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=live)
@@ -162,18 +163,19 @@ def _relative_query_kernel(
     start = block * BLOCK_M
     batch = tl.program_id(1).to(tl.int64)
     group = head // HEADS_PER_GROUP
+    head64, group64 = head.to(tl.int64), group.to(tl.int64)
     i = start + tl.arange(0, BLOCK_M)
     live = i < N
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
     last_key = tl.where(live, last_key, -1)  # of a row past the end nothing may count, its logits may be NaN
-    content_at = content_ptr + head * stride_ch if content_ptr is not None else None
-    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
     mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
     query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
     segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
-    rq_base = rq_ptr + batch * stride_rqb + head * stride_rqh if rel_ptr is not None else None
-    rel_base = rel_ptr + head.to(tl.int64) * stride_rh if rel_ptr is not None else None
-    q_base, do_base = q_ptr + batch * stride_qb + head * stride_qh, do_ptr + batch * stride_dob + head * stride_doh
+    rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
+    rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
+    q_base, do_base = q_ptr + batch * stride_qb + head64 * stride_qh, do_ptr + batch * stride_dob + head64 * stride_doh
     _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
     rq = q
     if rel_ptr is not None and E > 1:
@@ -200,7 +202,7 @@ def _relative_query_kernel(
         part_end = table_end if part == 0 else (table_begin if part == 1 else end)
         dq, drq = _walk_gradient(
             part_begin, part_end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
-            k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg,
+            k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
             i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,

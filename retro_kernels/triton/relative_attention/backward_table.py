@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.loads import load_rows
+from ..common.loads import load_rows, wide
 from ..common.position_logits import position_logits, rel_rows, table_product
 from ..common.products import product
 from ..common.softmax import LOG2E
@@ -57,6 +57,7 @@ def _relative_table_kernel(
     """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
     first = tl.program_id(0) * BLOCK_N
     table, split = tl.program_id(1), tl.program_id(2)
+    table64 = table.to(tl.int64)
     t = first + tl.arange(0, BLOCK_N)
     shift = offset - rel_start
     # queries that some displacement of the block joins to a key; none where the block is wholly invisible
@@ -66,15 +67,16 @@ def _relative_table_kernel(
         end = tl.where(first + BLOCK_N - 1 + rel_start >= causal_gap, end, begin)
     if WINDOW:
         end = tl.where(first + rel_start < window, end, begin)
-    rel_at = rel_ptr + table.to(tl.int64) * stride_rh
+    rel_at = rel_ptr + table64 * stride_rh
     rel = rel_rows(rel_at, first, T, stride_rt, E, BLOCK_N, BLOCK_E)
     drel = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
     for item in range(split * items_per_split, tl.minimum((split + 1) * items_per_split, items)):
         batch = (tl.full([], 0, tl.int64) + item) // heads_per_table
         head = table * heads_per_table + item % heads_per_table
         group = head // HEADS_PER_GROUP
-        content_at = content_ptr + head * stride_ch if content_ptr is not None else None
-        position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+        head64, group64 = wide(head), wide(group)
+        content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+        position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
         mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
         query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
         segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
@@ -82,8 +84,8 @@ def _relative_table_kernel(
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             live = i < N
-            q_base, rq_base = q_ptr + batch * stride_qb + head * stride_qh, rq_ptr + batch * stride_rqb + head * stride_rqh
-            do_base = do_ptr + batch * stride_dob + head * stride_doh
+            q_base, rq_base = q_ptr + batch * stride_qb + head64 * stride_qh, rq_ptr + batch * stride_rqb + head64 * stride_rqh
+            do_base = do_ptr + batch * stride_dob + head64 * stride_doh
             q_from, do_from = (q_base, i, live, stride_qn), (do_base, i, live, stride_don)
             rq_from = (rq_base, i, live, stride_rqn)
             _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
@@ -92,8 +94,8 @@ def _relative_table_kernel(
             lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, live)
             zero = start >> 30  # N is far below 2**30
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
-            k_base = k_ptr + batch * stride_kb + group * stride_kg
-            v_base = v_ptr + batch * stride_vb + group * stride_vg
+            k_base = k_ptr + batch * stride_kb + group64 * stride_kg
+            v_base = v_ptr + batch * stride_vb + group64 * stride_vg
             content = position_logits(
                 q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, q_from, content_at
             )

@@ -102,18 +102,19 @@ def _relative_forward_kernel(
     start = (blocks - 1 - tl.program_id(0) // H) * BLOCK_M
     batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
     group = head // HEADS_PER_GROUP
+    head64, group64 = head.to(tl.int64), group.to(tl.int64)
     i = start + tl.arange(0, BLOCK_M)
     live = i < N
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
 
-    content_at = content_ptr + head * stride_ch if content_ptr is not None else None
-    position_at = position_ptr + head * stride_ph if position_ptr is not None else None
+    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
     mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
     query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
     segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
-    q_base = q_ptr + batch * stride_qb + head * stride_qh
-    rq_base = rq_ptr + batch * stride_rqb + head * stride_rqh if rel_ptr is not None else None
-    rel_base = rel_ptr + head.to(tl.int64) * stride_rh if rel_ptr is not None else None
+    q_base = q_ptr + batch * stride_qb + head64 * stride_qh
+    rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
+    rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
     _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
     rq = q
     if rel_ptr is not None and E > 1:
@@ -139,7 +140,7 @@ def _relative_forward_kernel(
         part_end = table_end if part == 0 else (table_begin if part == 1 else end)
         top, total, acc = _walk_keys(
             part_begin, part_end, start, q, rq, q_from, rq_from, top, total, acc,
-            k_ptr + batch * stride_kb + group * stride_kg, v_ptr + batch * stride_vb + group * stride_vg,
+            k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
             i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._problem import KERNEL_DTYPES, RelativeLogits
 from ..._target import Target, current_target
 from ...aot import Case
-from .. import unsupported_tensors
+from .. import unsupported_rows, unsupported_tensors
 from .plan import plan_backward, plan_forward
 
 _MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
@@ -22,7 +22,8 @@ def unsupported(call: RelativeLogits) -> str | None:
         return f"B={call.query.shape[0]} or H={call.query.shape[2]} exceeds {_MAX_GRID}"
     if call.key_len == 0:
         return "key_len is 0"
-    return unsupported_tensors({name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE})
+    rows = {"rel_key": (call.rel_key, 1, call.rel_key.shape[1])}
+    return unsupported_tensors({name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE}) or unsupported_rows(rows)
 
 
 def forward(call: RelativeLogits) -> tuple[Tensor]:

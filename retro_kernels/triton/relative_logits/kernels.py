@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.loads import add_bias, load_rows
+from ..common.loads import add_bias, load_rows, wide
 
 #: sizes and positions that must not become part of the compiled kernel
 SIZES = ("N", "S", "T", "H", "shift", "blocks", "batches", "items", "items_per_split", "heads_per_table")
@@ -34,12 +34,13 @@ def _logits_forward_kernel(
     first = (tl.program_id(0) // blocks) * BLOCK_M
     block = tl.program_id(0) % blocks
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head64 = head.to(tl.int64)
     i = first + tl.arange(0, BLOCK_M)
     c = block * BLOCK_N + tl.arange(0, BLOCK_N)
     live = i < N
-    q = load_rows(q_ptr + batch * stride_qb + head * stride_qh, i.to(tl.int64), live, stride_qn, E, BLOCK_E)
-    q = add_bias(q, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
-    rel = _table_rows(rel_ptr + head.to(tl.int64) * stride_rh, first + BLOCK_M - 1 + shift - c, T, stride_rt, E, BLOCK_E)
+    q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), live, stride_qn, E, BLOCK_E)
+    q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+    rel = _table_rows(rel_ptr + head64 * stride_rh, first + BLOCK_M - 1 + shift - c, T, stride_rt, E, BLOCK_E)
     logits = tl.dot(q, tl.trans(rel), input_precision=PRECISION)
     j = (i - first - BLOCK_M + 1)[:, None] + c[None, :]
     at = out_ptr + ((batch * H + head) * N + i)[:, None] * S + j
@@ -55,14 +56,15 @@ def _logits_query_kernel(
 ):  # fmt: skip
     """dq [B,N,H,E] of BLOCK_M queries, and their sum, bias [B, ceil(N/BLOCK_M), H, E] float32."""
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head64 = head.to(tl.int64)
     first = tile * BLOCK_M
     i = first + tl.arange(0, BLOCK_M)
     live = i < N
     top = first + BLOCK_M - 1 + shift  # table row of the largest displacement
     begin = tl.cdiv(tl.maximum(top - T - BLOCK_N + 2, 0), BLOCK_N)  # blocks of displacements that the table has
     end = tl.minimum(tl.maximum(top + BLOCK_N, 0) // BLOCK_N, blocks)
-    base = rel_ptr + head.to(tl.int64) * stride_rh
-    grad_base = grad_ptr + batch * stride_db + head * stride_dh + i.to(tl.int64)[:, None] * stride_dn
+    base = rel_ptr + head64 * stride_rh
+    grad_base = grad_ptr + batch * stride_db + head64 * stride_dh + i.to(tl.int64)[:, None] * stride_dn
     dq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in range(begin, end):
         c = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -96,13 +98,13 @@ def _logits_table_kernel(
     total = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
     for item in range(split * items_per_split, tl.minimum((split + 1) * items_per_split, items)):
         batch = (tl.full([], 0, tl.int64) + item) // heads_per_table
-        head = table * heads_per_table + item % heads_per_table
-        grad_base = grad_ptr + batch * stride_db + head * stride_dh
+        head64 = wide(table * heads_per_table + item % heads_per_table)
+        grad_base = grad_ptr + batch * stride_db + head64 * stride_dh
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             live = i < end
-            q = load_rows(q_ptr + batch * stride_qb + head * stride_qh, i.to(tl.int64), live, stride_qn, E, BLOCK_E)
-            q = add_bias(q, position_ptr + head * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+            q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), live, stride_qn, E, BLOCK_E)
+            q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
             j = (i + shift)[:, None] - t[None, :]
             grad = tl.load(grad_base + i.to(tl.int64)[:, None] * stride_dn + j, mask=live[:, None] & (j >= 0) & (j < S), other=0.0)
             total += tl.dot(tl.trans(grad), q, input_precision=PRECISION)

@@ -11,7 +11,6 @@ candidate's score is one dot product, summed in one order, wherever it is comput
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -21,7 +20,6 @@ from ..._problem import TopkChunks
 from ..._target import Target, current_target
 from ...aot import Case
 from .. import unsupported_tensors
-from ..common.launch import Launch
 from . import cases, plan
 from .selection import MAX_KEYS
 
@@ -40,7 +38,8 @@ def unsupported(call: TopkChunks) -> str | None:
 def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     """scores [B,Q,k] float32, indices [B,Q,k] int64."""
     scores, indices, launches = plan.forward(call, current_target(call.query.device))
-    _run(launches, call.query)
+    for launch in launches:
+        launch.run()
     return scores, indices
 
 
@@ -53,7 +52,8 @@ def backward(call: TopkChunks, outputs, grads, needs) -> list[Tensor | None]:
     for i, gradient in enumerate((plan.dquery, plan.dkey)):
         if needs[i]:
             found[i], launches = gradient(call, indices, grad)
-            _run(launches, call.query)
+            for launch in launches:
+                launch.run()
     return found
 
 
@@ -66,9 +66,3 @@ def aot_cases(target: Target) -> Iterator[Case]:
                 launches += gradient(call, indices, scores)[1]
         for launch in launches:
             yield Case(name, dtype, launch)
-
-
-def _run(launches: list[Launch], where: Tensor) -> None:
-    with torch.cuda.device(where.device) if where.is_cuda else contextlib.nullcontext():
-        for launch in launches:
-            launch.run()
