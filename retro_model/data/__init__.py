@@ -4,7 +4,8 @@ tokens.py      Tokenizer: byte-level BPE; the exact bytes of every token
 store.py       TokenStore: documents as rows of M tokens, memory-mapped; build_store continues after a kill
 dedup.py       training documents that nearly repeat a held-out one, by MinHash
 embed.py       frozen embedders: hashed TF-IDF, transformers encoders, text embedders
-search.py      exact, FAISS and BM25 search without the query's own document
+search.py      exact and BM25 search without the query's own document
+faiss_index.py the same by a FAISS index, and its recall against exact search
 database.py    ChunkDatabase: keys N, values [N, F]
 neighbours.py  the neighbours of every chunk of a store, computed once
 text.py        common substrings and MinHash in C++

@@ -9,7 +9,8 @@ import torch
 
 from . import files
 from .embed import Embedder
-from .search import DenseSearcher, FaissSearcher, LexicalSearcher, Searcher
+from .faiss_index import FaissSearcher
+from .search import DenseSearcher, LexicalSearcher, Searcher
 from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
@@ -36,6 +37,7 @@ class ChunkDatabase:
     def __init__(self, store: TokenStore, searcher: Searcher) -> None:
         self.store, self.searcher = store, searcher
         self.identity = f"{store.identity} {searcher.name}"
+        self._documents_of: dict[str, np.ndarray] = {}
 
     @classmethod
     def build(
@@ -100,6 +102,35 @@ class ChunkDatabase:
     @property
     def chunk_len(self) -> int:
         return self.store.chunk_len
+
+    @property
+    def recall(self) -> dict[int, float] | None:
+        """{k: recall@k of the index against exact search}; None where no index was built here: exact search, BM25."""
+        return getattr(self.searcher, "recall", None) or None
+
+    def documents_of(self, store: TokenStore) -> np.ndarray:
+        """This database's number of each of a store's documents, int64 [documents]; -1 where it has none.
+
+        A document is the same by (group, name); by number, where the store is the database's own.
+
+        Raises:
+            ValueError: the database has two documents of one name.
+        """
+        if store.identity == self.store.identity:
+            return np.arange(len(store.documents))
+        if store.identity not in self._documents_of:
+            numbers: dict[tuple[str, str], int] = {}
+            for number, entry in enumerate(self.store.documents):
+                if numbers.setdefault((entry.group, entry.name), number) != number:
+                    raise ValueError(f"database: two documents {entry.name!r} in group {entry.group!r}; which one is the store's own?")
+            found = [numbers.get((entry.group, entry.name), -1) for entry in store.documents]
+            self._documents_of[store.identity] = np.array(found, np.int64)
+        return self._documents_of[store.identity]
+
+    def document_of(self, ids: np.ndarray) -> np.ndarray:
+        """The number of each chunk's document, int64 [...]; -1 for the id -1."""
+        ids = np.asarray(ids)
+        return np.where(ids < 0, -1, self.store.chunk_doc[np.maximum(ids, 0)]) if len(self) else np.full(ids.shape, -1)
 
     def search(self, chunks, k: int, *, lengths=None, exclude_doc=None):
         """The k nearest chunks of each chunk, none from the document excluded.

@@ -8,6 +8,7 @@ that contradicts its files is refused.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -156,6 +157,16 @@ def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
     if complete and not found["complete"]:
         raise ValueError(f"{path}: the {form.kind} is unfinished; run the same build again and it continues")
     return found
+
+
+def amend(path: Path, form: Form, **facts) -> None:
+    """Adds facts to the manifest of a complete build, where they are new and the folder may be written."""
+    found = read_manifest(path, form, complete=True)
+    if found["facts"] | facts == found["facts"]:
+        return
+    found["facts"] |= facts
+    with contextlib.suppress(OSError):
+        disk.write_json(path, {**found, "crc32": _own_checksum(found)})
 
 
 def _check_types(path: Path, form: Form, found: dict) -> None:
