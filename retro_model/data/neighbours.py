@@ -22,7 +22,8 @@ def precompute_neighbours(
 ) -> np.ndarray:
     """Searches the database for every chunk of a store, without the chunk's own document; continues after a kill.
 
-    A document is its own by (group, name) in the database's store; by number, where that is the same store.
+    What is its own document: see `ChunkDatabase.documents_of`. A training window may hold several documents: `training.batches` leaves
+    out the neighbours from any of them, so ask for a few more here than it is to use.
 
     Args:
         folder: gets the two files.
@@ -47,7 +48,7 @@ def precompute_neighbours(
             )
     if not 1 <= k <= len(database):
         raise ValueError(f"k: expected from 1 to the database's {len(database)} chunks; got {k}")
-    exclude = _own_documents(store, database.store)[store.chunk_doc]
+    exclude = database.documents_of(store)[store.chunk_doc]
     settings = {"store": store.identity, "database": database.identity, "k": k, "block": block}
     header = files.npy_header((len(store), k), np.int64)
     with files.Build(Path(folder) / MANIFEST, FORM, settings, {FILE: header}) as build:
@@ -83,14 +84,3 @@ def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDataba
         if part.min() < -1 or part.max() >= len(database):
             raise ValueError(f"{path.with_name(FILE)}: expected ids within -1 .. {len(database) - 1}; got {part.min()} .. {part.max()}")
     return found
-
-
-def _own_documents(store: TokenStore, database: TokenStore) -> np.ndarray:
-    """The database's number of each of the store's documents, -1 where it has none."""
-    if store.identity == database.identity:
-        return np.arange(len(store.documents))
-    numbers = {}
-    for number, entry in enumerate(database.documents):
-        if numbers.setdefault((entry.group, entry.name), number) != number:
-            raise ValueError(f"database: two documents {entry.name!r} in group {entry.group!r}; which one is the store's own?")
-    return np.array([numbers.get((entry.group, entry.name), -1) for entry in store.documents], np.int64)

@@ -27,6 +27,8 @@ from .plan import Plan
 VALIDATION = ("aifc", "fractions", "locale", "ntpath", "optparse", "shutil", "socket", "ssl", "sysconfig", "uuid")
 #: Tables rather than programs: help texts, encoded test data.
 TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")
+#: Neighbours searched for beyond those used: a window leaves out those from its own documents.
+SPARE = 4
 
 
 class Corpus(NamedTuple):
@@ -92,39 +94,57 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     train = build_store(folder / "train", first_bytes([d for d in others if d.name not in removed], plan.train_bytes), tokenizer, **options)
     embedder = HashedTfidf(plan.dim).fit(store)
     database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
+    train_neighbours = precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours + SPARE)
     most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
+    validation_neighbours = precompute_neighbours(folder / "validation-neighbours", held_out, database, most)
     facts = {
         "validation_groups": sorted({d.group for d in validation}), "training_groups": len({d.group for d in others}),
         "validation_documents": [d.name for d in validation], "near_duplicates_removed": sorted(removed),
         "vocabulary": tokenizer.vocab_size, "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
-        "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
+        "bytes_per_token": held_out.num_bytes / held_out.num_tokens, "search": plan.index or "exact", "recall": database.recall,
+        "windows_with_neighbours_of_their_own": hidden_windows(train, train_neighbours[:, : plan.neighbours], database, plan.window),
     }  # fmt: skip
     console.print(
         f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: {train.num_tokens:,} tokens; "
         f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; {len(removed)} near-duplicates removed"
     )
-    return Corpus(
-        tokenizer, database, train, held_out, precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours),
-        precompute_neighbours(folder / "validation-neighbours", held_out, database, most), facts,
-    )  # fmt: skip
+    recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
+    console.print(f"  search: {facts['search']} {recall}")
+    console.print(
+        f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of their own documents: not shown"
+    )
+    return Corpus(tokenizer, database, train, held_out, train_neighbours, validation_neighbours, facts)
 
 
-def overlapping_windows(corpus: Corpus, window: int) -> np.ndarray:
-    """First rows of the half of the training windows whose chunks share the longest substrings with the neighbours of the chunk before."""
-    store, per_window = corpus.train, window // corpus.train.chunk_len
-    shared = np.zeros(len(store))
-    for at in range(0, len(store) - 1, 4096):
-        rows = np.arange(at, min(at + 4096, len(store) - 1))
-        values, mask = corpus.database.values(corpus.train_neighbours[rows])
-        shared[rows + 1] = longest_common_substrings(store.chunks(rows + 1), values, lengths=store.lengths[rows + 1], source_mask=mask)
-    firsts = np.arange(0, len(store) - per_window + 1, per_window)
-    means = shared[: len(firsts) * per_window].reshape(len(firsts), per_window).mean(1)
-    return np.sort(firsts[np.argsort(-means, kind="stable")[: max(1, len(firsts) // 2)]])
+def _aligned_windows(store: TokenStore, per_window: int) -> np.ndarray:
+    """Rows of the windows that a store is cut into from its first row, int64 [windows, per_window]."""
+    return np.arange(0, len(store) - per_window + 1, per_window)[:, None] + np.arange(per_window)
+
+
+def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDatabase, window: int) -> float:
+    """Share of the windows in which `training.visible` leaves out a neighbour."""
+    rows = _aligned_windows(store, window // store.chunk_len)
+    hidden = training.visible(store, rows, neighbours, database) != neighbours[rows]
+    return float(hidden.any((1, 2)).mean())
+
+
+def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
+    """First rows of the half of the training windows whose chunks share the longest substrings with the k neighbours of the chunk before."""
+    store, m, means = corpus.train, corpus.train.chunk_len, []
+    windows = _aligned_windows(store, window // m)
+    for at in range(0, len(windows), 64):
+        rows = windows[at : at + 64]
+        batch = training.gather(store, rows, corpus.train_neighbours, corpus.database, k=k)
+        sources, mask = (t[:, :-1].reshape(-1, k, t.shape[-1]).numpy() for t in (batch.neighbours, batch.neighbour_mask))
+        later = rows[:, 1:].reshape(-1)
+        shared = longest_common_substrings(store.chunks(later), sources, lengths=store.lengths[later], source_mask=mask)
+        means.append(shared.reshape(len(rows), -1).mean(1))
+    return np.sort(windows[np.argsort(-np.concatenate(means), kind="stable")[: max(1, len(windows) // 2)], 0])
 
 
 def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
     """The batches of either model: the first half of the steps from windows where there is something to copy, the rest from all."""
-    what = {"neighbours": corpus.train_neighbours, "database": corpus.database} if retrieves else {}
+    what = {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours} if retrieves else {}
     options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
-    easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window), **options)
+    easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window, plan.neighbours), **options)
     return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))

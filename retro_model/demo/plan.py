@@ -24,7 +24,7 @@ class Plan:
     train_bytes: int = 2_500_000
     validation_bytes: int = 200_000
     dim: int = 512
-    index: str | None = "IVF512,Flat"
+    index: str | None = None
     neighbours: int = 2
     evaluation_neighbours: tuple[int, ...] = (2, 10)
     window: int = 512

@@ -17,7 +17,7 @@ result. Nothing is kept between steps but the model, the optimiser and two count
 """
 
 from . import checkpoint
-from .batches import Batch, batches, check_neighbours, gather
+from .batches import Batch, batches, check_neighbours, gather, visible
 from .optimiser import AUTOCAST, Settings, learning_rate, make_optimizer, parameter_groups
 from .step import loss, progress, shard, token_losses, train, train_step
 
@@ -38,4 +38,5 @@ __all__ = [
     "token_losses",
     "train",
     "train_step",
+    "visible",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,12 +44,12 @@ def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
         raise ValueError(f"neighbours must be [{len(store.lengths)}, K], one row for each chunk, got {list(np.shape(neighbours))}")
 
 
-def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None) -> Batch:
+def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None, *, k: int | None = None) -> Batch:
     """The batch made of chunk rows `rows` (int64 [B, L]; -1 is a row of padding) of `store`.
 
-    neighbours: int64 [num_chunks, K], the database ids retrieved for each chunk of the store (-1: none), with `database`;
-    None leaves retrieval off.
-    Returns: a Batch with N = L * store.chunk_len.
+    neighbours: int64 [num_chunks, K], the database ids retrieved for each chunk of the store (-1: none), with `database`, a
+    `ChunkDatabase`; None leaves retrieval off. k: of the neighbours that a window may see, the nearest k of each chunk; None: all K.
+    Returns: a Batch with N = L * store.chunk_len. See `visible` for what a window may see.
     """
     rows = np.asarray(rows)
     there, safe = rows >= 0, np.maximum(rows, 0)
@@ -58,12 +59,32 @@ def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, databa
     flat = [torch.from_numpy(a.reshape(len(rows), -1)) for a in (tokens, real)]
     if neighbours is None:
         return Batch(*flat)
-    ids = np.where(there[..., None], np.asarray(neighbours[safe]), -1)
+    ids = visible(store, rows, neighbours, database)
+    if k is not None:
+        ids = np.take_along_axis(ids, np.argsort(ids < 0, axis=-1, kind="stable")[..., :k], -1)
     values, mask = database.values(ids)
     return Batch(*flat, torch.as_tensor(values), torch.as_tensor(mask))
 
 
-def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None,
+def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.ndarray:
+    """The neighbours of windows of chunk rows without those from any document in the window: it would show what is to be predicted.
+
+    The search leaves out each chunk's own document. A window may hold several: a chunk's neighbour from the next document is text
+    that the window still has to predict.
+
+    rows: int64 [B, L]; -1 is padding. neighbours: int64 [num_chunks, K]. database: a `ChunkDatabase`; its `documents_of` says which of
+    its documents are the store's.
+    Returns: int64 [B, L, K], -1 where there is none or it must not be seen.
+    Source: section 2.3 of arXiv 2112.04426 (the document of the training sequence is filtered out).
+    """
+    there, safe = rows >= 0, np.maximum(rows, 0)
+    ids = np.where(there[..., None], np.asarray(neighbours[safe]), -1)
+    inside = np.where(there, database.documents_of(store)[np.asarray(store.chunk_doc)[safe]], -1)  # [B, L]
+    shown = (database.document_of(ids)[..., None] == inside[:, None, None, :]).any(-1)
+    return np.where(shown, -1, ids)
+
+
+def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None, k: int | None = None,
             starts: np.ndarray | None = None, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
     """Batches without end, a pure function of (store, window, batch_size, seed) and the position.
 
@@ -71,7 +92,7 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
     Process `rank` of `world_size` takes its share of each batch, so that the batch as a whole does not depend on them.
 
     window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first rows of the
-    windows to draw from, in place of all. start: position (batches already taken) to go on from. neighbours, database: see `gather`.
+    windows to draw from, in place of all. start: position (batches already taken) to go on from. neighbours, database, k: see `gather`.
     Returns: an iterator over Batch.
     Raises: ValueError where the store is smaller than a batch, or sizes do not divide.
     """
@@ -83,6 +104,8 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
     check_neighbours(store, neighbours, database)
+    if k is not None and (neighbours is None or not 1 <= k <= neighbours.shape[1]):
+        raise ValueError(f"k: expected from 1 to the neighbours' K={0 if neighbours is None else neighbours.shape[1]}; got {k}")
     rows = len(store.lengths)
     if starts is None:
         # One window fewer than fit, so that every epoch may start anywhere in the first window and has the same length.
@@ -93,10 +116,11 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
             raise ValueError(f"starts must be rows from 0 to {rows - per_window}, got shape {list(firsts.shape)}")
     if len(firsts) < batch_size:
         raise ValueError(f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one more")
-    return _stream(store, neighbours, database, per_window, batch_size, firsts, shift, seed, start, rank, world_size)
+    read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k)
+    return _stream(read, per_window, batch_size, firsts, shift, seed, start, rank, world_size)
 
 
-def _stream(store, neighbours, database, per_window, batch_size, firsts, shift, seed, start, rank, world_size):
+def _stream(read, per_window, batch_size, firsts, shift, seed, start, rank, world_size):
     position, epoch, order, first_row, per_epoch = start, -1, None, 0, len(firsts) // batch_size
     while True:
         if position // per_epoch != epoch:
@@ -106,5 +130,5 @@ def _stream(store, neighbours, database, per_window, batch_size, firsts, shift, 
             order = random.permutation(len(firsts))
         at = position % per_epoch * batch_size
         mine = firsts[order[at : at + batch_size][rank::world_size]]
-        yield gather(store, first_row + mine[:, None] + np.arange(per_window), neighbours, database)
+        yield read(first_row + mine[:, None] + np.arange(per_window))
         position += 1

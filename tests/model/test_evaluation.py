@@ -65,13 +65,13 @@ def test_score_reads_the_right_neighbours_and_leaves_padding_rows_without():
             seen.append((tokens, neighbours, neighbour_mask))
             return super().forward(tokens)
 
-    class Ids:
+    class Ids(toys.Database):
         def values(self, ids):
             return np.broadcast_to(np.maximum(ids, 0)[..., None], (*ids.shape, 8)).copy(), np.broadcast_to(
                 ids[..., None] >= 0, (*ids.shape, 8)
             ).copy()
 
-    evaluation.score(Model(), store, neighbours, Ids(), window=8, stride=4, batch_size=4)
+    evaluation.score(Model(), store, neighbours, Ids(toys.random_store(18, 4)), window=8, stride=4, batch_size=4)
     for tokens, ids, mask in seen:
         assert ids.shape == (len(tokens), tokens.shape[1] // 4, 2, 8) and mask.shape == ids.shape
         for b in range(len(tokens)):

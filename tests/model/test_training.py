@@ -114,7 +114,67 @@ def test_a_batch_holds_each_chunks_neighbours():
         assert batch.real[b, 4 * u : 4 * u + 4].tolist() == [i < store.lengths[row] for i in range(4)]
 
 
+def windows_of(store, neighbours, database, **options):
+    """(rows, ids that were read) of each window of two epochs."""
+    seen, real = [], database.values
+    database.values = lambda ids: (seen.append(ids), real(ids))[1]
+    index = {row.tobytes(): i for i, row in enumerate(np.asarray(store.tokens, np.int64))}
+    per_epoch = (len(store) // 4 - 1) // 2
+    batches = take(2 * per_epoch, stream(store, window=32, neighbours=neighbours, database=database, **options))
+    del database.values
+    rows = [[index[row.numpy().tobytes()] for row in window.view(4, 8)] for batch in batches for window in batch.tokens]
+    return list(zip(rows, np.concatenate(seen)))
+
+
+@pytest.mark.parametrize("same_store", [True, False])
+def test_no_window_is_shown_its_own_documents(tmp_path, same_store):
+    """Adversarial documents: each of one to three chunks, and the nearest to every chunk is in the document before or after its own."""
+    from retro_model.data.database import ChunkDatabase
+    from retro_model.data.embed import HashedTfidf
+    from retro_model.data.neighbours import precompute_neighbours
+    from retro_model.data.store import build_store
+    from tests.model.data import Given
+
+    rng, marks = np.random.default_rng(0), iter(range(150, 400))
+    documents = []
+    for pair in range(20):
+        text = rng.integers(2, 150, (rng.integers(1, 4), 8))
+        for side in "ab":
+            text[:, 3] = [next(marks) for _ in text]  # so that a row tells which it is
+            documents.append((f"{pair}{side}", "g", text.reshape(-1).copy()))
+    store = database_store = build_store(tmp_path / "train", documents, Given(400), chunk_len=8)
+    if not same_store:  # the same documents in another order, cut otherwise, and some that the training does not have
+        shifted = [(name, group, np.r_[399, tokens]) for name, group, tokens in documents[::-1]]
+        others = [(f"{i}other", "g", rng.integers(2, 150, 20)) for i in range(20)]
+        database_store = build_store(tmp_path / "all", [*others[:7], *shifted, *others[7:]], Given(400), chunk_len=8)
+    database = ChunkDatabase.build(tmp_path / "d", database_store, HashedTfidf(64).fit(database_store))
+    neighbours = np.array(precompute_neighbours(tmp_path / "n", store, database, 6))
+    names = lambda which, rows: {which.documents[d].name for d in which.chunk_doc[rows]}  # noqa: E731
+    exposed = 0
+    for rows, ids in windows_of(store, neighbours, database):
+        own = names(store, rows)
+        assert not own & names(database_store, ids[ids >= 0])
+        raw = neighbours[rows]
+        exposed += bool(own & names(database_store, raw.reshape(-1)))
+        kept = np.array([[d not in own for d in (database_store.documents[i].name for i in database_store.chunk_doc[row])] for row in raw])
+        assert np.array_equal(ids, np.where(kept, raw, -1))  # and nothing else is left out
+    assert exposed > 10  # or the test is blind
+    for rows, ids in windows_of(store, neighbours, database, k=2):
+        own = names(store, rows)
+        for row, got in zip(neighbours[rows], ids):
+            want = [i for i in row if database_store.documents[database_store.chunk_doc[i]].name not in own][:2]
+            assert got.tolist() == want  # 2 of the 6 are left everywhere, in their order
+
+
+def test_padding_rows_and_missing_neighbours_stay_missing():
+    store = toys.random_store(12)
+    ids = training.visible(store, np.array([[0, 1, -1], [6, -1, -1]]), np.array([[5, -1]] * 12), toys.Database(store))
+    assert ids.tolist() == [[[5, -1], [5, -1], [-1, -1]], [[5, -1], [-1, -1], [-1, -1]]]
+    assert (training.visible(store, np.array([[3, 4]]), np.array([[5, 0]] * 12), toys.Database(store))[..., 0] == -1).all()
+
+
 @pytest.mark.parametrize("change,name", [
+    ({"k": 1}, "k"), ({"k": 3, "neighbours": np.zeros((41, 2), int), "database": object()}, "k"),
     ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"), ({"starts": np.array([40])}, "starts"),
     ({"neighbours": np.zeros((41, 1), int)}, "neighbours"), ({"rank": 2, "world_size": 2}, "rank"),
     ({"neighbours": np.zeros((40, 1), int), "database": object()}, "neighbours"),

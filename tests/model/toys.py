@@ -50,6 +50,13 @@ class Database:
     def __init__(self, rows: Store):
         self.rows = rows
 
+    def documents_of(self, store: Store) -> np.ndarray:
+        """The documents of another store are others."""
+        return np.arange(store.chunk_doc.max() + 1) if store is self.rows else np.full(store.chunk_doc.max() + 1, -1)
+
+    def document_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.where(ids < 0, -1, self.rows.chunk_doc[np.maximum(ids, 0)])
+
     def values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         m, ids = self.rows.chunk_len, np.asarray(ids)
         tokens, mask = np.zeros((*ids.shape, 2 * m), np.int64), np.zeros((*ids.shape, 2 * m), bool)
