@@ -14,82 +14,17 @@ namespace py = pybind11;
 
 namespace pybind11::detail {
 
-// From `_native.problem(call)`: the fields of the Python NamedTuple, in order.
+// Calls, from `_native.problem(call)`, and what their gradients are written to, in the order of DIFFERENTIABLE.
 template <>
-struct type_caster<retro::CrossAttention> {
-  PYBIND11_TYPE_CASTER(retro::CrossAttention, const_name("CrossAttention"));
-
-  bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 15) return false;
-    auto field = reinterpret_borrow<tuple>(source);
-    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
-    const auto integer = [&](int i) { return field[i].cast<int64_t>(); };
-    const auto number = [&](int i) { return field[i].cast<double>(); };
-    value = {view(0), view(1), view(2), integer(3), view(4), view(5), integer(6), view(7),
-             view(8), view(9), view(10), number(11), integer(12), number(13), view(14)};
-    return true;
-  }
-};
-
-// Eight views, in the order of `ChunkedCrossAttention.DIFFERENTIABLE`.
+struct type_caster<retro::CrossAttention> : fields_caster<retro::CrossAttention> {};
 template <>
-struct type_caster<retro::CrossAttentionGrads> {
-  PYBIND11_TYPE_CASTER(retro::CrossAttentionGrads, const_name("CrossAttentionGrads"));
-
-  bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 8) return false;
-    auto field = reinterpret_borrow<tuple>(source);
-    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
-    value = {view(0), view(1), view(2), view(3), view(4), view(5), view(6), view(7)};
-    return true;
-  }
-};
-
-// The same for `RelativeAttention`; an unbounded window is None there and negative here.
+struct type_caster<retro::CrossAttentionGrads> : fields_caster<retro::CrossAttentionGrads> {};
 template <>
-struct type_caster<retro::RelativeAttention> {
-  PYBIND11_TYPE_CASTER(retro::RelativeAttention, const_name("RelativeAttention"));
-
-  bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 18) return false;
-    auto field = reinterpret_borrow<tuple>(source);
-    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
-    const auto integer = [&](int i) { return field[i].is_none() ? -1 : field[i].cast<int64_t>(); };
-    const auto number = [&](int i) { return field[i].cast<double>(); };
-    value = {view(0),     view(1),     view(2),  view(3),  view(4),  integer(5), view(6),    view(7),    field[8].cast<bool>(),
-             integer(9),  integer(10), integer(11), view(12), view(13), view(14),   number(15), number(16), view(17)};
-    return true;
-  }
-};
-
-// Seven views, in the order of `RelativeAttention.DIFFERENTIABLE`.
+struct type_caster<retro::RelativeAttention> : fields_caster<retro::RelativeAttention> {};
 template <>
-struct type_caster<retro::RelativeAttentionGrads> {
-  PYBIND11_TYPE_CASTER(retro::RelativeAttentionGrads, const_name("RelativeAttentionGrads"));
-
-  bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 7) return false;
-    auto field = reinterpret_borrow<tuple>(source);
-    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
-    value = {view(0), view(1), view(2), view(3), view(4), view(5), view(6)};
-    return true;
-  }
-};
-
-// The same for `RelativeLogits`.
+struct type_caster<retro::RelativeAttentionGrads> : fields_caster<retro::RelativeAttentionGrads> {};
 template <>
-struct type_caster<retro::RelativeLogits> {
-  PYBIND11_TYPE_CASTER(retro::RelativeLogits, const_name("RelativeLogits"));
-
-  bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 6) return false;
-    auto field = reinterpret_borrow<tuple>(source);
-    const auto view = [&](int i) { return field[i].cast<retro::View>(); };
-    const auto integer = [&](int i) { return field[i].cast<int64_t>(); };
-    value = {view(0), view(1), integer(2), integer(3), view(4), integer(5)};
-    return true;
-  }
-};
+struct type_caster<retro::RelativeLogits> : fields_caster<retro::RelativeLogits> {};
 
 }  // namespace pybind11::detail
 
@@ -108,7 +43,10 @@ void bind(py::module_& m, const char* name, retro::IsaTable<R (*)(Arguments...)>
 
 PYBIND11_MODULE(_cpu, m) {
   m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/cpu/*.py are their only callers.";
-  m.attr("abi") = 1;
+  m.attr("abi") = 2;  // `_native.ABI`; the two change together
+  m.attr("fields") = py::dict(py::arg("ChunkedCrossAttention") = retro::FIELDS<retro::CrossAttention>,
+                              py::arg("RelativeAttention") = retro::FIELDS<retro::RelativeAttention>,
+                              py::arg("RelativeLogits") = retro::FIELDS<retro::RelativeLogits>);
   m.def("set_isa", &retro::set_isa);
   m.def("isa_name", &retro::isa_name);
   m.def("supported_isas", &retro::supported_isas);

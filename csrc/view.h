@@ -16,6 +16,9 @@ enum class Type : int { NONE = 0, F32 = 1, BF16 = 2, F16 = 3, BOOL = 4, I64 = 5,
 
 constexpr int MAX_RANK = 6;  // [B,L,K,R,G,D]
 
+// A position from a tensor counts as within this of 0, so that sums with rows and lengths can't overflow.
+constexpr int64_t FARTHEST = int64_t{1} << 29;
+
 struct View {
   char* data = nullptr;  // null: the argument was None
   Type type = Type::NONE;
@@ -24,6 +27,35 @@ struct View {
   int64_t stride[MAX_RANK] = {};
 
   explicit operator bool() const { return data != nullptr; }
+
+  int64_t element_bytes() const {
+    switch (type) {
+      case Type::I64:
+        return 8;
+      case Type::F32:
+      case Type::I32:
+        return 4;
+      case Type::BF16:
+      case Type::F16:
+      case Type::I16:
+        return 2;
+      default:
+        return 1;
+    }
+  }
+  // Entry b of the first dimension alone: a batch of one.
+  View entry(int64_t b) const {
+    View one = *this;
+    if (data) one.data += b * stride[0] * element_bytes(), one.size[0] = 1;
+    return one;
+  }
+  // Entry b of the first dimension, without that dimension.
+  View drop(int64_t b) const {
+    View one = entry(b);
+    for (int d = 0; d + 1 < rank; ++d) one.size[d] = size[d + 1], one.stride[d] = stride[d + 1];
+    if (data) --one.rank;
+    return one;
+  }
 
   // Address of the element at the given leading indices; the remaining ones are 0.
   template <class T, class... Index>
@@ -34,6 +66,29 @@ struct View {
     return reinterpret_cast<T*>(data) + offset;
   }
 };
+
+// One element of any integer type.
+inline int64_t integer(const View& v, int64_t offset) {
+  switch (v.type) {
+    case Type::I64:
+      return reinterpret_cast<const int64_t*>(v.data)[offset];
+    case Type::I32:
+      return reinterpret_cast<const int32_t*>(v.data)[offset];
+    case Type::I16:
+      return reinterpret_cast<const int16_t*>(v.data)[offset];
+    case Type::I8:
+      return reinterpret_cast<const int8_t*>(v.data)[offset];
+    default:
+      return reinterpret_cast<const uint8_t*>(v.data)[offset];
+  }
+}
+
+// The position of batch entry b, from an int64 tensor [B]; 0 without one.
+inline int64_t position_of(const View& positions, int64_t b) {
+  if (!positions) return 0;
+  const int64_t p = integer(positions, b * positions.stride[0]);
+  return p < -FARTHEST ? -FARTHEST : p > FARTHEST ? FARTHEST : p;
+}
 
 // Calls `f` with a value of the view's element type: by_type(x.type, [&](auto t) { using T = decltype(t); ... }).
 template <class F>

@@ -1,6 +1,11 @@
+// Python's calls and tensors, as structs and Views.
+//
 // Python's (address, type code, sizes, strides), or None, to a View; see `retro_kernels/_native.py: view`.
 #pragma once
 #include <pybind11/pybind11.h>
+
+#include <type_traits>
+#include <utility>
 
 #include "view.h"
 
@@ -26,6 +31,59 @@ struct type_caster<retro::View> {
       value.stride[d] = strides[d].cast<int64_t>();
     }
     return true;
+  }
+};
+
+}  // namespace pybind11::detail
+
+namespace retro {
+
+// An element of a tuple, as the field it is given to wants it; an integer that is None becomes -1.
+struct Field {
+  pybind11::handle from;
+  operator View() const { return from.cast<View>(); }
+  operator int64_t() const { return from.is_none() ? -1 : from.cast<int64_t>(); }
+  operator double() const { return from.cast<double>(); }
+  operator bool() const { return from.cast<bool>(); }
+};
+
+template <size_t>
+using FieldAt = Field;
+
+template <class S, class, class = void>
+struct TakesFields : std::false_type {};
+template <class S, size_t... I>
+struct TakesFields<S, std::index_sequence<I...>, std::void_t<decltype(S{FieldAt<I>{}...})>> : std::true_type {};
+
+template <class S, size_t N = 1>
+constexpr size_t count_fields() {
+  if constexpr (TakesFields<S, std::make_index_sequence<N + 1>>::value)
+    return count_fields<S, N + 1>();
+  else
+    return N;
+}
+
+// How many fields a struct has, so that it and the Python tuple it is made from can't part unnoticed.
+template <class S>
+constexpr size_t FIELDS = count_fields<S>();
+
+}  // namespace retro
+
+namespace pybind11::detail {
+
+// A tuple to a struct of Views and numbers, field by field.
+template <class S>
+struct fields_caster {
+  PYBIND11_TYPE_CASTER(S, const_name("tuple of an op's arguments"));
+
+  bool load(handle source, bool) {
+    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != retro::FIELDS<S>) return false;
+    set(source, std::make_index_sequence<retro::FIELDS<S>>{});
+    return true;
+  }
+  template <size_t... I>
+  void set(handle source, std::index_sequence<I...>) {
+    value = S{retro::Field{PyTuple_GET_ITEM(source.ptr(), I)}...};
   }
 };
 

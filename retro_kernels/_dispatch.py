@@ -71,6 +71,8 @@ def named(backend: str | None) -> str | None:
     """`backend`, or the default where it is None; ValueError if there is no backend of that name."""
     if backend is None:
         return _open[-1][0] if _open else None
+    if not isinstance(backend, str):
+        raise TypeError(f"backend: expected None or a str; got {type(backend).__name__}")
     if backend not in ORDER:
         raise ValueError(f"backend: expected None or one of {', '.join(map(repr, ORDER))}; got {backend!r}")
     return backend

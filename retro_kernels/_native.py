@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import struct
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import torch
 from torch import Tensor
+
+from . import _problem
 
 # the codes of csrc/view.h: Type; the two tables change together
 _TYPE = {
@@ -18,11 +23,20 @@ _TYPE = {
 
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
+#: what the bindings take, as they state it in `abi`; the numbers change together
+ABI = {"_cpu": 2, "_cuda": 1}
+
 
 @cache
 def _load(name: str) -> tuple[ModuleType | None, str | None]:
     try:
+        found = importlib.util.find_spec(f"retro_kernels.{name}")
+        why = _damage(Path(found.origin)) if found and found.origin else None
+        if why:
+            return None, f"the extension retro_kernels.{name} is damaged: {why} ({_remedy(name)})"
         module = importlib.import_module(f"retro_kernels.{name}")
+        if why := _stale(name, module):
+            return None, f"the extension retro_kernels.{name} was built from other sources: {why} ({_remedy(name)})"
         if name == "_cpu":
             module.isa_name()  # reads the environment
         return module, None
@@ -32,6 +46,32 @@ def _load(name: str) -> tuple[ModuleType | None, str | None]:
         return None, f"the extension retro_kernels.{name} does not load: {error}"
     except ValueError as error:
         return None, f"RETRO_KERNELS_ISA: {error}"
+
+
+def _damage(path: Path) -> str | None:
+    """Why a file is no whole ELF library: mapping one that was cut short, as by a full disk, would kill the process."""
+    if not sys.platform.startswith("linux"):
+        return None
+    data, size = path.open("rb").read(64), path.stat().st_size
+    if len(data) < 64 or data[:4] != b"\x7fELF":
+        return "no ELF file"
+    if data[4:6] != b"\x02\x01":  # 64 bits, little endian
+        return None
+    sections, entry_bytes, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
+    expected = sections + entry_bytes * count  # the table of sections comes last
+    return f"{size} of {expected} bytes" if size < expected else None
+
+
+def _stale(name: str, module: ModuleType) -> str | None:
+    """How the extension's bindings differ from what this package calls."""
+    abi = getattr(module, "abi", None)
+    if abi != ABI[name]:
+        return f"its abi is {abi}, the package's {ABI[name]}"
+    for problem, count in getattr(module, "fields", {}).items():
+        expected = len(getattr(_problem, problem)._fields)
+        if count != expected:
+            return f"it takes {count} fields of {problem}, the package has {expected}"
+    return None
 
 
 def _remedy(name: str) -> str:
@@ -68,6 +108,5 @@ def cpu_isa() -> str:
 
 
 def problem(call) -> tuple:
-    """What C++ sees of a call: its fields in order, tensors as views; none of those with a default, which it has yet to learn."""
-    known = call[: len(call) - len(call._field_defaults)]
-    return tuple(view(x) if isinstance(x, Tensor) else x for x in known)
+    """What C++ sees of a call: its fields in order, tensors as views."""
+    return tuple(view(x) if isinstance(x, Tensor) else x for x in call)

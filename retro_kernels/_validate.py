@@ -220,6 +220,8 @@ def topk_chunks(call: TopkChunks) -> TopkChunks:
     """The call checked."""
     sizes: dict[str, int] = {}
     integer("k", call.k, low=1, high=TOPK_MAX)
+    if not isinstance(call.metric, str):
+        raise TypeError(f"metric: expected a str; got {type(call.metric).__name__}")
     if call.metric not in ("dot", "l2"):
         raise ValueError(f"metric: expected 'dot' or 'l2'; got {call.metric!r}")
     if call.causal_gap is not None:

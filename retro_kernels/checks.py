@@ -26,6 +26,8 @@ def tensor(name: str, value) -> Tensor:
     """A tensor; TypeError otherwise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
+    if value.is_nested:  # it has no shape to speak of
+        raise TypeError(f"{name}: expected a tensor of one shape; got a nested tensor")
     return value
 
 

@@ -100,8 +100,8 @@ struct Backward {
   float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
   bool want_rel_query;
 
-  Backward(const CrossAttention& call, const View& o, const View& l, const View& go, const View& gl, const CrossAttentionGrads& w)
-      : c(call), out(o), lse(l), dout(go), dlse(gl), want(w), n(call), dropout(call.seed, call.dropout_p), partials(n, w),
+  Backward(const CrossAttention& call, const View& o, const View& l, const View& go, const View& gl, const CrossAttentionGrads& w, int64_t entry)
+      : c(call), out(o), lse(l), dout(go), dlse(gl), want(w), n(call), dropout(call.seed, call.dropout_p, entry), partials(n, w),
         gate_sums(w.neighbour_gate ? n.B * n.L * n.G * n.K : 0),
         want_rel_query(n.E && (w.position_bias || w.rel_query || (w.query && !call.rel_query))) {
     const int64_t room = SLOT_BYTES / std::max<int64_t>(n.H * partials.each * int64_t{sizeof(float)}, 1);
@@ -311,14 +311,13 @@ struct Backward {
     for (int i = 0; i < count; ++i) finish(b, units[i], w, w.state(n, i), partials.of(n, slot, units[i].head));
   }
 
-  // Rows before the first complete chunk.
   void nothing(int64_t b) const {
-    const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
-    for (int64_t row = 0; row < end; ++row)
+    each_idle_row(c, n, [&](int64_t row) {
       for (int h = 0; h < n.H; ++h) {
         if (want.query) clear(want.query.at<T>(b, row, h), n.D);
         if (want.rel_query) clear(want.rel_query.at<T>(b, row, h), n.E);
       }
+    });
   }
 
   // Slots, and heads that share relative keys, in a fixed order.
@@ -375,7 +374,16 @@ struct Backward {
 
 void chunked_cross_attention_backward(const CrossAttention& call, const View& out, const View& lse, const View& dout,
                                       const View& dlse, const CrossAttentionGrads& grads, int threads) {
-  by_scores(call, [&](auto t, auto e) { Backward<decltype(t), decltype(e)>(call, out, lse, dout, dlse, grads).run(threads); });
+  by_scores(call, [&](auto t, auto e) {
+    using Backward = Backward<decltype(t), decltype(e)>;
+    if (!call.batch_start) return Backward(call, out, lse, dout, dlse, grads, 0).run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) {  // rows of each entry attend other chunks
+      const CrossAttention one = entry(call, b);
+      const CrossAttentionGrads its_grads = entry(grads, b);
+      const View its_out = out.entry(b), its_lse = lse.entry(b), its_dout = dout.entry(b), its_dlse = dlse.entry(b);
+      Backward(one, its_out, its_lse, its_dout, its_dlse, its_grads, b).run(threads);
+    }
+  });
 }
 
 }  // namespace retro::RETRO_ISA

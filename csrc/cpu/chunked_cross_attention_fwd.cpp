@@ -65,7 +65,8 @@ struct Forward {
   uint64_t id = next_call();
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
 
-  Forward(const CrossAttention& call, const View& o, const View& l) : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p) {}
+  Forward(const CrossAttention& call, const View& o, const View& l, int64_t entry)
+      : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
 
   __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st) const {
     pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
@@ -167,14 +168,13 @@ struct Forward {
     }
   }
 
-  // Rows before the first complete chunk attend nothing.
   void nothing(int64_t b) const {
-    const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
-    for (int64_t row = 0; row < end; ++row)
+    each_idle_row(c, n, [&](int64_t row) {
       for (int h = 0; h < n.H; ++h) {
         clear(out.at<T>(b, row, h), n.D);
         *lse.at<float>(b, h, row) = -INFINITY;
       }
+    });
   }
 
   // Query heads [first, last) of one key head; `next`: the first one that this thread will probably attend afterwards.
@@ -235,14 +235,16 @@ struct Rows {
     if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, rel_query);
   }
   int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
-    const int64_t u = (c.query_start + i + 1) / n.M - 1, index = (c.query_start + i + 1) % n.M, high = std::min<int64_t>(end, int64_t{n.K} * n.R);
+    const int64_t next = c.query_start + position_of(c.batch_start, b) + i + 1, u = next / n.M - 1, index = next % n.M;
+    if (u < 0 || u >= n.L) return end;
+    const int64_t high = std::min<int64_t>(end, int64_t{n.K} * n.R);
     const View& mask = c.neighbour_mask;
-    for (; u >= 0 && at < high && !keys.full(); ++at) {
+    for (; at < high && !keys.full(); ++at) {
       const int64_t a = at / n.R, j = at % n.R;
       if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
       keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), index - j - c.rel_start, gate_of(c, b, u, static_cast<int>(a)));
     }
-    return u >= 0 && at < high ? at : end;
+    return at < high ? at : end;
   }
   void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const { write_row<T>(out, lse, b, i, h, n.D, from, log2_sum); }
   void run(int threads) const { attend_rows<T>(RowSizes(n.B, n.N, int64_t{n.K} * n.R, n.H, n.G, n.D, n.E), *this, c.key, c.value, c.rel_key, threads); }
@@ -252,10 +254,14 @@ struct Rows {
 
 void chunked_cross_attention_forward(const CrossAttention& call, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
-    if (few_rows(call))
-      Rows<decltype(t)>{call, out, lse}.run(threads);
-    else
-      Forward<decltype(t), decltype(e)>(call, out, lse).run(threads);
+    if (few_rows(call)) return Rows<decltype(t)>{call, out, lse}.run(threads);
+    using Forward = Forward<decltype(t), decltype(e)>;
+    if (!call.batch_start) return Forward(call, out, lse, 0).run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) {  // rows of each entry attend other chunks
+      const CrossAttention one = entry(call, b);
+      const View its_out = out.entry(b), its_lse = lse.entry(b);
+      Forward(one, its_out, its_lse, b).run(threads);
+    }
   });
 }
 

@@ -22,7 +22,7 @@ constexpr int KEYS = 128;       // of a block: keys, values and scores of a bloc
 struct Sizes {
   int64_t B, N, L, M;
   int H, D, K, R, G, E, T;
-  int64_t first_chunk, last_chunk;  // chunks that some query attends
+  int64_t first_chunk, last_chunk;  // chunks that some query attends, and that exist
   int top, band;                    // column t of the band is displacement top - t; `band` columns occur
   int band_ld;
   int blocks;                       // units that the rows of a chunk and one head are cut into
@@ -31,8 +31,8 @@ struct Sizes {
       : B(c.query.size[0]), N(c.query.size[1]), L(c.key.size[1]), M(c.chunk_len), H(int(c.query.size[2])),
         D(int(c.query.size[3])), K(int(c.key.size[2])), R(int(c.key.size[3])), G(int(c.key.size[4])),
         E(c.rel_key ? int(c.rel_key.size[2]) : 0), T(c.rel_key ? int(c.rel_key.size[1]) : 0) {
-    first_chunk = std::max<int64_t>((c.query_start + 1) / M - 1, 0);
-    last_chunk = std::max((c.query_start + N) / M, first_chunk);
+    first_chunk = std::clamp<int64_t>((c.query_start + 1) / M - 1, 0, L);
+    last_chunk = std::clamp((c.query_start + N) / M, first_chunk, L);
     int64_t low = M, high = 0;  // indices inside the attending chunk that occur
     for (int64_t u : {first_chunk, last_chunk - 1}) {
       const int64_t first = first_row(c, u), begin = std::max<int64_t>(first, 0), end = std::min(first + M, N);
@@ -57,6 +57,15 @@ struct Unit {
   int rows, index, head;  // index of the first one inside the attending chunk
   int lanes() const { return pad(rows); }
 };
+
+// Calls f(row) for every row that attends no chunk: before the first one, and after the last that exists.
+template <class F>
+void each_idle_row(const CrossAttention& c, const Sizes& n, F&& f) {
+  const int64_t begin = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
+  const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.last_chunk), begin, n.N);
+  for (int64_t row = 0; row < begin; ++row) f(row);
+  for (int64_t row = end; row < n.N; ++row) f(row);
+}
 
 // Units of the query heads [first, last) that attend chunk u.
 inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int first, int last, std::vector<Unit>& units) {

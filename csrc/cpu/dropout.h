@@ -8,8 +8,9 @@ struct Dropout {
   uint32_t seed_low = 0, seed_high = 0;
   uint64_t threshold = 0;  // kept iff word >= threshold
   float kept = 1.f;        // what a kept probability is multiplied by
+  uint32_t first_batch;    // of the call that this is a part of
 
-  Dropout(const View& seed, double p) : kept(static_cast<float>(1.0 / (1.0 - p))) {
+  Dropout(const View& seed, double p, int64_t entry = 0) : kept(static_cast<float>(1.0 / (1.0 - p))), first_batch(static_cast<uint32_t>(entry)) {
     if (!(p > 0)) return;
     const auto value = static_cast<uint64_t>(*seed.at<int64_t>());
     seed_low = static_cast<uint32_t>(value), seed_high = static_cast<uint32_t>(value >> 32);
@@ -19,11 +20,11 @@ struct Dropout {
 
   // to[i] = kept or 0 for query rows row..row+n-1 and one key; the compiler vectorises the loop over i.
   void factors(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
-    for (int i = 0; i < n; ++i) to[i] = factor(key, row + static_cast<uint32_t>(i), head, batch);
+    for (int i = 0; i < n; ++i) to[i] = factor(key, row + static_cast<uint32_t>(i), head, first_batch + batch);
   }
   // The same for keys key..key+n-1 of one query row.
   void factors_of_row(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
-    for (int i = 0; i < n; ++i) to[i] = factor(key + static_cast<uint32_t>(i), row, head, batch);
+    for (int i = 0; i < n; ++i) to[i] = factor(key + static_cast<uint32_t>(i), row, head, first_batch + batch);
   }
 
  private:

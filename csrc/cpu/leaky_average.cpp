@@ -1,7 +1,7 @@
 // A scan with float32 state: one pass over memory, the lanes h,d side by side, state and decays of a strip of lanes in cache.
 //
 // A task is a strip of one batch entry: whole rows, unless there are fewer entries than threads. A lane's sums don't depend on
-// its neighbours, so nor do its bits on the strips. Where there are too few lanes to occupy several threads, time is cut as well:
+// its neighbours, so nor do its bits on the strips. Where a segment begins the state is cleared. Where there are too few lanes to occupy several threads, time is cut as well:
 // some spans, as many as caches hold, first find their own final states from zero, a short serial pass chains them, and a second
 // scan starts from the right states. That does change the bits, and where time is cut follows from the sizes alone.
 #include "leaky_average.h"
@@ -48,6 +48,31 @@ struct Strip {
     first = index % n.strips * n.strip;
     last = std::min(n.heads, first + n.strip);
   }
+};
+
+// Where the sum of a batch entry starts afresh: at tokens whose segment is not that of the token before.
+struct Restarts {
+  const View& segment;
+  int64_t b;
+
+  bool at(int64_t t) const { return segment && t > 0 && of(t) != of(t - 1); }
+  // The first restart in (t, end), else end.
+  int64_t next(int64_t t, int64_t end) const {
+    if (!segment) return end;
+    do ++t;
+    while (t < end && !at(t));
+    return t;
+  }
+  // The last restart in [begin, t], else begin.
+  int64_t last(int64_t t, int64_t begin) const {
+    if (!segment) return begin;
+    while (t > begin && !at(t)) --t;
+    return t;
+  }
+  bool any(int64_t begin, int64_t end) const { return at(begin) || next(begin, end) < end; }
+
+ private:
+  int64_t of(int64_t t) const { return integer(segment, b * segment.stride[0] + t * segment.stride[1]); }
 };
 
 // Rows of a strip in the order of a scan; null data: there are none.
@@ -110,15 +135,24 @@ void spread_decay(const View& decay, const Sizes& n, Strip s, float* to) {
   for (int64_t h = s.first; h < s.last; ++h) std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h * decay.stride[0]));
 }
 
+struct Call {
+  const View &x, &decay, &segment, &y;
+};
+
 template <class T>
-void scan_forward(const View& x, const View& decay, const View& y, const Sizes& n, Strip s, int64_t span, float* state, float* decays) {
-  const int64_t begin = n.span_begin(span);
-  spread_decay(decay, n, s, decays);
-  scan<T>(Walk<const T>(x, s, begin, 1), Walk<T>(y, s, begin, 1), {}, n.span_end(span) - begin, s.last - s.first, n.dim, {state, decays, nullptr});
+void scan_forward(const Call& c, const Sizes& n, Strip s, int64_t span, float* state, float* decays) {
+  const int64_t end = n.span_end(span), heads = s.last - s.first;
+  const Restarts restarts{c.segment, s.b};
+  spread_decay(c.decay, n, s, decays);
+  for (int64_t t = n.span_begin(span), next; t < end; t = next) {
+    next = restarts.next(t, end);
+    if (restarts.at(t)) std::fill_n(state, heads * n.dim, 0.f);
+    scan<T>(Walk<const T>(c.x, s, t, 1), Walk<T>(c.y, s, t, 1), {}, next - t, heads, n.dim, {state, decays, nullptr});
+  }
 }
 
 struct Backward {
-  const View &y, &dy, &decay, &initial, &dx;
+  const View &y, &dy, &decay, &initial, &segment, &dx;
 };
 
 // From the last step to the first; `partial` += the gradient times the previous y, unless null. `space`: two vectors of the strip.
@@ -127,42 +161,48 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
   const int64_t begin = n.span_begin(span), end = n.span_end(span);
   const int64_t heads = s.last - s.first, width = heads * n.dim;
   const Lanes lanes{state, space, space + width};
+  const Restarts restarts{g.segment, s.b};
   spread_decay(g.decay, n, s, lanes.decay);
-  for (int64_t t = end - 1; t >= begin;) {
-    const bool first = partial && t == 0;  // before it lies the initial state
-    const int64_t count = first ? 1 : std::min(FOLD, t + 1 - std::max<int64_t>(begin, partial ? 1 : 0));
+  for (int64_t t = end - 1, run = begin; t >= begin;) {
+    if (t == end - 1 || t < run) run = restarts.last(t, begin);
+    const bool starts = run == 0 || restarts.at(run);  // before it lies the initial state, or nothing
+    const bool first = partial && starts && t == run;
+    const int64_t count = first ? 1 : std::min(FOLD, t + 1 - run - (partial && starts ? 1 : 0));
     if (partial) std::fill_n(lanes.sum, width, 0.f);
     const Walk<const T> before = partial && !first ? Walk<const T>(g.y, s, t - 1, -1) : Walk<const T>();
     scan<T>(Walk<const T>(g.dy, s, t, -1), Walk<T>(g.dx, s, t, -1), before, count, heads, n.dim, lanes);
     t -= count;
-    if (first && g.initial)
+    if (first && run == 0 && g.initial)
       for (int64_t i = 0; i < width; ++i) lanes.sum[i] = state[i] * to_float(g.initial.at<const T>(s.b, s.first + i / n.dim)[i % n.dim]);
     for (int64_t i = 0; partial && i < width; ++i) partial[i] += lanes.sum[i];
+    if (t < run && restarts.at(run)) std::fill_n(state, width, 0.f);
   }
 }
 
 // The state with which span `to` starts, [B, heads, dim], from what span `from` adds to the one with which it starts.
-void chain(const Sizes& n, const View& decay, std::vector<float>& carry, int64_t from, int64_t to) {
+void chain(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, int64_t from, int64_t to) {
   const int64_t lanes = n.batch * n.heads * n.dim;
   const double length = static_cast<double>(n.span_end(from) - n.span_begin(from));
-  for (int64_t b = 0; b < n.batch; ++b)
+  for (int64_t b = 0; b < n.batch; ++b) {
+    if (Restarts{segment, b}.any(n.span_begin(from), n.span_end(from))) continue;
     for (int64_t h = 0; h < n.heads; ++h) {
       const float power = static_cast<float>(std::pow(static_cast<double>(scalar(decay, h * decay.stride[0])), length));
       const int64_t at = (b * n.heads + h) * n.dim;
       for (int64_t i = at; i < at + n.dim; ++i) carry[to * lanes + i] += power * carry[from * lanes + i];
     }
+  }
 }
 
 // Calls ends(span, next, strip) for every span but the last, which sets what it adds to the state that enters `next`, then
 // whole(span, strip) for every span, in the order of the scan.
 template <class Ends, class Whole>
-void in_spans(const Sizes& n, const View& decay, std::vector<float>& carry, bool reverse, int threads, Ends&& ends, Whole&& whole) {
+void in_spans(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, bool reverse, int threads, Ends&& ends, Whole&& whole) {
   const int64_t pieces = n.batch * n.strips, group = threads > 1 ? 2 * threads : 1;
   const auto span = [&](int64_t k) { return reverse ? n.spans - 1 - k : k; };
   for (int64_t k = 0; k < n.spans; k += group) {
     const int64_t last = std::min(n.spans - 1, k + group), end = std::min(n.spans, k + group);
     parallel_for(pieces * (last - k), threads, [&](int64_t t) { ends(span(k + t / pieces), span(k + t / pieces + 1), Strip(n, t % pieces)); });
-    for (int64_t next = k + 1; next <= last; ++next) chain(n, decay, carry, span(next - 1), span(next));
+    for (int64_t next = k + 1; next <= last; ++next) chain(n, decay, segment, carry, span(next - 1), span(next));
     parallel_for(pieces * (end - k), threads, [&](int64_t t) { whole(span(k + t / pieces), Strip(n, t % pieces)); });
   }
 }
@@ -175,21 +215,23 @@ void start(const View& initial, const Sizes& n, Strip s, float* state) {
 }
 
 template <class T>
-void forward(const View& x, const View& decay, const View& initial, const View& y, int threads) {
-  const Sizes n(x, threads);
+void forward(const Call& c, const View& initial, int threads) {
+  const Sizes n(c.x, threads);
+  const View none;
+  const Call unseen{c.x, c.decay, c.segment, none};
   const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
   const auto space = [&] { return static_cast<float*>(scratch(2 * most * sizeof(float))); };
   std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
   const auto carried = [&](int64_t span, Strip s) { return carry.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
   for (int64_t p = 0; n.spans > 1 && p < n.batch * n.strips; ++p) start<T>(initial, n, Strip(n, p), carried(0, Strip(n, p)));
-  const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_forward<T>(x, decay, View(), n, s, span, carried(next, s), space()); };
-  in_spans(n, decay, carry, false, threads, ends, [&](int64_t span, Strip s) {
+  const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_forward<T>(unseen, n, s, span, carried(next, s), space()); };
+  in_spans(n, c.decay, c.segment, carry, false, threads, ends, [&](int64_t span, Strip s) {
     float* state = space();
     if (n.spans > 1)
       std::copy_n(carried(span, s), (s.last - s.first) * n.dim, state);
     else
       start<T>(initial, n, s, state);
-    scan_forward<T>(x, decay, y, n, s, span, state, state + most);
+    scan_forward<T>(c, n, s, span, state, state + most);
   });
 }
 
@@ -202,9 +244,9 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
   std::vector<double> partial(ddecay ? n.spans * lanes : 0);
   const auto at = [&](auto& v, int64_t span, Strip s) { return v.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
   const View none;
-  const Backward alone{none, g.dy, g.decay, none, none};
+  const Backward alone{none, g.dy, g.decay, none, g.segment, none};
   const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_backward<T>(alone, n, s, span, at(carry, next, s), nullptr, space()); };
-  in_spans(n, g.decay, carry, true, threads, ends, [&](int64_t span, Strip s) {
+  in_spans(n, g.decay, g.segment, carry, true, threads, ends, [&](int64_t span, Strip s) {
     const int64_t width = (s.last - s.first) * n.dim;
     float* state = space();
     if (n.spans > 1)
@@ -228,13 +270,13 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
 
 }  // namespace
 
-void leaky_average_forward(const View& x, const View& decay, const View& initial, const View& y, int threads) {
-  by_type(x.type, [&](auto t) { forward<decltype(t)>(x, decay, initial, y, threads); });
+void leaky_average_forward(const View& x, const View& decay, const View& initial, const View& segment, const View& y, int threads) {
+  by_type(x.type, [&](auto t) { forward<decltype(t)>(Call{x, decay, segment, y}, initial, threads); });
 }
 
-void leaky_average_backward(const View& y, const View& dy, const View& decay, const View& initial, const View& dx,
-                            const View& ddecay, const View& dinitial, int threads) {
-  const Backward g{y, dy, decay, initial, dx};
+void leaky_average_backward(const View& y, const View& dy, const View& decay, const View& initial, const View& segment,
+                            const View& dx, const View& ddecay, const View& dinitial, int threads) {
+  const Backward g{y, dy, decay, initial, segment, dx};
   by_type(dy.type, [&](auto t) { backward<decltype(t)>(g, ddecay, dinitial, threads); });
 }
 

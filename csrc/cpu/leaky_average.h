@@ -4,8 +4,8 @@
 #include "isa.h"
 
 RETRO_EVERY_ISA(
-    // x, y [B,N,H,D]; decay [H]; initial [B,H,D] or none
-    void leaky_average_forward(const View& x, const View& decay, const View& initial, const View& y, int threads);
+    // x, y [B,N,H,D]; decay [H]; initial [B,H,D] or none; segment [B,N] of integers or none
+    void leaky_average_forward(const View& x, const View& decay, const View& initial, const View& segment, const View& y, int threads);
     // dx, dinitial and ddecay (float32 [H]) may be none
-    void leaky_average_backward(const View& y, const View& dy, const View& decay, const View& initial, const View& dx,
-                                const View& ddecay, const View& dinitial, int threads);)
+    void leaky_average_backward(const View& y, const View& dy, const View& decay, const View& initial, const View& segment,
+                                const View& dx, const View& ddecay, const View& dinitial, int threads);)

@@ -3,14 +3,15 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
-#include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -26,6 +27,7 @@
 namespace retro {
 namespace {
 
+constexpr int FEWEST = 16;  // threads that may be asked for on any machine: more than it has processors gains nothing, and shows faults
 constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little more than a wake-up costs
 
 thread_local bool inside_task = false;
@@ -34,8 +36,8 @@ class Pool {
  public:
   void run(int64_t tasks, int threads, Task task, void* context) {
     std::lock_guard<std::mutex> one_job_at_a_time(job_lock_);
-    const int helpers = static_cast<int>(threads - 1 < tasks - 1 ? threads - 1 : tasks - 1);
-    grow(helpers);
+    const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
+    const int helpers = grow(static_cast<int>(std::min({int64_t{threads}, tasks, most}) - 1));
     {
       std::lock_guard<std::mutex> guard(lock_);
       task_ = task, context_ = context, tasks_ = tasks, error_ = nullptr;
@@ -52,12 +54,18 @@ class Pool {
   }
 
  private:
-  void grow(int helpers) {
-    while (static_cast<int>(workers_.size()) < helpers) {
-      const int index = static_cast<int>(workers_.size());
-      workers_.emplace_back([this, index, seen = generation_.load()] { serve(index, seen); });
-      workers_.back().detach();  // they live as long as the process; the pool is never destroyed
+  // Starts workers until there are `helpers`, or the system has no more; returns how many of them there are.
+  int grow(int helpers) {
+    while (workers_ < helpers) {
+      try {
+        // they live as long as the process; the pool is never destroyed
+        std::thread([this, index = workers_, seen = generation_.load()] { serve(index, seen); }).detach();
+      } catch (const std::system_error&) {
+        return workers_;
+      }
+      ++workers_;
     }
+    return helpers;
   }
 
   void serve(int index, uint64_t seen) {
@@ -93,7 +101,7 @@ class Pool {
 
   std::mutex job_lock_, lock_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> workers_;
+  int workers_ = 0;
   std::atomic<uint64_t> generation_{0};
   std::atomic<int64_t> next_{0};
   std::atomic<int> running_{0};

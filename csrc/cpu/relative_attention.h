@@ -5,23 +5,41 @@
 
 namespace retro {
 
-// The fields of `_problem.RelativeAttention`, in its order.
+// The fields of `_problem.RelativeAttention`, in its order; an integer that is None there is negative here.
 struct RelativeAttention {
   View query, key, value, rel_key, rel_query;
   int64_t rel_start;
   View content_bias, position_bias;
   bool causal;
-  int64_t causal_gap, window;  // window < 0: unbounded
+  int64_t causal_gap, window;
   int64_t query_offset;
   View key_mask, query_segment, key_segment;
   double scale, dropout_p;
   View seed;
+  int64_t window_block;
+  View batch_offset;
 };
 
-// Gradients of the differentiable inputs, in their own types; a null view is not wanted.
+// Batch entry b as a call of its own.
+inline RelativeAttention entry(const RelativeAttention& c, int64_t b) {
+  RelativeAttention one = c;
+  for (View RelativeAttention::*of_batch : {&RelativeAttention::query, &RelativeAttention::key, &RelativeAttention::value, &RelativeAttention::rel_query,
+                                            &RelativeAttention::key_mask, &RelativeAttention::query_segment, &RelativeAttention::key_segment})
+    one.*of_batch = (c.*of_batch).entry(b);
+  one.query_offset += position_of(c.batch_offset, b), one.batch_offset = View();
+  return one;
+}
+
+// Gradients of the differentiable inputs; a null view is not wanted. Those of rel_key and the biases are float32, and with
+// batch_offset one a batch entry.
 struct RelativeAttentionGrads {
   View query, key, value, rel_key, rel_query, content_bias, position_bias;
 };
+
+inline RelativeAttentionGrads entry(const RelativeAttentionGrads& g, int64_t b) {
+  return {g.query.entry(b),     g.key.entry(b),         g.value.entry(b),        g.rel_key.drop(b),
+          g.rel_query.entry(b), g.content_bias.drop(b), g.position_bias.drop(b)};
+}
 
 }  // namespace retro
 

@@ -73,8 +73,8 @@ struct Backward {
   int64_t table_size, content_size, position_size;  // of a task's partial sums
   std::unique_ptr<float[]> partial_keys, partial_tables, partial_content, partial_position;
 
-  Backward(const RelativeAttention& call, const View& o, const View& l, const View& go, const View& gl, const RelativeAttentionGrads& g)
-      : c(call), out(o), lse(l), dout(go), dlse(gl), grads(g), n(call), dropout(call.seed, call.dropout_p) {
+  Backward(const RelativeAttention& call, const View& o, const View& l, const View& go, const View& gl, const RelativeAttentionGrads& g, int64_t entry)
+      : c(call), out(o), lse(l), dout(go), dlse(gl), grads(g), n(call), dropout(call.seed, call.dropout_p, entry) {
     any_key = g.key || g.value;
     any_query = g.query || g.content_bias || (!call.rel_query && g.query);
     any_rel_query = n.band && (g.rel_query || g.position_bias || (!call.rel_query && g.query));
@@ -187,10 +187,7 @@ struct Backward {
     if (n.band)
       pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head, bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
     clear(w.d_query, BLOCK * n.wide), clear(w.d_rel_query, BLOCK * n.band.wide);
-    if (dout)
-      pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
-    else
-      clear(w.dout, BLOCK * row_width<E>(n.D));
+    pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
     pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
     for (int r = 0; r < rows; r += DELTAS) deltas(r, std::min(DELTAS, rows - r), w);
     for (int r = 0; r < rows; ++r) {
@@ -352,7 +349,7 @@ struct Backward {
     const int64_t k = t % chunks, size = n.band.E * BLOCK, offset = ((each ? h % n.share : 0) * chunks + k) * size;
     auto* total = static_cast<float*>(scratch((size + BLOCK * n.band.wide) * sizeof(float)));
     sum_table(cut, each ? h / n.share : -1, partial_tables.get() + offset, table_size, size, total);
-    write_table_gradient<T>(n.band, grads.rel_key, h, n.band.first + k, total, scale, total + size);
+    write_table_gradient<float>(n.band, grads.rel_key, h, n.band.first + k, total, scale, total + size);
   }
 
   void sum_bias(const View& to, const float* partial, int64_t size, int width) const {
@@ -360,7 +357,7 @@ struct Backward {
       for (int d = 0; d < width; d += LANES) {
         Vec total = zero();
         cut.each_slot(h / n.share, [&](int64_t slot) { total = total + load(partial + slot * size + h % n.share * pad(width) + d); });
-        store(to.at<T>(h) + d, total, width - d);
+        store(to.at<float>(h) + d, total, width - d);
       }
   }
 
@@ -370,7 +367,7 @@ struct Backward {
     sum_bias(grads.content_bias, partial_content.get(), content_size, n.D);
     sum_bias(grads.position_bias, partial_position.get(), position_size, n.band.E);
     if (!grads.rel_key) return;
-    clear_unused_rows<T>(n.band, grads.rel_key);
+    clear_unused_rows<float>(n.band, grads.rel_key);
     parallel_for(n.band.tables() * chunks, threads, [&](int64_t t) { write_table(t); });
   }
 };
@@ -379,7 +376,16 @@ struct Backward {
 
 void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout, const View& dlse,
                                  const RelativeAttentionGrads& grads, int threads) {
-  by_scores(call, [&](auto t, auto e) { Backward<decltype(t), decltype(e)>(call, out, lse, dout, dlse, grads).run(threads); });
+  by_scores(call, [&](auto t, auto e) {
+    using Backward = Backward<decltype(t), decltype(e)>;
+    if (!call.batch_offset) return Backward(call, out, lse, dout, dlse, grads, 0).run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) {  // tiles of each entry lie elsewhere
+      const RelativeAttention one = entry(call, b);
+      const RelativeAttentionGrads its_grads = entry(grads, b);
+      const View its_out = out.entry(b), its_lse = lse.entry(b), its_dout = dout.entry(b), its_dlse = dlse.entry(b);
+      Backward(one, its_out, its_lse, its_dout, its_dlse, its_grads, b).run(threads);
+    }
+  });
 }
 
 }  // namespace retro::RETRO_ISA

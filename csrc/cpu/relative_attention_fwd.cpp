@@ -55,7 +55,8 @@ struct Forward {
   Dropout dropout;
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
 
-  Forward(const RelativeAttention& call, const View& o, const View& l) : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p) {}
+  Forward(const RelativeAttention& call, const View& o, const View& l, int64_t entry)
+      : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
 
   int64_t slot(const Workspace<E>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
 
@@ -193,7 +194,9 @@ struct Rows {
   }
   int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
     const View &q = c.query_segment, &k = c.key_segment;
-    const int64_t segment = q ? integer(q, b * q.stride[0] + i * q.stride[1]) : 0, high = std::min(end, n.high(i));
+    const int64_t segment = q ? integer(q, b * q.stride[0] + i * q.stride[1]) : 0;
+    i += position_of(c.batch_offset, b);  // as the position from which the call counts
+    const int64_t high = std::min(end, n.high(i));
     for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
       if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
       if (q && integer(k, b * k.stride[0] + at * k.stride[1]) != segment) continue;
@@ -209,10 +212,14 @@ struct Rows {
 
 void relative_attention_forward(const RelativeAttention& call, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
-    if (few_rows(call))
-      Rows<decltype(t)>{call, out, lse}.run(threads);
-    else
-      Forward<decltype(t), decltype(e)>(call, out, lse).run(threads);
+    if (few_rows(call)) return Rows<decltype(t)>{call, out, lse}.run(threads);
+    using Forward = Forward<decltype(t), decltype(e)>;
+    if (!call.batch_offset) return Forward(call, out, lse, 0).run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) {  // tiles of each entry lie elsewhere
+      const RelativeAttention one = entry(call, b);
+      const View its_out = out.entry(b), its_lse = lse.entry(b);
+      Forward(one, its_out, its_lse, b).run(threads);
+    }
   });
 }
 

@@ -15,7 +15,7 @@ constexpr int GROUP = 2;  // key blocks of a tile: one softmax step covers GROUP
 struct AttentionSizes {
   int64_t B, N, S;
   int H, G, D, wide, share;  // share: query heads of a key head
-  int64_t offset, gap, window;
+  int64_t offset, gap, window, block;
   bool causal;
   Band band;
   int64_t first_key, last_key;  // keys that some query sees, by causality and window
@@ -24,32 +24,23 @@ struct AttentionSizes {
 
   explicit AttentionSizes(const RelativeAttention& c)
       : B(c.query.size[0]), N(c.query.size[1]), S(c.key.size[1]), H(int(c.query.size[2])), G(int(c.key.size[2])), D(int(c.query.size[3])),
-        wide(pad(D)), share(H / G), offset(c.query_offset), gap(c.causal_gap), window(c.window), causal(c.causal),
-        band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, window >= 0 ? offset - window + 1 : 1 - N),
-             std::min(S, causal ? offset - gap + 1 : S)) {
+        wide(pad(D)), share(H / G), offset(c.query_offset), gap(c.causal_gap), window(c.window), block(c.window_block),
+        causal(c.causal), band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, reach() >= 0 ? offset - reach() + 1 : 1 - N),
+                               std::min(S, causal ? offset - gap + 1 : S)) {
     first_key = low(0), last_key = std::max(first_key, high(N - 1));
     ld = BLOCK * (GROUP + (band ? 1 : 0)) + LANES;  // not a power of two apart
     row = band ? ld - 1 : ld, start = band ? BLOCK - 1 : 0;
   }
-  // Keys [low, high) are visible to query row i by causality and window; may be empty.
-  int64_t low(int64_t i) const { return window >= 0 ? std::clamp<int64_t>(i + offset - window + 1, 0, S) : 0; }
+  // Keys [low, high) are visible to query row i by causality and window, both ascending with i; may be empty.
+  int64_t low(int64_t i) const {
+    if (window >= 0) return std::clamp<int64_t>(i + offset - window + 1, 0, S);
+    if (block >= 0) return std::clamp<int64_t>(block * (floor_divide(i + offset, block) - 1), 0, S);
+    return 0;
+  }
+  // Displacements that a window leaves are below this; negative: all.
+  int64_t reach() const { return window >= 0 ? window : block >= 0 ? 2 * block : -1; }
   int64_t high(int64_t i) const { return causal ? std::clamp<int64_t>(i + offset - gap + 1, 0, S) : S; }
 };
-
-inline int64_t integer(const View& v, int64_t offset) {
-  switch (v.type) {
-    case Type::I64:
-      return reinterpret_cast<const int64_t*>(v.data)[offset];
-    case Type::I32:
-      return reinterpret_cast<const int32_t*>(v.data)[offset];
-    case Type::I16:
-      return reinterpret_cast<const int16_t*>(v.data)[offset];
-    case Type::I8:
-      return reinterpret_cast<const int8_t*>(v.data)[offset];
-    default:
-      return reinterpret_cast<const uint8_t*>(v.data)[offset];
-  }
-}
 
 // What the queries [first_row, last_row) of one batch entry can see, beyond causality and window: key mask and segments.
 class Visibility {

@@ -34,21 +34,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The batch entry of a tensor that may be shared by all.
 int64_t entry(const View& v, int64_t b) { return v.size[0] > 1 ? b : 0; }
 
-int64_t integer(const View& v, int64_t b, int64_t i) {
-  const int64_t at = entry(v, b) * v.stride[0] + i * v.stride[1];
-  switch (v.type) {
-    case Type::I64:
-      return reinterpret_cast<const int64_t*>(v.data)[at];
-    case Type::I32:
-      return reinterpret_cast<const int32_t*>(v.data)[at];
-    case Type::I16:
-      return reinterpret_cast<const int16_t*>(v.data)[at];
-    case Type::I8:
-      return reinterpret_cast<const int8_t*>(v.data)[at];
-    default:
-      return reinterpret_cast<const uint8_t*>(v.data)[at];
-  }
-}
+int64_t integer(const View& v, int64_t b, int64_t i) { return retro::integer(v, entry(v, b) * v.stride[0] + i * v.stride[1]); }
 
 // Sorted lists of k scores and key indices, one a row.
 struct Lists {

@@ -10,15 +10,13 @@ from . import empty, unsupported_tensors
 
 
 def unsupported(call) -> str | None:
-    if call.segment is not None:
-        return "segment is not served yet"
     return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
 
 
 def forward(call) -> tuple[Tensor]:
     y = empty(call.x.shape, call.x.dtype)
     run = _native.extension("_cpu").leaky_average_forward
-    run(*map(_native.view, (call.x, call.decay, call.initial, y)), torch.get_num_threads())
+    run(*map(_native.view, (call.x, call.decay, call.initial, call.segment, y)), torch.get_num_threads())
     return (y,)
 
 
@@ -33,5 +31,5 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
     dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None
     run = _native.extension("_cpu").leaky_average_backward
-    run(*map(_native.view, (outputs[0], dy, call.decay, call.initial, dx, ddecay, dinitial)), torch.get_num_threads())
+    run(*map(_native.view, (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)), torch.get_num_threads())
     return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

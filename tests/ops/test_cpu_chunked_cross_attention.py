@@ -34,6 +34,14 @@ def test_values_and_gradients(native, name, dtype, isa):  # noqa: F811
     compare.check(OP, inputs.cross_attention(3, dtype=dtype, **CASES[name]), "cpu")
 
 
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("N", [1, 30])
+def test_positions_of_each_entry(native, N, isa):  # noqa: F811
+    native.set_isa(isa)
+    kw = inputs.cross_attention(3, B=3, N=N, M=5, R=7, G=2, E=5, mask="token", gate=True, extra_chunks=9 - N // 5)
+    compare.check(OP, kw | {"query_start": torch.tensor([0, 13, 42])}, "cpu")
+
+
 @pytest.mark.parametrize("seed", [22, 29])
 def test_gradients_of_one_query_use_the_scores_of_its_forward_pass(seed):
     """Its probabilities are off by a percent where the backward pass rounds what the forward pass did not."""

@@ -4,9 +4,11 @@ import hashlib
 import mmap
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,6 +73,44 @@ def test_pool_survives_fork():
 def test_native_is_not_loaded_by_import():
     code = "import sys, retro_kernels; sys.exit(any(m.startswith('retro_kernels._c') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+THREADS = """
+import os, torch, retro_kernels as rk
+from retro_kernels.testing import inputs
+kw = inputs.leaky(1, B=64, N=8, H=64, D=64)
+torch.set_num_threads(5000)
+before = len(os.listdir("/proc/self/task"))  # torch itself obeys
+rk.leaky_average(**kw, backend="cpu")
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_thousands_of_threads_are_not_started():
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert int(done.stdout) < max(16, os.cpu_count()), done.stderr
+
+
+def test_a_stale_extension_is_a_reason_like_any_other():
+    fields = _native.extension("_cpu").fields
+    assert _native._stale("_cpu", SimpleNamespace(abi=_native.ABI["_cpu"], fields=fields)) is None
+    assert "abi is 1, the package's" in _native._stale("_cpu", SimpleNamespace(abi=1))
+    assert "abi is None" in _native._stale("_cuda", SimpleNamespace())
+    fewer = fields | {"RelativeAttention": 18}
+    assert _native._stale("_cpu", SimpleNamespace(abi=2, fields=fewer)) == "it takes 18 fields of RelativeAttention, the package has 20"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' libraries are not looked into")
+@pytest.mark.parametrize("share", [0, 1e-4, 0.01, 0.5, 0.99])
+def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path, share):
+    """The loader maps what the file's header promises, and the process dies where it touches what is missing (SIGBUS)."""
+    package, library = Path(rk.__file__).parent, Path(_native.extension("_cpu").__file__)
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tmp_path / package.name / library.name).write_bytes(library.read_bytes()[: int(library.stat().st_size * share)])
+    code = "import retro_kernels as rk; print(rk.backends()['topk_chunks']['cpu'].reason)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("the extension retro_kernels._cpu is damaged: "), done.stderr
 
 
 def advised(address: int) -> bool:

@@ -21,6 +21,10 @@ CASES = {
     "time is cut, no initial state": dict(B=2, N=2049, H=1, D=8, initial=False),
     "time is cut, and what is carried over a cut lasts": dict(B=1, N=2500, H=2, D=24, decay=[0.9995, 0.998]),
     "no decay and slow decay": dict(H=2, decay=[0.0, 0.999], N=300),
+    "documents": dict(segments=5, N=70),
+    "documents, time is cut": dict(B=2, N=2500, H=2, D=24, decay=[0.9995, 0.998], segments=6),
+    "documents of a token or two, time is cut": dict(B=1, N=2100, H=3, decay=[0.5, 0.99, 0.0], segments=900),
+    "one document, time is cut": dict(B=1, N=2500, H=2, D=24, decay=[0.9995, 0.998], segments=1),
     "decays of 0, a half and 0.99": dict(H=3, decay=[0.0, 0.5, 0.99], N=200),
     "decays of 0, a half and 0.99, time is cut": dict(B=1, H=3, decay=[0.0, 0.5, 0.99], N=2100),
 }
@@ -37,7 +41,7 @@ def test_values_and_gradients(native, name, dtype, isa):  # noqa: F811
 def test_bits_do_not_depend_on_threads():
     threads = torch.get_num_threads()
     try:
-        for case in (dict(N=2500, B=1), dict(B=3, H=40, D=64), dict(B=1, N=20, H=7, D=24)):
+        for case in (dict(N=2500, B=1), dict(B=3, H=40, D=64, segments=7), dict(B=1, N=20, H=7, D=24)):
             kw, results = inputs.leaky(4, **case), []
             for count in (1, 2, 5):
                 torch.set_num_threads(count)
@@ -64,6 +68,16 @@ def test_layouts_give_the_same_bits(view):
 def test_float32_decay_beside_bfloat16():
     kw = inputs.leaky(6, dtype=torch.bfloat16) | {"decay": torch.tensor([0.5, 0.9, 0.999])}
     compare.check(OP, kw, "cpu")
+
+
+@pytest.mark.parametrize("begin", [1023, 1024, 1025, 2047, 2048, 2099])
+def test_a_document_that_begins_beside_a_cut(begin):
+    """Time is cut at 1024 and 2048; what is carried over a cut must stop at a document's start, values and gradients."""
+    kw = inputs.leaky(8, B=1, N=2100, H=2, D=8, decay=[0.999, 0.9])
+    kw["segment"] = (torch.arange(2100) >= begin).long().unsqueeze(0)
+    compare.check(OP, kw, "cpu")
+    kw["x"][:, begin - 1] = torch.inf
+    assert rk.leaky_average(**kw, backend="cpu")[:, begin:].isfinite().all()
 
 
 @pytest.mark.parametrize("N", [40, 2100])

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,8 @@ def strided(t):
     return t.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
+NESTED = torch.nested.nested_tensor([torch.zeros(2, 3, 16), torch.zeros(1, 3, 16)], layout=torch.jagged)
+
 CCA = [
     (dict(query_start=torch.zeros(3).long()), ValueError, "query_start: expected [B] with B=2; got B=3"),
     (dict(query_start=torch.zeros(2)), TypeError, "query_start: expected torch.int64; got torch.float32"),
@@ -20,6 +23,13 @@ CCA = [
     # a change to good arguments, the error, words its message must hold
     (dict(query=[1]), TypeError, "query: expected a torch.Tensor; got list"),
     (dict(query=lambda t: t[0]), ValueError, "query: expected [B,N,H,D] (4 dimensions); got shape [19, 4, 16]"),
+    (dict(query=NESTED), TypeError, "query: expected a tensor of one shape; got a nested tensor"),
+    (dict(neighbour_mask=NESTED), TypeError, "neighbour_mask: expected a tensor of one shape; got a nested tensor"),
+    (dict(query_start=NESTED), TypeError, "query_start: expected a tensor of one shape; got a nested tensor"),
+    (dict(backend=np.array(["cpu", "reference"])), TypeError, "backend: expected None or a str; got ndarray"),
+    (dict(backend=b"cpu"), TypeError, "backend: expected None or a str; got bytes"),
+    (dict(query=np.zeros((2, 19, 4, 16))), TypeError, "query: expected a torch.Tensor; got ndarray"),
+    (dict(scale=np.ones(3)), TypeError, "scale: expected a number; got ndarray"),
     (dict(query=lambda t: t.long()), TypeError, "query: expected float32, float16, bfloat16 or float64; got torch.int64"),
     (dict(query=strided), ValueError, "query: expected a contiguous last dimension (stride 1); got stride 4"),
     (dict(query=lambda t: t[..., :12]), ValueError, "key: expected [B,L,K,R,G,D] with D=12; got D=16"),
@@ -106,6 +116,8 @@ LOGITS = [
 ]
 
 TOPK = [
+    (dict(metric=np.array(["dot", "l2"])), TypeError, "metric: expected a str; got ndarray"),
+    (dict(query=NESTED), TypeError, "query: expected a tensor of one shape; got a nested tensor"),
     (dict(k=0), ValueError, "k: expected an int >= 1; got 0"),
     (dict(k=129), ValueError, "k: expected an int <= 128; got 129"),
     (dict(metric="cosine"), ValueError, "metric: expected 'dot' or 'l2'; got 'cosine'"),
@@ -127,6 +139,7 @@ TOPK = [
 ]
 
 LEAKY = [
+    (dict(decay=NESTED), TypeError, "decay: expected a tensor of one shape; got a nested tensor"),
     (dict(segment=torch.zeros(2, 36).long()), ValueError, "segment: expected [B,N] with N=37; got N=36"),
     (dict(segment=torch.zeros(2, 37)), TypeError, "segment: expected torch.int64 or torch.int32 or"),
     (dict(x=lambda t: t[0]), ValueError, "x: expected [B,N,H,D] (4 dimensions); got shape [37, 3, 5]"),

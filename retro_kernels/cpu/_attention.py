@@ -1,0 +1,45 @@
+"""What the two attentions have in common on the CPU: outputs, gradients, and the calls into C++."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _native
+from . import empty
+
+#: gradients that many rows add to: C++ leaves them in float32
+_SUMMED = frozenset({"rel_key", "content_bias", "position_bias", "neighbour_gate"})
+#: those of them that batch entries share; where entries have positions of their own, C++ sums over one entry at a time
+_SHARED = _SUMMED - {"neighbour_gate"}
+
+
+def forward(op: str, call) -> tuple[Tensor, Tensor]:
+    """out in the query's type, lse [B,H,N] float32."""
+    b, n, h, _ = call.query.shape
+    out = empty(call.query.shape, call.query.dtype)
+    lse = empty((b, h, n), torch.float32)
+    run = getattr(_native.extension("_cpu"), f"{op}_forward")
+    run(_native.problem(call), _native.view(out), _native.view(lse), torch.get_num_threads())
+    return out, lse
+
+
+def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> list[Tensor | None]:
+    """Recomputes the probabilities from lse. `positions` of batch entries: the call's, or None."""
+    out, lse = outputs
+    dout, dlse = grads
+    if dout is None:
+        dout = torch.zeros_like(out)
+    each = () if positions is None else tuple(positions.shape)
+    found = {}
+    for name, need in zip(call.DIFFERENTIABLE, needs, strict=True):
+        x = getattr(call, name)
+        if need and x is not None:
+            found[name] = empty((*(each if name in _SHARED else ()), *x.shape), torch.float32 if name in _SUMMED else x.dtype)
+    run = getattr(_native.extension("_cpu"), f"{op}_backward")
+    views = [_native.view(t) for t in (out, lse, dout, dlse)]
+    run(_native.problem(call), *views, tuple(_native.view(found.get(name)) for name in call.DIFFERENTIABLE), torch.get_num_threads())
+    for name in found.keys() & _SUMMED:
+        total = found[name].sum(0) if each and name in _SHARED else found[name]
+        found[name] = total.to(out.dtype)
+    return [found.get(name) for name in call.DIFFERENTIABLE]
