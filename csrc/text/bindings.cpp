@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../cpu/parallel.h"
+#include "bm25.h"
 #include "match.h"
 #include "minhash.h"
 
@@ -70,6 +71,21 @@ void jaccards(const Array<int32_t>& tokens, const Array<int64_t>& offsets, const
   parallel_for(count, threads, [&](int64_t p) { result[p] = jaccard(document(pair[2 * p]), document(pair[2 * p + 1]), ngram); });
 }
 
+void bm25(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const Array<int32_t>& queries, const Array<int64_t>& sizes,
+          double k1, double b, Array<float> out, int threads) {
+  const int64_t n = chunks.shape(0), count = queries.shape(0), width = queries.shape(1);
+  const int32_t *chunk = chunks.data(), *query = queries.data();
+  const int64_t *length = lengths.data(), *size = sizes.data(), chunk_width = chunks.shape(1);
+  float* result = out.mutable_data();
+  py::gil_scoped_release released;
+  const Bm25 index(chunk, length, n, chunk_width, k1, b);
+  parallel_for((count + CHUNKS_A_TASK - 1) / CHUNKS_A_TASK, threads, [&](int64_t task) {
+    std::vector<double> sums;
+    for (int64_t q = task * CHUNKS_A_TASK; q < std::min(count, (task + 1) * CHUNKS_A_TASK); ++q)
+      index.score(query + q * width, size[q], sums, result + q * n);
+  });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_text, module) {
@@ -82,6 +98,8 @@ PYBIND11_MODULE(_text, module) {
              arg("out").noconvert(), arg("threads"));
   module.def("jaccards", &jaccards, arg("tokens").noconvert(), arg("offsets").noconvert(), arg("pairs").noconvert(), arg("ngram"),
              arg("out").noconvert(), arg("threads"));
+  module.def("bm25", &bm25, arg("chunks").noconvert(), arg("lengths").noconvert(), arg("queries").noconvert(), arg("sizes").noconvert(),
+             arg("k1"), arg("b"), arg("out").noconvert(), arg("threads"));
   py::enum_<Method>(module, "Method")
       .value("automatic", Method::automatic)
       .value("bits", Method::bits)

@@ -1,4 +1,4 @@
-"""Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, n-gram Jaccard similarity.
+"""Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, n-gram Jaccard similarity, BM25.
 
 Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL and give the same result for any number of threads.
 """
@@ -80,12 +80,7 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
     n, width = chunks.shape
     if sources.shape[0] != n:
         raise ValueError(f"sources: expected [n,K,R] with n={n} as in chunks; got {list(sources.shape)}")
-    if lengths is None:
-        lengths = np.full(n, width, np.int64)
-    else:
-        lengths = _integers("lengths", lengths, 1).astype(np.int64)
-        if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
-            raise ValueError(f"lengths: expected [n={n}] within 0 .. M={width}; got {list(lengths.shape)}, {_range(lengths)}")
+    lengths = _lengths("lengths", lengths, n, width)
     if source_mask is not None:
         source_mask = np.asarray(source_mask)
         if source_mask.dtype != np.bool_ or source_mask.shape not in (sources.shape[:2], sources.shape):
@@ -172,6 +167,40 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
     return found
 
 
+def bm25_scores(
+    chunks, queries, *, lengths=None, query_lengths=None, k1: float = 1.5, b: float = 0.75, threads: int | None = None
+) -> np.ndarray:
+    """BM25 scores of every chunk of a document for every query, with the document's own statistics.
+
+        score(c, q) = sum over q's tokens, repeated ones each time, of idf * tf (k1 + 1) / (tf + k1 (1 - b + b |c| / mean |c|))
+        idf = log((N - n + 0.5) / (n + 0.5)), N chunks, n of them with the token; a negative one becomes 0.25 * mean idf
+
+        >>> bm25_scores([[1, 2], [3, 4], [5, 6]], [[1, 3], [1, 1]]).round(2)
+        array([[0.51, 0.51, 0.  ],
+               [1.02, 0.  , 0.  ]], dtype=float32)
+
+    Args:
+        chunks: token ids [L,M].
+        queries: token ids [Q,T].
+        lengths, query_lengths: real tokens of each row, [L] and [Q]; None: all.
+        k1, b: saturation of a token's count, weight of a chunk's length.
+        threads: None: torch's number.
+
+    Returns:
+        float32 [Q,L].
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+
+    Source: Robertson and Zaragoza, 2009; the idf as in Python's rank_bm25.
+    """
+    chunks, queries = _tokens("chunks", chunks, 2), _tokens("queries", queries, 2)
+    lengths, sizes = _lengths("lengths", lengths, *chunks.shape), _lengths("query_lengths", query_lengths, *queries.shape)
+    found = np.empty((len(queries), len(chunks)), np.float32)
+    _native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), found, _threads(threads))
+    return found
+
+
 def _native():
     try:
         from retro_model import _text
@@ -199,6 +228,16 @@ def _tokens(name: str, values, dims: int) -> np.ndarray:
     if array.size and (array.min() < 0 or array.max() >= 2**31):
         raise ValueError(f"{name}: expected token ids within 0 .. {2**31 - 1}; got {_range(array)}")
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _lengths(name: str, lengths, n: int, width: int) -> np.ndarray:
+    """Real tokens of n rows of M = width, int64 [n]; None: all."""
+    if lengths is None:
+        return np.full(n, width, np.int64)
+    lengths = np.ascontiguousarray(_integers(name, lengths, 1), dtype=np.int64)
+    if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
+        raise ValueError(f"{name}: expected [n={n}] within 0 .. M={width}; got {list(lengths.shape)}, {_range(lengths)}")
+    return lengths
 
 
 def _documents(tokens, offsets) -> tuple[np.ndarray, np.ndarray]:

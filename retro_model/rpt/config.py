@@ -22,7 +22,7 @@ class RPTConfig:
                          segment=64, excluded_chunks=8)
 
     Args:
-        vocab_size: V, tokens of the vocabulary; the readout is the embedding's transpose.
+        vocab_size: V, tokens of the vocabulary.
         d_model: d, width everywhere.
         d_ff: width of the feed-forward layers.
         num_heads: H, of every attention; d_model / num_heads is D, a multiple of 8 from 16 to 256.
@@ -38,6 +38,7 @@ class RPTConfig:
         score_scale: multiplies q·k; the margin of the retrieval loss is in units of the score.
         query_norm, key_norm: RMSNorm before W_Q, before W_K.
         retriever: False: no chunk attention, no W_Q and W_K: neighbours are given in every call (RETRO with BM25).
+        tie_embeddings: the readout is the embedding's transpose; False: a matrix of its own.
         window: "segments" (S+1 to 2S keys a token) or "sliding" (the last 2S).
         dropout: probability, in training, of dropping an attention weight or an entry of a residual update.
 
@@ -66,6 +67,7 @@ class RPTConfig:
     query_norm: bool = False
     key_norm: bool = False
     retriever: bool = True
+    tie_embeddings: bool = True
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -148,7 +150,7 @@ class RPTConfig:
         Example: RPTConfig.preset("rpt").num_parameters() == 242_324_480
         """
         d, feed_forward = self.d_model, (3 if self.gated_ffn else 2) * self.d_model * self.d_ff
-        total = self.vocab_size * d + self.num_layers * (4 * d * d + feed_forward)
+        total = (1 if self.tie_embeddings else 2) * self.vocab_size * d + self.num_layers * (4 * d * d + feed_forward)
         if not self.uses_neighbours:
             return total
         total += (len(self.cca_layers) + 3) * 4 * d * d  # and both attentions of the neighbours, the gate's

@@ -66,6 +66,7 @@ class RPT(nn.Module):
             DecoderLayer(config, reads=layer in config.cca_layers, backend=backend, **where) for layer in range(1, config.num_layers + 1)
         )
         self.norm = norm(config.d_model, **where)
+        self.unembedding = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.retriever = self.neighbours = self.gate = None
         sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}
         if config.uses_neighbours:
@@ -86,6 +87,7 @@ class RPT(nn.Module):
             (self.embedding, 1),
             (self.layers, branches),
             (self.norm, 1),
+            (self.unembedding, 1),
             (self.retriever, 1),
             (self.neighbours, 2),
             (self.gate, 1),
@@ -124,7 +126,7 @@ class RPT(nn.Module):
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits [...,V] of final activations [...,d]."""
-        return F.linear(x, self.embedding.weight)
+        return F.linear(x, self.embedding.weight if self.unembedding is None else self.unembedding.weight)
 
     def activations(
         self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,

@@ -1,0 +1,1 @@
+"""Demonstrations of RPT that two cores can run: `retro-model rpt cards`, `retro-model rpt text`."""

@@ -1,0 +1,169 @@
+"""Cards: documents whose content returns beyond the window; does the model find it again by itself?
+
+Every variant trains for equal steps on the same documents; then, on new documents, the nats of a far token (of a content whose card
+was shown before, but not within the window) with the model's own neighbours, with retrieval off, with random ones and the teacher's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retro_model.training import Settings
+
+from ..config import RPTConfig
+from ..model import RPT
+from ..supervision import Supervision, bm25_index, stack, supervise
+from ..training import Lessons, make_optimizer, train_step
+from .deck import Copyist, Deck
+from .start import start_copying
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run: the deck, training documents (taken in turn), documents to score, and the model."""
+
+    deck: Deck = field(default_factory=Deck)
+    documents: int = 512
+    scored: int = 32
+    steps: int = 300
+    batch_size: int = 8
+    d_model: int = 64
+    num_heads: int = 2
+    num_layers: int = 4
+    segment: int = 64
+    excluded_chunks: int = 8
+    max_lr: float = 3e-3
+    tau: float = 4.0
+    every: int = 50  # steps between two scores
+
+    def config(self, **changes) -> RPTConfig:
+        """The model's, its scores scaled by d^-0.5."""
+        upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
+        sizes = {
+            "vocab_size": self.deck.vocab_size, "d_model": self.d_model, "d_ff": 4 * self.d_model, "num_heads": self.num_heads,
+            "num_layers": self.num_layers, "cca_layers": upper, "chunk_len": self.deck.chunk_len, "segment": self.segment,
+            "excluded_chunks": self.excluded_chunks, "score_scale": self.d_model**-0.5,
+        }  # fmt: skip
+        return RPTConfig(**sizes | changes)
+
+
+class Variant(NamedTuple):
+    """What differs: the configuration's changes, where neighbours and lessons come from, the decoder's share of the retrieval loss."""
+
+    changes: dict
+    neighbours: str = "own"  # own, bm25, none
+    lexical: bool = False  # lessons from BM25 scores, RPT-Lex
+    alpha_ret: float = 1.0
+
+
+UNTIED = {"tie_embeddings": False}
+VARIANTS = {
+    "RPT": Variant({}),
+    "RPT, detached": Variant({}, alpha_ret=0.0),
+    "RPT, own readout": Variant(UNTIED),
+    "RPT, detached, own readout": Variant(UNTIED, alpha_ret=0.0),
+    "RPT-Lex": Variant({}, lexical=True),
+    "RETRO-BM25": Variant({"retriever": False}, neighbours="bm25"),
+    "window alone": Variant({"retriever": False, "cca_layers": ()}, neighbours="none"),
+}
+
+
+class Documents(NamedTuple):
+    """tokens [n,N]; far bool [n,L]; right bool [n,L,L]; the lessons of `Copyist` and of BM25; BM25's neighbours by (c_i, c_{i+1}) and by
+    c_i [n,L,K]."""
+
+    tokens: Tensor
+    far: Tensor
+    right: Tensor
+    lessons: Supervision
+    lexical: Supervision
+    with_target: Tensor
+    without: Tensor
+
+    @classmethod
+    def draw(cls, plan: Plan, count: int, seed: int) -> Documents:
+        """`count` documents and everything that is known of them."""
+        deck, sizes = plan.deck, {"chunk_len": plan.deck.chunk_len, "excluded_chunks": plan.excluded_chunks}
+        tokens, shown = deck.documents(count, seed)
+        far, right = (torch.from_numpy(f(shown, plan.excluded_chunks)) for f in (deck.far, deck.right))
+        chunks = tokens.reshape(count, -1, deck.chunk_len)
+        found = [
+            torch.from_numpy(np.stack([bm25_index(c, 2, excluded_chunks=plan.excluded_chunks, with_target=t)[0] for c in chunks]))
+            for t in (True, False)
+        ]
+        tokens = torch.from_numpy(tokens)
+        lessons = [stack([supervise(t, lm, **sizes) for t in tokens]) for lm in (Copyist(deck), None)]
+        return cls(tokens, far, right, *lessons, *found)
+
+    def rows(self, which) -> Documents:
+        """Some of them."""
+        return Documents(*(Supervision(*(t[which] for t in part)) if isinstance(part, Supervision) else part[which] for part in self))
+
+
+@torch.no_grad()
+def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
+    """Nats of a far token by whose neighbours are read, nats of any token, and recall: far cues with a right one of the K found."""
+    model.eval()
+    k, found = model.config.num_neighbours, {}
+    random = torch.rand(documents.right.shape, generator=torch.Generator().manual_seed(seed))
+    number = torch.arange(random.shape[-1])
+    best, drawn = random.masked_fill(number > number[:, None] - model.config.excluded_chunks, -1).topk(k, -1)
+    kinds = {"off": {"retrieval": False}}
+    if variant.neighbours != "none":
+        kinds |= {"random": {"index": drawn.masked_fill(best < 0, -1)}, "teacher": {"index": documents.lessons.teacher(k)}}
+        kinds["own"] = {"index": documents.without} if variant.neighbours == "bm25" else {}
+    for name, options in kinds.items():
+        found[name], found[f"{name}, all"] = _nats(model, documents, options)
+    if variant.neighbours != "none":
+        index = documents.without
+        if variant.neighbours == "own":
+            index = torch.cat([model.retrieve(t)[1] for t in documents.tokens.split(8)])
+        hit = documents.right.gather(2, index.clamp(min=0)) & (index >= 0)
+        found["recall"] = hit.any(-1)[documents.far].double().mean().item()
+    return found
+
+
+def _nats(model: RPT, documents: Documents, options: dict) -> tuple[float, float]:
+    losses = []
+    for at in range(0, len(documents.tokens), 8):
+        tokens = documents.tokens[at : at + 8]
+        given = {n: v[at : at + 8] if isinstance(v, Tensor) else v for n, v in options.items()}
+        logits = model(tokens, **given)[:, :-1]
+        nats = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(tokens), -1)
+        losses.append(F.pad(nats, (1, 0)).unflatten(1, (-1, model.config.chunk_len)))
+    losses = torch.cat(losses)
+    return losses[:, 1:][documents.far[:, :-1]].mean().item(), losses.flatten(1)[:, 1:].mean().item()
+
+
+def fit(variant: Variant, plan: Plan, train: Documents, scored: Documents, seed: int = 0, report=None) -> tuple[RPT, list[dict]]:
+    """Trains one variant; gives the model and its scores along the way. report(row) after each."""
+    torch.manual_seed(seed)
+    model = RPT(plan.config(**variant.changes))
+    start_copying(model)
+    settings = Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=min(20, plan.steps // 10), weight_decay=0.0, betas=(0.9, 0.99))
+    lessons = Lessons(plan.steps, alpha_ret=variant.alpha_ret, retriever_alpha=1.0, alpha_steps=0, tau=plan.tau)
+    optimizer = make_optimizer(model, settings, lessons, "adamw")
+    draw = torch.Generator().manual_seed(seed)
+    history, seconds, order = [], 0.0, torch.randperm(len(train.tokens), generator=draw)
+    for step in range(plan.steps + 1):
+        if step % plan.every == 0 or step == plan.steps:
+            history.append({"step": step, "seconds": round(seconds, 1)} | score(model, scored, variant))
+            if report is not None:
+                report(history[-1])
+        if step == plan.steps:
+            break
+        start = time.perf_counter()
+        part = train.rows(order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)])
+        taught = None if variant.neighbours != "own" else part.lexical if variant.lexical else part.lessons
+        given = {"bm25": part.with_target}.get(variant.neighbours)
+        options = {"index": given} if given is not None else {}
+        train_step(model, optimizer, part.tokens, taught, settings, lessons, step, generator=draw, **options)
+        seconds += time.perf_counter() - start
+    return model, history

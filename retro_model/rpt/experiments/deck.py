@@ -1,0 +1,108 @@
+"""Made-up documents whose content returns after the window has lost it, and a language model that knows it.
+
+A document shows a few cards again and again, in random order. A card is a cue of one chunk (names, then noise) and a content of one
+chunk of random tokens, of which some are altered at each return. Nothing but an earlier showing of the same card tells its content.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Deck:
+    """Documents of `showings` * 2 chunks of `chunk_len` tokens.
+
+    Args:
+        cards: cards of a document. showings: how many it shows.
+        chunk_len: m, of a cue and of a content.
+        names: name tokens of a cue; the rest of it is noise.
+        contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
+        words, forms: every word that a name can be has so many forms, tokens of their own. With one form a returning cue repeats its
+            names; with more it is reworded: a card that returns takes the next form of each of its words.
+        altered: share of the content that is drawn anew at each return.
+    """
+
+    cards: int = 5
+    showings: int = 20
+    chunk_len: int = 16
+    names: int = 10
+    contents: int = 64
+    words: int = 64
+    forms: int = 1
+    altered: float = 0.05
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.contents + self.words * self.forms
+
+    @property
+    def chunks(self) -> int:
+        """L of a document."""
+        return 2 * self.showings
+
+    def documents(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """tokens int64 [count, L*m] and the card of each chunk [count, L]: even chunks are cues, odd ones their contents."""
+        random = np.random.default_rng(seed)
+        tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
+        shown = random.integers(0, self.cards, (count, self.showings))
+        for d in range(count):
+            self._fill(tokens[d], shown[d], random)
+        return tokens.reshape(count, -1), np.repeat(shown, 2, 1)
+
+    def _fill(self, tokens: np.ndarray, shown: np.ndarray, random: np.random.Generator) -> None:
+        words = np.stack([random.permutation(self.words)[: self.names] for _ in range(self.cards)])
+        first_form = random.integers(0, self.forms, words.shape)
+        content = random.integers(0, self.contents, (self.cards, self.chunk_len))
+        times = np.zeros(self.cards, np.int64)
+        for cue_and_content, card in zip(tokens, shown):
+            form = (first_form[card] + times[card]) % self.forms
+            cue_and_content[0, : self.names] = self.contents + words[card] * self.forms + form
+            cue_and_content[0, self.names :] = random.integers(0, self.contents, self.chunk_len - self.names)
+            fresh = random.random(self.chunk_len) < self.altered
+            cue_and_content[1] = np.where(fresh, random.integers(0, self.contents, self.chunk_len), content[card])
+            times[card] += 1
+
+    def far(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
+        """bool [count, L]: cues whose card was shown before, but not within the last `excluded_chunks` chunks."""
+        return self._right(shown, excluded_chunks).any(-1) & ~self._recent(shown, excluded_chunks)
+
+    def right(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
+        """bool [count, L, L]: cue j, retrievable from cue i, has the same card."""
+        return self._right(shown, excluded_chunks)
+
+    def _same(self, shown: np.ndarray) -> np.ndarray:
+        cue = np.arange(shown.shape[1]) % 2 == 0
+        return (shown[:, :, None] == shown[:, None]) & cue[:, None] & cue
+
+    def _right(self, shown, excluded_chunks):
+        number = np.arange(shown.shape[1])
+        return self._same(shown) & (number <= number[:, None] - excluded_chunks)
+
+    def _recent(self, shown, excluded_chunks):
+        number = np.arange(shown.shape[1])
+        return (self._same(shown) & (number < number[:, None]) & (number > number[:, None] - excluded_chunks)).any(-1)
+
+
+class Copyist:
+    """The reference language model of these documents: what stood two chunks earlier comes again, but for `altered` of the tokens.
+
+    After (c_j, c_{j+1}, c_i) it expects c_{j+1}: the target score of a candidate says whether what followed it follows again.
+    """
+
+    def __init__(self, deck: Deck, doubt: float = 0.1):
+        self.distance, self.vocab_size, self.doubt = 2 * deck.chunk_len, deck.vocab_size, doubt
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits [B,T,V] of tokens [B,T]."""
+        uniform = self.doubt / self.vocab_size
+        logits = torch.full((*tokens.shape, self.vocab_size), math.log(uniform))
+        before = tokens[:, : tokens.shape[1] - self.distance + 1]  # what is copied next, from position `distance` - 1 on
+        logits[:, self.distance - 1 :].scatter_(-1, before.unsqueeze(-1), math.log(1 - self.doubt + uniform))
+        return logits

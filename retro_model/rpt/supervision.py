@@ -1,0 +1,208 @@
+"""What the retriever is taught: BM25 candidates, and what a reference language model gains from each of them.
+
+For chunk i with target i+1: the `CANDIDATES` retrievable chunks j <= i - w that share the rarest tokens with both, each scored by
+
+    s_t(j) = mean over the target's tokens of  log p(c_{i+1} | c_j, c_{j+1}, c_i) - log p(c_{i+1} | c_{i-2}, c_{i-1}, c_i)
+
+so that s_t > 0 says that the far context helps more than the near one. `build_supervision` stores both for a whole data set.
+
+Source: Rubin and Berant, arXiv 2306.13421, section 3.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retro_model.data import files
+from retro_model.data.text import bm25_scores
+
+CANDIDATES = 20
+KIND, MANIFEST, INDEX_FILE, SCORE_FILE = "supervision", "supervision.json", "candidates.i32", "scores.f32"
+
+#: tokens int64 [B,T] -> logits [B,T,V] (or something with `.logits`): any causal language model, ours or Hugging Face's
+ReferenceLM = Callable[[Tensor], Tensor]
+
+
+class Supervision(NamedTuple):
+    """candidates int64 [...,L,C] (-1: none) and their target scores s_t float32 [...,L,C] (-inf: none)."""
+
+    candidates: Tensor
+    scores: Tensor
+
+    def to(self, device) -> Supervision:
+        """The same on `device`."""
+        return Supervision(*(t.to(device, non_blocking=True) for t in self))
+
+    def dense(self) -> Tensor:
+        """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes."""
+        chunks = self.candidates.shape[-2]
+        wide = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
+        # missing candidates go to a column that is cut off
+        return wide.scatter(-1, torch.where(self.candidates < 0, chunks, self.candidates), self.scores)[..., :chunks]
+
+    def teacher(self, k: int) -> Tensor:
+        """int64 [...,L,k]: the candidates of the highest positive s_t, best first; -1 where there are fewer."""
+        best, at = self.scores.topk(min(k, self.scores.shape[-1]), -1)
+        index = self.candidates.gather(-1, at).masked_fill(~(best > 0), -1)
+        return F.pad(index, (0, k - index.shape[-1]), value=-1)
+
+
+def bm25_index(chunks, k: int, *, excluded_chunks: int, with_target: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The k retrievable chunks of the highest BM25 score for each chunk of a document, and the scores.
+
+    Args:
+        chunks: token ids [L,m].
+        k: slots.
+        excluded_chunks: w, chunk i retrieves j <= i - w.
+        with_target: the query is (c_i, c_{i+1}), as in training; else c_i alone, as at inference.
+
+    Returns:
+        index int64 [L,k], -1 where there are fewer, and scores float32 [L,k], -inf there. Equal scores: the lower index first.
+
+    Statistics are those of all L chunks: at inference too, so its idf knows how many later chunks hold a token (not which).
+    """
+    chunks = np.asarray(chunks)
+    count, m = chunks.shape
+    queries, sizes = chunks, None
+    if with_target:
+        queries = np.concatenate([chunks, np.roll(chunks, -1, 0)], 1)
+        sizes = np.full(count, 2 * m)
+        sizes[-1:] = m  # the last chunk has no target
+    scores = bm25_scores(chunks, queries, query_lengths=sizes)
+    number = np.arange(count)
+    scores[number > number[:, None] - excluded_chunks] = -np.inf
+    index = np.argsort(-scores, 1, kind="stable")[:, :k]
+    best = np.take_along_axis(scores, index, 1)
+    index = np.where(best > -np.inf, index, -1)
+    missing = ((0, 0), (0, k - index.shape[1]))
+    return np.pad(index, missing, constant_values=-1).astype(np.int64), np.pad(best, missing, constant_values=-np.inf)
+
+
+@torch.no_grad()
+def reference_scores(lm: ReferenceLM, chunks: Tensor, candidates: Tensor, *, batch_size: int = 64) -> Tensor:
+    """s_t float32 [L,C] of candidates [L,C] (-1: none) of a document's chunks [L,m].
+
+    The last chunk has no target: its scores are -inf, as a missing candidate's. Near the start of a document the near context is
+    what there is of it.
+    """
+    count = len(chunks)
+    scores = torch.full(candidates.shape, -torch.inf)
+    at = (candidates[: count - 1].cpu() >= 0).nonzero()  # (i, c)
+    if not len(at):
+        return scores
+    asked = at[:, 0].unique()
+    near = torch.full((count,), torch.nan)
+    for length in range(1, 4):  # chunks of near context that there are
+        same = asked[asked.clamp(max=2) + 1 == length]
+        rows = torch.stack([same + o for o in range(1 - length, 2)], 1)
+        near[same] = _target_likelihood(lm, chunks, rows, batch_size)
+    j = candidates.cpu()[at[:, 0], at[:, 1]]
+    far = _target_likelihood(lm, chunks, torch.stack([j, j + 1, at[:, 0], at[:, 0] + 1], 1), batch_size)
+    scores[at[:, 0], at[:, 1]] = far - near[at[:, 0]]
+    return scores
+
+
+def _target_likelihood(lm: ReferenceLM, chunks: Tensor, rows: Tensor, batch_size: int) -> Tensor:
+    """Mean log-likelihood a token of the last chunk of each of `rows` [n,c] after the others."""
+    m, found = chunks.shape[1], [torch.zeros(0)]
+    for part in rows.split(batch_size):
+        tokens = chunks[part.to(chunks.device)].flatten(1)
+        out = lm(tokens)
+        logits = getattr(out, "logits", out)[:, -m - 1 : -1].float()
+        found.append(-F.cross_entropy(logits.flatten(0, 1), tokens[:, -m:].flatten(), reduction="none").view(-1, m).mean(1).cpu())
+    return torch.cat(found)
+
+
+def supervise(
+    tokens: Tensor, lm: ReferenceLM | None, *, chunk_len: int, excluded_chunks: int, candidates: int = CANDIDATES, batch_size: int = 64
+) -> Supervision:
+    """Candidates and target scores of one sequence of tokens [N].
+
+    lm: None scores by BM25 itself (the paper's RPT-Lex): all candidates are positive, the best of a chunk scores 1.
+    """
+    chunks = tokens[: len(tokens) // chunk_len * chunk_len].view(-1, chunk_len)
+    index, lexical = bm25_index(chunks.cpu().numpy(), candidates, excluded_chunks=excluded_chunks, with_target=True)
+    index = torch.from_numpy(index)
+    if lm is not None:
+        return Supervision(index, reference_scores(lm, chunks, index, batch_size=batch_size))
+    scores = torch.from_numpy(lexical)
+    best = scores[:, :1].clamp(min=torch.finfo(torch.float32).tiny)  # a gain is 2^s_t: unscaled, one candidate would be all of it
+    scores = (scores / best).masked_fill(scores <= 0, -torch.inf)
+    scores[-1:] = -torch.inf  # no target
+    return Supervision(index, scores)
+
+
+def build_supervision(
+    folder: str | Path, sequences: Sequence, lm: ReferenceLM | None, *, name: str, chunk_len: int, excluded_chunks: int,
+    candidates: int = CANDIDATES, batch_size: int = 64, device: str | torch.device = "cpu", progress: bool = False,
+) -> list[Supervision]:  # fmt: skip
+    """`supervise` for every sequence, stored; a build that was killed continues at the sequence it was at.
+
+    Args:
+        folder: gets the two files and their manifest.
+        sequences: token ids, each of any length.
+        lm: on `device`; see `supervise`.
+        name: identifies the language model; a folder built with another is refused.
+        progress: show a bar (rich).
+
+    Returns:
+        One Supervision a sequence, memory-mapped.
+
+    Raises:
+        ValueError: another build's folder, or a file that is truncated or corrupt, by name.
+    """
+    lengths = [len(s) // chunk_len for s in sequences]
+    settings = {"name": _checked_name(name), "chunk_len": chunk_len, "excluded_chunks": excluded_chunks, "candidates": candidates,
+                "sequences": len(sequences), "tokens": _fingerprint(sequences)}  # fmt: skip
+    with files.Build(Path(folder) / MANIFEST, KIND, settings, {INDEX_FILE: b"", SCORE_FILE: b""}) as build:
+        if not build.complete:
+            for i in files.track(range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress):
+                tokens = torch.as_tensor(np.asarray(sequences[i], np.int64), device=device)
+                found = supervise(
+                    tokens, lm, chunk_len=chunk_len, excluded_chunks=excluded_chunks, candidates=candidates, batch_size=batch_size
+                )
+                build.append(INDEX_FILE, found.candidates.numpy().astype(np.int32))
+                build.append(SCORE_FILE, found.scores.numpy().astype(np.float32))
+                build.commit(sequences=i + 1)
+            build.finish(sequences=len(sequences))
+    return _open(Path(folder), lengths, candidates)
+
+
+def _open(folder: Path, lengths: list[int], candidates: int) -> list[Supervision]:
+    shape, found, first = (sum(lengths), candidates), [], 0
+    index = files.mapped(folder / INDEX_FILE, np.int32, shape)
+    scores = files.mapped(folder / SCORE_FILE, np.float32, shape)
+    for length in lengths:
+        rows = slice(first, first + length)
+        found.append(Supervision(torch.from_numpy(index[rows].astype(np.int64)), torch.from_numpy(np.array(scores[rows]))))
+        first += length
+    return found
+
+
+def _checked_name(name: str) -> str:
+    """A non-empty str; TypeError or ValueError otherwise."""
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a str that identifies the language model; got {type(name).__name__}")
+    if not name:
+        raise ValueError("name: expected a name that identifies the language model; got an empty one")
+    return name
+
+
+def _fingerprint(sequences: Sequence) -> str:
+    digest = hashlib.sha256()
+    for tokens in sequences:
+        digest.update(np.asarray(len(tokens), np.int64).tobytes() + np.ascontiguousarray(np.asarray(tokens, np.int64)).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def stack(parts: Sequence[Supervision]) -> Supervision:
+    """A batch [B,L,C] of sequences of one length."""
+    return Supervision(torch.stack([p.candidates for p in parts]), torch.stack([p.scores for p in parts]))

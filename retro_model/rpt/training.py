@@ -1,0 +1,180 @@
+"""Training: the language model's loss and the retriever's, scheduled sampling, the ramps, two learning rates.
+
+settings = training.Settings(steps, max_lr=5e-3)
+lessons = Lessons(steps=settings.steps, alpha_ret=1e-9, tau=4.0)
+optimizer = make_optimizer(model, settings, lessons)
+for step in range(settings.steps):
+    report = train_step(model, optimizer, tokens, supervision, settings, lessons, step)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retro_model.training import Settings, learning_rate, parameter_groups
+
+from .adabelief import AdaBelief
+from .loss import lambda_rank
+from .model import OWN
+from .supervision import CANDIDATES, Supervision
+
+OPTIMIZERS = ("adabelief", "adamw")
+TEACHERS = ("scheduled", "always", "never")
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """How the retriever is taught.
+
+    Args:
+        steps: T, of the whole training.
+        alpha_ret: weight of the retrieval loss, and so the share of it that reaches the decoder; 0: its states are detached.
+        retriever_alpha: weight of the same loss for W_Q and W_K; None: alpha_ret. Under Adam the weight of a loss that is a matrix's only
+            one does not change its steps, unless it is lost below eps: see `retriever_lr` for those.
+        retriever_lr: learning rate of W_Q and W_K as a multiple of the others'.
+        alpha_steps: steps over which both weights rise from 0 (100,000 in the paper); 0: none.
+        tau: margin at the end; it rises linearly from `tau_first`. The paper's, by data set: Books3 128, PG19 4, CodeParrot 2, ArXiv 8.
+        teacher: "scheduled": neighbours are the teacher's with a probability that falls from 1 to 0 over 90% of the steps by a cosine,
+            one draw a sequence; "always" (teacher forcing) and "never" are the paper's ablations.
+        scored_only: the loss ranks scored candidates alone.
+
+    Source: Rubin and Berant, arXiv 2306.13421, sections 3.3 and 3.4, table 4; tau_first = 1 is the authors' code's.
+    """
+
+    steps: int
+    alpha_ret: float = 1e-9
+    retriever_alpha: float | None = None
+    retriever_lr: float = 1.0
+    alpha_steps: int = 100_000
+    tau: float = 4.0
+    tau_first: float = 1.0
+    teacher: str = "scheduled"
+    scored_only: bool = False
+
+    def __post_init__(self):
+        if self.steps < 1 or self.alpha_steps < 0:
+            raise ValueError(f"steps, alpha_steps: expected at least 1 and 0; got {self.steps}, {self.alpha_steps}")
+        if self.teacher not in TEACHERS:
+            raise ValueError(f"teacher: expected one of {TEACHERS}; got {self.teacher!r}")
+        if not 0 <= self.alpha_ret <= self.for_retriever:
+            raise ValueError(
+                f"alpha_ret: expected a weight from 0 to retriever_alpha = {self.for_retriever}; got {self.alpha_ret} "
+                "(the decoder's share comes through W_Q and W_K)"
+            )
+
+    @property
+    def for_retriever(self) -> float:
+        """retriever_alpha, or what stands for it."""
+        return self.alpha_ret if self.retriever_alpha is None else self.retriever_alpha
+
+    @property
+    def trunk_share(self) -> float:
+        """What of the gradient at q and k flows on into the decoder."""
+        return self.alpha_ret / self.for_retriever if self.for_retriever else 0.0
+
+    def weight(self, step: int) -> float:
+        """Weight of the retrieval loss at a step, from 0."""
+        return self.for_retriever * (min(1.0, step / self.alpha_steps) if self.alpha_steps else 1.0)
+
+    def margin(self, step: int) -> float:
+        """tau at a step."""
+        return self.tau_first + (self.tau - self.tau_first) * min(1.0, step / max(1, self.steps - 1))
+
+    def teacher_share(self, step: int) -> float:
+        """p_ss: the probability that a sequence's neighbours are the teacher's."""
+        if self.teacher != "scheduled":
+            return float(self.teacher == "always")
+        done = step / (0.9 * self.steps)
+        return 0.5 * (1 + math.cos(math.pi * done)) if done < 1 else 0.0
+
+
+def make_optimizer(model: nn.Module, settings: Settings, lessons: Lessons, kind: str = "adabelief") -> torch.optim.Optimizer:
+    """AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in groups of their own. Make it after the model is sharded."""
+    if kind not in OPTIMIZERS:
+        raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
+    retriever = getattr(getattr(model, "module", model), "retriever", None)
+    own = set() if retriever is None else {id(retriever.query.weight), id(retriever.key.weight)}
+    groups = []
+    for group in parameter_groups(model, settings.weight_decay):
+        for mine, scale in ((False, 1.0), (True, lessons.retriever_lr)):
+            params = [p for p in group["params"] if (id(p) in own) == mine]
+            if params:
+                groups.append({**group, "params": params, "lr_scale": scale})
+    if kind == "adabelief":
+        return AdaBelief(groups, lr=settings.warmup_from, betas=settings.betas)
+    return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps)
+
+
+def neighbours_for(supervision: Supervision | None, k: int, share: float, generator: torch.Generator | None = None) -> Tensor | None:
+    """The `index` of a training step: for a share of the sequences the teacher's neighbours, `OWN` for the rest. None: all own."""
+    if supervision is None:
+        return None
+    index = supervision.teacher(k)
+    taught = torch.rand(len(index), generator=generator) < share
+    return torch.where(taught.to(index.device).view(-1, *[1] * (index.dim() - 1)), index, OWN)
+
+
+def losses(model: nn.Module, tokens: Tensor, supervision: Supervision | None, lessons: Lessons, step: int, index: Tensor | None):
+    """Summed nats of all tokens but each row's first, their number, the retrieval loss's sum and its pairs. See `train_step`."""
+    logits, retrieved = model(tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True)
+    logits = logits[:, :-1].flatten(0, 1)
+    nats = F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), tokens[:, 1:].flatten(), reduction="sum")
+    if supervision is None or retrieved is None or retrieved.scores is None:
+        return nats, nats.new_zeros(()), nats.new_zeros((), dtype=torch.int64)
+    total, pairs = lambda_rank(
+        retrieved.scores, supervision.dense(), lessons.margin(step), positives=CANDIDATES, scored_only=lessons.scored_only
+    )
+    return nats, total, pairs
+
+
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, supervision: Supervision | None, settings: Settings,
+    lessons: Lessons, step: int, *, index: Tensor | None = None, generator: torch.Generator | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """One optimiser step on the mean loss a token and the mean retrieval loss a pair, over this and every other process.
+
+    Args:
+        model: an RPT, or one that DDP or FSDP2 wraps.
+        tokens: int64 [B,N], this process's.
+        supervision: of the tokens; None: no retrieval loss.
+        index: given neighbours [B,L,K] in place of the schedule's; with supervision=None, of a model without retriever.
+        step: from 0, sets rates, weights and the teacher's share. generator: draws the sequences that the teacher gets.
+
+    Returns:
+        loss (nats a token), retrieval_loss (a pair), teacher_share, gradient_norm before clipping, learning_rate, pairs.
+
+    Raises:
+        FloatingPointError where the gradient is not finite; the parameters are then as before.
+    """
+    rate, share, weight = learning_rate(step, settings), lessons.teacher_share(step), lessons.weight(step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+    model.train()
+    if index is None:
+        index = neighbours_for(supervision, getattr(model, "module", model).config.num_neighbours, share, generator)
+    kind = tokens.device.type
+    with torch.autocast(kind, dtype=getattr(torch, settings.autocast or "bfloat16"), enabled=settings.autocast is not None):
+        nats, ranking, pairs = losses(model, tokens, supervision, lessons, step, index)
+    totals = torch.stack([nats.detach(), ranking.detach(), nats.new_tensor(tokens[:, 1:].numel()), pairs.to(nats.dtype)])
+    processes = dist.get_world_size() if dist.is_initialized() else 1
+    if processes > 1:
+        dist.all_reduce(totals)
+    # DDP and FSDP average over processes; tokens and pairs are what counts, so the number of processes is multiplied back
+    loss = nats * (processes / totals[2]) + ranking * (weight * processes / totals[3].clamp(min=1))
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+    norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    if not math.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[2])}, learning rate {rate:.3g}")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    nats, ranking, count, pairs = totals.tolist()
+    return {"loss": nats / count, "retrieval_loss": ranking / max(1, pairs), "teacher_share": share, "gradient_norm": norm,
+            "learning_rate": rate, "pairs": pairs}  # fmt: skip
