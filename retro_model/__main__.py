@@ -4,7 +4,11 @@ import importlib
 import sys
 
 #: command -> the module whose `main(arguments)` runs it; imported when named, for each needs an extra of its own
-COMMANDS = {"demo": "retro_model.demo.command", "mosaics": "retro_model.demo.memory_mosaics.command"}
+COMMANDS = {
+    "demo": "retro_model.demo.command",
+    "mosaics": "retro_model.demo.memory_mosaics.command",
+    "rpt": "retro_model.demo.rpt.command",
+}
 USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
 
 

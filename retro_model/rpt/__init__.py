@@ -8,13 +8,30 @@ neighbours.py   the states of a chunk and its successor, in the light of the chu
 gate.py         NeighbourGate
 model.py        RPT
 loss.py         lambda_rank
+supervision.py  BM25 candidates, the reference language model's scores, stored
+training.py     both losses, scheduled sampling, ramps, one step; adabelief.py the optimiser
+index.py        SelfIndex, which grows with a document; cache.py what decoding keeps, decoding.py how it goes on
+
 """
 
+from .cache import RPTCache
 from .config import RPTConfig
 from .gate import NeighbourGate
+from .index import SelfIndex
 from .loss import lambda_rank
 from .model import OWN, RPT, Retrieved
 from .neighbours import NeighbourEncoder
 from .retriever import SelfRetriever
 
-__all__ = ["OWN", "RPT", "NeighbourEncoder", "NeighbourGate", "RPTConfig", "Retrieved", "SelfRetriever", "lambda_rank"]
+__all__ = [
+    "OWN",
+    "RPT",
+    "NeighbourEncoder",
+    "NeighbourGate",
+    "RPTCache",
+    "RPTConfig",
+    "Retrieved",
+    "SelfIndex",
+    "SelfRetriever",
+    "lambda_rank",
+]

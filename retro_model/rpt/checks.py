@@ -29,14 +29,14 @@ def check_tokens(model, tokens: Tensor, cache) -> None:
 def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache) -> None:
     """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where the model has no retriever; else TypeError or ValueError."""
     config = model.config
+    chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
     if index is None:
-        if retrieval and not config.retriever:
+        if retrieval and not config.retriever and chunks:
             raise ValueError("index: expected [B,L,K], for the model has no retriever (or retrieval=False); got None")
         return
     if not retrieval:
         why = "retrieval=False" if config.uses_neighbours else "a model without neighbours (cca_layers=())"
         raise ValueError(f"index: expected None with {why}; got a tensor")
-    chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
     checks.shape("index", index, "B,L,K", {"B": tokens.shape[0]})
     if index.dtype != torch.int64:
         raise TypeError(f"index: expected torch.int64 chunk numbers; got {index.dtype}")

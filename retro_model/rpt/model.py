@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +11,15 @@ from torch.utils.checkpoint import checkpoint
 
 from retro_model.layers import initialise
 
+from .cache import RPTCache
 from .checks import OWN, check_index, check_tokens
 from .config import RPTConfig
+from .decoding import decode
 from .gate import NeighbourGate
 from .layers import Attention, DecoderLayer, Memory, norm
 from .neighbours import NeighbourEncoder
 from .retriever import SelfRetriever, in_chunks
 from .rotary import rotation
-
-if TYPE_CHECKING:
-    from .cache import RPTCache
 
 
 class Retrieved(NamedTuple):
@@ -137,8 +136,6 @@ class RPT(nn.Module):
         retrieval = retrieval and self.config.uses_neighbours
         check_index(self, tokens, index, retrieval, cache)
         if cache is not None:
-            from .cache import decode
-
             return decode(self, tokens, index, retrieval, cache), None
         config = self.config
         position = torch.arange(tokens.shape[1], device=tokens.device)
@@ -193,13 +190,15 @@ class RPT(nn.Module):
         """Where tokens at `position` of a sequence stand as readers of neighbours."""
         return (position + 1) % self.config.chunk_len + self.config.chunk_len - 1
 
+    def shard_units(self) -> list[nn.Module]:
+        """What FSDP2 gathers when it runs; the rest stays gathered."""
+        return list(self.layers)
+
     decodes_ragged = True  # rows of different lengths share a cache
     generation_options = ("retrieval",)
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
         """An empty cache for `batch` rows; capacity: most tokens a row can have, None: no limit. num_neighbours: K, None: the config's."""
-        from .cache import RPTCache
-
         return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
 
     def last_logits(self, tokens: Tensor, **options) -> Tensor:

@@ -25,7 +25,8 @@ from retro_model.data import files
 from retro_model.data.text import bm25_scores
 
 CANDIDATES = 20
-KIND, MANIFEST, INDEX_FILE, SCORE_FILE = "supervision", "supervision.json", "candidates.i32", "scores.f32"
+MANIFEST, INDEX_FILE, SCORE_FILE = "supervision.json", "candidates.i32", "scores.f32"
+FORM = files.Form("supervision", (INDEX_FILE, SCORE_FILE), counts=("sequences",))
 
 #: tokens int64 [B,T] -> logits [B,T,V] (or something with `.logits`): any causal language model, ours or Hugging Face's
 ReferenceLM = Callable[[Tensor], Tensor]
@@ -162,7 +163,7 @@ def build_supervision(
     lengths = [len(s) // chunk_len for s in sequences]
     settings = {"name": _checked_name(name), "chunk_len": chunk_len, "excluded_chunks": excluded_chunks, "candidates": candidates,
                 "sequences": len(sequences), "tokens": _fingerprint(sequences)}  # fmt: skip
-    with files.Build(Path(folder) / MANIFEST, KIND, settings, {INDEX_FILE: b"", SCORE_FILE: b""}) as build:
+    with files.Build(Path(folder) / MANIFEST, FORM, settings) as build:
         if not build.complete:
             for i in files.track(range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress):
                 tokens = torch.as_tensor(np.asarray(sequences[i], np.int64), device=device)

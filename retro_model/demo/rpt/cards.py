@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retro_model.rpt.config import RPTConfig
+from retro_model.rpt.model import RPT
+from retro_model.rpt.supervision import Supervision, bm25_index, stack, supervise
+from retro_model.rpt.training import Lessons, make_optimizer, train_step
 from retro_model.training import Settings
 
-from ..config import RPTConfig
-from ..model import RPT
-from ..supervision import Supervision, bm25_index, stack, supervise
-from ..training import Lessons, make_optimizer, train_step
 from .deck import Copyist, Deck
 from .start import start_copying
 
@@ -31,8 +31,8 @@ class Plan:
 
     deck: Deck = field(default_factory=Deck)
     documents: int = 512
-    scored: int = 32
-    steps: int = 300
+    scored: int = 24
+    steps: int = 200
     batch_size: int = 8
     d_model: int = 64
     num_heads: int = 2

@@ -1,0 +1,194 @@
+"""The forward pass of new tokens that follow what a cache holds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .cache import RPTCache
+from .checks import OWN
+from .layers import Memory
+from .rotary import Rotation, rotation
+
+ROOM = 64  # chunks that the gate's cache begins with
+
+
+@torch.no_grad()
+def decode(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache) -> Tensor:
+    """Final activations [B,N,d] of new tokens; the arguments are those of `RPT.forward`, checked."""
+    if cache.retrieval not in (None, retrieval):
+        raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
+    cache.retrieval = retrieval
+    n, groups = tokens.shape[1], {}
+    for row, p in enumerate(cache.positions):  # single tokens go together wherever their rows stand
+        groups.setdefault(p if n > 1 else 0, []).append(row)
+    out = None
+    for members in groups.values():
+        rows = slice(None) if len(groups) == 1 else torch.tensor(members, device=tokens.device)
+        found = _Call(model, cache, rows, [cache.positions[r] for r in members], members, n).run(
+            tokens[rows], None if index is None else index[rows]
+        )
+        if len(groups) == 1:
+            out = found
+        else:
+            out = found.new_empty(cache.batch, *found.shape[1:]) if out is None else out
+            out[rows] = found
+    cache.positions = [p + n for p in cache.positions]
+    return out
+
+
+class _Call:
+    """New tokens of some rows: one token each, or several where all rows stand at the same position."""
+
+    def __init__(self, model, cache: RPTCache, rows, positions: list[int], members: list[int], count: int):
+        self.model, self.cache, self.rows, self.members, self.count = model, cache, rows, members, count
+        self.config, self.starts = model.config, positions
+        device = model.embedding.weight.device
+        self.position = torch.tensor(positions, device=device)[:, None] + torch.arange(count, device=device)  # [b,N]
+
+    def run(self, tokens: Tensor, index: Tensor | None) -> Tensor:
+        """Final activations [b,N,d]."""
+        model, config = self.model, self.config
+        x = model.embedding(tokens)
+        turn = rotation(self.position, config.head_dim, x.dtype)
+        reader_turn = rotation(model.reader_positions(self.position), config.head_dim, x.dtype)
+        fresh: list = []
+        for number, layer in enumerate(model.layers):
+            if number == config.lower_layers and self.cache.retrieval:
+                fresh = self._complete(x, index)
+            x = x + self._window(number, layer.attention, layer.attention_norm(x), turn)
+            if layer.cca is not None and self.cache.retrieval:
+                x = x + self._read(number, layer.cca, layer.cca_norm(x), reader_turn, fresh)
+            x = layer.feed(x)
+        for rows, memory in fresh:
+            for name, new in (("found", memory.found), ("gate", memory.gate)):
+                self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
+        return model.norm(x)
+
+    def _row(self, name: str, like: Tensor, *shape: int) -> Tensor:
+        return self.cache.row(name, like, *shape)
+
+    @staticmethod
+    def _put(held: Tensor, at, new: Tensor) -> None:
+        """Into what is held, whose type the first call chose: autocast gives others."""
+        held[at] = new.to(held.dtype)
+
+    def _window(self, number: int, attention, x: Tensor, turn: Rotation) -> Tensor:
+        cache, size = self.cache, self.config.segment
+        query, (key, value) = attention.queries(x, turn), attention.project(x, turn)
+        held = [self._row(f"window {name} {number}", t, cache.ring, *t.shape[2:]) for name, t in (("key", key), ("value", value))]
+        if self.count > 1:
+            p = self.starts[0]
+            first = max(0, p - 2 * size + 1 if attention.sliding else size * (p // size - 1))
+            columns = torch.arange(first, p, device=x.device) % cache.ring
+            before = [t[self.rows][:, columns] for t in held]
+        kept = min(self.count, cache.ring)
+        columns = self.position[:, -kept:] % cache.ring
+        row = torch.tensor(self.members, device=x.device)[:, None]
+        for t, new in zip(held, (key, value)):
+            self._put(t, (row, columns), new[:, -kept:])
+        if self.count > 1:
+            return attention.window(query, *(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(before, (key, value))))
+        used = min(cache.ring, max(self.starts) + 1)
+        column = torch.arange(used, device=x.device)
+        there = self.position - (self.position - column) % cache.ring  # [b,used]: the position that a column holds
+        first = 0 if attention.sliding else (size * (self.position // size - 1)).clamp(min=0)
+        return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
+
+    def _complete(self, hidden: Tensor, index: Tensor | None) -> list:
+        """Encodes, searches and gates the chunks that complete; gives (rows, Memory of their chunks) for each group of like rows."""
+        m = self.config.chunk_len
+        chunk = self._row("chunk", hidden, m, hidden.shape[-1])
+        if self.count == 1:
+            row = torch.tensor(self.members, device=hidden.device)
+            self._put(chunk, (row, self.position[:, 0] % m), hidden[:, 0])
+            groups: dict[int, list[int]] = {}
+            for at, p in enumerate(self.starts):
+                if (p + 1) % m == 0:
+                    groups.setdefault(p // m, []).append(at)
+            found = []
+            for number, ats in groups.items():
+                rows = [self.members[at] for at in ats]
+                found.append((rows, self._remember(rows, number, chunk[rows].unsqueeze(1), None if index is None else index[ats][:, :1])))
+            return found
+        phase, first = self.starts[0] % m, self.starts[0] // m
+        hidden = torch.cat([chunk[self.rows, :phase], hidden.to(chunk.dtype)], 1)
+        complete = hidden.shape[1] // m
+        rest = hidden[:, complete * m :]
+        chunk[self.rows, : rest.shape[1]] = rest
+        if not complete:
+            return []
+        chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
+        return [(self.members, self._remember(self.members, first, chunks, None if index is None else index[:, :complete]))]
+
+    def _remember(self, rows: list[int], first: int, chunks: Tensor, index: Tensor | None):
+        """Memory of chunks [g,c,m,d], numbers first .. of these rows; they join the index, each once its successor is there."""
+        model, cache, k = self.model, self.cache, self.cache.num_neighbours
+        states, query, key = chunks, None, None
+        if model.retriever is not None:
+            states = model.retriever.encode(chunks.flatten(1, 2))
+            query, key = model.retriever.project(states)
+        waiting = self._row("waiting states", states, *states.shape[2:])
+        series = states if not first else torch.cat([waiting[rows].unsqueeze(1), states], 1)
+        pairs = model.neighbours.pair(series[:, :-1], series[:, 1:]) if series.shape[1] > 1 else None
+        self._put(waiting, rows, states[:, -1])
+        if key is not None:
+            waiting_key = self._row("waiting key", key, key.shape[-1])
+            keys = key if not first else torch.cat([waiting_key[rows].unsqueeze(1), key], 1)
+            self._put(waiting_key, rows, key[:, -1])
+        own = []
+        for at, row in enumerate(rows):
+            if pairs is not None:
+                cache.indexes[row].add(None if key is None else keys[at, :-1], pairs[at])
+            if query is not None:
+                options = {"chunk": first, "excluded_chunks": self.config.excluded_chunks}
+                own.append(cache.indexes[row].search(query[at], k, **options)[1])
+        if query is not None:
+            own = torch.stack(own)
+            index = own if index is None else torch.where(index == OWN, own, index)
+        empty = chunks.new_zeros(*index.shape[1:], 2 * chunks.shape[2], chunks.shape[3])
+        read = torch.stack([cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty for at, row in enumerate(rows)])
+        neighbours, found = model.neighbours.augment(read, chunks), index >= 0
+        turn = rotation(torch.arange(neighbours.shape[-2], device=chunks.device), self.config.head_dim, neighbours.dtype)
+        return Memory(neighbours, turn, found, self._gate(rows, first, neighbours, found))
+
+    def _gate(self, rows: list[int], first: int, neighbours: Tensor, found: Tensor) -> Tensor:
+        gate, k = self.model.gate, self.cache.num_neighbours
+        pooled = neighbours.mean(-2).flatten(1, 2)
+        start, end = first * k, first * k + pooled.shape[1]
+        turn = rotation(torch.arange(start, end, device=pooled.device), self.config.head_dim, pooled.dtype)
+        normed = gate.norm(pooled)
+        key, value = gate.attention.project(normed, turn)
+        room = ROOM * k
+        while room < end:
+            room *= 2
+        parts = []
+        for name, new in (("gate key", key), ("gate value", value), ("gate found", found.flatten(1))):
+            held = self._row(name, new, max(room, self.cache.rows[name].shape[1] if name in self.cache.rows else 0), *new.shape[2:])
+            held[rows, start:end] = new.to(held.dtype)
+            parts.append(held[rows, :end])
+        update = gate.attention.attend(gate.attention.queries(normed, turn), *parts[:2], causal=True, key_mask=parts[2])
+        return gate.value(pooled, update).view(found.shape)
+
+    def _read(self, number: int, cca, x: Tensor, turn: Rotation, fresh: list) -> Tensor:
+        """Layer `number`'s chunked cross-attention of x [b,N,d] to the neighbours held and those of the chunks that complete."""
+        config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
+        shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
+        held = [self._row(f"{name} {number}", x, *shape) for name in ("key", "value")]
+        found, gate = self._row("found", torch.zeros(0, dtype=torch.bool, device=x.device), k), self._row("gate", x, k)
+        if self.count == 1:
+            found, gate = found.clone(), gate.clone()
+            for rows, memory in fresh:
+                for t, new in zip(held, cca.project(memory.states, memory.turn)):
+                    self._put(t, rows, new[:, 0])
+                self._put(found, rows, memory.found[:, 0])
+                self._put(gate, rows, memory.gate[:, 0])
+            parts = [t[self.rows].unsqueeze(1) for t in (*held, found, gate)]
+            return cca.read(x, turn, *parts, query_start=m - 1)
+        parts = [t[self.rows].unsqueeze(1) for t in (*held, found, gate)]  # chunk 0 of the call is the one held
+        for rows, memory in fresh:
+            new = (*cca.project(memory.states, memory.turn), memory.found, memory.gate)
+            parts = [torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(parts, new)]
+            for t, part in zip(held, parts):
+                t[rows] = part[:, -1]
+        return cca.read(x, turn, *parts, query_start=self.starts[0] % m + m)

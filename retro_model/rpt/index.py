@@ -1,0 +1,155 @@
+"""What a document offers for retrieval while it grows: the keys of its chunks and the states that are read of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import retro_kernels as rk
+from retro_model import checks
+
+BLOCK = 1024  # chunks of a block: keys and states are written once and never moved
+
+
+class SelfIndex:
+    """Keys [n,d] and states [n,...] of one document's chunks; search among those before a chunk. Exact unless FAISS is asked for.
+
+    Example:
+        index = SelfIndex()
+        index.add(keys, states)                          # chunks 0, 1, ... in order; call it again as the document grows
+        scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)  # query [q,d] of chunks 40, 41, ...: [q,2] each
+        read = index.states(found)                       # [q,2,...]; those of -1 are chunk 0's and to be masked
+
+    Args:
+        factory: a FAISS index factory string without training ("HNSW32", "Flat"), inner product; None: exact, by `rk.TopkStream`.
+        backend: of `retro_kernels`, for the exact search.
+
+    FAISS holds a copy of the keys on the CPU and searches approximately; worth its while beyond some 10^7 chunks.
+    """
+
+    def __init__(self, *, factory: str | None = None, backend: str | None = None):
+        self.factory, self.backend = factory, backend
+        self.reset()
+
+    def reset(self) -> None:
+        """An empty index."""
+        self._keys: list[Tensor] = []
+        self._states: list[Tensor] = []
+        self._count = 0
+        self._faiss = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, keys: Tensor | None, states: Tensor) -> None:
+        """The next chunks: keys [n,d] and states [n,...], of types and widths that stay. keys=None: states to be read by number."""
+        if self._count and (keys is None) != (not self._keys):
+            raise ValueError("keys: expected them in every call or in none")
+        if keys is not None and len(keys) != len(states):
+            raise ValueError(f"keys: expected [n,d] with n={len(states)} as in states; got n={len(keys)}")
+        if keys is not None:
+            self._append(self._keys, keys.detach())
+            if self.factory is not None and len(keys):
+                self._faiss = _empty(self.factory, keys.shape[1]) if self._faiss is None else self._faiss
+                self._faiss.add(np.ascontiguousarray(keys.detach().float().cpu().numpy()))
+        self._append(self._states, states.detach())
+        self._count += len(states)
+
+    def _append(self, blocks: list[Tensor], new: Tensor) -> None:
+        done = 0
+        while done < len(new):
+            at = (self._count + done) % BLOCK
+            if at == 0:
+                blocks.append(new.new_empty(BLOCK, *new.shape[1:]))
+            part = new[done : done + BLOCK - at]
+            blocks[-1][at : at + len(part)] = part
+            done += len(part)
+
+    def search(self, query: Tensor, k: int, *, chunk: int, excluded_chunks: int) -> tuple[Tensor, Tensor]:
+        """The k best chunks j <= i - excluded_chunks for queries [q,d] of chunks i = chunk, chunk + 1, ...
+
+        Returns:
+            scores float32 [q,k], descending, and numbers int64 [q,k]; -inf and -1 where there are fewer.
+        """
+        checks.integer("k", k, low=1)
+        if not self._count:
+            none = torch.full((len(query), k), -torch.inf, device=query.device)
+            return none, none.new_full(none.shape, -1, dtype=torch.int64)
+        if not self._keys:
+            raise ValueError("search: expected an index with keys; got one of states alone")
+        if self.factory is not None:
+            return self._search_faiss(query, k, chunk - excluded_chunks)
+        stream = rk.TopkStream(query[None], k, causal_gap=excluded_chunks, query_offset=chunk, backend=self.backend)
+        for number, block in enumerate(self._keys):
+            stream.update(block[: self._count - number * BLOCK][None])
+        return tuple(t[0] for t in stream.result())
+
+    def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
+        """Query 0 may see chunks up to `last`, query 1 one more, and so on; FAISS is asked for so many more than it may see too many."""
+        fetched = min(self._count, k + max(0, self._count - 1 - last))
+        scores, found = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)
+        scores, found = torch.from_numpy(scores), torch.from_numpy(found)
+        hidden = (found > last + torch.arange(len(query))[:, None]) | (found < 0)
+        scores = torch.nn.functional.pad(scores.masked_fill(hidden, -torch.inf), (0, max(0, k - fetched)), value=-torch.inf)
+        scores, order = scores.sort(dim=-1, descending=True, stable=True)
+        found = torch.nn.functional.pad(found, (0, max(0, k - fetched)), value=-1).gather(-1, order).masked_fill(scores == -torch.inf, -1)
+        return scores[:, :k].to(query.device), found[:, :k].to(query.device)
+
+    def states(self, index: Tensor) -> Tensor:
+        """[...,*shape], the states of chunks int64 [...]; of -1 those of chunk 0."""
+        chosen = index.clamp(min=0).flatten()
+        if len(self._states) == 1:
+            return self._states[0][chosen].unflatten(0, index.shape)
+        found = self._states[0].new_empty(len(chosen), *self._states[0].shape[1:])
+        for number in chosen.div(BLOCK, rounding_mode="floor").unique().tolist():
+            mine = chosen.div(BLOCK, rounding_mode="floor") == number
+            found[mine] = self._states[number][chosen[mine] % BLOCK]
+        return found.unflatten(0, index.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, without FAISS's copy."""
+        return sum(t.nbytes for t in [*self._keys, *self._states])
+
+    def save(self, path: str | Path) -> None:
+        """To one file that `restore` reads; replaced at once, so that a kill leaves the old one or the new one."""
+        path = Path(path)
+        parts = {
+            name: torch.cat(blocks)[: self._count].cpu() for name, blocks in (("keys", self._keys), ("states", self._states)) if blocks
+        }
+        temporary = path.with_name(path.name + ".new")
+        torch.save({"kind": "SelfIndex", "factory": self.factory, **parts}, temporary)
+        temporary.replace(path)
+
+    @classmethod
+    def restore(cls, path: str | Path, *, device: str | torch.device = "cpu", backend: str | None = None) -> SelfIndex:
+        """The index that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path}: no index here")
+        try:
+            parts = torch.load(path, map_location=device, weights_only=True)
+            if parts["kind"] != "SelfIndex":
+                raise KeyError(parts["kind"])
+        except Exception as error:
+            raise ValueError(f"{path}: truncated, corrupt or no index ({error})") from error
+        index = cls(factory=parts["factory"], backend=backend)
+        if "states" in parts:
+            index.add(parts.get("keys"), parts["states"])
+        return index
+
+
+def _empty(factory: str, width: int):
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("a FAISS index needs faiss (pip install 'retro-kernels[faiss-cpu]')") from error
+    try:
+        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        raise ValueError(f"factory: expected a FAISS index factory string; got {factory!r} ({error})") from error
+    if not index.is_trained:
+        raise ValueError(f"factory: expected an index that needs no training, for it grows from nothing; got {factory!r}")
+    return index

@@ -1,0 +1,215 @@
+"""BM25 against its formula, target scores against a language model asked directly, stored builds, schedules, the optimiser."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model.data.text import bm25_scores
+from retro_model.rpt import OWN, supervision, training
+from retro_model.rpt.adabelief import AdaBelief
+from retro_model.rpt.supervision import Supervision, bm25_index, build_supervision, reference_scores, supervise
+from retro_model.training import Settings
+from tests.model.rpt import tiny
+
+
+def brute_bm25(chunks, queries, k1=1.5, b=0.75):
+    n, mean = len(chunks), np.mean([len(c) for c in chunks])
+    holders = {t: sum(t in c for c in chunks) for c in chunks for t in c}
+    idf = {t: math.log((n - f + 0.5) / (f + 0.5)) for t, f in holders.items()}
+    low = 0.25 * np.mean(list(idf.values()))
+    idf = {t: v if v >= 0 else low for t, v in idf.items()}
+    scores = np.zeros((len(queries), n))
+    for q, query in enumerate(queries):
+        for c, chunk in enumerate(chunks):
+            for token in query:
+                tf = chunk.count(token)
+                scores[q, c] += idf.get(token, 0) * tf * (k1 + 1) / (tf + k1 * (1 - b + b * len(chunk) / mean))
+    return scores
+
+
+@pytest.mark.parametrize("vocabulary", [6, 60, 5000])
+def test_bm25_equals_its_formula(vocabulary):
+    random = np.random.default_rng(0)
+    chunks, queries = random.integers(0, vocabulary, (40, 9)), random.integers(0, vocabulary, (33, 14))
+    lengths, sizes = random.integers(1, 10, 40), random.integers(0, 15, 33)
+    want = brute_bm25([c[:n].tolist() for c, n in zip(chunks, lengths)], [q[:n].tolist() for q, n in zip(queries, sizes)])
+    got = bm25_scores(chunks, queries, lengths=lengths, query_lengths=sizes, threads=3)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        bm25_scores(chunks, queries, k1=0.9, b=0.4), brute_bm25(chunks.tolist(), queries.tolist(), 0.9, 0.4), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_bm25_refuses_and_takes_nothing():
+    assert bm25_scores(np.zeros((0, 4), int), [[1, 2]]).shape == (1, 0)
+    with pytest.raises(ValueError, match="query_lengths: expected"):
+        bm25_scores([[1, 2]], [[1, 2]], query_lengths=[3])
+    with pytest.raises(TypeError, match="queries: expected integers"):
+        bm25_scores([[1, 2]], [[1.5, 2]])
+
+
+@pytest.mark.parametrize("with_target", [True, False])
+def test_candidates_are_the_best_of_the_retrievable(with_target):
+    chunks = np.random.default_rng(1).integers(0, 12, (30, 5))
+    index, scores = bm25_index(chunks, 4, excluded_chunks=3, with_target=with_target)
+    rows = chunks.tolist()
+    queries = [rows[i] + (rows[i + 1] if with_target and i < 29 else []) for i in range(30)]
+    want = brute_bm25(rows, queries)
+    for i in range(30):
+        there = max(0, i - 2)
+        assert (index[i] >= 0).sum() == min(4, there) and (index[i] < there).all()
+        best = np.sort(want[i, :there])[::-1][:4]
+        np.testing.assert_allclose(scores[i, : len(best)], best, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(want[i, index[i, : len(best)]], best, rtol=1e-5, atol=1e-6)
+
+
+def test_target_scores_are_differences_of_mean_log_likelihoods():
+    """Of a real model, asked one context at a time."""
+    lm = tiny.model(cca_layers=(), retriever=False)
+    chunks = tiny.tokens(44, batch=1)[0].view(11, 4)
+    candidates = torch.tensor(bm25_index(chunks.numpy(), 3, excluded_chunks=1, with_target=True)[0])
+    got = reference_scores(lm, chunks, candidates, batch_size=7)
+
+    def likelihood(*rows):
+        tokens = torch.cat([chunks[r] for r in rows])[None]
+        logs = lm(tokens)[0].log_softmax(-1)
+        return torch.stack([logs[-5 + t, tokens[0, -4 + t]] for t in range(4)]).mean().item()
+
+    for i in range(11):
+        for at, j in enumerate(candidates[i].tolist()):
+            if j < 0 or i == 10:
+                assert got[i, at] == -torch.inf
+            else:
+                near = likelihood(*range(max(0, i - 2), i + 2))
+                assert got[i, at].item() == pytest.approx(likelihood(j, j + 1, i, i + 1) - near, abs=1e-5)
+
+
+def test_dense_and_teacher():
+    candidates = torch.tensor([[[-1, -1, -1], [0, -1, -1], [1, 0, -1], [2, 0, 1]]])
+    scores = torch.tensor([[[-torch.inf] * 3, [-0.5, -torch.inf, -torch.inf], [0.1, 0.4, -torch.inf], [0.3, -0.2, 0.7]]])
+    lessons = Supervision(candidates, scores)
+    dense = lessons.dense()[0]
+    assert dense.shape == (4, 4) and dense[3].tolist() == pytest.approx([-0.2, 0.7, 0.3, -math.inf])
+    assert dense[0].tolist() == [-math.inf] * 4
+    assert lessons.teacher(2)[0].tolist() == [[-1, -1], [-1, -1], [0, 1], [1, 2]]
+    assert lessons.teacher(4)[0, 3].tolist() == [1, 2, -1, -1]
+
+
+def test_lessons_from_bm25_alone():
+    found = supervise(tiny.tokens(60, batch=1)[0], None, chunk_len=4, excluded_chunks=2, candidates=5)
+    there = found.scores > -torch.inf
+    assert (found.scores[there] > 0).all() and found.scores[there].max() == 1 and not there[-1].any()
+    assert (found.candidates[there] >= 0).all()
+
+
+def test_a_stored_build_continues_where_it_was_killed(tmp_path):
+    sequences = [np.arange(n) % 23 for n in (40, 25, 60)]
+    sizes = {"chunk_len": 4, "excluded_chunks": 2, "candidates": 3}
+    lm, asked = tiny.model(cca_layers=(), retriever=False), []
+
+    def counted(tokens):
+        asked.append(len(tokens))
+        return lm(tokens)
+
+    want = build_supervision(tmp_path / "whole", sequences, counted, name="tiny", **sizes)
+    assert [len(s.candidates) for s in want] == [10, 6, 15]
+    calls, asked[:] = len(asked), []
+
+    def dies(tokens):
+        if len(asked) == calls // 2:
+            raise KeyboardInterrupt
+        return counted(tokens)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_supervision(tmp_path / "killed", sequences, dies, name="tiny", **sizes)
+    got = build_supervision(tmp_path / "killed", sequences, counted, name="tiny", **sizes)
+    for a, b, sequence in zip(got, want, sequences):
+        direct = supervise(torch.from_numpy(sequence), lm, **sizes)
+        for x, y, z in zip(a, b, direct):
+            assert torch.equal(x, y) and torch.allclose(x.double(), z.double())
+    before = len(asked)
+    build_supervision(tmp_path / "killed", sequences, counted, name="tiny", **sizes)
+    assert len(asked) == before  # nothing is asked again
+    with pytest.raises(ValueError, match="built with name='tiny'; now name='other'"):
+        build_supervision(tmp_path / "killed", sequences, counted, name="other", **sizes)
+    file = tmp_path / "killed" / supervision.SCORE_FILE
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="truncated or corrupt"):
+        build_supervision(tmp_path / "killed", sequences, counted, name="tiny", **sizes)
+
+
+def test_schedules():
+    lessons = training.Lessons(steps=1000, alpha_ret=1e-9, alpha_steps=100, tau=4.0)
+    assert [lessons.weight(s) for s in (0, 50, 100, 500)] == [0, 5e-10, 1e-9, 1e-9]
+    assert lessons.margin(0) == 1 and lessons.margin(999) == 4
+    assert lessons.teacher_share(0) == 1 and lessons.teacher_share(450) == pytest.approx(0.5) and lessons.teacher_share(900) == 0
+    assert training.Lessons(10, teacher="always").teacher_share(9) == 1 and training.Lessons(10, teacher="never").teacher_share(0) == 0
+    knobs = training.Lessons(10, alpha_ret=0.25, retriever_alpha=1.0, alpha_steps=0)
+    assert knobs.weight(0) == 1.0 and knobs.trunk_share == 0.25
+    with pytest.raises(ValueError, match="alpha_ret: expected a weight from 0 to retriever_alpha"):
+        training.Lessons(10, alpha_ret=2.0, retriever_alpha=1.0)
+    with pytest.raises(ValueError, match="teacher: expected one of"):
+        training.Lessons(10, teacher="sometimes")
+
+
+def test_the_teacher_gets_whole_sequences():
+    lessons = Supervision(torch.zeros(200, 3, 4, dtype=torch.int64), torch.ones(200, 3, 4))
+    index = training.neighbours_for(lessons, 2, 0.3, torch.Generator().manual_seed(0))
+    own = (index == OWN).flatten(1)
+    assert (own.all(1) == own.any(1)).all() and 0.6 < own[:, 0].double().mean() < 0.8
+
+
+def test_adabelief_by_hand():
+    p = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = AdaBelief([p], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5)
+    m, s, value = np.zeros(2), np.zeros(2), np.array([1.0, -2.0])
+    for t, g in enumerate(([0.3, 1e-9], [-0.1, 1e-9], [0.2, 1e-9]), 1):
+        p.grad = torch.tensor(g, dtype=torch.float64)
+        optimizer.step()
+        m = 0.9 * m + 0.1 * np.array(g)
+        s = 0.99 * s + 0.01 * (np.array(g) - m) ** 2 + 1e-16
+        value = value * (1 - 0.1 * 0.5) - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(s / (1 - 0.99**t)) + 1e-16)
+        np.testing.assert_allclose(p.detach().numpy(), value, rtol=1e-12)
+
+
+def lessons_for(tokens, model):
+    lm = tiny.model(seed=5, cca_layers=(), retriever=False)
+    sizes = {"chunk_len": 4, "excluded_chunks": 2, "candidates": 20}
+    return supervision.stack([supervise(t, lm, **sizes) for t in tokens])
+
+
+def test_wq_and_wk_move_at_the_papers_alpha():
+    """1e-9, AdaBelief: gradients below its floor move them like SGD of rate lr * alpha / 1e-7, here at the paper's 5e-3; the rest of the
+    model moves as without the retrieval loss."""
+    tokens = tiny.tokens(60, batch=4)
+    moved = {}
+    for alpha in (1e-9, 0.0):
+        model = tiny.model(dtype=torch.float32)
+        before = {n: p.detach().clone() for n, p in model.named_parameters()}
+        settings = Settings(12, max_lr=5e-3, warmup_steps=0, weight_decay=1e-8, betas=(0.9, 0.99))
+        lessons = training.Lessons(12, alpha_ret=alpha, alpha_steps=0, teacher="always")
+        optimizer, taught = training.make_optimizer(model, settings, lessons), lessons_for(tokens, model)
+        for step in range(12):
+            report = training.train_step(model, optimizer, tokens, taught, settings, lessons, step)
+        assert report["pairs"] > 100
+        moved[alpha] = {n: (p.detach() - before[n]).norm() / before[n].norm() for n, p in model.named_parameters()}
+    for name in ("retriever.query.weight", "retriever.key.weight"):
+        assert moved[1e-9][name] > 1e-6 > 1e3 * moved[0.0][name], (name, moved[1e-9][name], moved[0.0][name])
+    trunk = [n for n in moved[0.0] if not n.startswith("retriever.")]
+    assert all(abs(moved[1e-9][n] - moved[0.0][n]) < 0.05 * moved[0.0][n] for n in trunk)
+
+
+@pytest.mark.parametrize("kind", training.OPTIMIZERS)
+def test_both_losses_fall(kind):
+    tokens = tiny.tokens(60, batch=4)
+    model = tiny.model(dtype=torch.float32, score_scale=0.2)
+    settings = Settings(20, max_lr=5e-3, warmup_steps=2, betas=(0.9, 0.99))
+    lessons = training.Lessons(20, alpha_ret=1.0, alpha_steps=0, tau=1.0, retriever_lr=0.5)
+    optimizer, taught = training.make_optimizer(model, settings, lessons, kind), lessons_for(tokens, model)
+    rates = {g["lr_scale"] for g in optimizer.param_groups}
+    assert rates == {0.5, 1.0}
+    reports = [training.train_step(model, optimizer, tokens, taught, settings, lessons, step) for step in range(20)]
+    assert reports[-1]["loss"] < 0.95 * reports[0]["loss"]
+    assert reports[-1]["retrieval_loss"] < 0.8 * reports[0]["retrieval_loss"]
