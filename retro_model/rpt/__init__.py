@@ -11,7 +11,6 @@ loss.py         lambda_rank
 supervision.py  BM25 candidates, the reference language model's scores, stored
 training.py     both losses, scheduled sampling, ramps, one step; adabelief.py the optimiser
 index.py        SelfIndex, which grows with a document; cache.py what decoding keeps, decoding.py how it goes on
-
 """
 
 from .cache import RPTCache
