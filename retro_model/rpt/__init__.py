@@ -9,8 +9,9 @@ gate.py         NeighbourGate
 model.py        RPT
 loss.py         lambda_rank
 supervision.py  BM25 candidates, the reference language model's scores, stored
-training.py     both losses, scheduled sampling, ramps, one step; adabelief.py the optimiser
 index.py        SelfIndex, which grows with a document; cache.py what decoding keeps, decoding.py how it goes on
+
+Training lies in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in retro_model/demo/rpt.
 """
 
 from .cache import RPTCache

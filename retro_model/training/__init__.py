@@ -13,6 +13,7 @@ result. Nothing is kept between steps but the model, the optimiser and two count
     optimiser.py   settings, AdamW, the schedule
     batches.py     chunk rows and their neighbours, a stream without end
     step.py        losses, one step, many steps; sharding
+    rpt.py         the losses, schedules and step of RPT; adabelief.py its optimiser
     checkpoint.py  saves and resumes exactly; checkpoint_folder.py: a kill leaves the old or the new
 """
 

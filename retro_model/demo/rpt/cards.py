@@ -18,8 +18,8 @@ from torch import Tensor
 from retro_model.rpt.config import RPTConfig
 from retro_model.rpt.model import RPT
 from retro_model.rpt.supervision import Supervision, bm25_index, stack, supervise
-from retro_model.rpt.training import Lessons, make_optimizer, train_step
 from retro_model.training import Settings
+from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
 from .deck import Copyist, Deck
 from .start import start_copying

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from retro_model.data.text import bm25_scores
-from retro_model.rpt import OWN, supervision, training
-from retro_model.rpt.adabelief import AdaBelief
+from retro_model.rpt import OWN, supervision
 from retro_model.rpt.supervision import Supervision, bm25_index, build_supervision, reference_scores, supervise
 from retro_model.training import Settings
+from retro_model.training import rpt as training
+from retro_model.training.adabelief import AdaBelief
 from tests.model.rpt import tiny
 
 

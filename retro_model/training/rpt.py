@@ -1,4 +1,4 @@
-"""Training: the language model's loss and the retriever's, scheduled sampling, the ramps, two learning rates.
+"""Training an RPT: the language model's loss and the retriever's, scheduled sampling, the ramps, two learning rates.
 
 settings = training.Settings(steps, max_lr=5e-3)
 lessons = Lessons(steps=settings.steps, alpha_ret=1e-9, tau=4.0)
@@ -17,12 +17,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_model.training import Settings, learning_rate, parameter_groups
+from retro_model.rpt.checks import OWN
+from retro_model.rpt.loss import lambda_rank
+from retro_model.rpt.supervision import CANDIDATES, Supervision
 
 from .adabelief import AdaBelief
-from .loss import lambda_rank
-from .model import OWN
-from .supervision import CANDIDATES, Supervision
+from .optimiser import Settings, learning_rate, parameter_groups
 
 OPTIMIZERS = ("adabelief", "adamw")
 TEACHERS = ("scheduled", "always", "never")
