@@ -5,6 +5,7 @@ MinHash signatures cut into bands find candidate pairs; the exact 13-gram Jaccar
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ class Removal(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `find_leaked` found; `candidates`: pairs whose similarity was computed."""
+    """What `find_leaked` found; `candidates`: pairs of distinct documents whose similarity was computed."""
 
     threshold: float
     ngram: int
@@ -84,20 +85,25 @@ def find_leaked(
             raise ValueError(f"held_out: expected tokenizer {training.tokenizer_name!r} as in training; got {store.tokenizer_name!r}")
     rows = rows_of_a_band(threshold, num_permutations)
     entries = [entry for store in held_out for entry in store.documents]
-    against = [store.document_tokens(d) for store in held_out for d in range(len(store.documents))]
+    against, first, _ = _distinct([store.document_tokens(d) for store in held_out for d in range(len(store.documents))])
+    entries = [entries[i] for i in first]
     options = {"ngram": ngram, "seed": seed}
     bands = _bands(minhash_signatures(*_joined(against), num_permutations, **options), rows)
     removed, candidates = [], 0
     for block in files.track(list(_blocks(training)), "deduplication", enabled=progress):
-        documents = [training.document_tokens(d) for d in block]
+        documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
         pairs = _sharing_a_band(_bands(minhash_signatures(*_joined(documents), num_permutations, **options), rows), bands)
         candidates += len(pairs)
         similar = ngram_jaccard(*_joined([*documents, *against]), pairs + [0, len(documents)], ngram=ngram)
+        best = {}  # of a distinct document: similarity and held-out entry
         for local in np.unique(pairs[similar >= threshold, 0]):
             mine = np.flatnonzero(pairs[:, 0] == local)
-            best = mine[similar[mine].argmax()]
-            own, other = training.documents[block[local]], entries[pairs[best, 1]]
-            removed.append(Removal(int(block[local]), own.name, own.group, other.name, other.group, float(similar[best])))
+            chosen = mine[similar[mine].argmax()]
+            best[local] = float(similar[chosen]), entries[pairs[chosen, 1]]
+        for number, local in zip(block, copy_of):
+            if local in best:
+                (jaccard, other), own = best[local], training.documents[number]
+                removed.append(Removal(int(number), own.name, own.group, other.name, other.group, jaccard))
     return Report(threshold, ngram, len(training.documents), candidates, removed)
 
 
@@ -150,6 +156,17 @@ def _blocks(store: TokenStore) -> Iterator[np.ndarray]:
     numbers = np.arange(len(store.documents))
     for block in np.unique(ends // TOKENS_AT_ONCE):
         yield numbers[ends // TOKENS_AT_ONCE == block]
+
+
+def _distinct(documents: list[np.ndarray]) -> tuple[list[np.ndarray], list[int], list[int]]:
+    """The documents without repetitions, where each of them was first, and which of them each document is.
+
+    A thousand copies on both sides would be a million pairs.
+    """
+    numbers: dict[bytes, int] = {}
+    copy_of = [numbers.setdefault(hashlib.sha256(document.tobytes()).digest(), len(numbers)) for document in documents]
+    first = np.unique(copy_of, return_index=True)[1].tolist()
+    return [documents[i] for i in first], first, copy_of
 
 
 def _joined(documents: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

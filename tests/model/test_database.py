@@ -1,5 +1,6 @@
 """The database: values, exact, FAISS and BM25 search, always k neighbours outside a document, building again after a kill."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retro_model.data import database as databases
+from retro_model.data import faiss_index, files
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from tests.model.data import random_documents, store_of
@@ -226,6 +228,44 @@ def test_damage_to_a_kept_index_is_named(tmp_path, store):
             found()
     path.with_name(path.name + ".json").unlink()  # killed between the two
     assert np.array_equal(found(), want) and path.read_bytes() == good
+
+
+def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, monkeypatch):
+    """Against all distances, for the same sample; equal chunks are as good as each other, the own document does not count."""
+    embedder = dense[1]
+
+    def build(**options):
+        return ChunkDatabase.build(tmp_path / "d", store, embedder, index="IVF4,Flat", **options)
+
+    one, every = build(nprobe=1).recall, build(nprobe=4).recall
+    assert every == {1: 1.0, 2: 1.0, 10: 1.0} and set(one) == {1, 2, 10} and min(one.values()) < 1
+    keys = np.load(tmp_path / "d" / databases.KEYS).astype(np.float64)
+    rows = np.sort(np.random.default_rng(0).permutation(len(keys))[: faiss_index.RECALL_SAMPLE])
+    distance = ((keys[rows, None] - keys[None]) ** 2).sum(-1)
+    own = store.chunk_doc[:][None] == store.chunk_doc[rows][:, None]
+    distance[own] = np.inf
+    for k, got in one.items():
+        found = build(nprobe=1).search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=store.chunk_doc[rows])
+        farthest = np.sort(distance, axis=1)[:, k - 1 : k]
+        assert got == pytest.approx((np.take_along_axis(distance, found, 1) <= farthest + 1e-9).mean(), abs=2e-3)
+    manifest = next((tmp_path / "d").glob("*.faiss.json"))
+    kept = json.loads(manifest.read_text())
+    assert kept["facts"]["recall"] == {"1": {str(k): r for k, r in one.items()}, "4": {str(k): 1.0 for k in every}}
+    with monkeypatch.context() as patch:
+        patch.setattr(faiss_index, "measured_recall", lambda *_: pytest.fail("it is known"))
+        assert build(nprobe=1).recall == one and build(nprobe=4).recall == every
+    kept["facts"]["recall"] = {"1": {"2": 7.5}}
+    del kept["crc32"]
+    manifest.write_text(json.dumps(kept | {"crc32": files._own_checksum(kept)}))
+    assert build(nprobe=1).recall == one  # what makes no sense is measured again
+    assert opened("exact", dense, store).recall is None and ChunkDatabase.lexical(store).recall is None
+
+
+def test_an_index_is_trained_on_enough_keys():
+    assert len(faiss_index._training_rows(10_000, 4)) == 10_000
+    assert len(faiss_index._training_rows(1 << 20, 512)) == 1 << 17
+    rows = faiss_index._training_rows(1 << 20, 4096)
+    assert len(rows) == 4096 * 64 and (np.diff(rows) > 0).all() and rows.max() < 1 << 20
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,18 @@ def test_blocks_change_nothing(stores, monkeypatch):
     assert find_leaked(training, held) == whole
 
 
+def test_copies_are_compared_once(tmp_path):
+    """300 copies on either side, and one that is nearly theirs: two pairs, not 90,000; every copy is removed, in order."""
+    rng = np.random.default_rng(0)
+    text, other = rng.integers(2, 200, 300), rng.integers(2, 200, 300)
+    near = edited(text, rng, 1)
+    training = store_of(tmp_path / "t", [other, *[text] * 300, near, other])
+    report = find_leaked(training, [store_of(tmp_path / "v", [*[text] * 299, other[:20]]), store_of(tmp_path / "e", [text])])
+    assert [(r.document, r.held_out_name) for r in report.removed] == [(d, "0") for d in range(1, 302)]
+    assert report.candidates == 2 and report.documents == 303
+    assert [r.jaccard for r in report.removed] == [1.0] * 300 + [similarity(near, text)]
+
+
 @settings(max_examples=30)
 @given(left=st.integers(0, 8), right=st.integers(0, 8), bands=st.integers(1, 3), seed=st.integers(0, 99))
 def test_pairs_that_share_a_band(left, right, bands, seed):
