@@ -129,7 +129,10 @@ def test_values_are_the_chunk_and_its_continuation(ids):
 @pytest.fixture(autouse=True, scope="module")
 def _values_store(tmp_path_factory):
     global VALUES
-    VALUES = store_of(tmp_path_factory.mktemp("values"), [np.arange(2, 2 + n) for n in (1, 8, 9, 16, 17, 60, 40)])
+    VALUES = store_of(
+        tmp_path_factory.mktemp("values"), [np.arange(2, 2 + n) for n in (17, 1, 8, 9, 16, 60, 40)]
+    )  # -1 is no chunk 0, which has one after it
+
     assert len(VALUES) == 22
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from retro_model import evaluation
+from retro_model.data.tokens import BOS
 from tests.model import toys
 
 
@@ -37,6 +38,20 @@ def test_score_gives_each_token_the_most_context():
     whole = evaluation.score(toys.ByOffset(), store, window=12, stride=6)
     np.testing.assert_allclose(whole.nats[:3], scores.nats[:3], rtol=1e-6)
     np.testing.assert_allclose(whole.nats[5], cost(10), rtol=1e-5)
+
+
+def test_bos_is_free_and_not_counted():
+    """A document that begins with BOS pays nothing for it; one that does not pays log(vocab) for its first token."""
+    store = toys.store([[BOS, 0, 0], [0, 0, 0], [0, BOS, 0, BOS, 0]], 2)
+    scores = evaluation.score(toys.ByOffset(), store, window=4, stride=2)
+    cost = toys.ByOffset.cost
+    other = cost(1) + 1  # token 1 at offset 1, whose logit is 1 lower than that of token 0
+    np.testing.assert_allclose(
+        scores.nats,
+        [cost(1), cost(2), math.log(2) + cost(1), cost(2), math.log(2) + other, cost(2) + cost(3) + 3, cost(2)],
+        rtol=1e-6,
+    )
+    assert scores.tokens.tolist() == [1, 1, 2, 1, 2, 2, 1]  # the BOS tokens in the middle are scored as any other
 
 
 def test_score_of_a_bigram_table_is_its_likelihood():
