@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from retro_model import RetroConfig
+from retro_model.training import Settings
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ def preset(name: str) -> Plan:
     """A model of Table 2 with the paper's chunks, windows, schedule and precision; what differs is the corpus and its vocabulary."""
     config = RetroConfig.preset(name).to_dict()
     config.pop("vocab_size")
+    paper = Settings.preset(name)
     return Plan(
         config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000, index=None,
-        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=2e-4, warmup_steps=750, autocast="bfloat16", compile=True, start_copying=False,
+        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=paper.max_lr, warmup_steps=paper.warmup_steps, autocast=paper.autocast, compile=True, start_copying=False,
         sample_tokens=512,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from retro_model.data.tokens import BOS
-from retro_model.training import AUTOCAST, check_neighbours, gather, token_losses
+from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,11 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
         rows[i, : end - first] = np.arange(first, end)
     batch = gather(store, rows, neighbours, database).to(device)
     with torch.autocast(device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
-        logits = model(**batch.inputs)
-    losses = token_losses(logits, batch)[0]
+        (_, losses), vocab_size = batch_loss(model, batch)
     # The window's first token has no logits; it is a document's first (a uniform code) or was scored by an earlier window.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
     begins = batch.tokens[:, 0] == BOS
-    losses[:, 0, 0] = torch.where(begins, 0.0, math.log(logits.shape[-1]))
+    losses[:, 0, 0] = torch.where(begins, 0.0, math.log(vocab_size))
     per_chunk = losses.sum(-1).cpu().numpy()
     count = batch.real.view(len(jobs), longest, m).sum(-1)
     count[:, 0] -= begins.long()  # stands for no text

@@ -9,6 +9,7 @@ from .cache import KeyValueCache
 from .chunked_cross_attention import ChunkedCrossAttention
 from .feed_forward import FeedForward
 from .initialisation import initialise
+from .loss import NextTokenLoss, linear_cross_entropy, next_token_loss
 from .positions import RelativePositions, encode_displacements
 
 __all__ = [
@@ -16,8 +17,11 @@ __all__ = [
     "ChunkedCrossAttention",
     "FeedForward",
     "KeyValueCache",
+    "NextTokenLoss",
     "RelativeAttention",
     "RelativePositions",
     "encode_displacements",
     "initialise",
+    "linear_cross_entropy",
+    "next_token_loss",
 ]

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from retro_model import checks
 
-FIRST_CCA_LAYER, CCA_LAYER_STEP = 6, 3  # section 2.5: "one Retro-block every 3 blocks, starting from layer 6"
+FIRST_CCA_LAYER, CCA_LAYER_STEP = (
+    6,
+    3,
+)  # section 2.5, Table 12; Table 10 begins at 9 for 24 layers and more, which does not fit Table 2; Table 10 says 9 for 24 and
+# 32 layers, but only 6 fits the sizes of Table 2, and Table 12 says 6 for all
 
 #: Table 2: (d_model, d_ff, num_heads, head_dim, num_layers)
 PRESETS = {

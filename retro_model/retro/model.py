@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_model.layers import ChunkedCrossAttention, FeedForward, KeyValueCache, RelativeAttention, initialise
+from retro_model import checks
+from retro_model.layers import (
+    ChunkedCrossAttention,
+    FeedForward,
+    KeyValueCache,
+    NextTokenLoss,
+    RelativeAttention,
+    initialise,
+    next_token_loss,
+)
 
 from .cache import RetroCache
 from .config import RetroConfig
@@ -108,9 +117,10 @@ class Retro(nn.Module):
             initialise(part, branches)
 
     def forward(
-        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
-    ) -> Tensor:
-        """Logits [B,N,V] of the token after each of `tokens` [B,N].
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None,
+        loss_mask: Tensor | None = None,
+    ) -> Tensor | NextTokenLoss:  # fmt: skip
+        """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
             tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len. With a cache, those that follow what it holds.
@@ -120,12 +130,18 @@ class Retro(nn.Module):
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The ids under
                 False do not matter, but must be in the vocabulary.
             cache: holds the tokens before these and takes these in; see `RetroCache`. Such a call is not differentiable.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a `NextTokenLoss`, and the logits
+                of all tokens are never in memory together; see `layers.linear_cross_entropy`.
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
                 read them on a GPU would make the host wait in every call. `checks.token_range` does that once, where you want it.
         """
-        return self.readout(self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache))
+        x = self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache)
+        if loss_mask is None:
+            return self.readout(x)
+        checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
+        return next_token_loss(x, self.readout.weight, tokens, loss_mask)
 
     def activations(
         self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
@@ -155,6 +171,7 @@ class Retro(nn.Module):
                 retrieval.finish()
         return self.norm(x)
 
+    sums_losses = True  # takes `loss_mask`
     decodes_ragged = True  # rows of different lengths share a cache
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetroCache:

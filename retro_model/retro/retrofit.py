@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from retro_model.layers import ChunkedCrossAttention
+from retro_model.layers import ChunkedCrossAttention, initialise
 
 from .cache import ChunkCache
 from .config import RetroConfig
@@ -33,12 +33,10 @@ FIXED_IN_OURS = (*FIXED, "num_heads", "head_dim")
 
 
 def retrofit(
-    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None, backend: str | None = None, **changes
-) -> nn.Module:
-    """A model that retrieves, around a decoder whose weights stay as they are.
-
-    The decoder is frozen in place. What is added starts without effect: the output projection of every chunked cross-attention
-    is zero, so that training begins at the decoder's own likelihood.
+    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None, cca_output: str = "zero",
+    backend: str | None = None, **changes,
+) -> nn.Module:  # fmt: skip
+    """A model that retrieves, around a decoder whose weights stay as they are: the decoder is frozen in place.
 
     Example:
         model = retrofit(GPT2LMHeadModel.from_pretrained("gpt2"), cca_layers=(6, 9, 12))
@@ -49,6 +47,8 @@ def retrofit(
             input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.
+        cca_output: "zero": the output projection of every chunked cross-attention starts at zero, so that training begins at the decoder's
+            own likelihood; "fresh": at random like all else that is added, as in the paper.
         backend: of `retro_kernels`; None: the fastest that serves a call.
         changes: fields of `RetroConfig`: cca_layers, chunk_len, neighbour_len (default 2 chunk_len), the encoder's sizes; share_embeddings
             where the decoder is a `Retro`; num_heads and head_dim of the cross-attention where it is not.
@@ -59,8 +59,20 @@ def retrofit(
     Raises:
         TypeError, ValueError: naming the argument.
     """
+    if cca_output not in ("zero", "fresh"):
+        raise ValueError(f"cca_output: expected 'zero' or 'fresh'; got {cca_output!r}")
     if isinstance(decoder, Retro):
-        return _retrofit_retro(decoder, backend, _changed(decoder.config, changes, FIXED_IN_OURS))
+        model = _retrofit_retro(decoder, backend, _changed(decoder.config, changes, FIXED_IN_OURS))
+    else:
+        model = _retrofit_other(decoder, blocks, attention, backend, changes)
+    if cca_output == "zero":
+        for module in model.modules():
+            if isinstance(module, ChunkedCrossAttention):
+                nn.init.zeros_(module.output.weight)
+    return model
+
+
+def _retrofit_other(decoder: nn.Module, blocks, attention: str | None, backend: str | None, changes: dict) -> RetrofittedDecoder:
     if blocks is None:
         blocks, attention = _find_blocks(decoder)
     if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
@@ -98,14 +110,7 @@ def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) ->
             setattr(model.get_submodule(owner), leaf, trained.pop(name).requires_grad_(False))
     if trained:
         raise RuntimeError(f"a Retro without retrieval has weights that one with retrieval lacks: {', '.join(trained)}")
-    _start_without_effect(model)
     return model
-
-
-def _start_without_effect(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, ChunkedCrossAttention):
-            nn.init.zeros_(module.output.weight)
 
 
 def _find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
@@ -157,7 +162,8 @@ class RetrofittedDecoder(nn.Module):
         options = {"chunk_len": config.chunk_len, "context_dim": config.encoder_d_model, "dropout": config.dropout, "backend": backend}
         self.cca = nn.ModuleDict({name: ChunkedCrossAttention(*sizes, **options, **where) for name in names})
         self.cca_norm = nn.ModuleDict({name: nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
-        _start_without_effect(self)
+        for part in (self.cca, self.cca_norm):
+            initialise(part, branches=2 * config.num_layers + len(names))
         self._pass: _Pass | None = None
         for layer in config.cca_layers:
             block = blocks[layer - 1]

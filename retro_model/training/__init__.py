@@ -19,13 +19,15 @@ result. Nothing is kept between steps but the model, the optimiser and two count
 
 from . import checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
-from .optimiser import AUTOCAST, Settings, learning_rate, make_optimizer, parameter_groups
-from .step import loss, progress, shard, token_losses, train, train_step
+from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
+from .step import batch_loss, loss, progress, shard, token_losses, train, train_step
 
 __all__ = [
     "AUTOCAST",
+    "TABLE_10",
     "Batch",
     "Settings",
+    "batch_loss",
     "batches",
     "check_neighbours",
     "checkpoint",

@@ -13,6 +13,12 @@ from retro_model import checks
 AUTOCAST = (None, "bfloat16", "float16")  # types of matrix products; None: the parameters' own
 
 
+TRAINING_TOKENS = 419_430_400_000  # of every model of the paper
+WINDOW = 2048
+#: The paper's (largest learning rate, sequences a batch) by model. Source: Table 10 and appendix C.1. Table 12 retrofits at the same rates.
+TABLE_10 = {"172m": (2e-4, 256), "425m": (2e-4, 256), "1.5b": (2e-4, 256), "7.5b": (1e-4, 1024)}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Hyper-parameters of the optimiser and its schedule. Source: appendix C.1 and Table 10 of arXiv 2112.04426.
@@ -34,6 +40,17 @@ class Settings:
     eps: float = 1e-8
     clip: float = 1.0
     autocast: str | None = None
+
+    @classmethod
+    def preset(cls, name: str, batch_size: int | None = None) -> Settings:
+        """The paper's settings for a preset of `RetroConfig` and batches of `batch_size` sequences (None: the paper's, `TABLE_10`), or
+        those of "wikitext103" (appendix C.2: 100,000 steps; the best checkpoint is that at 35,000)."""
+        if name == "wikitext103":
+            return cls(100_000, max_lr=2.5e-4, min_lr_ratio=0.08, warmup_steps=4000)
+        if name not in TABLE_10:
+            raise ValueError(f"name: expected one of {', '.join(TABLE_10)}, wikitext103; got {name!r}")
+        max_lr, sequences = TABLE_10[name]
+        return cls(TRAINING_TOKENS // (WINDOW * (batch_size or sequences)), max_lr=max_lr, autocast="bfloat16")
 
     def __post_init__(self):
         checks.integer("steps", self.steps, low=1)

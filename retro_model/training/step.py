@@ -11,6 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retro_model.layers import NextTokenLoss
+
 from .batches import Batch
 from .optimiser import Settings, learning_rate
 
@@ -33,6 +35,19 @@ def loss(logits: Tensor, batch: Batch) -> Tensor:
     """Mean negative log-likelihood over the real tokens of a batch, in nats."""
     losses, counted = token_losses(logits, batch)
     return losses.sum() / counted.sum().clamp(min=1)
+
+
+def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
+    """The loss over the real tokens of a batch, and the size of the vocabulary; all logits are made only for a model that does not
+    take `loss_mask` (its class says so: `sums_losses`)."""
+    plain = model
+    while not hasattr(plain, "sums_losses") and hasattr(plain, "module"):  # DistributedDataParallel
+        plain = plain.module
+    if getattr(plain, "sums_losses", False):
+        return model(**batch.inputs, loss_mask=batch.real), plain.config.vocab_size
+    logits = model(**batch.inputs)
+    losses = token_losses(logits, batch)[0]
+    return NextTokenLoss(losses.sum(), losses.detach()), logits.shape[-1]
 
 
 def shard(model: nn.Module, mesh) -> nn.Module:
@@ -85,8 +100,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[B
     for i, part in enumerate(parts):
         with _synchronise(model, i == len(parts) - 1):
             with _autocast(device, settings):
-                logits = model(**part.inputs)
-            summed = token_losses(logits, part)[0].sum()
+                summed = batch_loss(model, part)[0].total
             # DDP and FSDP average over processes; tokens are what counts, so the number of processes is multiplied back.
             (summed * (processes / totals[1].clamp(min=1))).backward()
         totals[0] += summed.detach()

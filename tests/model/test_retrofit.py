@@ -8,6 +8,7 @@ import torch
 
 from retro_kernels.testing import assert_passes
 from retro_model.generation import generate
+from retro_model.layers import ChunkedCrossAttention
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from retro_model.retro.retrofit import RetrofittedDecoder, retrofit
@@ -75,6 +76,21 @@ def test_what_is_added_starts_without_effect(make):
     before, model = retrofitted(make)
     tokens, neighbours, mask = batch()
     assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), logits(before, tokens))
+
+
+@pytest.mark.parametrize("make", DECODERS)
+def test_what_is_added_may_start_at_random_as_in_the_paper(make):
+    torch.manual_seed(0)
+    decoder = make().eval()
+    tokens, neighbours, mask = batch()
+    model = retrofit(decoder, **ADDED, cca_output="fresh").eval()
+    moved = (model(tokens, neighbours, neighbour_mask=mask) - model(tokens)).abs().amax(-1)
+    assert (moved[:, : M - 1] == 0).all() and (moved[:, M - 1 :] > 0).any()
+    outputs = [m.output.weight for m in model.modules() if isinstance(m, ChunkedCrossAttention)]
+    depth = 2 * LAYERS + 2  # residual updates: the scale with which a Retro's own begin
+    assert all(abs(w.std().item() * (w.shape[1] * depth) ** 0.5 - 1) < 0.1 for w in outputs) and len(outputs) == 2
+    with pytest.raises(ValueError, match="cca_output: expected 'zero' or 'fresh'; got 'ones'"):
+        retrofit(make(), **ADDED, cca_output="ones")
 
 
 @pytest.mark.parametrize("make", DECODERS)

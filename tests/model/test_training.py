@@ -287,3 +287,17 @@ def test_u_v_norms_and_embeddings_of_retro_do_not_decay():
     for name, p in model.named_parameters():
         free = "norm" in name or "embedding" in name or name.endswith(("content_bias", "position_bias"))
         assert (id(p) in decayed) != free, name
+
+
+def test_the_papers_settings():
+    """Table 10 and appendix C.1: 419,430,400,000 tokens in windows of 2048, batches of 256 or 1024."""
+    rates = {"172m": (2e-4, 800_000), "425m": (2e-4, 800_000), "1.5b": (2e-4, 800_000), "7.5b": (1e-4, 200_000)}
+    for name, (max_lr, steps) in rates.items():
+        s = training.Settings.preset(name)
+        assert (s.max_lr, s.steps, s.warmup_steps, s.weight_decay) == (max_lr, steps, 750, 0.1)
+        assert training.learning_rate(steps, s) == pytest.approx(max_lr / 10)
+    assert training.Settings.preset("7.5b", batch_size=256).steps == 800_000
+    wikitext = training.Settings.preset("wikitext103")
+    assert [training.learning_rate(step, wikitext) for step in (0, 4000, 100_000)] == pytest.approx([1e-7, 2.5e-4, 2e-5])
+    with pytest.raises(ValueError, match="name: expected one of 172m"):
+        training.Settings.preset("1b")
