@@ -80,6 +80,7 @@ def test_wheel_works_outside_the_tree(sdist, tmp_path):
     outside.mkdir()
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     assert all(str(environment) in line for line in run(python, "-c", CODE, cwd=outside, env=bare).split())
+    assert "chunked_cross_attention" in run(environment / "bin" / "retro-bench", "list", cwd=outside, env=bare)
     assert "demo" in run(environment / "bin" / "retro-model", "--help", cwd=outside, env=bare)
 
 
