@@ -1,5 +1,5 @@
-# `make bench`: every op checked and timed on this machine.  `make test`: everything a change must pass.
-# Both make .venv and build the extension first. Variables: PYTHON, TORCH (what pip installs as torch), TORCH_INDEX.
+# `make bench`: every op checked and timed on this machine.  `make test`: everything a change must pass; `make check`: a part of it, for
+# the inner loop.  `make docs`: build/site. All make .venv and build the extensions first. Variables: PYTHON, TORCH (what pip installs as torch), TORCH_INDEX.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PY = .venv/bin/python
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup build bench test docs lint clean
+.PHONY: setup build bench check test docs lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -27,6 +27,14 @@ bench: setup
 # Where it can't be had its test is skipped, and says so.
 .venv/oldest: .venv/ready
 	$(PY) -m pip --disable-pip-version-check install -q --no-deps --target $@ 'triton==3.6.*' || mkdir -p $@
+
+# Rules of the tree, contracts, definitions, one model of each kind; no interpreter, no compiled kernels, no harness runs.
+CHECK = tests/test_house.py tests/reference tests/aot/test_configs.py tests/bench/test_record.py tests/bench/test_work.py \
+  $(addprefix tests/ops/test_,validation.py contract.py empty_rows.py fallback.py leaky_average.py relative_logits.py) \
+  $(addprefix tests/model/,test_config.py test_layers.py test_retro.py memory_mosaics/test_model.py rpt/test_model.py)
+
+check: setup lint
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(CHECK) -n $(JOBS)
 
 # Triton's interpreter changes what `import triton` means, so its tests have a process of their own.
 test: setup lint .venv/oldest

@@ -1,6 +1,7 @@
 """What every op is: a torch.library operator that survives opcheck, compile, autocast, checkpointing and any requires_grad."""
 
 import contextlib
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -12,13 +13,19 @@ from retro_kernels import _dispatch, _problem, _register, _validate
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import INTERPRETER, fast_backends
 
-SMALL = {
-    "chunked_cross_attention": lambda **kw: inputs.cross_attention(1, B=1, N=9, M=4, R=5, H=2, gate=True, mask="token", **kw),
-    "relative_attention": lambda **kw: inputs.self_attention(1, B=1, N=9, H=2, key_mask=True, causal=True, **kw),
-    "relative_logits": lambda **kw: inputs.relative_logits(1, **kw),
-    "topk_chunks": lambda **kw: inputs.topk(1, docs=True, mask=True, causal_gap=1, query_offset=9, **kw),
-    "leaky_average": lambda **kw: inputs.leaky(1, **kw),
+BUILDERS = {
+    "chunked_cross_attention": inputs.cross_attention,
+    "relative_attention": inputs.self_attention,
+    "relative_logits": inputs.relative_logits,
+    "topk_chunks": inputs.topk,
+    "leaky_average": inputs.leaky,
 }
+OPTIONS = {
+    "chunked_cross_attention": {"B": 1, "N": 9, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
+    "relative_attention": {"B": 1, "N": 9, "H": 2, "key_mask": True, "causal": True},
+    "topk_chunks": {"docs": True, "mask": True, "causal_gap": 1, "query_offset": 9},
+}
+SMALL = {op: functools.partial(build, 1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
 PROBLEM = {op: getattr(_problem, "".join(part.title() for part in op.split("_"))) for op in _dispatch.OPS}
 EVERY = [(op, backend) for op in _dispatch.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
 every = pytest.mark.parametrize("op, backend", EVERY)
@@ -69,11 +76,7 @@ def test_fullgraph_compile_with_changing_lengths(op, backend):
     compiled = torch.compile(lambda kw: total(op, kw, backend), fullgraph=True, dynamic=True, backend="aot_eager")
     for size in (9, 11, 14):
         shape = {"S": size} if op == "topk_chunks" else {"N": size}
-        builder = {"chunked_cross_attention": inputs.cross_attention, "relative_attention": inputs.self_attention}
-        builder = builder.get(
-            op, {"relative_logits": inputs.relative_logits, "topk_chunks": inputs.topk, "leaky_average": inputs.leaky}.get(op)
-        )
-        kw = inputs.differentiable(builder(2, **shape))
+        kw = inputs.differentiable(BUILDERS[op](2, **shape))
         loss = compiled(kw)
         torch.testing.assert_close(loss, total(op, kw, backend))
         got = torch.autograd.grad(loss, [kw[n] for n in floats(kw)])
