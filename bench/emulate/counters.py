@@ -1,0 +1,114 @@
+"""What one CTA of a launch does, counted while it is emulated: instructions by kind, sectors and wavefronts a request, barriers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import launches
+from .program import Counted
+
+SECTOR_BYTES = 32
+#: larger tensors are left zero: only where a kernel reads matters here, and filling them costs seconds
+_FILLED = 1 << 22
+
+#: instructions by what executes them, by the first part of an opcode
+_KINDS = {
+    "tensor": ("mma", "wgmma"),
+    "memory": ("ld", "st", "cp", "ldmatrix", "stmatrix"),
+    "special": ("ex2", "lg2", "rcp", "sqrt", "rsqrt", "div"),
+    "exchange": ("shfl", "vote", "redux"),
+    "synchronise": ("bar", "barrier", "fence", "membar"),
+    "branch": ("bra", "ret", "exit"),
+}
+_KIND_OF = {root: kind for kind, roots in _KINDS.items() for root in roots}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of source, over the emulated CTAs."""
+
+    source: str
+    instructions: int  # executed, by CTAs
+    requests: int
+    sectors_or_wavefronts: int
+    fewest: int
+
+    @property
+    def excess(self) -> int:
+        return self.sectors_or_wavefronts - self.fewest
+
+
+def materialised(launch, seed: int = 0):
+    """The launch with real tensors on the CPU in place of meta tensors: floats random, integers 0, masks all True."""
+    generator = torch.Generator().manual_seed(seed)
+    made: dict[int, Tensor] = {}
+
+    def real(value):
+        if not isinstance(value, Tensor) or value.device.type != "meta":
+            return value
+        if id(value) not in made:
+            out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
+            if out.numel() <= _FILLED and out.is_floating_point():
+                out.copy_(torch.randn(out.shape, generator=generator))
+            elif out.dtype in (torch.bool, torch.uint8):
+                out.fill_(1)
+            made[id(value)] = out
+        return made[id(value)]
+
+    return dataclasses.replace(launch, arguments={name: real(value) for name, value in launch.arguments.items()})
+
+
+def count(launch, arch: int, ctas: int = 1) -> tuple[dict[str, Any], list[Line]]:
+    """(metrics, lines) of `ctas` CTAs in the middle of a launch's grid.
+
+    Raises:
+        EmulationError: what the kernel did wrong. PtxError: an instruction that is not emulated.
+    """
+    kernel = launches.compiled(launch, arch)
+    kernel = dataclasses.replace(kernel, program=type(kernel.program)(kernel.program.kernel))  # counters of its own
+    number = launch.grid[0] * (*launch.grid, 1)[1] * (*launch.grid, 1, 1)[2]
+    first = max(0, (number - ctas) // 2)
+    launches.run(materialised(launch), arch, only=range(first, min(number, first + ctas)), kernel=kernel)
+    counted = kernel.program.counts()
+    return summary(counted), by_line(counted)
+
+
+def summary(counted: list[Counted]) -> dict[str, Any]:
+    """The metrics of a record; a ratio is None where there was no request."""
+    mix = collections.Counter()
+    for c in counted:
+        mix[_KIND_OF.get(c.opcode.split(".")[0], "arithmetic")] += c.executed
+    outside = [c for c in counted if c.requests and _is_global(c.opcode)]
+    inside = [c for c in counted if c.requests and not _is_global(c.opcode)]
+    sectors, wavefronts = sum(c.units for c in outside), sum(c.units for c in inside)
+    return {
+        "emulated_instructions": sum(mix.values()),
+        "instruction_mix": dict(sorted(mix.items())),
+        "barriers": sum(c.executed for c in counted if c.opcode.startswith(("bar.sync", "barrier"))),
+        "sectors_per_request": _ratio(sectors, sum(c.requests for c in outside)),
+        "sectors_over_fewest": _ratio(sectors, sum(c.fewest for c in outside)),
+        "wavefronts_over_fewest": _ratio(wavefronts, sum(c.fewest for c in inside)),
+        "global_bytes": SECTOR_BYTES * sectors,
+    }
+
+
+def by_line(counted: list[Counted]) -> list[Line]:
+    """Lines of source, those that execute most first."""
+    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0, 0])
+    for c in counted:
+        for at, value in enumerate((c.executed, c.requests, c.units, c.fewest)):
+            found[c.line][at] += value
+    return sorted((Line(source, *values) for source, values in found.items()), key=lambda line: -line.instructions)
+
+
+def _is_global(opcode: str) -> bool:
+    return "global" in opcode.split(".")
+
+
+def _ratio(a: int, b: int) -> float | None:
+    return round(a / b, 3) if b else None

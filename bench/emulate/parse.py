@@ -1,0 +1,215 @@
+"""PTX text -> instructions, as written: opcode, predicate, operands and the line of source they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+_LINE_COMMENT = re.compile(r"//.*")
+_STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
+_LABEL = re.compile(r"^(\$?[\w$]+):$")
+_REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
+_TYPE_BYTES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4,
+               "b64": 8, "u64": 8, "s64": 8, "f64": 8}  # fmt: skip
+
+
+class PtxError(Exception):
+    """The text, or an instruction in it, that this emulator does not know."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Register:
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An immediate; of a float literal its bits."""
+
+    value: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbol:
+    """A parameter, a shared array or a label."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    base: Register | Symbol | Constant
+    offset: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Vector:
+    items: tuple
+
+
+@dataclasses.dataclass
+class Statement:
+    opcode: str
+    operands: list
+    predicate: str | None
+    negate: bool
+    line: str  # file:line of the source
+    text: str
+
+
+@dataclasses.dataclass
+class Kernel:
+    name: str
+    parameters: list[tuple[str, int]]  # name, bytes
+    statements: list[Statement]
+    labels: dict[str, int]
+    widths: dict[str, int]  # bytes of each declared register, by the prefix of its name
+    shared: dict[str, tuple[int, int]]  # static arrays: offset, bytes
+    threads: int | None  # .reqntid
+
+
+def kernel(text: str) -> Kernel:
+    """The one entry of a PTX module."""
+    files, shared, size, names = _files(text), {}, 0, {}
+    body = re.search(r"\.entry\s+(\w+)\s*\((.*?)\)(.*?)\n\{(.*)\n\}", text, re.S)
+    if body is None:
+        raise PtxError("expected a PTX module with one .entry")
+    name, parameters, directives, code = body.groups()
+    for declared in re.finditer(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+(\w+)(?:\[(\d*)\])?", text):
+        align, label, length = int(declared[1]), declared[2], declared[3]
+        if length:
+            size = -(-size // align) * align
+            shared[label] = (size, int(length))
+            size += int(length)
+        else:
+            names[label] = align
+    for label, align in names.items():  # the dynamic part begins where the static arrays end
+        shared[label] = (-(-size // align) * align, 0)
+    threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
+    found = Kernel(name, _parameters(parameters), [], {}, {}, shared, None)
+    if threads:
+        found.threads = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
+    _statements(code, files, found)
+    return found
+
+
+def _files(text: str) -> dict[int, str]:
+    found = {}
+    for line in text.splitlines():
+        match = re.match(r"^\s*\.file\s+(\d+)\s+(.*)$", line)
+        if match:
+            parts = re.findall(r'"([^"]*)"', match[2])
+            found[int(match[1])] = parts[-1].rsplit("/", 1)[-1] if parts else "?"
+    return found
+
+
+def _parameters(text: str) -> list[tuple[str, int]]:
+    found = []
+    for part in text.split(","):
+        part = part.strip()
+        if not part:
+            continue
+        name = re.search(r"(\w+)(?:\[(\d+)\])?$", part)
+        kind = re.search(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)", part)
+        found.append((name[1], _TYPE_BYTES[kind[1]] * int(name[2] or 1)))
+    return found
+
+
+def _statements(code: str, files: dict[int, str], found: Kernel) -> None:
+    line, pending = "?", ""
+    for raw in code.splitlines():
+        text = _LINE_COMMENT.sub("", raw).strip()
+        if not text:
+            continue
+        if text.startswith(".loc"):
+            parts = text.split()
+            line = f"{files.get(int(parts[1]), '?')}:{parts[2]}"
+            continue
+        label = _LABEL.match(text)
+        if label and not pending:
+            found.labels[label[1]] = len(found.statements)
+            continue
+        pending = f"{pending} {text}".strip()
+        while True:
+            if pending.startswith(("{", "}")):  # an inline block: its registers have names of their own
+                pending = pending[1:].strip()
+                continue
+            end = pending.find(";")
+            if end < 0:
+                break
+            statement, pending = pending[:end].strip(), pending[end + 1 :].strip()
+            if statement:
+                _statement(statement, line, found)
+    if pending.strip(" {}"):
+        raise PtxError(f"statement without end: {pending[:80]}")
+
+
+def _statement(text: str, line: str, found: Kernel) -> None:
+    registers = _REGISTERS.match(text)
+    if registers:
+        for name in registers[2].split(","):
+            match = re.match(r"^\s*(%?\w+)(?:<\d+>)?\s*$", name)
+            if match is None:
+                raise PtxError(f"register declaration not understood: {text}")
+            found.widths[match[1]] = _TYPE_BYTES[registers[1]]
+        return
+    if text.startswith("."):
+        if text.startswith((".pragma", ".shared")):
+            return
+        raise PtxError(f"directive not understood: {text[:80]}")
+    match = _STATEMENT.match(text)
+    if match is None:
+        raise PtxError(f"statement not understood: {text[:80]}")
+    operands = [_operand(part) for part in _split(match["rest"])]
+    found.statements.append(Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text))
+
+
+def _split(text: str) -> list[str]:
+    """Operands between commas that are in no brackets; `a|b` is one."""
+    parts, depth, start = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += letter in "{[("
+        depth -= letter in "}])"
+        if letter == "," and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+    parts.append(text[start:])
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _operand(text: str):
+    if text.startswith("{"):
+        return Vector(tuple(_operand(part) for part in _split(text[1:-1])))
+    if text.startswith("["):
+        return _memory(text[1:-1].strip())
+    if "|" in text:
+        return Vector(tuple(_operand(part.strip()) for part in text.split("|")))
+    if text.startswith("!"):
+        return ("not", _operand(text[1:]))
+    number = _number(text)
+    if number is not None:
+        return Constant(number)
+    if text.startswith("%") or text == "_":
+        return Register(text)
+    sum_ = re.match(r"^([\w$]+)\s*\+\s*(\d+)$", text)
+    return Symbol(sum_[1], int(sum_[2])) if sum_ else Symbol(text)
+
+
+def _memory(text: str) -> Memory:
+    match = re.match(r"^(\S+?)\s*(?:([+-])\s*(-?\w+))?$", text)
+    if match is None:
+        raise PtxError(f"address not understood: [{text}]")
+    offset = _number(match[3]) if match[3] else 0
+    if offset is None:
+        raise PtxError(f"address not understood: [{text}]")
+    return Memory(_operand(match[1]), -offset if match[2] == "-" else offset)
+
+
+def _number(text: str) -> int | None:
+    if re.match(r"^0[fF][0-9a-fA-F]{8}$", text) or re.match(r"^0[dD][0-9a-fA-F]{16}$", text):
+        return int(text[2:], 16)
+    match = re.match(r"^(-?)(0[xX][0-9a-fA-F]+|\d+)U?$", text)
+    if match is None:
+        return None
+    return -int(match[2], 0) if match[1] else int(match[2], 0) if not re.match(r"^0\d+$", match[2]) else int(match[2], 8)

@@ -1,0 +1,238 @@
+"""A PTX kernel loaded into the emulator, and its execution over a grid."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import assemble, parse
+from .parse import Constant, Kernel, Memory, PtxError, Register, Symbol
+
+_HERE = Path(__file__).parent
+SHARED_BASE = 1024  # as in machine.h
+REGION_BITS = 40  # as in machine.h
+_MESSAGE_BYTES = 400
+_SPECIALS = ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z")
+
+
+class EmulationError(RuntimeError):
+    """What a launch did wrong: an access, a race, a wait that is missing; it names the line of source and the instruction."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """One instruction after a run. units: sectors (global) or wavefronts (shared) of its requests, fewest: as few as its bytes need."""
+
+    opcode: str
+    line: str
+    executed: int  # by CTAs
+    requests: int  # by warps, of memory
+    units: int
+    fewest: int
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The emulator, compiled at its first use for this machine and kept in a cache folder."""
+    sources = sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")])
+    flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + " ".join([*flags, _processor()]).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels"
+    target = cache / f"ptx-{digest}.so"
+    if not target.exists():
+        compiler = os.environ.get("CXX", "").split() or [next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")]
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            made = Path(folder) / "ptx.so"
+            done = subprocess.run([*compiler, *flags, str(_HERE / "emulator.cpp"), "-o", str(made)], capture_output=True, text=True)
+            if done.returncode:
+                raise OSError(f"the PTX emulator does not compile:\n{done.stderr.strip()}")
+            made.replace(target)
+    loaded = ctypes.CDLL(str(target))
+    loaded.ptx_program.restype = ctypes.c_void_p
+    loaded.ptx_size.restype = ctypes.c_int64
+    return loaded
+
+
+def _processor() -> str:
+    try:
+        return next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return os.uname().machine
+
+
+class Program:
+    """One PTX kernel, ready to run.
+
+    Args:
+        source: the text of a module with one `.entry`, or what `parse.kernel` made of it.
+    """
+
+    def __init__(self, source: str | Kernel):
+        self.kernel: Kernel = parse.kernel(source) if isinstance(source, str) else source
+        self._registers: dict[str, int] = {}
+        self._constants: dict[int, int] = {}  # register -> value
+        self._constant_of: dict[int, int] = {}
+        self._parameters: dict[str, list[tuple[int, int, int, bool]]] = {}  # name -> (register, offset, bytes, signed)
+        self._symbols: dict[tuple[str, int], int] = {}
+        instructions = [(statement, assemble.decode(statement)) for statement in self.kernel.statements]
+        encoded = [self._encode(statement, instruction) for statement, instruction in instructions]
+        self.handle = library().ptx_program(len(self._registers))
+        for fields in encoded:
+            self._append(*fields)
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            library().ptx_free(ctypes.c_void_p(self.handle))
+
+    def run(
+        self, grid: Sequence[int], arguments: Sequence, *, regions: Sequence[tuple[int, int]] = (), threads: int | None = None,
+        block: Sequence[int] | None = None, shared_bytes: int = 0, checks: bool = True, only: range | None = None,
+    ) -> int:  # fmt: skip
+        """Execute every CTA of the grid; the number of barriers that were passed.
+
+        Args:
+            arguments: the parameters in order: ints for integers and addresses, floats for f32.
+            regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
+            threads, block: of a CTA; None: as the kernel was compiled for.
+            shared_bytes: dynamic shared memory.
+            only: some CTAs, by their number, x fastest.
+
+        Raises:
+            EmulationError: naming what went wrong, where in the source, in which CTA.
+        """
+        block = tuple(block) if block else (threads or self.kernel.threads, 1, 1)
+        grid = (*grid, 1, 1)[:3]
+        values = dict(self._constants)
+        bases = [region_base(k, host) for k, (host, _) in enumerate(regions)]
+        for (name, size), argument in zip(self.kernel.parameters, arguments, strict=True):
+            self._bind(values, name, size, argument, bases)
+        for (name, offset), register in self._symbols.items():
+            start, _ = self.kernel.shared[name]
+            values[register] = SHARED_BASE + start + offset
+        for axis, letter in enumerate("xyz"):
+            for name, value in ((f"%ntid.{letter}", block[axis]), (f"%nctaid.{letter}", grid[axis])):
+                if name in self._registers:
+                    values[self._registers[name]] = value
+        static = max((start + size for start, size in self.kernel.shared.values()), default=0)
+        number = grid[0] * grid[1] * grid[2]
+        first, last = (only.start, only.stop) if only else (0, number)
+        where, barriers, message = ctypes.c_int64(), ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+        failed = library().ptx_run(
+            ctypes.c_void_p(self.handle), block[0] * block[1] * block[2], _array(ctypes.c_uint32, block), _array(ctypes.c_uint32, grid),
+            ctypes.c_int64(first), ctypes.c_int64(last), len(values), _array(ctypes.c_int, values),
+            _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
+            _array(ctypes.c_int, (self._registers.get(name, -1) for name in _SPECIALS)), ctypes.c_int64(static + shared_bytes), len(regions),
+            _array(ctypes.c_uint64, bases), _array(ctypes.c_uint64, (host for host, _ in regions)),
+            _array(ctypes.c_int64, (size for _, size in regions)), int(checks), ctypes.byref(where), ctypes.byref(barriers), message,
+            _MESSAGE_BYTES,
+        )  # fmt: skip
+        if failed >= 0:
+            statement = self.kernel.statements[failed]
+            n = where.value
+            cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
+            raise EmulationError(
+                f"{self.kernel.name}: {message.value.decode()}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
+            )
+        return barriers.value
+
+    def counts(self) -> list[Counted]:
+        """Every instruction with what was counted in all runs so far."""
+        size = library().ptx_size(ctypes.c_void_p(self.handle))
+        raw = (ctypes.c_int64 * (4 * size))()
+        library().ptx_counts(ctypes.c_void_p(self.handle), raw)
+        return [Counted(s.opcode, s.line, *raw[4 * k : 4 * k + 4]) for k, s in enumerate(self.kernel.statements)]
+
+    def _bind(self, values: dict[int, int], name: str, size: int, argument, bases: list[int]) -> None:
+        if isinstance(argument, Region):
+            raw = struct.pack("<Q", bases[argument.index])
+        elif isinstance(argument, float):
+            raw = struct.pack("<f", argument)
+        else:
+            raw = (int(argument) & (2 ** (8 * size) - 1)).to_bytes(size, "little")
+        for register, offset, width, signed in self._parameters.get(name, ()):
+            values[register] = int.from_bytes(raw[offset : offset + width], "little", signed=signed)
+
+    def _register(self, name: str) -> int:
+        return self._registers.setdefault(name, len(self._registers))
+
+    def _source(self, operand, kind: str) -> int:
+        if isinstance(operand, Register):
+            return self._register(operand.name)
+        if isinstance(operand, Constant):
+            if operand.value not in self._constant_of:
+                index = self._register(f"constant {operand.value}")
+                self._constant_of[operand.value] = index
+                self._constants[index] = operand.value
+            return self._constant_of[operand.value]
+        if isinstance(operand, Symbol) and operand.name in self.kernel.shared:
+            index = self._register(f"symbol {operand.name}+{operand.offset}")
+            self._symbols[operand.name, operand.offset] = index
+            return index
+        if isinstance(operand, Memory) and isinstance(operand.base, Symbol):  # a parameter
+            signed, width = kind.startswith("s"), int(kind[1:]) // 8
+            index = self._register(f"parameter {operand.base.name}+{operand.offset} {kind}")
+            entry = (index, operand.offset, width, signed)
+            found = self._parameters.setdefault(operand.base.name, [])
+            if entry not in found:
+                found.append(entry)
+            return index
+        raise PtxError(f"operand not understood: {operand}")
+
+    def _width(self, operand) -> int:
+        if not isinstance(operand, Register) or operand.name == "_":  # "_": a value that nobody wants
+            return 4
+        name = operand.name
+        widths = self.kernel.widths
+        found = widths.get(name) or widths.get(name.rstrip("0123456789"))
+        if found is None:
+            raise PtxError(f"register {name} is not declared")
+        return found
+
+    def _encode(self, statement, instruction):
+        options = list(instruction.options)
+        if instruction.handler == "bra":
+            options = [assemble.label_of(instruction, self.kernel)]
+        sources = [self._source(operand, instruction.type) for operand in instruction.sources]
+        targets = [self._register(operand.name) for operand in instruction.destinations]
+        width = instruction.width or (self._width(instruction.destinations[0]) if instruction.destinations else 4)
+        predicate = -1 if statement.predicate is None else self._register(statement.predicate)
+        kinds = [library().ptx_type(kind.encode()) for kind in (instruction.type, instruction.type2)]
+        if min(kinds) < 0:
+            raise PtxError(f"type not emulated: {statement.text[:80]}")
+        if not library().ptx_known(instruction.handler.encode()):
+            raise PtxError(f"no handler {instruction.handler} for {statement.text[:80]}")
+        fields = [*kinds, predicate, int(statement.negate), width, 0, *options, *[0] * (6 - len(options))]
+        return instruction.handler, statement.opcode, fields, targets, sources
+
+    def _append(self, handler, opcode, fields, targets, sources) -> None:
+        library().ptx_append(
+            ctypes.c_void_p(self.handle), handler.encode(), opcode.encode(), _array(ctypes.c_int64, fields), len(targets),
+            _array(ctypes.c_int, targets), len(sources), _array(ctypes.c_int, sources),
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """An argument that is the address of the tensor `regions[index]`."""
+
+    index: int
+
+
+def region_base(index: int, host: int) -> int:
+    """The address that a kernel sees of a tensor: far from every other, aligned as the tensor is."""
+    return ((index + 1) << REGION_BITS) + (1 << 20) + host % 256
+
+
+def _array(kind, values):
+    values = list(values)
+    return (kind * len(values))(*values)
