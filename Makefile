@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PY = .venv/bin/python
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup build bench check test docs lint clean
+.PHONY: setup build bench check check-compiled test docs lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -40,6 +40,11 @@ check: setup lint
 test: setup lint .venv/oldest
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n $(JOBS)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/ops -k "triton or topk_stream" -n $(JOBS)
+
+# The ops' suite on compiled code: what Triton makes of each kernel for an architecture (ARCH=80 or 90), executed without a GPU.
+ARCH ?= 90
+check-compiled: setup
+	RETRO_KERNELS_EMULATE=$(ARCH) OMP_NUM_THREADS=1 $(PY) -m pytest tests/ops -k "values or decod or empty or dropout" -n $(JOBS)
 
 # build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: .venv/ready

@@ -1,9 +1,10 @@
 """Which backends a test process covers, and on which device.
 
-Without a GPU: `reference` and `cpu` in the ordinary process, `triton` in one of its own (TRITON_INTERPRET=1). With a GPU all
-of them, `triton` and `cuda` on it.
+Without a GPU: `reference` and `cpu` in the ordinary process, `triton` in processes of its own: interpreted (TRITON_INTERPRET=1), or compiled
+and emulated (RETRO_KERNELS_EMULATE=90). With a GPU all of them, `triton` and `cuda` on it.
 """
 
+import contextlib
 import os
 
 import hypothesis
@@ -15,13 +16,20 @@ from retro_kernels.testing import inputs
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
+#: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for that architecture, executed by bench.emulate on CPU tensors
+COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)
+if COMPILED:
+    from bench.emulate import launches
+
+    contextlib.ExitStack().enter_context(launches.emulating(COMPILED))
+
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
 
 
 def fast_backends(op: str) -> list[str]:
     """Backends of `op`, the reference left out, that this process can run; `triton` alone under its interpreter."""
-    names = ["triton"] if INTERPRETER else ["cpu", "triton", "cuda"]
+    names = ["triton"] if INTERPRETER or COMPILED else ["cpu", "triton", "cuda"]
     return [name for name in names if rk.backends()[op][name]]
 
 
@@ -36,9 +44,9 @@ def skip_unserved(op: str, kw: dict, backend: str) -> None:
 
 
 def in_types(cases, dtypes) -> list:
-    """(name, dtype) of every case in every type; under the interpreter, which is slow, the cases take the types in turn."""
+    """(name, dtype) of every case in every type; interpreted or emulated, which is slow, the cases take the types in turn."""
     pairs = [(name, dtype) for name in cases for dtype in dtypes]
-    if INTERPRETER:
+    if INTERPRETER or COMPILED:
         pairs = [(name, dtypes[i % len(dtypes)]) for i, name in enumerate(cases)]
     return [pytest.param(name, dtype, id=f"{name}-{dtype}") for name, dtype in pairs]
 
@@ -59,4 +67,4 @@ def _device(request, monkeypatch):
     """Inputs go where the test's backend runs."""
     callspec = getattr(request.node, "callspec", None)
     backend = callspec.params.get("backend") if callspec else None
-    monkeypatch.setattr(inputs, "DEVICE", "cuda" if backend in ("triton", "cuda") and not INTERPRETER else "cpu")
+    monkeypatch.setattr(inputs, "DEVICE", "cuda" if backend in ("triton", "cuda") and not (INTERPRETER or COMPILED) else "cpu")

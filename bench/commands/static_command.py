@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=_options.positive, help="processes (default: one a core)")
     parser.add_argument("--fingerprints", type=Path, metavar="FILE", help="compile nothing: write what would be, {id: hash of its sources}")
     parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
+    parser.add_argument(
+        "--counters", action="store_true", help="execute one CTA of each launch on the emulator: sectors, bank conflicts, mix"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
 
@@ -67,7 +70,7 @@ def _compile(plan: static.Plan, arguments: argparse.Namespace) -> list[dict[str,
     writer = record.Writer(arguments.json) if arguments.json else None
     found = []
     with progress.shown(len(plan), arguments.quiet) as shown:
-        for item in static.rows(plan, arguments.keep, arguments.jobs):
+        for item in static.rows(plan, arguments.keep, arguments.jobs, arguments.counters):
             shown.step(item["id"])
             found.append(item)
             if writer:

@@ -72,7 +72,7 @@ def _listing(side: str, tree: Path, arches: str, parts: list[str], folder: Path,
 def _rows(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]] | None:
     say(f"static metrics of {side}")
     path = folder / f"{side}.jsonl"
-    more = ["--only", str(folder / "ids.json"), "--json", str(path)]
+    more = ["--counters", "--only", str(folder / "ids.json"), "--json", str(path)]
     if not _static(side, tree, arches, parts, folder, more):
         return None
     return record.read(path) if path.exists() else []

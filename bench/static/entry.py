@@ -12,6 +12,13 @@ class NoToolchain(RuntimeError):
     """What is missing to compile without a GPU."""
 
 
+#: what `bench.emulate` counts of one CTA, where nothing was counted
+NOT_EMULATED: dict[str, Any] = dict.fromkeys(
+    ("emulated_instructions", "instruction_mix", "barriers", "sectors_per_request", "sectors_over_fewest", "wavefronts_over_fewest",
+     "global_bytes", "emulation_fault")
+)  # fmt: skip
+
+
 def metrics(
     kernel: str,
     arch: int,
@@ -38,6 +45,7 @@ def metrics(
         "stages": None,
         "blocks_per_sm": sass.blocks_per_sm(registers, own + shared[1], warps, arch) if known else None,
         "cubin_sha256": None,
+        **NOT_EMULATED,
         **more,
         **sass.summarise(code, warps, arch),
     }

@@ -7,6 +7,8 @@ from typing import Any
 
 #: +5% issue slots in the hot loop is a regression
 SLOTS_SLACK = 1.05
+#: so are +5% sectors or wavefronts over the fewest possible: an access that is no longer coalesced, a bank conflict
+ACCESS_SLACK = 1.05
 
 
 def vanished(base: Collection[str], head: Collection[str]) -> list[str]:
@@ -34,6 +36,12 @@ def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     for name, words in (("tensor_instructions", "tensor instructions"), ("async_copies", "asynchronous copies")):
         if old[name] and not new[name]:
             yield f"{words} gone: were {old[name]}"
+    if new.get("emulation_fault") and not old.get("emulation_fault"):
+        yield f"emulation: {new['emulation_fault']}"
+    for name, words in (("sectors_over_fewest", "sectors of global memory"), ("wavefronts_over_fewest", "wavefronts of shared memory")):
+        was, now = old.get(name), new.get(name)
+        if was and now and now > ACCESS_SLACK * was:
+            yield f"{words}: {now} times the fewest possible, were {was}"
     slots, before = new["loop_issue_slots"], old["loop_issue_slots"]
     if slots and before and slots > SLOTS_SLACK * before and _per_product(new) > SLOTS_SLACK * _per_product(old):
         yield f"hot loop: {slots} issue slots, were {before}"

@@ -44,14 +44,17 @@ def plan(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str]
     return Plan(arches, every, triton, cuda)
 
 
-def rows(plan: Plan, keep: Path | None, jobs: int | None) -> Iterator[dict[str, Any]]:
-    """Static records of a plan, each as soon as it and those before it are done. Raises NoToolchain."""
+def rows(plan: Plan, keep: Path | None, jobs: int | None, counters: bool = False) -> Iterator[dict[str, Any]]:
+    """Static records of a plan, each as soon as it and those before it are done. Raises NoToolchain.
+
+    counters: of one CTA of each Triton launch, executed by the emulator.
+    """
     folder = keep or Path(tempfile.mkdtemp(prefix="retro-static-"))
     folder.mkdir(parents=True, exist_ok=True)
     run = {"run": record.new_run()}
     try:
         if plan.triton:
-            yield from (each | run for each in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs))
+            yield from (each | run for each in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs, counters))
         for source in plan.cuda:
             yield from (each | run for each in cuda_kernels.rows(source, folder))
     finally:

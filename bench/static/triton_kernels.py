@@ -24,6 +24,7 @@ class Launch:
     arch: int
     wanted: bool
     fingerprint: str | None  # None: not wanted
+    launch: Any  # of the tree that was imported
 
     @property
     def id(self) -> str:
@@ -46,12 +47,17 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
                 name += f"#{count}"
             wanted = entry.selected(entry.identity(op, "triton", name, case.dtype), parts)
             mark = fingerprint.of_launch(*aot.source(case.launch, KNOWN[arch])) if wanted else None
-            found.append(Launch(op, name, case.dtype, arch, wanted, mark))
+            found.append(Launch(op, name, case.dtype, arch, wanted, mark, case.launch))
     return found
 
 
-def rows(arches: list[int], chosen: list[Launch], every: list[Launch], folder: Path, jobs: int | None) -> Iterator[dict[str, Any]]:
-    """Compile the `chosen` of `every` and read their machine code; each as soon as it and those before it are done."""
+def rows(
+    arches: list[int], chosen: list[Launch], every: list[Launch], folder: Path, jobs: int | None, counters: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Compile the `chosen` of `every` and read their machine code; each as soon as it and those before it are done.
+
+    counters: execute one CTA of each on the emulator, too.
+    """
     from retro_kernels import aot
 
     ids = {launch.id for launch in chosen}
@@ -61,14 +67,14 @@ def rows(arches: list[int], chosen: list[Launch], every: list[Launch], folder: P
     reading: collections.deque[Future] = collections.deque()
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # each waits for a disassembler of its own
         for launch, found in zip(wanted, compiled, strict=True):
-            reading.append(pool.submit(_row, launch, found, folder))
+            reading.append(pool.submit(_row, launch, found, folder, counters))
             while reading and reading[0].done():
                 yield reading.popleft().result()
         while reading:
             yield reading.popleft().result()
 
 
-def _row(launch: Launch, found, folder: Path) -> dict[str, Any]:
+def _row(launch: Launch, found, folder: Path, counters: bool) -> dict[str, Any]:
     from retro_kernels import aot
 
     cubin = next(folder.glob(f"*-sm{found.arch}-{found.cubin[:8]}.cubin"))
@@ -84,5 +90,21 @@ def _row(launch: Launch, found, folder: Path) -> dict[str, Any]:
         config=found.config,
         stages=found.num_stages,
         cubin_sha256=found.cubin,
+        **(_emulated(launch) if counters else entry.NOT_EMULATED),
     )
     return entry.row(launch.op, "triton", launch.case, launch.dtype, metrics)
+
+
+def _emulated(launch: Launch) -> dict[str, Any]:
+    """Counters of one CTA; what the emulator found wrong, or does not know, in their place."""
+    from ..emulate import counters
+    from ..emulate.parse import PtxError
+    from ..emulate.program import EmulationError
+
+    try:
+        metrics, _ = counters.count(launch.launch, launch.arch)
+    except EmulationError as fault:
+        return entry.NOT_EMULATED | {"emulation_fault": str(fault).splitlines()[0]}
+    except PtxError:  # an instruction that is not emulated: sm_100's tensor memory
+        return entry.NOT_EMULATED
+    return entry.NOT_EMULATED | metrics

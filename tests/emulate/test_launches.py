@@ -1,0 +1,98 @@
+"""The ops on compiled code: what Triton makes of each kernel for sm_80 and sm_90, executed, against the float64 reference.
+
+A selection; `make check-compiled` runs the whole suite of the ops so. Values, every gradient, and whatever the emulator checks: bounds,
+alignment, uninitialised shared memory, races, waits.
+"""
+
+import pytest
+import torch
+
+from bench.emulate import launches
+from retro_kernels.testing import compare, inputs
+from tests.conftest import COMPILED, INTERPRETER
+from tests.emulate import planted
+
+if INTERPRETER or COMPILED:
+    pytest.skip("kernels are interpreted, or emulated by conftest already", allow_module_level=True)
+
+HALVES = [torch.float16, torch.bfloat16]
+CALLS = {
+    "cca": ("chunked_cross_attention", lambda dtype: inputs.cross_attention(dtype=dtype, N=70, M=32, R=40, D=64, B=1, H=1, gate=True, mask="token")),
+    "cca grouped": ("chunked_cross_attention", lambda dtype: inputs.cross_attention(dtype=dtype, N=40, M=16, R=24, D=24, B=1, H=2, G=1, E=16)),
+    "cca decode": ("chunked_cross_attention", lambda dtype: inputs.cross_attention(dtype=dtype, N=1, M=16, R=32, D=64, B=1, query_start=40)),
+    "attention": ("relative_attention", lambda dtype: inputs.self_attention(dtype=dtype, N=70, B=1, D=64, H=1, causal=True)),
+    "attention, documents": (
+        "relative_attention",
+        lambda dtype: inputs.self_attention(dtype=dtype, N=40, B=1, D=32, H=1, causal=True, segments=True, window=30, dropout_p=0.2),
+    ),
+    "logits": ("relative_logits", lambda dtype: inputs.relative_logits(dtype=dtype, N=40, key_len=50)),
+    "top-k": ("topk_chunks", lambda dtype: inputs.topk(dtype=dtype, Q=9, S=140, D=48, k=5, docs=True, causal_gap=1)),
+    "scan": ("leaky_average", lambda dtype: inputs.leaky(dtype=dtype, N=150, D=24)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", CALLS)
+def test_values_and_gradients(name, arch):
+    op, make = CALLS[name]
+    types = [torch.float32, *HALVES]
+    dtype = types[list(CALLS).index(name) % 3] if arch == 80 else torch.bfloat16
+    with launches.emulating(arch):
+        compare.check(op, make(dtype), "triton")
+
+
+def test_float32_products_on_tensor_cores_are_three():
+    """tf32 for tf32x3 shows in values: a product whose low parts are dropped exceeds the tolerance."""
+    log = []
+    with launches.emulating(80, log=log):
+        want = compare.run("relative_logits", CALLS["logits"][1](torch.float32), "triton")["out0"].clone()
+    forward = log[0]
+    out = forward.arguments["out_ptr"]
+    assert torch.equal(out, want)
+    (struck,) = planted.without_low_parts(launches.compiled(forward, 80))
+    launches.run(forward, 80, kernel=struck)
+    error = ((out - want).norm() / want.norm()).item()
+    assert 1e-4 < error < 1e-2
+
+
+@pytest.mark.parametrize(("arch", "kernel"), [(80, "relative_forward"), (90, "cca_forward")])
+def test_planted_faults_are_reported(arch, kernel):
+    """Most of them: the last wait of a kernel, or a barrier that the next one makes good, can go unseen (docs/emulation.md has the counts)."""
+    found = planted.count(arch, torch.bfloat16, kernel, most=4)
+    assert {plant for _, plant in found} >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}
+    silent = [key for key, (hits, _) in found.items() if hits == 0]
+    assert not silent
+    assert sum(hits for hits, _ in found.values()) >= 0.7 * sum(all_ for _, all_ in found.values()), found
+
+
+def test_counters_see_a_lost_coalescing():
+    """The same copy with the lanes a row apart: sectors a request go from 2 to 32."""
+    import triton
+    import triton.language as tl
+
+    from bench.emulate import counters
+    from retro_kernels.triton.common.launch import Launch
+
+    @triton.jit
+    def copy_kernel(x_ptr, y_ptr, STRIDE: tl.constexpr):
+        at = tl.arange(0, 128) * STRIDE
+        tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+    ratios = []
+    for stride in (1, 33):
+        x, y = torch.zeros(128 * 33), torch.zeros(128 * 33)
+        metrics, _ = counters.count(Launch(copy_kernel, (1,), {"x_ptr": x, "y_ptr": y, "STRIDE": stride}), 80)
+        ratios.append(metrics["sectors_over_fewest"])
+    assert ratios[0] == 1.0 and ratios[1] >= 7.9
+
+
+def test_static_rows_carry_the_counters_and_a_lost_coalescing_is_a_regression(tmp_path):
+    from bench.static import regressions, table
+
+    plan = table.plan([80], ("leaky_scan:wide:sm80/bfloat16",))
+    (row,) = table.rows(plan, tmp_path, 1, counters=True)
+    assert row["static"]["emulation_fault"] is None and row["static"]["sectors_over_fewest"] < 1.1
+    worse = row | {"static": row["static"] | {"sectors_over_fewest": 1.2 * row["static"]["sectors_over_fewest"]}}
+    assert regressions.regressions([row], [row]) == []
+    (line,) = regressions.regressions([row], [worse])
+    assert "sectors of global memory" in line
