@@ -50,6 +50,11 @@ def test_generate():
     assert on > 0.9 and off < 0.2
 
 
+def test_memory_mosaics():
+    whole, bounded = example("memory_mosaics").main(new_tokens=200)
+    assert whole > 0.95 and bounded > 0.95
+
+
 def test_retrofit_llama_trainer():
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
