@@ -119,23 +119,8 @@ class WindowAttention(Attention):
 
     def window(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The update of the last N of S tokens: query [B,N,H,D], key and value [B,S,H,D]; key 0 begins a segment."""
-        n, s, size = query.shape[1], key.shape[1], self.segment
-        if self.sliding:
-            return self.attend(query, key, value, causal=True, window=2 * size)
-        if s <= 2 * size:
-            return self.attend(query, key, value, causal=True)
-        # every segment with the one before it, as a batch entry of its own
-        front, back = s - n, -s % size
-        query = F.pad(query, (0, 0, 0, 0, front, back)).unflatten(1, (-1, size)).flatten(0, 1)
-        key, value = (self._pairs(F.pad(t, (0, 0, 0, 0, size, back))) for t in (key, value))
-        first = torch.arange(len(query), device=query.device) % ((s + back) // size) == 0
-        mask = ~first[:, None] | (torch.arange(2 * size, device=query.device) >= size)
-        out = self.attend(query, key, value, causal=True, query_offset=size, key_mask=mask)
-        return out.unflatten(0, (-1, (s + back) // size)).flatten(1, 2)[:, front:s]
-
-    def _pairs(self, t: Tensor) -> Tensor:
-        t = t.unflatten(1, (-1, self.segment))
-        return torch.cat([t[:, :-1], t[:, 1:]], 2).flatten(0, 1)
+        seen = {"window": 2 * self.segment} if self.sliding else {"window_block": self.segment}
+        return self.attend(query, key, value, causal=True, **seen)
 
 
 class CrossAttention(Attention):

@@ -32,8 +32,8 @@ class Plan:
     deck: Deck = field(default_factory=Deck)
     documents: int = 512
     scored: int = 24
-    steps: int = 200
-    batch_size: int = 8
+    steps: int = 250
+    batch_size: int = 4
     d_model: int = 64
     num_heads: int = 2
     num_layers: int = 4
