@@ -18,8 +18,9 @@ from .cache import RPTCache
 from .config import RPTConfig
 from .gate import NeighbourGate
 from .index import SelfIndex
+from .layers import Retrieved
 from .loss import lambda_rank
-from .model import OWN, RPT, Retrieved
+from .model import OWN, RPT
 from .neighbours import NeighbourEncoder
 from .retriever import SelfRetriever
 

@@ -7,34 +7,40 @@ from torch import Tensor
 
 from .cache import RPTCache
 from .checks import OWN
-from .layers import Memory
+from .layers import Memory, Retrieved
 from .rotary import Rotation, rotation
 
 ROOM = 64  # chunks that the gate's cache begins with
 
 
 @torch.no_grad()
-def decode(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache) -> Tensor:
-    """Final activations [B,N,d] of new tokens; the arguments are those of `RPT.forward`, checked."""
+def decode(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache) -> tuple[Tensor, Retrieved | None]:
+    """Final activations [B,N,d] of new tokens, and what their chunks retrieved (-1 in rows that complete fewer); the arguments are those of `RPT.forward`, checked."""
     if cache.retrieval not in (None, retrieval):
         raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
     cache.retrieval = retrieval
     n, groups = tokens.shape[1], {}
     for row, p in enumerate(cache.positions):  # single tokens go together wherever their rows stand
         groups.setdefault(p if n > 1 else 0, []).append(row)
-    out = None
+    chunks = cache.completes(n)
+    out = retrieved = None
+    if retrieval and chunks:
+        none = torch.full((cache.batch, chunks, cache.num_neighbours), -1, device=tokens.device)
+        retrieved = Retrieved(None, none, none.new_zeros(none.shape, dtype=model.embedding.weight.dtype))
     for members in groups.values():
         rows = slice(None) if len(groups) == 1 else torch.tensor(members, device=tokens.device)
-        found = _Call(model, cache, rows, [cache.positions[r] for r in members], members, n).run(
-            tokens[rows], None if index is None else index[rows]
-        )
+        call = _Call(model, cache, rows, [cache.positions[r] for r in members], members, n)
+        found = call.run(tokens[rows], None if index is None else index[rows])
+        for at, memory in call.fresh:
+            retrieved.index[at, : memory.index.shape[1]] = memory.index
+            retrieved.gate[at, : memory.gate.shape[1]] = memory.gate.to(retrieved.gate.dtype)
         if len(groups) == 1:
             out = found
         else:
             out = found.new_empty(cache.batch, *found.shape[1:]) if out is None else out
             out[rows] = found
     cache.positions = [p + n for p in cache.positions]
-    return out
+    return out, retrieved
 
 
 class _Call:
@@ -43,6 +49,7 @@ class _Call:
     def __init__(self, model, cache: RPTCache, rows, positions: list[int], members: list[int], count: int):
         self.model, self.cache, self.rows, self.members, self.count = model, cache, rows, members, count
         self.config, self.starts = model.config, positions
+        self.fresh: list[tuple[list[int], Memory]] = []  # rows, and the memory of the chunks that complete in them
         device = model.embedding.weight.device
         self.position = torch.tensor(positions, device=device)[:, None] + torch.arange(count, device=device)  # [b,N]
 
@@ -52,15 +59,14 @@ class _Call:
         x = model.embedding(tokens)
         turn = rotation(self.position, config.head_dim, x.dtype)
         reader_turn = rotation(model.reader_positions(self.position), config.head_dim, x.dtype)
-        fresh: list = []
         for number, layer in enumerate(model.layers):
             if number == config.lower_layers and self.cache.retrieval:
-                fresh = self._complete(x, index)
+                self.fresh = self._complete(x, index)
             x = x + self._window(number, layer.attention, layer.attention_norm(x), turn)
             if layer.cca is not None and self.cache.retrieval:
-                x = x + self._read(number, layer.cca, layer.cca_norm(x), reader_turn, fresh)
+                x = x + self._read(number, layer.cca, layer.cca_norm(x), reader_turn)
             x = layer.feed(x)
-        for rows, memory in fresh:
+        for rows, memory in self.fresh:
             for name, new in (("found", memory.found), ("gate", memory.gate)):
                 self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
         return model.norm(x)
@@ -150,7 +156,7 @@ class _Call:
         read = torch.stack([cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty for at, row in enumerate(rows)])
         neighbours, found = model.neighbours.augment(read, chunks), index >= 0
         turn = rotation(torch.arange(neighbours.shape[-2], device=chunks.device), self.config.head_dim, neighbours.dtype)
-        return Memory(neighbours, turn, found, self._gate(rows, first, neighbours, found))
+        return Memory(neighbours, turn, index, self._gate(rows, first, neighbours, found))
 
     def _gate(self, rows: list[int], first: int, neighbours: Tensor, found: Tensor) -> Tensor:
         gate, k = self.model.gate, self.cache.num_neighbours
@@ -170,7 +176,7 @@ class _Call:
         update = gate.attention.attend(gate.attention.queries(normed, turn), *parts[:2], causal=True, key_mask=parts[2])
         return gate.value(pooled, update).view(found.shape)
 
-    def _read(self, number: int, cca, x: Tensor, turn: Rotation, fresh: list) -> Tensor:
+    def _read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
         """Layer `number`'s chunked cross-attention of x [b,N,d] to the neighbours held and those of the chunks that complete."""
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
@@ -178,7 +184,7 @@ class _Call:
         found, gate = self._row("found", torch.zeros(0, dtype=torch.bool, device=x.device), k), self._row("gate", x, k)
         if self.count == 1:
             found, gate = found.clone(), gate.clone()
-            for rows, memory in fresh:
+            for rows, memory in self.fresh:
                 for t, new in zip(held, cca.project(memory.states, memory.turn)):
                     self._put(t, rows, new[:, 0])
                 self._put(found, rows, memory.found[:, 0])
@@ -186,7 +192,7 @@ class _Call:
             parts = [t[self.rows].unsqueeze(1) for t in (*held, found, gate)]
             return cca.read(x, turn, *parts, query_start=m - 1)
         parts = [t[self.rows].unsqueeze(1) for t in (*held, found, gate)]  # chunk 0 of the call is the one held
-        for rows, memory in fresh:
+        for rows, memory in self.fresh:
             new = (*cca.project(memory.states, memory.turn), memory.found, memory.gate)
             parts = [torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(parts, new)]
             for t, part in zip(held, parts):

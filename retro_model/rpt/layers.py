@@ -21,11 +21,24 @@ NORM_EPS = 1e-6
 
 
 class Memory(NamedTuple):
-    """What the upper decoder reads: neighbours' states [B,L,K,2m,d] and their positions, found bool [B,L,K], gates [B,L,K]."""
+    """What the upper decoder reads: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1: none), gates [B,L,K]."""
 
     states: Tensor
     turn: Rotation
-    found: Tensor
+    index: Tensor
+    gate: Tensor
+
+    @property
+    def found(self) -> Tensor:
+        """bool [B,L,K], True = there is one."""
+        return self.index >= 0
+
+
+class Retrieved(NamedTuple):
+    """What a forward pass retrieved: scores [B,L,L] (None without a retriever, or with a cache), index and gates [B,L,K]."""
+
+    scores: Tensor | None
+    index: Tensor
     gate: Tensor
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,18 +14,10 @@ from .checks import OWN, check_index, check_tokens
 from .config import RPTConfig
 from .decoding import decode
 from .gate import NeighbourGate
-from .layers import Attention, DecoderLayer, Memory, norm
+from .layers import Attention, DecoderLayer, Memory, Retrieved, norm
 from .neighbours import NeighbourEncoder
 from .retriever import SelfRetriever, in_chunks
 from .rotary import rotation
-
-
-class Retrieved(NamedTuple):
-    """What a forward pass retrieved: scores [B,L,L] (None without a retriever), index and gates [B,L,K]."""
-
-    scores: Tensor | None
-    index: Tensor
-    gate: Tensor
 
 
 class RPT(nn.Module):
@@ -136,7 +126,7 @@ class RPT(nn.Module):
         retrieval = retrieval and self.config.uses_neighbours
         check_index(self, tokens, index, retrieval, cache)
         if cache is not None:
-            return decode(self, tokens, index, retrieval, cache), None
+            return decode(self, tokens, index, retrieval, cache)
         config = self.config
         position = torch.arange(tokens.shape[1], device=tokens.device)
         x = F.dropout(self.embedding(tokens), config.dropout, self.training)
@@ -162,13 +152,12 @@ class RPT(nn.Module):
             if index is None or torch.compiler.is_compiling() or bool((index == OWN).any()):
                 own = self.retriever.search(query, key, k if index is None else index.shape[-1])
                 index = own if index is None else torch.where(index == OWN, own, index)
-        found = index >= 0
         if not chunks.shape[1]:  # nothing to read but the null slot
-            index = found = found.new_zeros(found.shape[0], 0, found.shape[2])
+            index = index[:, :0]
         neighbours = self.neighbours(states, chunks, index)
-        gate = self.gate(neighbours, found)
+        gate = self.gate(neighbours, index >= 0)
         turn = rotation(torch.arange(neighbours.shape[-2], device=hidden.device), self.config.head_dim, hidden.dtype)
-        return Memory(neighbours, turn, found, gate), Retrieved(scores, index, gate)
+        return Memory(neighbours, turn, index, gate), Retrieved(scores, index, gate)
 
     def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:
         """Scores [B,L,L] of every pair of chunks (-inf where not retrievable) and the index [B,L,K] of the best (-1: none).

@@ -1,0 +1,133 @@
+"""RPT's evaluation: whole documents token by token, the retriever against the reference language model, where retrieval helps.
+
+    document = read(model, tokens, block=1024)                 # every earlier chunk is retrievable
+    wanted = supervise(tokens, lm, ..., candidates=chunks).dense()    # s_t of every earlier chunk
+    print(perplexity(document.nats), ranking(document.scores, wanted), by_success(document, wanted, model.config.chunk_len))
+
+Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3, figure 6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PRECISION_AT, RECALL_AT, NDCG_AT = 2, 10, 20  # table 3
+
+
+class Document(NamedTuple):
+    """nats float64 [N], of each token given those before it (the first one's is 0 and does not count); index int64 [L,K], what each chunk
+    retrieved (None: retrieval was off)."""
+
+    nats: Tensor
+    index: Tensor | None
+
+
+@torch.no_grad()
+def read(model, tokens: Tensor, *, block: int = 1024, index: Tensor | None = None, retrieval: bool = True, num_neighbours=None) -> Document:
+    """Reads a document from its start, `block` tokens a call, keeping what a cache keeps: the result does not depend on the block.
+
+    Args:
+        model: an RPT; runs in evaluation mode, its mode is restored.
+        tokens: int64 [N].
+        index: int64 [L,K], neighbours in place of the retriever's (BM25's, an oracle's); L complete chunks.
+        retrieval, num_neighbours: as in `RPT.forward`.
+    """
+    training, m, rows = model.training, model.config.chunk_len, tokens[None]
+    cache, nats, found = (
+        model.make_cache(1, len(tokens), num_neighbours=num_neighbours or (index.shape[-1] if index is not None else None)),
+        [],
+        [],
+    )
+    model.eval()
+    try:
+        for first in range(0, len(tokens), block):
+            part = rows[:, first : first + block]
+            chunks = slice(first // m, (first + part.shape[1]) // m)
+            given = {} if index is None or chunks.start == chunks.stop else {"index": index[None, chunks]}
+            logits, retrieved = model(part, cache=cache, retrieval=retrieval, return_retrieved=True, **given)
+            targets = tokens[first + 1 : first + 1 + part.shape[1]]
+            wide = logits[0, : len(targets)] if logits.dtype == torch.float64 else logits[0, : len(targets)].float()
+            nats.append(F.cross_entropy(wide, targets, reduction="none").double())
+            if retrieved is not None:
+                found.append(retrieved.index[0])
+    finally:
+        model.train(training)
+    return Document(torch.cat([nats[0].new_zeros(1), *nats]), torch.cat(found) if found else None)
+
+
+def perplexity(documents: Sequence[Tensor]) -> float:
+    """exp of the mean nats a token over documents' nats [N], their first tokens left out."""
+    return math.exp(sum(float(n[1:].sum()) for n in documents) / sum(len(n) - 1 for n in documents))
+
+
+def ranking(scores: Tensor, target_scores: Tensor, *, precision_at=PRECISION_AT, recall_at=RECALL_AT, ndcg_at=NDCG_AT) -> dict[str, float]:
+    """How well scores s_q [L,L] rank the earlier chunks, against target scores s_t [L,L]; both -inf where not retrievable.
+
+        Precision@k: share of the k best by s_q with s_t > 0, over all chunks that have something to retrieve and a target
+        Recall@k:    share of all those with s_t > 0 that are among the k best, over chunks with at least one
+        nDCG@k:      sum of (2^max(s_t,0) - 1) / log2(1 + rank) of the k best by s_q over that of the k best by s_t, over the same
+
+    Returns:
+        {"precision@2", "recall@10", "ndcg@20", "queries", "with_positive"}, by the cut-offs that were asked for.
+    """
+    there = (target_scores > -torch.inf) & (scores > -torch.inf)
+    asked = there.any(-1)
+    scores = scores.double().masked_fill(~there, -torch.inf)[asked]
+    targets = target_scores.double().masked_fill(~there, -torch.inf)[asked]
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    ranked = targets.gather(-1, order)  # missing ones last, as -inf
+    positive, number = ranked > 0, (targets > 0).sum(-1)
+    some = number > 0
+    discount = 1 / torch.log2(torch.arange(2, ranked.shape[-1] + 2, dtype=torch.float64))
+    cut = slice(0, ndcg_at)
+
+    def dcg(values: Tensor) -> Tensor:
+        return ((torch.exp2(values.clamp(min=0)) - 1)[:, cut] * discount[cut]).sum(-1)
+
+    held = (ranked[:, :precision_at] > -torch.inf).sum(-1).clamp(min=1)
+    precision = positive[:, :precision_at].sum(-1) / held
+    recall = positive[:, :recall_at].sum(-1)[some] / number[some]
+    ndcg = dcg(ranked)[some] / dcg(targets.sort(dim=-1, descending=True).values)[some]
+    mean = lambda t: float(t.double().mean()) if len(t) else math.nan  # noqa: E731
+    return {f"precision@{precision_at}": mean(precision), f"recall@{recall_at}": mean(recall), f"ndcg@{ndcg_at}": mean(ndcg),
+            "queries": int(asked.sum()), "with_positive": int(some.sum())}  # fmt: skip
+
+
+def _targets(nats: Tensor, chunks: int, chunk_len: int) -> Tensor:
+    """Mean nats [L-1] a token of the chunk after each."""
+    return nats[: chunks * chunk_len].view(chunks, chunk_len)[1:].mean(-1)
+
+
+def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dict[str, tuple[float, int]]:
+    """Mean nats a token of the chunk that follows, and how many, by whether a chunk with s_t > 0 was retrieved for it (figure 6).
+
+    target_scores: s_t [L,L]. "none": the retriever had nothing to offer.
+    """
+    index = document.index
+    nats = _targets(document.nats, len(index), chunk_len)
+    good = (target_scores.gather(-1, index.clamp(min=0)) > 0) & (index >= 0)
+    kinds = {"positive": good.any(-1), "no positive": ~good.any(-1) & (index >= 0).any(-1), "none": (index < 0).all(-1)}
+    return {name: _mean(nats[which[:-1]]) for name, which in kinds.items()}
+
+
+def by_distance(document: Document, chunk_len: int, edges: Sequence[int] = (16, 64, 256, 1024)) -> dict[str, tuple[float, int]]:
+    """Mean nats a token of the chunk that follows, and how many, by how many chunks back the first-ranked neighbour lies."""
+    first = document.index[:, 0]
+    nats = _targets(document.nats, len(first), chunk_len)
+    distance = torch.arange(len(first)) - first.cpu()
+    found, low = {"none": _mean(nats[(first < 0)[:-1]])}, 0
+    for high in (*edges, None):
+        within = (first >= 0).cpu() & (distance >= low) & (distance < high if high is not None else True)
+        found[f"{low}+" if high is None else f"{low} to {high - 1}"] = _mean(nats[within[:-1]])
+        low = high
+    return found
+
+
+def _mean(values: Tensor) -> tuple[float, int]:
+    return (float(values.mean()) if len(values) else math.nan), len(values)

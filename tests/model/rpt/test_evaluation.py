@@ -1,0 +1,59 @@
+"""Whole documents, the metrics of retrieval by hand, where retrieval helps."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from retro_model.evaluation import rpt as evaluation
+from tests.model.rpt import tiny
+
+NONE = -math.inf
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("block", [5, 16, 100])
+def test_a_document_costs_the_same_whatever_the_block(block):
+    model, tokens = tiny.model().train(), tiny.tokens(61, batch=1)[0]
+    found = evaluation.read(model, tokens, block=block)
+    assert model.training
+    logits = model.eval()(tokens[None])[0]
+    want = F.cross_entropy(logits[:-1], tokens[1:], reduction="none")
+    torch.testing.assert_close(found.nats[1:], want)
+    assert torch.equal(found.index, model.retrieve(tokens[None])[1][0])
+    assert evaluation.perplexity([found.nats]) == pytest.approx(math.exp(want.mean()))
+    given = torch.cat([torch.full((3, 2), -1), torch.zeros(12, 2, dtype=torch.int64)])
+    other = evaluation.read(model, tokens, block=block, index=given)
+    assert torch.equal(other.index, given)
+    torch.testing.assert_close(
+        other.nats[1:], F.cross_entropy(model(tokens[None], index=given[None])[0, :-1], tokens[1:], reduction="none")
+    )
+    assert evaluation.read(model, tokens, block=block, retrieval=False).index is None
+
+
+def test_ranking_by_hand():
+    scores = torch.tensor([[NONE] * 4, [1.0, NONE, NONE, NONE], [3, 2, 1, NONE], [1, 2, 3, 4]])
+    targets = torch.tensor([[NONE] * 4, [-0.5, NONE, NONE, NONE], [0.5, -1, 1.0, NONE], [NONE] * 4])
+    got = evaluation.ranking(scores, targets, precision_at=2, recall_at=2, ndcg_at=3)
+    gain = [2**0.5 - 1, 0, 1]
+    ndcg = (gain[0] + gain[2] / math.log2(4)) / (gain[2] + gain[0] / math.log2(3))
+    assert got == {"precision@2": 0.25, "recall@2": 0.5, "ndcg@3": pytest.approx(ndcg), "queries": 2, "with_positive": 1}
+
+
+def test_the_right_order_is_best_and_any_other_is_not():
+    random = np.random.default_rng(0)
+    targets = torch.tensor(random.normal(0, 1, (12, 12))).masked_fill(torch.ones(12, 12).triu().bool(), NONE)
+    best = evaluation.ranking(targets, targets)
+    assert best["ndcg@20"] == pytest.approx(1) and evaluation.ranking(-targets.masked_fill(targets == NONE, 9), targets)["ndcg@20"] < 0.95
+
+
+def test_where_retrieval_helps():
+    nats = torch.arange(20, dtype=torch.float64)  # chunks of 4: means 1.5, 5.5, 9.5, 13.5, 17.5
+    index = torch.tensor([[-1, -1], [0, -1], [0, 1], [2, -1], [0, 1]])
+    targets = torch.full((5, 5), -1.0)
+    targets[1, 0] = targets[2, 1] = 0.3
+    document = evaluation.Document(nats, index)
+    assert evaluation.by_success(document, targets, 4) == {"positive": (11.5, 2), "no positive": (17.5, 1), "none": (5.5, 1)}
+    assert evaluation.by_distance(document, 4, (2,)) == {"none": (5.5, 1), "0 to 1": (13.5, 2), "2+": (13.5, 1)}
