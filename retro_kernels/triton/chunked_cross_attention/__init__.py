@@ -22,8 +22,6 @@ def unsupported(call: ChunkedCrossAttention) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.query.shape[0] > _MAX_BATCH:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
-    if call.batch_start is not None:
-        return "a tensor as query_start is not served yet"
     keys, mask, table = call.key.shape[3], call.neighbour_mask, call.rel_key
     spans = {
         "query": (call.query, 1, call.chunk_len), "key": (call.key, 3, keys), "value": (call.value, 3, keys),

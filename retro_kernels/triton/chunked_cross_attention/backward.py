@@ -17,7 +17,7 @@ import triton.language as tl
 from ..common.loads import add_bias, load_keys, load_rows, wide
 from ..common.products import tile_product
 from ..common.softmax import LOG2E
-from .tile import load_band, load_gate, locate, tile_gradients, visible_keys
+from .tile import first_position, has_keys, load_band, load_gate, locate, tile_gradients, visible_keys
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
@@ -39,12 +39,12 @@ def _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, live):
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_query_kernel(
-    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, band_ptr,
+    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr,
     do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, dgate_ptr, dcontent_ptr, ds_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
     stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
-    stride_ch, stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk,
+    stride_ch, stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
     stride_dob, stride_don, stride_doh, stride_dlb, stride_dlh, stride_dln,
     N, M, K, R, H, L, HEADS_PER_GROUP, query_start, first_chunk, chunks, blocks, first_item, key_blocks, band_keys,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
@@ -53,7 +53,7 @@ def _cca_backward_query_kernel(
 ):  # fmt: skip
     """One (chunk, time block, head) of one batch element: dq but for the position part, partial du and dgate; dk, dv if WRITE_KEYS."""
     head, slot, item, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
+        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
     )
     group = head // HEADS_PER_GROUP
     head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
@@ -79,7 +79,7 @@ def _cca_backward_query_kernel(
 
     k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
     v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
-    last_key = tl.where(chunk < 0, 0, R)  # tokens before the first complete chunk attend nothing
+    last_key = tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0)
     column = tl.arange(0, BLOCK_D)
     scale2 = scale * LOG2E
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -144,7 +144,17 @@ def _cca_backward_query_kernel(
 
     # places anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
     head, slot, item, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0) + tl.minimum(blocks, 0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
+        tl.program_id(0) + tl.minimum(blocks, 0),
+        H,
+        M,
+        first_item,
+        first_chunk,
+        chunks,
+        blocks,
+        query_start,
+        batch_start_ptr,
+        stride_batch_start,
+        BLOCK_M,
     )
     n = start + tl.arange(0, BLOCK_M)
     live = (n >= 0) & (n < tl.minimum(first_row + M, N))
@@ -160,12 +170,12 @@ def _cca_backward_query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_key_kernel(
-    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, band_ptr,
+    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr,
     do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
     stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
-    stride_ch, stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk,
+    stride_ch, stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
     stride_dob, stride_don, stride_doh,
     N, M, K, R, H, L, HEADS_PER_GROUP, query_start, first_chunk, chunks, blocks, first_item, key_blocks, band_keys,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
@@ -179,10 +189,11 @@ def _cca_backward_key_kernel(
     j0 = (pid // groups) % key_blocks * BLOCK_N
     a = (pid // groups) // key_blocks % K
     slot = (pid // groups) // key_blocks // K * blocks  # of the chunk's first time block
-    chunk = first_chunk + (first_item + slot) // blocks % chunks
-    if chunk < 0:
-        return  # rows before chunk 0: no keys
     batch = ((first_item + slot) // (blocks * chunks)).to(tl.int64)
+    query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
+    chunk = first_chunk + (first_item + slot) // blocks % chunks
+    if not has_keys(chunk, L, batch_start_ptr is not None):
+        return
     group64, chunk64 = group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
 

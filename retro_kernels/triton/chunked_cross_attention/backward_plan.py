@@ -37,12 +37,12 @@ class Backward:
         grad_out, grad_lse = grads
         if grad_out is None:
             grad_out = torch.zeros_like(out)
-        elif call.neighbour_mask is not None:
+        elif call.neighbour_mask is not None or call.batch_start is not None:
             grad_out = settled(grad_out, lse)
         arguments = {
             **inputs(call), **constants(call, self.core), **vars(self.buffers), "out_ptr": out, "lse_ptr": lse,
             "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
-            "first_chunk": self.span.first, "chunks": self.span.count, "blocks": self.blocks, "L": call.key.shape[1],
+            "first_chunk": self.span.first, "chunks": self.span.count, "blocks": self.blocks,
             "key_blocks": self.key_blocks, "band_keys": self.band_keys, "items_per_split": self.items_per_split, "WRITE_KEYS": self.fused,
         }  # fmt: skip
         for first in range(0, self.items, self.slab):
@@ -106,6 +106,8 @@ class Backward:
             part_ptr=new(has_rel and need["rel_key"], splits, h, self.diagonals * self.band.block_n, e),
         )
         first, last = max(self.span.first, 0), self.span.first + self.span.count
+        if call.batch_start is not None:
+            first = last = chunks  # any chunk may be one that nothing attends
         for grad in (self.buffers.dk_ptr, self.buffers.dv_ptr, self.buffers.dgate_ptr):
             if grad is not None:  # chunks that nothing attends
                 grad[:, :first].zero_()

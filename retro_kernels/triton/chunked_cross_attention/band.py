@@ -13,11 +13,11 @@ import triton.language as tl
 
 from ..common.loads import add_bias, load_rows, wide
 from ..common.position_logits import band_block, position_logits, position_query_gradient, reverse_skew
-from .tile import locate
+from .tile import first_position, has_keys, locate
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "R", "H", "T", "rel_start", "query_start", "first_chunk", "chunks", "blocks", "first_item", "last_item", "items_per_split",
+    "N", "M", "R", "H", "L", "T", "rel_start", "query_start", "first_chunk", "chunks", "blocks", "first_item", "last_item", "items_per_split",
     "key_blocks",
 )  # fmt: skip
 
@@ -34,14 +34,14 @@ def _relative_query(q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, 
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_logits_kernel(
-    q_ptr, rel_ptr, rq_ptr, position_ptr, band_ptr,
-    stride_qb, stride_qn, stride_qh, stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ph,
-    N, M, R, H, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
+    q_ptr, rel_ptr, rq_ptr, position_ptr, batch_start_ptr, band_ptr,
+    stride_qb, stride_qn, stride_qh, stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ph, stride_batch_start,
+    N, M, R, H, L, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Position logits of one (chunk, time block, head) of one batch element, all keys of a neighbour."""
     head, slot, _, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
+        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
     )
     head64 = head.to(tl.int64)
     local = tl.arange(0, BLOCK_M)
@@ -55,7 +55,7 @@ def _cca_backward_logits_kernel(
     rq_from = (rq_base, local, live, stride)
     rel_base = rel_ptr + head64 * stride_rh
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
-    for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
+    for j0 in range(0, tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0), BLOCK_N):
         zero = j0 >> 30  # R is far below 2**30
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
         position = position_logits(
@@ -68,21 +68,21 @@ def _cca_backward_logits_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_band_kernel(
-    rel_ptr, band_ptr, dq_ptr, drq_ptr, dposition_ptr, stride_rh, stride_rt,
-    N, M, R, H, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
+    rel_ptr, batch_start_ptr, band_ptr, dq_ptr, drq_ptr, dposition_ptr, stride_rh, stride_rt, stride_batch_start,
+    N, M, R, H, L, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
     scale: tl.float32,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the relative query, into drq, or added to dq where the query is the relative query; folds the band in place."""
     head, slot, item, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M
+        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
     )
     head64 = head.to(tl.int64)
     local, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
     rel_base = rel_ptr + head64 * stride_rh
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
     drq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    for j0 in range(0, tl.where(chunk < 0, 0, R), BLOCK_N):
+    for j0 in range(0, tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0), BLOCK_N):
         zero = j0 >> 30  # R is far below 2**30
         j = j0 + tl.arange(0, BLOCK_N)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
@@ -109,9 +109,9 @@ def _cca_backward_band_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_rel_kernel(
-    q_ptr, rq_ptr, position_ptr, band_ptr, part_ptr,
-    stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph,
-    N, M, H, query_start, first_chunk, chunks, blocks, first_item, last_item, items_per_split, key_blocks, band_keys,
+    q_ptr, rq_ptr, position_ptr, batch_start_ptr, band_ptr, part_ptr,
+    stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph, stride_batch_start,
+    N, M, H, L, query_start, first_chunk, chunks, blocks, first_item, last_item, items_per_split, key_blocks, band_keys,
     scale: tl.float32,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -130,12 +130,14 @@ def _cca_backward_rel_kernel(
     last = tl.minimum(first + items_per_split, last_item)
     for item in range(first, last):
         block = item % blocks
-        chunk = first_chunk + (item // blocks) % chunks
         batch = wide(item // (blocks * chunks))
-        first_row = (chunk + 1) * M - 1 - query_start
+        own_start, own_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
+        chunk = own_chunk + (item // blocks) % chunks
+        attends = has_keys(chunk, L, batch_start_ptr is not None)
+        first_row = (chunk + 1) * M - 1 - own_start
         start = first_row + block * BLOCK_M
         n = start + local
-        live = (n >= 0) & (n < tl.where(chunk < 0, 0, tl.minimum(first_row + M, N)))
+        live = (n >= 0) & (n < tl.where(attends, tl.minimum(first_row + M, N), 0))
         if rq_ptr is not None:
             rq_base = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head64 * stride_rqh
             rq = load_rows(rq_base, local, live, stride_rqn, E, BLOCK_E)
@@ -150,7 +152,7 @@ def _cca_backward_rel_kernel(
         for band in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
             key_block = band + block * (BLOCK_M // BLOCK_N) + key_blocks - 1 - diagonal
             at = band_ptr + slot + key_block * BLOCK_N + (local[:, None] * band_keys + c[None, :])
-            there = local < tl.where((key_block >= 0) & (key_block < key_blocks) & (chunk >= 0), BLOCK_M, 0)
+            there = local < tl.where((key_block >= 0) & (key_block < key_blocks) & attends, BLOCK_M, 0)
             ds = tl.where(block_of == band, tl.load(at, mask=there[:, None], other=0.0), ds)
         acc = tl.dot(tl.trans(ds), rq, acc, input_precision=PRECISION)
     earlier = (c < tl.where(first_item > 0, BLOCK_N, 0))[:, None] & (width < E)[None, :]

@@ -10,7 +10,7 @@ from ..._problem import ChunkedCrossAttention
 
 def call(
     dtype: torch.dtype, *, B=8, N=2048, M=64, K=2, R=128, H=16, G=None, D=128, E=None, rel=True, biases=True, gate=False,
-    mask_dims=0, dropout_p=0.0, query_start=0,
+    mask_dims=0, dropout_p=0.0, query_start=0, batch_start=False,
 ) -> ChunkedCrossAttention:  # fmt: skip
     """A validated call without memory behind it."""
 
@@ -25,6 +25,7 @@ def call(
         neighbour_mask=empty(*(B, chunks, K, R)[:mask_dims], dtype=torch.bool) if mask_dims else None,
         neighbour_gate=empty(B, chunks, K) if gate else None, scale=D**-0.5, query_start=query_start, dropout_p=dropout_p,
         seed=empty(1, dtype=torch.int64) if dropout_p else None,
+        batch_start=empty(B, dtype=torch.int64) if batch_start else None,
     )  # fmt: skip
 
 
@@ -39,6 +40,10 @@ CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
     **{f"{name} gate mask": ({**options, "gate": True, "mask_dims": 4}, ALL) for name, options in PRESETS.items()},
     **{f"{name} dropout": ({**options, "dropout_p": 0.1}, ALL) for name, options in PRESETS.items()},
     **{f"{name} decode": ({**options, "N": 1, "query_start": 2047, "B": 1}, BF16) for name, options in PRESETS.items()},
+    **{
+        f"{name} decode, own positions": ({**options, "N": 1, "query_start": 2047, "batch_start": True}, BF16)
+        for name, options in PRESETS.items()
+    },
     "retro d64 masked": ({"D": 64, "mask_dims": 3}, ALL),
     "rpt gate": ({"rel": False, "biases": False, "gate": True}, ALL),
     "no positions": ({"rel": False, "biases": False}, BF16),

@@ -10,24 +10,25 @@ from ..common.loads import add_bias, load_keys, load_rows, wide
 from ..common.position_logits import position_logits
 from ..common.products import tile_product
 from ..common.softmax import LN2, LOG2E
-from .tile import load_gate, visible_keys
+from .tile import first_position, has_keys, load_gate, visible_keys
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "K", "R", "H", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "blocks", "keys_per_split",
+    "N", "M", "K", "R", "H", "L", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "blocks", "keys_per_split",
     "neighbours_per_split", "neighbour_splits", "dropout_limit",
 )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_forward_kernel(
-    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr, out_ptr, lse_ptr,
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr,
+    batch_start_ptr, out_ptr, lse_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
     stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk,
-    N, M, K, R, H, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, blocks,
+    stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
+    N, M, K, R, H, L, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, blocks,
     keys_per_split, neighbours_per_split, neighbour_splits,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -38,8 +39,9 @@ def _cca_forward_kernel(
     pid = tl.program_id(0)
     head = pid % H
     block = (pid // H) % blocks
-    chunk = first_chunk + (pid // H) // blocks
     batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
+    chunk = first_chunk + (pid // H) // blocks
     group = head // HEADS_PER_GROUP
     head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
@@ -72,8 +74,8 @@ def _cca_forward_kernel(
     first_neighbour = (split % neighbour_splits) * neighbours_per_split
     last_neighbour = tl.minimum(first_neighbour + neighbours_per_split, K)
     last_key = tl.minimum(first_key + keys_per_split, R)
-    if chunk < 0:
-        last_key = first_key  # tokens before the first complete chunk attend nothing
+    if not has_keys(chunk, L, batch_start_ptr is not None):
+        last_key = first_key
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

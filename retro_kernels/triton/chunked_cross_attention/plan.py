@@ -22,13 +22,18 @@ WAVES = 2  # programs per multiprocessor below which the keys are split
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The chunks that a call's rows attend, [first, first + count); first is -1 where rows before chunk 0 attend nothing."""
+    """The chunks that a call's rows attend, [first, first + count); first is -1 where rows before chunk 0 attend nothing.
+
+    Where batch entries have starts of their own each has its own first chunk, and `count` is the most that a row's entry can attend.
+    """
 
     first: int
     count: int
 
 
 def span(call: ChunkedCrossAttention) -> Span:
+    if call.batch_start is not None:
+        return Span(0, (call.query.shape[1] - 2) // call.chunk_len + 2)
     first = (call.query_start + 1) // call.chunk_len - 1
     return Span(first, (call.query_start + call.query.shape[1]) // call.chunk_len - first)
 
@@ -69,11 +74,12 @@ def inputs(call: ChunkedCrossAttention) -> dict:
         "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": relative_query,
         "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask, "gate_ptr": call.neighbour_gate,
         "seed_ptr": call.seed if call.dropout_p > 0 else None,
+        "batch_start_ptr": call.batch_start, "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
         **strides(call.query, "q", "bnh"), **strides(call.key, "k", "blkrg"), **strides(call.value, "v", "blkrg"), **rel_strides,
         **strides(relative_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"), **strides(position_bias, "p", "h"),
         **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"), "stride_mr": 0 if mask is None or mask.dim() == 3 else mask.stride(3),
         **strides(call.neighbour_gate, "g", "blk"),
-        "N": n, "M": call.chunk_len, "K": neighbours, "R": keys, "H": h, "T": rel_rows, "HEADS_PER_GROUP": h // groups,
+        "N": n, "M": call.chunk_len, "K": neighbours, "R": keys, "H": h, "L": call.key.shape[1], "T": rel_rows, "HEADS_PER_GROUP": h // groups,
         "rel_start": call.rel_start, "query_start": call.query_start,
         "scale": call.scale, "dropout_limit": dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
     }  # fmt: skip

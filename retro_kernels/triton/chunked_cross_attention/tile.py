@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from ..common.dropout import dropout_keep
+from ..common.positions import position_of
 
 
 @triton.jit
@@ -37,13 +38,38 @@ def load_band(band_at, band_keys, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
 
 
 @triton.jit
-def locate(pid, H, M, first_item, first_chunk, chunks, blocks, query_start, BLOCK_M: tl.constexpr):
+def first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch):
+    """(position of query 0, chunk that the first row attends): the call's, or the batch entry's own, which only the device knows."""
+    if batch_start_ptr is not None:
+        query_start = position_of(query_start, batch_start_ptr, stride_batch_start, batch)
+        following = query_start + 1
+        first_chunk = tl.where(following < 0, following - M + 1, following) // M - 1  # rounded down; the division rounds to 0
+    return query_start, first_chunk
+
+
+@triton.jit
+def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
+    """Whether the chunk is one of the key tensor: tokens before the first complete chunk attend nothing, nor do those past the last.
+
+    Of the latter there are none where the host knows the positions and has counted the chunks.
+    """
+    if OWN_STARTS:
+        return (chunk >= 0) & (chunk < L)
+    else:
+        return chunk >= 0
+
+
+@triton.jit
+def locate(
+    pid, H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """head, slot in the slab, item, block, chunk, batch (int64), first row of the chunk, first row of the tile."""
     head, slot = pid % H, pid // H
     item = first_item + slot
     block = item % blocks
-    chunk = first_chunk + (item // blocks) % chunks
     batch = (item // (blocks * chunks)).to(tl.int64)
+    query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
+    chunk = first_chunk + (item // blocks) % chunks
     # tiles start at index 0 of the attending chunk, so that every chunk's band meets the table at the same rows
     first_row = (chunk + 1) * M - 1 - query_start
     return head, slot, item, block, chunk, batch, first_row, first_row + block * BLOCK_M

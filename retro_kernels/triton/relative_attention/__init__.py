@@ -21,10 +21,6 @@ def unsupported(call: RelativeAttention) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.query.shape[0] > _MAX_BATCH:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
-    if call.batch_offset is not None:
-        return "a tensor as query_offset is not served yet"
-    if call.window_block is not None:
-        return "window_block is not served yet"
     n, s, table = call.query.shape[1], call.key.shape[1], call.rel_key
     spans = {
         "key": (call.key, 1, s), "value": (call.value, 1, s), "rel_key": (table, 1, 0 if table is None else table.shape[1]),

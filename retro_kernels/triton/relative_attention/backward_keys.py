@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ..common.loads import load_keys, load_rows, wide
 from ..common.position_logits import position_logits
+from ..common.positions import position_of
 from ..common.products import block_from, deep_product, product
 from ..common.softmax import LOG2E
 from .backward_query import load_statistics, tile_gradient
@@ -71,10 +72,10 @@ def _walk_queries(
 @triton.jit(do_not_specialize=SIZES)
 def _relative_keys_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
-    do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_dob, stride_don, stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don, stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -95,11 +96,15 @@ def _relative_keys_kernel(
     k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
     v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
 
+    offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
     begin, end = 0, N
     if CAUSAL:
         begin = tl.maximum(begin, j0 + causal_gap - offset)
-    if WINDOW:
+    if WINDOW == "sliding":
         end = tl.minimum(end, j0 + BLOCK_N - 1 + window - offset)
+    if WINDOW == "blocks":  # in 64 bits: two blocks may be longer than any position
+        last_block = (j0 + BLOCK_N - 1).to(tl.int64) // window + 1
+        end = tl.minimum(end, (last_block + 1) * window - offset).to(tl.int32)
     if mask_ptr is not None:
         end = tl.where(tl.max(seen.to(tl.int32), 0) > 0, end, begin)
     if key_segment_ptr is not None:

@@ -12,16 +12,17 @@ import triton.language as tl
 
 from ..common.loads import load_rows, wide
 from ..common.position_logits import position_logits, rel_rows, table_product
+from ..common.positions import position_of
 from ..common.products import product
 from ..common.softmax import LOG2E
 from .backward_query import load_statistics, tile_gradient
 from .forward import SIZES
-from .tile import load_query
+from .tile import load_query, row_limits
 
 
 @triton.jit
 def _band_visible(
-    i, j, t, N, S, T, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
+    i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """bool [BLOCK_M, BLOCK_N] in coordinates (query, table row); j [BLOCK_M, BLOCK_N] is the key of each."""
@@ -29,9 +30,12 @@ def _band_visible(
     allowed = t < T
     if CAUSAL:
         allowed = allowed & (displacement >= causal_gap)
-    if WINDOW:
+    if WINDOW == "sliding":
         allowed = allowed & (displacement < window)
     inside = (i < N)[:, None] & (j >= 0) & (j < S)
+    if WINDOW == "blocks":
+        first_key, _ = row_limits(i, S, shift + rel_start, causal_gap, window, CAUSAL, WINDOW)
+        inside = inside & (j >= first_key[:, None])
     visible = inside & allowed[None, :]
     if mask_at is not None:
         visible = visible & (tl.load(mask_at + j * stride_ms, mask=inside, other=0) != 0)
@@ -42,13 +46,30 @@ def _band_visible(
     return visible
 
 
+@triton.jit
+def _joined(
+    first, N, S, offset, rel_start, causal_gap, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """(shift, begin, end): the queries that some displacement of the block of rows joins to a key; none where all of it is invisible."""
+    shift = offset - rel_start
+    begin = tl.maximum(first - shift, 0)
+    end = tl.minimum(first + BLOCK_N - 1 - shift + S, N)
+    if CAUSAL:
+        end = tl.where(first + BLOCK_N - 1 + rel_start >= causal_gap, end, begin)
+    if WINDOW == "sliding":
+        end = tl.where(first + rel_start < window, end, begin)
+    if WINDOW == "blocks":  # two blocks, halved: twice `window` may not fit 32 bits
+        end = tl.where((first + rel_start) // 2 < window, end, begin)
+    return shift, begin, end
+
+
 @triton.jit(do_not_specialize=(*SIZES, "items", "items_per_split", "heads_per_table"))
 def _relative_table_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
-    do_ptr, lse_ptr, delta_ptr, drel_ptr,
+    batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, drel_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_dob, stride_don, stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don, stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, items, items_per_split, heads_per_table,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -59,14 +80,8 @@ def _relative_table_kernel(
     table, split = tl.program_id(1), tl.program_id(2)
     table64 = table.to(tl.int64)
     t = first + tl.arange(0, BLOCK_N)
-    shift = offset - rel_start
-    # queries that some displacement of the block joins to a key; none where the block is wholly invisible
-    begin = tl.maximum(first - shift, 0)
-    end = tl.minimum(first + BLOCK_N - 1 - shift + S, N)
-    if CAUSAL:
-        end = tl.where(first + BLOCK_N - 1 + rel_start >= causal_gap, end, begin)
-    if WINDOW:
-        end = tl.where(first + rel_start < window, end, begin)
+    if batch_offset_ptr is None:
+        shift, begin, end = _joined(first, N, S, offset, rel_start, causal_gap, window, BLOCK_N, CAUSAL, WINDOW)
     rel_at = rel_ptr + table64 * stride_rh
     rel = rel_rows(rel_at, first, T, stride_rt, E, BLOCK_N, BLOCK_E)
     drel = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
@@ -81,6 +96,9 @@ def _relative_table_kernel(
         query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
         segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
         statistics = (batch * H + head) * N
+        if batch_offset_ptr is not None:
+            own = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
+            shift, begin, end = _joined(first, N, S, own, rel_start, causal_gap, window, BLOCK_N, CAUSAL, WINDOW)
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             live = i < N
@@ -106,7 +124,7 @@ def _relative_table_kernel(
             dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, do_from)
             j = (i + shift)[:, None] - t[None, :]
             visible = _band_visible(
-                i, j, t, N, S, T, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
+                i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
                 CAUSAL, WINDOW,
             )  # fmt: skip
             _, ds = tile_gradient(

@@ -12,7 +12,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def call(
     dtype: torch.dtype, *, B=8, N=2048, S=None, H=16, G=None, D=128, E=None, rel=True, T=None, shared=False, biases=True, causal=True,
-    causal_gap=0, window=None, mask=False, segments=False, dropout_p=0.0,
+    causal_gap=0, window=None, window_block=None, batch_offset=False, mask=False, segments=False, dropout_p=0.0,
 ) -> RelativeAttention:  # fmt: skip
     """A validated call without memory behind it. T: rows of a table from displacement 0 (None: every displacement)."""
 
@@ -29,6 +29,7 @@ def call(
         causal=causal, causal_gap=causal_gap, window=window, query_offset=offset, key_mask=empty(B, keys, dtype=torch.bool) if mask else None,
         query_segment=empty(B, N, dtype=torch.int64) if segments else None, key_segment=empty(B, keys, dtype=torch.int64) if segments else None,
         scale=D**-0.5, dropout_p=dropout_p, seed=empty(1, dtype=torch.int64) if dropout_p else None,
+        window_block=window_block, batch_offset=empty(B, dtype=torch.int64) if batch_offset else None,
     )  # fmt: skip
 
 
@@ -45,6 +46,10 @@ CALLS = {
     "window": dict(D=128, window=512, T=512),
     "window, both directions": dict(D=128, causal=False, window=512, T=512),
     "window, both directions, table": dict(D=64, E=1, causal=False, window=512, T=512),
+    "window of blocks": dict(D=64, N=4096, B=4, window_block=256, T=512),
+    "window of blocks d128": dict(D=128, N=4096, B=4, window_block=256, T=512),
+    "decode d64, own positions": dict(D=64, N=1, S=4096, T=4096, batch_offset=True),
+    "decode d128, own positions": dict(D=128, N=1, S=4096, T=4096, batch_offset=True),
     "documents, masked": dict(D=64, mask=True, segments=True),
     "documents d128": dict(D=128, segments=True),
     "dropout d128": dict(D=128, dropout_p=0.1),

@@ -8,6 +8,7 @@ import triton.language as tl
 from ..common.dropout import dropout_keep
 from ..common.loads import load_keys
 from ..common.position_logits import band_block, table_product
+from ..common.positions import position_of
 from ..common.products import block_from, deep_product
 from ..common.softmax import LN2, LOG2E
 from .tile import (
@@ -87,10 +88,10 @@ def _walk_keys(
 @triton.jit(do_not_specialize=SIZES)
 def _relative_forward_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
-    out_ptr, lse_ptr,
+    batch_offset_ptr, out_ptr, lse_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks, keys_per_split,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -105,6 +106,7 @@ def _relative_forward_kernel(
     head64, group64 = head.to(tl.int64), group.to(tl.int64)
     i = start + tl.arange(0, BLOCK_M)
     live = i < N
+    offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
 
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None

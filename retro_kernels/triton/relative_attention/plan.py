@@ -47,12 +47,13 @@ def tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
 
 def options(call: RelativeAttention) -> tuple[str, ...]:
     """What of a call costs a tile registers, for `configs.choose`."""
-    edges = call.window is not None and not call.causal  # two comparisons an element more, and so as dear as a mask
+    windowed = call.window is not None or call.window_block is not None
+    edges = windowed and not call.causal  # two comparisons an element more, and so as dear as a mask
     found = {
         "dropout": call.dropout_p > 0,
         "edges": edges,
         "masked": edges or call.key_mask is not None or call.query_segment is not None,
-        "window": call.window is not None,
+        "window": windowed,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }
     return tuple(name for name, present in found.items() if present)
@@ -62,22 +63,28 @@ def bounded(call: RelativeAttention) -> bool:
     """Whether some visible pair may lie outside the table: then tiles that miss it are walked without it."""
     if call.rel_key is None:
         return False
+    if call.batch_offset is not None:
+        return True
     n, s = call.query.shape[1], call.key.shape[1]
     smallest, largest = call.query_offset - (s - 1), call.query_offset + n - 1
     if call.causal:
         smallest = max(smallest, call.causal_gap)
     if call.window is not None:
         largest = min(largest, call.window - 1)
+    if call.window_block is not None:
+        largest = min(largest, 2 * call.window_block - 1)
     return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
 
 
 def may_see_nothing(call: RelativeAttention) -> bool:
     """Whether some query may see no key."""
-    if call.key_mask is not None or call.query_segment is not None:
+    if call.key_mask is not None or call.query_segment is not None or call.batch_offset is not None:
         return True
-    n, s, window = call.query.shape[1], call.key.shape[1], call.window
+    n, s, window, block = call.query.shape[1], call.key.shape[1], call.window, call.window_block
     early = call.causal and call.query_offset < call.causal_gap  # the first query sees keys before the first, the last after the last
     late = window is not None and (call.query_offset + n - s >= window or (call.causal and call.causal_gap >= window))
+    if block is not None:
+        late = ((call.query_offset + n - 1) // block - 1) * block >= s or (call.causal and call.causal_gap > block)
     return early or late
 
 
@@ -116,11 +123,12 @@ def inputs(call: RelativeAttention) -> dict:
         "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": rel_query,
         "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask,
         "query_segment_ptr": call.query_segment, "key_segment_ptr": call.key_segment, "seed_ptr": call.seed if call.dropout_p > 0 else None,
+        "batch_offset_ptr": call.batch_offset, "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
         **strides(call.query, "q", "bnh"), **strides(call.key, "k", "bsg"), **strides(call.value, "v", "bsg"), **rel_strides,
         **strides(rel_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"), **strides(position_bias, "p", "h"),
         **strides(mask, "m", "bs"), **strides(call.query_segment, "qs", "bn"), **strides(call.key_segment, "ks", "bs"),
         "N": n, "S": keys, "T": 0 if rel is None else rel.shape[1], "H": h, "HEADS_PER_GROUP": h // groups,
-        "offset": call.query_offset, "causal_gap": call.causal_gap, "window": NO_WINDOW.value if call.window is None else call.window,
+        "offset": call.query_offset, "causal_gap": call.causal_gap, "window": call.window or call.window_block or NO_WINDOW.value,
         "rel_start": call.rel_start, "scale": call.scale,
         "dropout_limit": dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p),
     }  # fmt: skip
@@ -131,7 +139,7 @@ def constants(call: RelativeAttention, chosen: configs.Tile) -> dict:
     e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {
         "D": d, "E": e, "BLOCK_M": chosen.block_m, "BLOCK_N": chosen.block_n, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e),
-        "CAUSAL": call.causal, "WINDOW": call.window is not None, "BOUNDED": bounded(call), "PRECISION": chosen.precision,
+        "CAUSAL": call.causal, "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none", "BOUNDED": bounded(call), "PRECISION": chosen.precision,
     }  # fmt: skip
 
 

@@ -24,13 +24,18 @@ NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
 
 @triton.jit
 def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """(first_key, last_key) of each query, int32 [BLOCK_M]; none visible where the first is past the last."""
+    """(first_key, last_key) of each query, int32 [BLOCK_M]; none visible where the first is past the last.
+
+    WINDOW: "none", "sliding" (the last `window` positions) or "blocks" (the block of `window` positions and the one before it).
+    """
     last = tl.zeros_like(i) + (S - 1)
     if CAUSAL:
         last = tl.minimum(last, i + offset - causal_gap)
     first = tl.zeros_like(i)
-    if WINDOW:
+    if WINDOW == "sliding":
         first = tl.maximum(first, i + offset - window + 1)
+    if WINDOW == "blocks":  # a position below 0 sees every key from the first on, however its division rounds
+        first = tl.maximum(first, ((i + offset) // window - 1) * window)
     return first, last
 
 
