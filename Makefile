@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PY = .venv/bin/python
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup build bench check check-compiled test docs lint clean
+.PHONY: setup build bench check check-compiled test docs sanitize mutants lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -49,6 +49,14 @@ check-compiled: setup
 # build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+# The C++ with the address, undefined-behaviour and thread sanitizers; build/sanitize is kept. Some 15 minutes each on two cores.
+sanitize: setup
+	$(PY) -m tests.sanitize
+
+# Faults of one line, planted one at a time: which do the tests not notice? About an hour; `python -m tests.mutants 'bench/*'` for a part.
+mutants: setup
+	$(PY) -m tests.mutants
 
 lint: .venv/ready
 	$(PY) -m ruff check .

@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import environment, exits, plan
 from ..compare import ab, ab_static, affected
 from ..registry import OPERATORS, contenders_of
-from ..report import markdown, terminal
+from ..report import markdown, tables
 from . import _options
 
 HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "control")
@@ -114,7 +114,7 @@ def static_lines(compared: ab_static.Comparison | None) -> list[str]:
 
 
 def table(outcomes: list[ab.Outcome]) -> str:
-    return terminal.align([HEADER, *map(_cells, outcomes)])
+    return tables.align([HEADER, *map(_cells, outcomes)])
 
 
 def as_markdown(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None, base: str) -> str:

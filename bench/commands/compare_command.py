@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import exits, machines
 from ..compare import record_files
-from ..report import markdown, terminal
+from ..report import markdown, tables
 from .report_command import load
 
 HEADER = ("measurement", "change", "detail", "ratio")
@@ -36,7 +36,7 @@ def execute(arguments: argparse.Namespace) -> int:
     elif arguments.format == "md":
         print("\n".join([markdown.MARKER, *markdown.folded(markdown.header(HEADER), [markdown.line(line) for line in lines])]))
     else:
-        print(terminal.align([HEADER, *lines]))
+        print(tables.align([HEADER, *lines]))
     if any(change.fails for change in found):
         return exits.REGRESSION
     return exits.INCONCLUSIVE if why else exits.OK

@@ -18,7 +18,7 @@ from .. import environment, exits
 from .. import record as record_module
 from ..measure import ceilings, instructions, runner, timing
 from ..registry import CASES, CONTENDERS
-from ..report import summary, terminal
+from ..report import summary, tables
 from . import _measure, _options
 
 HEADER = ("measurement", "time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches", "instructions")
@@ -58,7 +58,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for record in timed if counted else ():
         record["counters"] = instructions.count(_call(record, chosen.device))
     print("\n".join(summary.machine(timed or records)) + "\n")
-    print(terminal.align([HEADER, *map(_row, timed)]) if timed else "no kernel was timed")
+    print(tables.align([HEADER, *map(_row, timed)]) if timed else "no kernel was timed")
     if counted and (why := instructions.missing()):
         print(f"instructions: {why}")
     for record in records if writer else ():

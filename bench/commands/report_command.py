@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from .. import exits, machines, record
-from ..report import html, markdown, png, terminal
+from ..report import figures, html, markdown, terminal
 from . import _options
 
 
@@ -32,9 +32,11 @@ def execute(arguments: argparse.Namespace) -> int:
         if not any(r["time"] and r["role"] != "baseline" for r in records):
             raise exits.UsageError("report --format png: no kernel was timed; there is nothing to draw")
         try:
-            png.write(records, arguments.output)
+            figures.write(records, arguments.output)
         except ImportError:
-            raise exits.UsageError("report --format png: needs matplotlib (pip install matplotlib); html needs nothing") from None
+            raise exits.UsageError(
+                "report --format png: needs matplotlib (pip install matplotlib); html draws no pictures without it"
+            ) from None
         return exits.OK
     latest = list(record.latest(records).values())
     text = {"term": lambda: terminal.full(latest), "md": lambda: markdown.table(latest), "html": lambda: html.page(records)}[

@@ -14,7 +14,7 @@ from retro_kernels import configs
 from .. import exits, plan
 from ..measure import runner, timing, tune
 from ..registry import CONTENDERS
-from ..report import summary, terminal
+from ..report import summary, tables
 from . import _options
 
 HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit")
@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
                 found += keep(tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say), arguments.write)
     if not found:
         return exits.NOTHING_MEASURED
-    print(terminal.align([HEADER, *map(cells, found)]))
+    print(tables.align([HEADER, *map(cells, found)]))
     return exits.OK
 
 

@@ -1,89 +1,173 @@
-"""One self-contained HTML page: table, roofline scatter, ratio bars, history."""
+"""One self-contained page: cards, a table that sorts and filters, a section an op, history. Light and dark, and no network."""
 
 from __future__ import annotations
 
+import math
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from .. import record as records_module
-from . import summary, svg
+from . import figures, panels, summary
 
-STYLE = """body{font-family:sans-serif;max-width:72em;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;font-size:13px}td,th{padding:3px 9px;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap}
-.bad{color:#a40000}"""
+HERE = Path(__file__).resolve().parent
+BAD = ("numerics_fail", "error", "oom")
+#: column -> (value at which the heat begins, at which it is full); below the first it is red down to its inverse
+HEAT_RATIO, FULL_HEAT = 1.0, 4.0
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    """All plots that the records can fill; the table shows the last record of every id."""
+    """Everything the records can fill; tables show the last record of every id. Without matplotlib the pictures are left out, and it says so."""
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
-    sections = [
-        ("Kernels", _timed(rows)),
-        ("Compiled kernels", _compiled([r for r in latest if r["static"]])),
-        ("Failures", _failures(latest)),
-        ("Roofline", svg.roofline(scatter(rows), roofs(latest))),
-        ("Speed-up over the fastest baseline that computes the same", svg.bars(ratios(rows))),
-        ("History", svg.lines(history(records))),
-    ]
-    body = "".join(f"<h2>{title}</h2>{content}" for title, content in sections if content)
-    said = [*summary.machine(latest), *filter(None, [summary.beyond(latest)])]
-    head = "".join(f"<p>{escape(line)}</p>" for line in said)
-    return f'<!doctype html><meta charset="utf-8"><title>retro_kernels: benchmarks</title><style>{STYLE}</style><h1>retro_kernels</h1>{head}{body}\n'
+    compiled = [r for r in latest if r["static"]]
+    wrong = summary.beyond(latest)
+    parts = [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
+    parts += [f"<p class=wrong>{escape(wrong)}</p>"] if wrong else []
+    parts += [_cards(latest), _failures(latest)]
+    parts += [_section("Measurements", "all", _timed(rows))] if rows else ["" if compiled else "<p>no kernel was timed</p>"]
+    parts += _pictures(rows, latest, records)
+    parts += [_section("Compiled kernels", "compiled", _compiled(compiled))] if compiled else []
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+    body = "".join(parts)
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<title>retro_kernels: measurements</title><style>{style}</style></head>'
+        f"<body><h1>retro_kernels</h1>{body}<script>{script}</script></body></html>\n"
+    )
 
 
-def scatter(rows: list[summary.Row]) -> list[tuple[float, float, str, str]]:
-    """(FLOPs a byte, FLOP/s, operator, label) of every timed kernel whose work is known."""
-    points = []
-    for row in rows:
-        work = row.record["work"]
-        if not work or not work["bytes"] or not work["flops"]:
-            continue
-        points.append((work["flops"] / work["bytes"], work["flops"] / row.seconds, row.record["kernel"], row.record["id"]))
-    return points
+def _section(title: str, anchor: str, content: str) -> str:
+    return f'<section id="{escape(anchor)}"><h2>{escape(title)}</h2>{content}</section>'
 
 
-def roofs(records: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
-    """(type, bytes/s, FLOP/s) of the last ceilings that were measured."""
-    ceilings = next((r["ceilings"] for r in reversed(records) if r["ceilings"]), None)
-    if ceilings is None:
-        return []
-    return [(dtype, ceilings["bytes_per_s"], rate) for dtype, rate in ceilings["flops_per_s"].items() if rate]
+def _cards(records: list[dict[str, Any]]) -> str:
+    """One an operator and type: the geometric mean against the best baseline, the worst error, the verdict."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        if record["role"] != "baseline" and record["mode"] != "static":
+            groups.setdefault((record["kernel"], record["dtype"]), []).append(record)
+    return f"<div class=cards>{''.join(_card(*key, group) for key, group in groups.items())}</div>" if groups else ""
 
 
-def ratios(rows: list[summary.Row]) -> list[tuple[str, float, str]]:
-    """(label, speed-up over the fastest same-function baseline, operator)."""
-    return [
-        (f"{r.record['case']['name']} {r.record['dtype']} {r.record['mode']} {r.record['backend']}", r.rival_speedup, r.record["kernel"])
-        for r in rows
-        if r.rival_speedup is not None
-    ]
-
-
-def history(records: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """id -> its times in the order they were recorded, kernels only."""
-    series: dict[str, list[float]] = {}
-    for row in summary.rows(records):
-        if row.seconds is not None:
-            series.setdefault(row.record["id"], []).append(row.seconds)
-    return series
-
-
-def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in (head, *body)) + "</table>"
-
-
-def _timed(rows: list[summary.Row]) -> str:
-    lines = [(row.record["kernel"], *summary.cells(row)) for row in rows]
-    return _table(("kernel", *summary.COLUMNS), lines) if rows else "<p>no kernel was timed</p>"
-
-
-def _compiled(records: list[dict[str, Any]]) -> str:
-    return _table(summary.STATIC_COLUMNS, [summary.static_cells(r) for r in records]) if records else ""
+def _card(kernel: str, dtype: str, group: list[dict[str, Any]]) -> str:
+    rows = summary.rows(group)
+    speedups = [row.rival_speedup for row in rows if row.rival_speedup]
+    margins = [m for m in map(summary.margin, group) if m is not None]
+    failed = sum(record["status"] in BAD for record in group)
+    ran = sum(record["status"] == "ok" for record in group)
+    verdict = f"<span class=bad>{failed} fail</span>" if failed else f"{ran} pass" if ran else "not run here"
+    mean = math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
+    against = f"geometric mean of {len(speedups)} against the best baseline" if speedups else "not timed"
+    worst = f"; worst error {max(margins):.2f} of its limit" if margins else ""
+    return (
+        f'<a class="card{" fails" if failed else ""}" href="#{escape(kernel)}"><div class=what>{escape(kernel)} {escape(dtype)}</div>'
+        f"<div class=value>{summary.ratio(mean)}</div><div class=more>{against}{worst}<br>{verdict}</div></a>"
+    )
 
 
 def _failures(records: list[dict[str, Any]]) -> str:
-    bad = [r for r in records if r["status"] in ("numerics_fail", "error", "oom")]
-    items = "".join(f'<li class="bad">{escape(r["status"])}: {escape(r["id"])}: {escape(r["reason"])}</li>' for r in bad)
-    return f"<ul>{items}</ul>" if items else ""
+    bad = [r for r in records if r["status"] in BAD]
+    items = "".join(f"<li class=bad>{escape(r['status'])}: {escape(r['id'])}: {escape(r['reason'])}</li>" for r in bad)
+    return _section("Failures", "failures", f"<ul>{items}</ul>") if items else ""
+
+
+def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[str]:
+    """A section an operator with its roofline and bars, then memory and history."""
+    try:
+        parts = [_operator(kernel, [row for row in rows if row.record["kernel"] == kernel], latest) for kernel in _kernels(rows)]
+        if series := panels.memory_series(latest):
+            parts.append(_section("Memory", "memory", _figure(figures.svg(panels.memory, series))))
+        if runs := figures.history(records):
+            parts.append(_section("History of this machine", "history", _figure(figures.svg(panels.history, runs))))
+    except ImportError:
+        return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
+    return parts
+
+
+def _operator(kernel: str, rows: list[summary.Row], latest: list[dict[str, Any]]) -> str:
+    content = _figure(figures.svg(panels.roofline, rows, figures.roofs(latest)))
+    compared = [row for row in rows if row.rival_speedup is not None]
+    if compared:
+        height = figures.BAR_IN * len(compared) + figures.MARGIN_IN
+        content += _figure(figures.svg(lambda axes: panels.bars(axes, compared, len(compared)), height=height))
+    return _section(kernel, kernel, content)
+
+
+def _kernels(rows: list[summary.Row]) -> list[str]:
+    return list(dict.fromkeys(row.record["kernel"] for row in rows))
+
+
+def _figure(drawn: str) -> str:
+    return f"<figure>{drawn}</figure>"
+
+
+def _heat(value: float | None, good_is_high: bool = True) -> str:
+    """A ground from red below 1 over none to green at FULL_HEAT."""
+    if not value or value <= 0 or not math.isfinite(value):
+        return ""
+    strength = math.log(value / HEAT_RATIO) / math.log(FULL_HEAT) * (1 if good_is_high else -1)
+    tone = "--good" if strength > 0 else "--bad"
+    return f"background: rgba(var({tone}), {min(abs(strength), 1) * 0.45:.2f})"
+
+
+def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tuple[str, Any, str]]]]) -> str:
+    """`lines`: (id, [(text, value to sort by, style)])."""
+    numeric = [any(isinstance(line[i][1], (int, float)) for _, line in lines) for i in range(len(columns))]
+    kind = [" class=number" if n else "" for n in numeric]
+    head = "".join(f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>' for c, k in zip(columns, kind, strict=True))
+    body = []
+    for identity, line in lines:
+        cells = "".join(
+            f'<td{k} data-value="{"" if value is None else escape(str(value))}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}>{escape(text)}</td>'
+            for (text, value, style), k in zip(line, kind, strict=True)
+        )
+        body.append(f'<tr data-id="{escape(identity)}">{cells}</tr>')
+    tools = (
+        f'<div class=tools><input type="search" data-table="{name}" placeholder="words, -words" aria-label="filter the table">'
+        f'<span id="{name}-count">{len(lines)} of {len(lines)}</span></div>'
+    )
+    return f'{tools}<div class=scroll><table class=sortable id="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+
+
+def _timed(rows: list[summary.Row]) -> str:
+    lines = []
+    for row in rows:
+        record = row.record
+        case, dtype, mode, backend, *shown = summary.cells(row)
+        size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
+        shares = _share(row.fraction)
+        values = [
+            (row.seconds, ""), (row.speedup, _heat(row.speedup)), (row.rival_speedup, _heat(row.rival_speedup)), (row.fraction, shares),
+            (size, ""), (row.margin, _heat(row.margin, good_is_high=False) if row.margin and row.margin > 1 else ""),
+        ]  # fmt: skip
+        names = [(text, text, "") for text in (record["kernel"], case, dtype, mode, backend)]
+        lines.append((record["id"], [*names, *((text, value, style) for text, (value, style) in zip(shown, values, strict=True))]))
+    return _table("timed", ("kernel", *summary.COLUMNS), lines)
+
+
+def _share(fraction: float | None) -> str:
+    """Of the roofline: greener the nearer, red beyond it."""
+    if fraction is None:
+        return ""
+    return (
+        "background: rgba(var(--bad), 0.6); font-weight: 700" if fraction > 1 else f"background: rgba(var(--good), {0.45 * fraction:.2f})"
+    )
+
+
+def _compiled(records: list[dict[str, Any]]) -> str:
+    stack = summary.STATIC_COLUMNS.index("stack")
+    lines = []
+    for record in records:
+        cells = [(text, _number(text), "") for text in summary.static_cells(record)]
+        if record["static"]["stack_bytes"]:
+            cells[stack] = (*cells[stack][:2], "background: rgba(var(--bad), 0.6); font-weight: 700")
+        lines.append((record["id"], cells))
+    return _table("compiled-kernels", summary.STATIC_COLUMNS, lines)
+
+
+def _number(text: str) -> Any:
+    try:
+        return None if text == "-" else float(text)
+    except ValueError:
+        return text

@@ -1,4 +1,4 @@
-"""What the panels of the PNG show. An operator has one colour everywhere, a type one marker."""
+"""What each picture shows, drawn once with matplotlib for the PNG and the page. An operator has one colour everywhere, a type one marker."""
 
 from __future__ import annotations
 
@@ -6,50 +6,57 @@ import itertools
 from typing import Any
 
 from . import summary
-from .svg import colour
 
 OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
+#: Okabe and Ito's, which colour-blind readers tell apart on a light and on a dark ground
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#888888")
 MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
 LENGTHS = ("N", "S", "T", "L")  # of a case's shape: what a sweep over sequence length varies
 LEAST_POINTS = 3
+LABELLED = 6  # lines of the history that are named
 SMALL = 7  # points
-GREY = "#555555"
+INK, FAINT = "#333334", "#8a8a8b"  # text and axes; lines behind the data. The page puts its own colours in their place
 
 
-def _colour(kernel: str) -> str:
-    return colour([*OPERATORS, kernel], kernel)
+def colour(names: tuple[str, ...] | list[str], name: str) -> str:
+    known = list(names)
+    return COLOURS[(known.index(name) if name in known else len(known)) % len(COLOURS)]
 
 
 def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]]) -> None:
-    """FLOP/s against FLOPs a byte; the slope is the copy rate, the ceilings are those of a product."""
+    """FLOP/s against FLOPs a byte; the slope is the memory's rate, the ceilings are those of a product."""
     from matplotlib.lines import Line2D
 
     known = [(r.record["work"], r) for r in rows if r.record["work"] and r.record["work"]["bytes"] and r.record["work"]["flops"]]
     points = [(work["flops"] / work["bytes"], work["flops"] / r.seconds / 1e9, r.record) for work, r in known]
     for x, y, record in points:
-        axes.scatter(x, y, s=20, color=_colour(record["kernel"]), marker=MARKERS.get(record["dtype"], "x"), linewidths=0, alpha=0.8)
+        marker = MARKERS.get(record["dtype"], "x")
+        drawn = axes.scatter(x, y, s=24, color=colour(OPERATORS, record["kernel"]), marker=marker, linewidths=0, alpha=0.85)
+        drawn.set_gid(f"point:{record['id']}")
     low = min([p[0] for p in points], default=1) / 2
     high = max([p[0] for p in points] + [peak / rate for _, rate, peak in roofs], default=10) * 2
     for name, rate, peak in roofs:
         corner = max(peak / rate, low)
-        axes.plot([low, corner, high], [low * rate / 1e9, peak / 1e9, peak / 1e9], color=GREY, linewidth=1, zorder=0)
-        axes.annotate(f"{name} product, {peak / 1e9:.3g}", (low, peak / 1e9), fontsize=SMALL, color=GREY, va="center", ha="left")
-    if roofs:
-        rate = roofs[0][1]
+        axes.plot([low, corner, high], [low * rate / 1e9, peak / 1e9, peak / 1e9], color=FAINT, linewidth=1, zorder=0)
         axes.annotate(
-            f"copy, {rate / 1e9:.3g} GB/s",
-            (low * 1.2, low * 1.2 * rate / 1e9),
-            xytext=(6, -8),
+            f"{name} {peak / 1e9:.3g}",
+            (high, peak / 1e9),
+            xytext=(-2, 2),
             textcoords="offset points",
             fontsize=SMALL,
-            color=GREY,
+            color=INK,
+            ha="right",
         )
+    if roofs:
+        rate = roofs[0][1]
+        place = (low * 1.2, low * 1.2 * rate / 1e9)
+        axes.annotate(f"memory {rate / 1e9:.3g} GB/s", place, xytext=(10, -10), textcoords="offset points", fontsize=SMALL, color=INK)
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte (fewest bytes)", ylabel="GFLOP/s", title="Roofline")
     kernels = list(dict.fromkeys(r.record["kernel"] for r in rows))
     dtypes = list(dict.fromkeys(r.record["dtype"] for r in rows))
-    handles = [Line2D([], [], linestyle="", marker="o", color=_colour(k), label=k) for k in kernels]
-    handles += [Line2D([], [], linestyle="", marker=MARKERS.get(d, "x"), color=GREY, label=d) for d in dtypes]
-    axes.legend(handles=handles, fontsize=SMALL, loc="lower right")
+    handles = [Line2D([], [], linestyle="", marker="o", color=colour(OPERATORS, k), label=k) for k in kernels]
+    handles += [Line2D([], [], linestyle="", marker=MARKERS.get(d, "x"), color=INK, label=d) for d in dtypes]
+    axes.legend(handles=handles, fontsize=SMALL, loc="lower right", framealpha=0)
 
 
 def balanced(rows: list[summary.Row]) -> list[list[summary.Row]]:
@@ -63,7 +70,12 @@ def balanced(rows: list[summary.Row]) -> list[list[summary.Row]]:
     return [list(itertools.chain(*(g for g in groups if (g in left) == side))) for side in (True, False)]
 
 
-def bars(axes, rows: list[summary.Row], places_in_all: int) -> None:
+def farthest(rows: list[summary.Row]) -> float:
+    """The end of the longest bar with its whisker: panels beside each other share it."""
+    return max((max(row.spread[1], row.rival_speedup) if row.spread else row.rival_speedup for row in rows), default=1.0)
+
+
+def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None = None) -> None:
     """Speed-up over the fastest rival, a bar a row of `places_in_all`, the rival beside it; whiskers where both sides' samples are known."""
     if not rows:
         axes.set_visible(False)
@@ -72,21 +84,28 @@ def bars(axes, rows: list[summary.Row], places_in_all: int) -> None:
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
     values = [row.rival_speedup for row in rows]
-    axes.barh(places, values, left=0, height=0.75, color=[_colour(row.record["kernel"]) for row in rows], alpha=0.85)
-    axes.errorbar(values, places, xerr=[lows, highs], fmt="none", ecolor="black", elinewidth=0.8, capsize=1.5)
-    axes.axvline(1, color="#a40000", linestyle="--", linewidth=1)
+    drawn = axes.barh(places, values, left=0, height=0.75, color=[colour(OPERATORS, row.record["kernel"]) for row in rows], alpha=0.85)
+    for patch, row in zip(drawn, rows, strict=True):
+        patch.set_gid(f"bar:{row.record['id']}")
+    axes.errorbar(values, places, xerr=[lows, highs], fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5)
+    axes.axvline(1, color="#d04545", linestyle="--", linewidth=1)
     several = len(dict.fromkeys(row.record["backend"] for row in rows)) > 1
     axes.set_yticks(places, [_label(row, several) for row in rows], fontsize=SMALL)
-    most = max(v + h for v, h in zip(values, highs, strict=True))
     for place, row, high in zip(places, rows, highs, strict=True):
         text = f"{row.rival_speedup:.2f}x {row.rival}"
-        axes.annotate(text, (row.rival_speedup + high, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=SMALL)
+        axes.annotate(
+            text, (row.rival_speedup + high, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=SMALL, color=INK
+        )
     first = {}
     for place, row in zip(places, rows, strict=True):
         first.setdefault(row.record["kernel"], place)
     for place in list(first.values())[1:]:
-        axes.axhline(place - 0.5, color="#bbbbbb", linewidth=0.8)
-    axes.set(xlim=(0, most * 1.3), ylim=(places_in_all - 0.5, -0.5), xlabel="speed-up over the fastest baseline; whiskers: p10 to p90")
+        axes.axhline(place - 0.5, color=FAINT, linewidth=0.8)
+    axes.set(
+        xlim=(0, (most or farthest(rows)) * 1.3),
+        ylim=(places_in_all - 0.5, -0.5),
+        xlabel="speed-up over the fastest baseline; whiskers: p10 to p90",
+    )
     axes.set_title(", ".join(first), fontsize=9)
 
 
@@ -112,25 +131,32 @@ def memory(axes, series: dict[tuple[str, ...], list[tuple[int, float]]]) -> None
     for name, points in series.items():
         ours = name[1] in ("cpu", "triton", "cuda")
         lengths, sizes = zip(*points, strict=True)
-        label = " ".join(name[1:])
-        axes.plot(lengths, sizes, marker="o", markersize=4, linestyle="-" if ours else "--", color=colour(backends, name[1]), label=label)
+        axes.plot(lengths, sizes, marker="o", markersize=4, linestyle="-" if ours else "--", color=colour(backends, name[1]))
+        _named(axes, lengths[-1], sizes[-1], " ".join(name[1:]), colour(backends, name[1]))
     lengths = sorted({n for points in series.values() for n, _ in points})
-    axes.set(xscale="log", yscale="log", xlabel="tokens N", ylabel="MB beyond the inputs")
+    axes.set(xscale="log", yscale="log", xlabel="tokens N", ylabel="MB beyond the inputs", xlim=(lengths[0] / 1.2, lengths[-1] * 3))
     axes.set_title(f"Memory against sequence length: {', '.join(dict.fromkeys(name[0] for name in series))}")
     axes.set_xticks(lengths, [str(n) for n in lengths])
     axes.minorticks_off()
-    axes.legend(fontsize=SMALL)
+
+
+def _named(axes, x: float, y: float, name: str, ink: str) -> None:
+    axes.annotate(name, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=SMALL, color=ink)
 
 
 def history(axes, runs: dict[str, list[float]]) -> None:
-    """Time relative to the first record, a line an id; those that moved most are named."""
-    moved = sorted(runs, key=lambda name: -abs(runs[name][-1] / runs[name][0] - 1))[:6]
+    """Time relative to the first record, a line an id; those that moved most are named at their ends."""
+    moved = sorted(runs, key=lambda name: -abs(runs[name][-1] / runs[name][0] - 1))[:LABELLED]
     for name, times in runs.items():
-        named = name in moved
-        style = {"label": name, "linewidth": 1.6} if named else {"color": "#bbbbbb", "linewidth": 0.8, "zorder": 0}
-        axes.plot(range(1, len(times) + 1), [t / times[0] for t in times], marker=".", **style)
-    axes.axhline(1, color=GREY, linewidth=0.8)
+        ink = colour(moved, name) if name in moved else FAINT
+        width = 1.6 if name in moved else 0.8
+        (line,) = axes.plot(
+            range(1, len(times) + 1), [t / times[0] for t in times], marker=".", color=ink, linewidth=width, zorder=1 + (name in moved)
+        )
+        line.set_gid(f"line:{name}")
+        if name in moved:
+            _named(axes, len(times), times[-1] / times[0], name, ink)
+    axes.axhline(1, color=FAINT, linewidth=0.8)
     most = max(map(len, runs.values()))
-    axes.set(xlabel="record", ylabel="time relative to the first record", title="History", xlim=(0.9, most + 0.1))
+    axes.set(xlabel="record", ylabel="time relative to the first record", title="History", xlim=(0.9, most + 0.6 * max(most - 1, 1)))
     axes.set_xticks(range(1, most + 1))
-    axes.legend(fontsize=SMALL - 1)

@@ -125,7 +125,8 @@ def beyond(records: list[dict[str, Any]]) -> str | None:
     above = [r["roofline"]["fraction"] for r in records if r["roofline"] and (r["roofline"]["fraction"] or 0) > 1]
     if not above:
         return None
-    return f"{len(above)} shares above 100% (!), up to {100 * max(above):.0f}%: an error of the ceiling, which was measured too low; their rooflines say nothing"
+    count = "a share" if len(above) == 1 else f"{len(above)} shares"
+    return f"{count} above 100% (!), up to {100 * max(above):.0f}%: an error of the ceiling, which was measured too low; the roofline says nothing there"
 
 
 def number(value: float | None, form: str = ".2f") -> str:

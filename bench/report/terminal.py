@@ -1,55 +1,61 @@
-"""Plain-text tables for a terminal."""
+"""What a terminal shows of records: tables of times, checks and compiled kernels, then what did not run and why."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from . import summary
+from .tables import align, notes
+
+#: what goes first where the terminal is narrow
+DROP_TIMES = ("MB extra", "error/limit", "vs eager", "roofline", "mode")
+DROP_CHECKS = ("checked", "worst", "error/limit")
+DROP_STATIC = ("loop cycles >=", "config", "loop slots", "async", "shared", "tensor", "CTAs/SM", "sm")
 
 
-def times(records: list[dict[str, Any]]) -> str:
+def times(records: list[dict[str, Any]], room: int | None = None) -> str:
     """One table an operator, then what did not run and why."""
-    parts = summary.machine(records)
+    parts = notes(summary.machine(records), room)
     for kernel in dict.fromkeys(record["kernel"] for record in records):
         rows = [row for row in summary.rows(records) if row.record["kernel"] == kernel and row.seconds is not None]
         if rows:
-            parts += ["", kernel, align([summary.COLUMNS, *map(summary.cells, rows)])]
+            parts += ["", kernel, align([summary.COLUMNS, *map(summary.cells, rows)], DROP_TIMES, room)]
     wrong = summary.beyond(records)
-    return "\n".join([*parts, *(["", wrong] if wrong else []), *_problems(records)])
+    return "\n".join([*parts, *notes(["", wrong] if wrong else [], room), *_problems(records, room)])
 
 
-def checks(records: list[dict[str, Any]]) -> str:
+def checks(records: list[dict[str, Any]], room: int | None = None) -> str:
     """One line a contender and type with its worst error, then what failed or did not run."""
     table = [("kernel", "contender", "case", "type", "status", "error/limit", "worst", "checked")]
     for record in records:
         if record["numerics"] is None:
             continue
         tensors = record["numerics"]["tensors"]
-        worst = max(tensors, key=lambda name: _relative(tensors[name]))
+        worst = max(tensors, key=lambda name: _relative(tensors[name])) if tensors else "-"
         cells = (record["kernel"], record["backend"], record["case"]["name"], record["dtype"], record["status"])
         table.append((*cells, summary.number(summary.margin(record)), worst, record["numerics"]["checked"]))
-    return "\n".join([*summary.machine(records), "", align(table), *_problems(records)])
+    return "\n".join([*notes(summary.machine(records), room), "", align(table, DROP_CHECKS, room), *_problems(records, room)])
 
 
-def full(records: list[dict[str, Any]]) -> str:
+def full(records: list[dict[str, Any]], room: int | None = None) -> str:
     """Whatever the records hold: times, checks, compiled kernels."""
     compiled = [r for r in records if r["static"]]
     checked = [r for r in records if r["mode"] == "check"]
     timed = [r for r in records if r["mode"] not in ("check", "static")]
     parts = [(times, timed), (checks, checked), (static, compiled)]
-    return "\n\n".join(draw(some) for draw, some in parts if some)
+    return "\n\n".join(draw(some, room) for draw, some in parts if some)
 
 
-def static(records: list[dict[str, Any]]) -> str:
+def static(records: list[dict[str, Any]], room: int | None = None) -> str:
     """One line a compiled kernel."""
-    return align([summary.STATIC_COLUMNS, *map(summary.static_cells, records)])
+    return align([summary.STATIC_COLUMNS, *map(summary.static_cells, records)], DROP_STATIC, room)
 
 
 def _relative(tensor: dict[str, Any]) -> float:
     return float("inf") if tensor["frobenius"] is None else tensor["frobenius"] / tensor["limit"]
 
 
-def _problems(records: list[dict[str, Any]]) -> list[str]:
+def _problems(records: list[dict[str, Any]], room: int | None) -> list[str]:
     """Failures one a line; what can't run here, folded by reason."""
     lines = []
     for (status, reason), group in summary.problems(records).items():
@@ -58,11 +64,4 @@ def _problems(records: list[dict[str, Any]]) -> list[str]:
             lines.append(f"not run: {who}: {reason}")
         else:
             lines += [f"{status.upper()}: {r['id']}: {reason}" for r in group]
-    return ["", *lines] if lines else []
-
-
-def align(table: list[tuple[str, ...]]) -> str:
-    """Columns padded to their widest cell, two spaces apart, the first row underlined."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return ["", *notes(lines, room)] if lines else []

@@ -5,12 +5,12 @@ Each is one replacement in one file. A text that no longer stands there exactly 
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import environment
+from tests import trees
 
 LOGITS, LEAKY = "retro_kernels/triton/relative_logits/kernels.py", "retro_kernels/triton/leaky_average/kernels.py"
 CPU = "csrc/cpu/topk_chunks.cpp"
@@ -103,15 +103,7 @@ def slower(percent: int) -> Plant:
 
 def copy_tree(to: Path, like: Path = environment.ROOT) -> Path:
     """A git repository with the files of the working tree `like`, uncommitted ones too, and its built extensions."""
-    listed = subprocess.run(
-        ["git", "-C", str(like), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True, check=True
-    )
-    for name in filter(None, listed.stdout.split("\0")):
-        if (like / name).is_file():  # neither a link nor a file that was deleted and not committed
-            (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(like / name, to / name)
-    for binary in (like / "retro_kernels").glob("*.so"):
-        shutil.copy2(binary, to / "retro_kernels")
+    trees.copy(to, like)
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "the tree as it was"]):
         subprocess.run([*GIT, *command], cwd=to, check=True, capture_output=True)
     return to

@@ -11,7 +11,7 @@ import bench
 from bench import environment, machines, record
 from bench.commands import ab_command
 from bench.compare import ab, ab_static, gate_statistics, record_files
-from bench.report import html, markdown, terminal
+from bench.report import html, markdown, panels, terminal
 from bench.static import regressions, sass, table
 
 
@@ -64,10 +64,37 @@ def test_markdown_shows_twenty_rows_and_folds_the_rest():
 
 
 def test_html_is_one_page_with_plots_and_history():
+    pytest.importorskip("matplotlib")
     page = html.page([timed(seconds=s) for s in (1e-3, 2e-3)] + [timed(case="b", status="oom")])
     assert page.count("<svg") == 3 and "http" not in page.replace("http://www.w3.org", "") and "oom" in page
     for part in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>")
+    assert 'href="#leaky_average"' in page and 'id="leaky_average"' in page and "1.50x" in page
+
+
+def test_the_page_links_its_parts_marks_what_is_wrong_and_escapes_names():
+    pytest.importorskip("matplotlib")
+    name = '<b>"x"</b>&'
+    page = html.page(
+        [timed(case=name), timed(case="bad", status="numerics_fail"), static_record(stack_bytes=16), static_record("leaky_average")]
+    )
+    assert (
+        "<b>" not in page and page.count('data-id="leaky_average/cpu/&lt;b&gt;&quot;x&quot;&lt;/b&gt;&amp;/float32/fwd"') == 3
+    )  # row, point, bar
+    assert "1 fail" in page and page.count("rgba(var(--bad), 0.6)") == 1  # the spill alone
+    assert "prefers-color-scheme: dark" in page and "currentColor" in page and panels.INK not in page and "src=" not in page
+
+
+def test_tables_fit_the_terminal(monkeypatch):
+    """80 columns: some columns go, in order, and are named; notes are wrapped. A pipe gets everything."""
+    records = [timed(), timed(case="b", status="oom", reason="out of memory " * 9)]
+    for draw, some in ((terminal.times, records), (terminal.checks, records), (terminal.static, [static_record()])):
+        for room in (60, 80, 100):
+            assert max(map(len, draw(some, room).splitlines())) <= room, (draw, room)
+        assert "narrow" in draw(some, 60) and "narrow" not in draw(some)
+    assert "10%" in terminal.times(records, 80) and "10%" not in terminal.times(records, 60)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert "1.50x toeplitz" in terminal.times(records) and "---" in terminal.times(records)
 
 
 def damaged(value, path=()):
@@ -145,7 +172,7 @@ def test_a_share_above_the_ceiling_is_the_ceilings_error():
     good, wrong = timed(), timed(case="b", roofline={"floor_s": 1.85e-3, "bound": "memory", "fraction": 1.85})
     for draw in (terminal.times, markdown.table, html.page):
         assert "error of the ceiling" not in draw([good])
-        assert "1 shares above 100% (!), up to 185%: an error of the ceiling" in draw([good, wrong]) and "185%!" in draw([wrong])
+        assert "a share above 100% (!), up to 185%: an error of the ceiling" in draw([good, wrong]) and "185%!" in draw([wrong])
 
 
 def test_static_records_are_rendered_too(tmp_path, capsys):
@@ -203,7 +230,7 @@ def test_report_command_renders_files(tmp_path, capsys):
 def test_png_is_a_picture_of_every_row(tmp_path):
     """Two operators with a case of one name keep their own bars; two runs make a history, three lengths a memory plot."""
     pytest.importorskip("matplotlib")
-    from bench.report import panels, png, summary
+    from bench.report import figures, summary
 
     eager = [timed(kernel=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
     ours = [timed(kernel=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
@@ -213,7 +240,7 @@ def test_png_is_a_picture_of_every_row(tmp_path):
     ]
     assert panels.memory_series(lengths) == {("leaky_average", "cpu", "float32", "fwd"): [(128, 0.128), (256, 0.256), (512, 0.512)]}
     assert panels.memory_series(lengths[:2]) == {}
-    png.write([*eager, *ours, *lengths], tmp_path / "a.png")
+    figures.write([*eager, *ours, *lengths], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
     import matplotlib.pyplot as plt
@@ -240,8 +267,9 @@ def test_the_spread_of_a_ratio_needs_both_sides_of_one_run():
 def test_compare_tells_what_broke_vanished_and_slowed():
     before = [timed(case=c) for c in "abcd"] + [timed(case="e", status="oom")]
     after = [timed(case="a", seconds=2e-3), timed(case="b", status="numerics_fail"), timed(case="d"), timed(case="e")]
+    after += [timed(case="f"), timed(case="g", status="oom")]  # one is new; one never ran
     found = {c.id.split("/")[2]: c for c in record_files.changes(before, after)}
-    assert {k: c.kind for k, c in found.items()} == {"a": "slower", "b": "broke", "c": "vanished", "e": "fixed"}
+    assert {k: c.kind for k, c in found.items()} == {"a": "slower", "b": "broke", "c": "vanished", "e": "fixed", "f": "new"}
     assert found["a"].ratio == pytest.approx(2) and [c.fails for c in record_files.changes(before, after)][:2] == [True, True]
 
 

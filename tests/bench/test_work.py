@@ -112,7 +112,19 @@ def test_top_k_judges_the_choice_not_the_order_of_equals():
         return any(e is None or e > 1e-6 for e in errors)
 
     assert not fails([0, 1]) and not fails([1, 0])
+    assert fails([0, 4]) and fails([0, -2])
     assert fails([0, 0]) and fails([3, 0], (9.0, 3.0)) and fails([0, 2], (3.0, 2.0)) and fails([0, -1]) and fails([0, 1], (3.0, 3.1))
+
+
+def test_a_choice_beyond_the_causal_limit_is_no_candidate():
+    """Query i sees keys up to i: at query 1, key 1 is the last; an offset moves the limit."""
+    from bench.check import topk
+
+    arguments = {"query": torch.ones(1, 2, 1), "key": torch.ones(1, 4, 1), "k": 1, "causal_gap": 0}
+    rows = torch.tensor([0, 1])
+    valid = [topk._valid(arguments, rows, torch.tensor([[[0], [key]]]))[0, 1].item() for key in range(4)]
+    assert valid == [True, True, False, False]
+    assert topk._valid(arguments | {"query_offset": 1}, rows, torch.tensor([[[0], [2]]]))[0, 1]
 
 
 def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():

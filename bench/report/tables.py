@@ -1,0 +1,73 @@
+"""Tables for a terminal, drawn by rich: as wide as the terminal, which drops columns, and whole where the output goes to a file or a pipe."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+import textwrap
+
+GAP = 2  # spaces between columns
+RED = re.compile(r"^(numerics_fail|numerics|oom|error|regression|vanished|broke|static)$|%!$|^[1-9]\d* spills")
+NUMBER = re.compile(r"^(-|[-+]?[\d.]+(e[-+]?\d+)?( ?(%|%!|x|s|ms|us|ns|M|MB|GiB))?)$")
+
+
+def width() -> int | None:
+    """Characters a line may have; None: as many as it takes."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+
+
+def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = (), room: int | None = None) -> str:
+    """The table, its first row the header, in `room` characters (default: the terminal's); columns in `drop` go first to last until it fits."""
+    room = room or width()
+    header, lines = table[0], table[1:]
+    kept = list(range(len(header)))
+    for name in drop if room else ():
+        if _natural(table, kept) <= room:
+            break
+        if name in header:
+            kept.remove(header.index(name))
+    rows = [tuple(line[i] for i in kept) for line in table]
+    try:
+        text = _rich(rows[0], rows[1:], room or _natural(table, kept) + GAP)
+    except ImportError:
+        text = _plain(rows)
+    gone = [name for i, name in enumerate(header) if i not in kept]
+    return "\n".join([text, *(notes([f"({', '.join(gone)}: left out, the terminal is narrow)"], room) if gone and lines else [])])
+
+
+def notes(lines: list[str], room: int | None = None) -> list[str]:
+    """Sentences, wrapped to the terminal with a hanging indent."""
+    room = room or width()
+    return [textwrap.fill(line, room, subsequent_indent="  ", break_on_hyphens=False) if room else line for line in lines]
+
+
+def _natural(table: list[tuple[str, ...]], kept: list[int]) -> int:
+    return sum(max(len(line[i]) for line in table) for i in kept) + GAP * (len(kept) - 1)
+
+
+def _rich(header: tuple[str, ...], lines: list[tuple[str, ...]], room: int) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
+    for i, name in enumerate(header):
+        numeric = i > 0 and lines and all(NUMBER.match(line[i]) for line in lines)
+        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for line in lines:
+        drawn.add_row(*(Text(cell, "bold red" if RED.search(cell) else "") for cell in line))
+    console = Console(
+        file=io.StringIO(), width=room, force_terminal=sys.stdout.isatty(), color_system="auto" if sys.stdout.isatty() else None
+    )
+    console.print(drawn)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip("\n").split("\n"))
+
+
+def _plain(rows: list[tuple[str, ...]]) -> str:
+    """Without rich: columns padded to their widest cell, the header underlined."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    text = [(" " * GAP).join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([text[0], "-" * len(text[0]), *text[1:]])

@@ -1,0 +1,140 @@
+"""Every single-line fault that a small set of operators makes of a source: comparisons, arithmetic, conditions, small numbers."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`line` (from 1) reads `before` and shall read `after`."""
+
+    line: int
+    before: str
+    after: str
+
+    def apply(self, source: str) -> str:
+        """Raises ValueError where the line does not read `before`."""
+        lines = source.split("\n")
+        if lines[self.line - 1] != self.before:
+            raise ValueError(f"line {self.line}: expected {self.before!r}; got {lines[self.line - 1]!r}")
+        lines[self.line - 1] = self.after
+        return "\n".join(lines)
+
+    @property
+    def text(self) -> str:
+        return f"{self.before.strip()} -> {self.after.strip()}"
+
+
+COMPARISONS = {
+    "<": "<=",
+    "<=": "<",
+    ">": ">=",
+    ">=": ">",
+    "==": "!=",
+    "!=": "==",
+    "is not": "is",
+    "is": "is not",
+    "not in": "in",
+    "in": "not in",
+}
+ARITHMETIC = {"+": "-", "-": "+", "*": "+", "//": "*", "/": "*", "%": "*"}
+LOGIC = {"and": "or", "or": "and"}
+GREATEST_NUMBER = 9  # a larger constant is a size or a bound more often than a case
+#: what a fault in does not change what is computed
+SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.ImportFrom, ast.Import)
+
+
+def python(source: str) -> list[Fault]:
+    """Faults inside functions, messages and annotations left out."""
+    lines, found = source.split("\n"), {}
+    for node in _live(ast.parse(source)):
+        for line, start, end, old, new in _edits(node, lines):
+            text = lines[line - 1].encode()
+            before, inside, after = (part.decode() for part in (text[:start], text[start:end], text[end:]))
+            if inside.count(old) == 1:
+                fault = Fault(line, lines[line - 1], before + inside.replace(old, new) + after)
+                found[fault] = None
+    return sorted(found, key=lambda f: (f.line, f.after))
+
+
+def _live(tree: ast.Module) -> Iterator[ast.AST]:
+    """Nodes of function bodies, without what only words a message or a type."""
+    left: list[ast.AST] = [
+        stmt for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for stmt in node.body
+    ]
+    seen: set[int] = set()
+    while left:
+        node = left.pop()
+        if isinstance(node, SILENT) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield node
+        left += [value for name, value in _children(node) if name not in ("annotation", "returns", "decorator_list")]
+
+
+def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    for name, value in ast.iter_fields(node):
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, ast.AST):
+                yield name, inner
+
+
+def _edits(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, int, str, str]]:
+    """(line, first byte, last byte, old, new) of what may be done to a node that stands on one line."""
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        for left, right in itertools.pairwise(sides):
+            yield from _between(left, right, lines, COMPARISONS)
+    elif isinstance(node, ast.BinOp):
+        yield from _between(node.left, node.right, lines, ARITHMETIC)
+    elif isinstance(node, ast.BoolOp):
+        for left, right in itertools.pairwise(node.values):
+            yield from _between(left, right, lines, LOGIC)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.lineno, node.col_offset, node.operand.col_offset, "not ", ""
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield node.lineno, node.col_offset, node.end_col_offset, str(node.value), str(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int) and 0 <= node.value <= GREATEST_NUMBER:
+        yield node.lineno, node.col_offset, node.end_col_offset, str(node.value), str(node.value + 1)
+
+
+def _between(left: ast.expr, right: ast.expr, lines: list[str], table: dict[str, str]) -> Iterator[tuple[int, int, int, str, str]]:
+    if left.end_lineno != right.lineno:
+        return
+    between = lines[right.lineno - 1].encode()[left.end_col_offset : right.col_offset].decode()
+    old = between.strip(" ()")
+    if old in table:
+        yield right.lineno, left.end_col_offset, right.col_offset, old, table[old]
+
+
+CPP = {
+    " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ", " || ": " && ", " + ": " - ",
+    " - ": " + ", " * ": " + ", " / ": " * ", " % ": " * ", " += ": " -= ", "std::min(": "std::max(", "std::max(": "std::min(", " = 0;": " = 1;",
+    "true": "false", "false": "true",
+}  # fmt: skip
+#: lines that compute nothing, or whose fault would not compile or only moves work among threads
+NO_CODE = re.compile(
+    r"^\s*(#|//|/?\*|template|static_assert|using |namespace |struct |class |throw|case |RETRO_CHECK)|prefetch|assert\(|constexpr"
+)
+
+
+def cpp(source: str) -> list[Fault]:
+    """Faults in lines of code, comments left out; operators are told from template brackets by the spaces around them."""
+    found = {}
+    for number, line in enumerate(source.split("\n"), 1):
+        code = line.split("//")[0]
+        if NO_CODE.search(code) or '"' in code:
+            continue
+        for old, new in CPP.items():
+            for at in (m.start() for m in re.finditer(re.escape(old), code)):
+                found[Fault(number, line, line[:at] + new + line[at + len(old) :])] = None
+    return sorted(found, key=lambda f: (f.line, f.after))
+
+
+def of(path: str, source: str) -> list[Fault]:
+    return python(source) if path.endswith(".py") else cpp(source)

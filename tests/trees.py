@@ -1,0 +1,32 @@
+"""Copies of this tree, to plant faults in or to build in another way."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("retro_kernels", "retro_model")
+
+
+def names(tree: Path = ROOT) -> list[str]:
+    """What git knows of the working tree and what it would not ignore; neither links nor what was deleted and not committed."""
+    listed = subprocess.run(
+        ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True, check=True
+    )
+    return [name for name in filter(None, listed.stdout.split("\0")) if (tree / name).is_file()]
+
+
+def copy(to: Path, like: Path = ROOT, binaries: bool = True) -> Path:
+    """The files of `like` in `to`, its built extensions too with `binaries`; a file that is there already and the same is left alone."""
+    for name in names(like):
+        target = to / name
+        contents = (like / name).read_bytes()
+        if not target.exists() or target.read_bytes() != contents:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(contents)
+    for package in PACKAGES if binaries else ():
+        for binary in (like / package).glob("*.so"):
+            shutil.copy2(binary, to / package)
+    return to
