@@ -109,7 +109,8 @@ class ContextualState:
             keys, following = key, projected
         else:
             keys, following = torch.cat([self.last_key, key], 1), torch.cat([self.last_projected, projected], 1)
-        self.average, self.last_key, self.last_projected = average[:, -1], key[:, -1:].clone(), projected[:, -1:].clone()
+        # copies: a view would keep a whole prompt's tensors alive
+        self.average, self.last_key, self.last_projected = average[:, -1].clone(), key[:, -1:].clone(), projected[:, -1:].clone()
         self._append(keys[:, :-1], values(following))
         mask = None
         if any(self.absent):
@@ -143,13 +144,11 @@ class ContextualState:
         age = torch.arange(n - 1, -1, -1, device=query.device)  # tokens of the call after each
         new = min(n, s)
         self.reads[:, self.first : self.end - new] *= fading**n
-        self.reads[:, self.end - new : self.end] = (fading ** age[n - new :])[:, None].to(self.reads.dtype)
-        logits = torch.einsum("bnhd,bshd->bhns", query, self.keys[:, held]).to(lse.dtype)
+        self.reads[:, self.end - new : self.end] = (fading ** age[n - new :])[:, None].to(lse.dtype)
+        logits = torch.einsum("bnhd,bshd->bhns", query.to(lse.dtype), self.keys[:, held].to(lse.dtype))
         visible = torch.arange(s, device=query.device) <= torch.arange(s - n, s, device=query.device)[:, None]
-        if mask is not None:
-            visible = visible & mask[:, None, None]
         weights = torch.where(visible, torch.exp(logits - lse.unsqueeze(-1)), 0)
-        self.reads[:, held] += torch.einsum("bhns,n->bsh", weights, (fading**age).to(weights.dtype)).to(self.reads.dtype)
+        self.reads[:, held] += torch.einsum("bhns,n->bsh", weights, (fading**age).to(lse.dtype))
         if mask is not None:
             self.reads[:, held].masked_fill_(~mask.unsqueeze(-1), -torch.inf)  # what holds nothing goes first
 
@@ -159,7 +158,8 @@ class ContextualState:
             fits = self.capacity is not None and held + n <= self.capacity
             room = self.capacity if fits else 2 * held + n  # twice: columns are moved once in as many steps
             old = slice(self.first, self.end)
-            for name, like in (("keys", key), ("values", value), ("reads", key[..., 0])):
+            reads = key[..., 0].to(torch.promote_types(key.dtype, torch.float32))  # a half type would round the fading away
+            for name, like in (("keys", key), ("values", value), ("reads", reads)):
                 table = getattr(self, name)
                 self._replace(name, like[:, :0] if table is None else table[:, old], room)
             self.first, self.end = 0, held

@@ -224,7 +224,7 @@ class PersistentMemory(_Memory):
         """The update [B,N,d] of x [B,N,d]; arguments as in `ContextualMemory.forward`."""
         average = self.averages(x, segment, None if state is None else state.average)
         if state is not None:
-            state.average = average[:, -1]
+            state.average = average[:, -1].clone()
         query = normalised(average, self.query_scale).flatten(0, 1).unsqueeze(0)  # all rows as one: they share their pairs
         value = self.values * self.value_scale[:, None, None].to(self.values.dtype)
         y, _ = read(query, *(t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, value)), **self.read_options())

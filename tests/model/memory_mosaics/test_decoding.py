@@ -96,6 +96,21 @@ def test_a_bounded_memory_forgets_what_it_should(evict):
     assert cache.pairs == 6 and cache.contextual[0].keys.shape[1] <= 2 * 6 + 1
 
 
+def test_reads_fade_in_half_types():
+    """1 - 1/512 is 1 in bfloat16: what is held would be as old as what is new."""
+    model = tiny.model(dtype=torch.bfloat16)
+    cache = model.make_cache(1, 512, evict="least_read")
+    decoded(model, tiny.tokens(B=1, N=40), 1, cache)
+    state = cache.contextual[0]
+    assert state.reads.dtype == torch.float32 and state.keys.dtype == torch.bfloat16
+    want = tiny.model(dtype=torch.float64)
+    exact = want.make_cache(1, 512, evict="least_read")
+    decoded(want, tiny.tokens(B=1, N=40), 1, exact)
+    total, expected = (s.reads[:, : s.end].sum(1) for s in (state, exact.contextual[0]))
+    torch.testing.assert_close(total.double(), expected, rtol=1e-2, atol=0)
+    assert float(expected.max()) < 39 + 39  # every pair began with 1 and every token read 1, less what has faded
+
+
 def test_the_two_evictions_differ():
     model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(B=1, N=40)
     found = [decoded(model, tokens, 1, model.make_cache(1, 6, evict=evict)) for evict in ("oldest", "least_read")]
@@ -140,6 +155,17 @@ def test_a_step_costs_no_more_bytes_once_a_memory_is_full():
         model(token, cache=cache)
         sizes.append(cache.nbytes)
     assert len(set(sizes[20:])) == 1 and max(sizes) < 3 * sizes[8]
+
+
+def test_a_cache_holds_no_prompt_but_its_pairs():
+    """Every tensor owns its memory: a view of the last token would keep the whole prompt's."""
+    model = tiny.model()
+    cache = model.make_cache(2, 64)
+    model(tiny.tokens(), cache=cache)
+    for state in [*cache.contextual, *cache.persistent]:
+        for name, tensor in vars(state).items():
+            if isinstance(tensor, torch.Tensor):
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
 
 
 def test_caches_that_do_not_fit_are_named():
