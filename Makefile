@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PY = .venv/bin/python
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup build bench check check-compiled test docs sanitize mutants lint clean
+.PHONY: setup build bench check check-compiled test docs gpu sanitize mutants lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -21,7 +21,7 @@ build:
 	$(PY) setup.py -q build_ext --inplace
 
 bench: setup
-	$(PY) -m bench run --json bench/out/latest.jsonl --fresh
+	$(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 280
 	$(PY) -m bench report bench/out/latest.jsonl
 
 # Where it can't be had its test is skipped, and says so.
@@ -49,6 +49,11 @@ check-compiled: setup
 # build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+# On a machine with a GPU, torch and triton, without network: `make gpu PY=python3`; STAGE=right|fast|tune|look for one of them.
+STAGE ?= all
+gpu:
+	$(PY) -m bench gpu $(STAGE)
 
 # The C++ with the address, undefined-behaviour and thread sanitizers; build/sanitize is kept. Some 15 minutes each on two cores.
 sanitize: setup

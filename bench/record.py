@@ -86,6 +86,7 @@ INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
     "time.samples": (LIST, False),
     "time.samples.*": (NUMBER, False),
     **{f"time.{name}": (NUMBER, False) for name in ("minimum", "median", "p10", "p90")},
+    "time.host_s": (NUMBER, True),
     "time.method": (OBJECT, False),
     "time.method.clock": (TEXT, False),
     "work.*": (NUMBER, False),

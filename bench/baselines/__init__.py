@@ -20,8 +20,8 @@ def _baseline(op: str, name: str, **more) -> Contender:
 
 
 def contenders() -> list[Contender]:
-    """Compiled twins only on request on CPUs: each case costs tens of seconds of compilation."""
-    twin = {"default_on": ("cuda",)}
+    """Compiled twins only on request: each case costs tens of seconds of compilation, which is hours over all of them."""
+    twin = {"default_on": ()}
     return [
         _baseline(CROSS, "eager", peak_bytes=_cross_bytes),
         _baseline(CROSS, "eager_compiled", peak_bytes=_cross_bytes, **twin),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,10 @@ import torch
 
 from .. import exits, plan, progress
 from ..measure import runner
+from ..measure.pace import Pace
+
+CHECK_S = 1.0  # of one case and type: inputs, oracle, every contender's errors
+USED_SHARE = 0.6  # of a contender's seconds: samples that agree end early
 
 
 def start(arguments: argparse.Namespace, chosen: plan.Selection, **more) -> runner.Run:
@@ -26,14 +31,27 @@ def walk(
     keep: Callable[[dict[str, Any]], None],
     skip: frozenset[str] = frozenset(),
     quiet: bool = False,
+    limit: float | None = None,
 ) -> dict[str, int]:
-    """Run every selected case; returns how many records have each status. `skip`: ids that need no measuring again."""
+    """Run every selected case; returns how many records have each status, and how many cases came too "late" for `limit` seconds.
+
+    skip: ids that need no measuring again.
+    """
     work = [
         (case, dtype, modes) for case in plan.cases(chosen) for dtype in plan.dtypes(case, chosen) if (modes := plan.modes(case, chosen))
     ]
     counts: dict[str, int] = {}
+    pace = Pace([_expected(run, case, modes, chosen) for case, _, modes in work], limit)
+    effort, share = run.effort, run.oracle_share
     with progress.shown(len(work), quiet) as bar:
-        for case, dtype, modes in work:
+        bar.note(f"about {sum(pace.work) / 60:.0f} min on two quiet cores" + (f", at most {limit / 60:.1f} min" if limit else ""))
+        for done, (case, dtype, modes) in enumerate(work):
+            if pace.over():
+                bar.note(f"the deadline is over: {len(work) - done} of {len(work)} are left; --resume measures them")
+                counts["late"] = len(work) - done
+                break
+            run.effort = dataclasses.replace(effort, seconds=effort.seconds * pace.share(done))
+            run.oracle_share = share * pace.share(done)
             left = [m for m in modes if not _done(case, dtype, m, chosen, skip)]
             bar.step(f"{case.kernel}/{case.name} {dtype}" + ("" if left else ": already measured"))
             if not left:
@@ -48,6 +66,13 @@ def walk(
     return counts
 
 
+def _expected(run: runner.Run, case, modes: list[str], chosen: plan.Selection) -> float:
+    """Seconds of one case and type on two quiet cores."""
+    able = (c for c in plan.contenders(case, chosen) if chosen.device in c.devices and not c.reason(case, None, chosen.device))
+    contenders = len(list(able)) if run.timed else 0
+    return CHECK_S + contenders * len(modes) * USED_SHARE * run.effort.seconds
+
+
 def _done(case, dtype: str, mode: str, chosen: plan.Selection, skip: frozenset[str]) -> bool:
     """True where every contender of this case, type and mode has a record: a ratio needs all of them from one run."""
     wanted = {"/".join((case.kernel, c.name, case.name, dtype, mode)) for c in plan.contenders(case, chosen)}
@@ -55,7 +80,9 @@ def _done(case, dtype: str, mode: str, chosen: plan.Selection, skip: frozenset[s
 
 
 def exit_code(counts: dict[str, int], kernels_ok: int) -> int:
-    """2 if anything failed its numerics or broke, 5 if no kernel was measured at all."""
+    """2 if anything failed its numerics or broke, 3 if a deadline left something out, 5 if no kernel was measured at all."""
     if counts.get("numerics_fail") or counts.get("error"):
         return exits.NUMERICS
+    if counts.get("late"):
+        return exits.INCONCLUSIVE
     return exits.OK if kernels_ok else exits.NOTHING_MEASURED

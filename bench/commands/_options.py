@@ -57,6 +57,16 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="repeat the inputs of a record; default: fresh ones every time")
     parser.add_argument("--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_deadline(parser)
+
+
+def add_deadline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        metavar="SECONDS",
+        help="spend less on each as it nears, stop there and exit with 3 if something is left",
+    )
 
 
 def arches(text: str) -> list[int]:

@@ -30,6 +30,6 @@ def execute(arguments: argparse.Namespace) -> int:
         if writer:
             writer.write(found)
 
-    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet)
+    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet, limit=arguments.deadline)
     print(terminal.checks(records))
     return _measure.exit_code(counts, sum(r["status"] == "ok" and r["role"] != "baseline" for r in records))

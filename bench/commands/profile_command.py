@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
         if why := environment.throttled(chosen.device):
             slow.add(why)
 
-    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet)
+    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet, limit=arguments.deadline)
     if slow:
         print(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): its times say nothing of the kernels", file=sys.stderr)
         return exits.INCONCLUSIVE

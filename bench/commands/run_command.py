@@ -58,7 +58,7 @@ def execute(arguments: argparse.Namespace) -> int:
         records.append(found)
 
     try:
-        counts = _measure.walk(run, chosen, keep, skip, arguments.quiet)
+        counts = _measure.walk(run, chosen, keep, skip, arguments.quiet, arguments.deadline)
     finally:
         if records:
             print(terminal.times(records))

@@ -13,6 +13,7 @@ from retro_kernels import configs
 
 from .. import exits, plan
 from ..measure import runner, timing, tune
+from ..measure.pace import Pace
 from ..registry import CONTENDERS
 from ..report import summary, tables
 from . import _options
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
     parser.add_argument("--seconds", type=_options.seconds, default=0.1, help="time for a tile's samples (default 0.1 s)")
     parser.add_argument("--rounds", type=_options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)")
+    _options.add_deadline(parser)
     parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
 
 
@@ -33,20 +35,23 @@ def execute(arguments: argparse.Namespace) -> int:
     given = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
     chosen = _options.selection(given)
     run = runner.Run(chosen.device, effort=timing.Effort(seconds=arguments.seconds))
-    found = []
+    found, pace = [], Pace([], arguments.deadline)
     for case in plan.cases(chosen):
         contender = CONTENDERS.get((case.kernel, "triton"))
         for dtype in plan.dtypes(case, chosen) if contender else ():
             for mode in plan.modes(case, chosen):
+                if pace.over():
+                    say(f"{case.kernel}/{case.name}/{dtype}/{mode}: the deadline is over")
+                    continue
                 if why := plan.misfit(case, chosen.device) or plan.unfit(contender, case, dtype, chosen.device, mode == "fwdbwd"):
                     say(f"{case.kernel}/{case.name}/{dtype}/{mode}: {why}")
                     continue
                 say(f"{case.kernel}/{case.name}/{dtype}/{mode}")
-                found += keep(tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say), arguments.write)
+                found += keep(tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over), arguments.write)
     if not found:
         return exits.NOTHING_MEASURED
     print(tables.align([HEADER, *map(cells, found)]))
-    return exits.OK
+    return exits.INCONCLUSIVE if pace.over() else exits.OK
 
 
 def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:

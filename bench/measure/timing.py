@@ -1,7 +1,8 @@
 """Timing: raw samples, contenders interleaved so that drift of the machine hits all of them alike.
 
 CPU: wall clock, inputs warm as in a training step, every sample kept; the minimum is the estimate that repeats best, the median is
-stored beside it. GPU: device events, the L2 cache overwritten before each sample, a delay kernel ahead so that the host runs ahead.
+stored beside it. GPU: device events, other memory read through the L2 cache before each sample, a delay kernel ahead so that the host
+runs ahead; what the host takes to launch the call is recorded beside it. Sampling ends early where the samples agree already.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 
 import torch
 
-from .samples import summary
+from .samples import quantile, summary
 
 WARMUPS = 2
 LONG_CALL_S = 0.2  # a call this long needs no second warm-up
 SLOW_CALL_S = 0.4  # a call this long is sampled once by default: a reference, or a baseline far from the headline
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
 SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
-L2_MULTIPLE = 2  # bytes written to evict, in units of the L2
+L2_MULTIPLE = 2  # bytes read to evict, in units of the L2
+NARROW_SAMPLES, NARROW = {"cpu": 5, "cuda": 10}, 0.01  # samples that agree within this share of their estimate are enough
 DEFAULT_L2_BYTES = 64 << 20
 
 
@@ -38,7 +40,7 @@ def measure(
     calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
 ) -> dict[str, dict[str, Any] | Exception]:
     """The `time` record of every call, or the exception it raised; samples are taken in turns. graphs: of its replay as a CUDA graph."""
-    sampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
+    sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     failed: dict[str, Exception] = {}
     spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
     for name, call in calls.items():
@@ -59,9 +61,10 @@ def measure(
             spent[name] += time.perf_counter() - begun
             count = len(samples[name])
             least = effort.least if spent[name] < effort.slow_s * count else 1
-            if count >= effort.most or (count >= least and spent[name] >= effort.seconds):
+            enough = spent[name] >= effort.seconds or (count >= NARROW_SAMPLES[device] and sampler.narrow(samples[name]))
+            if count >= effort.most or (count >= least and enough):
                 pending.remove(name)
-    return {name: failed.get(name) or summary(samples[name], sampler.method(name)) for name in calls}
+    return {name: failed.get(name) or summary(samples[name], sampler.method(name)) | sampler.more(name) for name in calls}
 
 
 class _CpuSampler:
@@ -86,6 +89,14 @@ class _CpuSampler:
             call()
         return (time.perf_counter() - begun) / repeats
 
+    def narrow(self, samples: list[float]) -> bool:
+        """Whether the minimum has been met three times: what disturbs a sample only ever adds to it."""
+        lowest = sorted(samples)[:3]
+        return lowest[-1] <= (1 + NARROW) * lowest[0]
+
+    def more(self, name: str) -> dict[str, Any]:
+        return {}
+
     def method(self, name: str) -> dict[str, Any]:
         return {"clock": "wall", "cache": "warm", "threads": torch.get_num_threads(), "repeats": self.repeats.get(name, 1)}
 
@@ -97,8 +108,9 @@ class _CudaSampler:
         self.graphs = graphs
         self.calls: dict[str, Callable[[], Any]] = {}
         cache = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", None) or DEFAULT_L2_BYTES
-        self.flush = torch.empty(L2_MULTIPLE * cache, dtype=torch.int8, device="cuda")
+        self.flush = torch.zeros(L2_MULTIPLE * cache // 4, dtype=torch.int32, device="cuda")
         self.cycles: dict[str, int] = {}
+        self.host: dict[str, list[float]] = {}
 
     def prepare(self, name: str, call: Callable[[], Any]) -> None:
         self.calls[name] = call = captured(call) if self.graphs else call
@@ -112,13 +124,24 @@ class _CudaSampler:
 
     def sample(self, name: str) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.flush.zero_()
+        self.flush.max()  # read: lines that were written would be charged to the call, which must write them back
         torch.cuda._sleep(self.cycles[name])
         begin.record()
+        begun = time.perf_counter()
         self.calls[name]()
+        self.host.setdefault(name, []).append(time.perf_counter() - begun)
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) * 1e-3
+
+    def narrow(self, samples: list[float]) -> bool:
+        """Whether the middle eight tenths of the samples are within NARROW of the median."""
+        ordered = sorted(samples)
+        return quantile(ordered, 0.9) - quantile(ordered, 0.1) <= NARROW * quantile(ordered, 0.5)
+
+    def more(self, name: str) -> dict[str, Any]:
+        """host_s: what the host takes until the call returns; it runs ahead of the device, so this is no part of the samples."""
+        return {"host_s": quantile(sorted(self.host[name]), 0.5)}
 
     def method(self, name: str) -> dict[str, Any]:
         return {"clock": "device events", "cache": "cold L2", "threads": torch.get_num_threads(), "repeats": 1, "cuda_graph": self.graphs}

@@ -135,13 +135,15 @@ class Bench:
         return run
 
 
-def tune(bench: Bench, rounds: int, say: Callable[[str], None]) -> list[Tuned]:
-    """Every row that serves the call, in the order in which the call asks for them; at most `rounds` steps a row.
+def tune(bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[], bool] = lambda: False) -> list[Tuned]:
+    """Every row that serves the call, in the order in which the call asks for them; at most `rounds` steps a row, none once it is `over`.
 
     Raises ValueError if the committed rows fail.
     """
     found: list[Tuned] = []
     for op, row in bench.rows():
+        if over():
+            break
         kept = [(t.before, t.best.row) for t in found if t.op == op and t.best.row != t.before]
         found.append(_tune_row(bench, op, kept, row, rounds, say))
     return found

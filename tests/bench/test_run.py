@@ -13,6 +13,7 @@ from bench import environment, record
 from bench.baselines import relative_attention as baselines
 from bench.commands import doctor_command
 from bench.measure import ceilings, runner, timing
+from bench.measure.pace import LEAST_SHARE, Pace
 
 QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
 
@@ -331,13 +332,63 @@ def test_graphs_are_what_is_timed(monkeypatch):
     }  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *sizes, device=None, **k: empty(*sizes, **k))
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device=None, **k: zeros(*sizes, **k))
+    monkeypatch.setattr(torch.Tensor, "zero_", lambda tensor: pytest.fail("the flush writes: its dirty lines are charged to the kernel"))
     effort = timing.Effort(least=3, most=3, seconds=0.0)
     times = timing.measure({"a": lambda: said.append("call")}, "cuda", effort, graphs=True)
-    assert times["a"]["method"]["cuda_graph"] and times["a"]["median"] == 2e-3
+    assert times["a"]["method"]["cuda_graph"] and times["a"]["median"] == 2e-3 and 0 < times["a"]["host_s"] < 1
     captured_at = said.index("capture")
     assert said[captured_at + 1] == "call" and said[captured_at + 2 :] == ["replay"] * (timing.WARMUPS + 3)
     said.clear()
     timing.measure({"a": lambda: said.append("call")}, "cuda", effort)
     assert said == ["call"] * (timing.WARMUPS + 3)
+
+
+@pytest.mark.parametrize(("device", "least"), list(timing.NARROW_SAMPLES.items()))
+def test_samples_that_agree_end_early_and_others_do_not(monkeypatch, device, least):
+    """A steady call takes the fewest samples that can agree, an unsteady one all of them."""
+
+    class Stub:
+        def __init__(self, *_):
+            self.count = 0
+
+        def prepare(self, name, call):
+            pass
+
+        def sample(self, name):
+            self.count += 1
+            return 1e-3 if name == "steady" else 1e-3 * (1 + self.count)
+
+        narrow = timing._CpuSampler.narrow if device == "cpu" else timing._CudaSampler.narrow
+        method = more = lambda self, name: {"clock": "wall"}
+
+    monkeypatch.setattr(timing, "_CpuSampler", Stub)
+    monkeypatch.setattr(timing, "_CudaSampler", Stub)
+    found = timing.measure({"steady": None, "drifts": None}, device, timing.Effort(least=3, most=30, seconds=60))
+    assert len(found["steady"]["samples"]) == least and len(found["drifts"]["samples"]) == 30
+
+
+def test_the_pace_spends_less_where_the_rest_would_end_too_late():
+    now = [0.0]
+    at = Pace([10.0] * 10, limit=100, clock=lambda: now[0])
+    assert at.share(0) == 1.0 and not at.over() and Pace([1.0]).share(0) == 1.0
+    now[0] = 60.0  # three steps took 60 s where 30 were expected: seven more would take 140 at this pace, and 40 are left
+    assert at.share(3) == pytest.approx(40 / 140)
+    now[0] = 99.0
+    assert at.share(4) == LEAST_SHARE and not at.over()
+    now[0] = 100.0
+    assert at.over() and at.share(10) == 1.0
+
+
+def test_a_deadline_leaves_out_the_rest_which_can_be_resumed(tiny, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    bench.register(bench.Case(**{**vars(tiny), "name": "second"}))
+    code, records = run(path, "--backend", "reference", "--mode", "fwd", "--deadline", "0")
+    assert code == 3 and records == []
+    path.touch()
+    assert (
+        bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "reference", "--mode", "fwd", "--deadline", "600"])
+        == 0
+    )
+    assert {r["case"]["name"] for r in record.read(path)} == {"tiny", "second"}

@@ -1,0 +1,39 @@
+"""How long a run will take, and how much effort what is left of it may have so that a deadline is met."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+LEAST_SHARE = 0.1  # of the usual effort: with less a number says nothing
+LEARNT = 3  # steps after which the machine's own pace is known
+
+
+@dataclass
+class Pace:
+    """`work`: seconds that each step is expected to take on a quiet machine; `limit`: seconds for all, None for as long as it takes."""
+
+    work: list[float]
+    limit: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    begun: float = field(init=False)
+
+    def __post_init__(self):
+        self.begun = self.clock()
+
+    @property
+    def spent(self) -> float:
+        return self.clock() - self.begun
+
+    def over(self) -> bool:
+        return self.limit is not None and self.spent >= self.limit
+
+    def share(self, done: int) -> float:
+        """Of the usual effort, for the step after the first `done`: 1, or less where the rest would not end in time at the pace so far."""
+        if self.limit is None:
+            return 1.0
+        expected = sum(self.work[:done])
+        slowness = max(self.spent / expected, 1.0) if done >= LEARNT and expected else 1.0
+        needed = slowness * sum(self.work[done:])
+        return min(1.0, max(LEAST_SHARE, (self.limit - self.spent) / needed)) if needed else 1.0

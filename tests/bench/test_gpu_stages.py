@@ -1,0 +1,69 @@
+"""The stages of the first hours on a GPU, with a stand-in for their processes: what is run, what is passed over, what is resumed."""
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench import exits, plan
+from bench.__main__ import parser
+from bench.commands import gpu_command
+
+STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values() for step in steps]
+
+
+@pytest.mark.parametrize("rehearse", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path):
+    words = gpu_command.words(step, argparse.Namespace(out=tmp_path, rehearse=rehearse), 99.5)
+    assert words[0] == (step.tool or words[0]) and not any("{" in word for word in words)
+    given = words[words.index("bench") + 1 :]
+    arguments = parser().parse_args(given)
+    names = getattr(arguments, "case", None)
+    if names:
+        device = "cpu" if rehearse else "cuda"
+        found = plan.cases(plan.Selection(device, cases=names))
+        assert {case.name for case in found} == set(names)
+        assert {case.kernel for case in found} >= {"chunked_cross_attention", "relative_attention", "topk_chunks", "leaky_average"}
+
+
+class Processes:
+    """In place of subprocess.run: notes what was asked and answers with codes by the command's name."""
+
+    def __init__(self, **codes):
+        self.asked, self.codes = [], codes
+
+    def __call__(self, command, **options):
+        self.asked.append(shlex.join(command))
+        code = self.codes.get(command[3] if "bench" in command else command[0], 0)
+        return argparse.Namespace(returncode=code)
+
+
+def test_a_stage_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    first, second, third = Processes(report=exits.INCONCLUSIVE), Processes(), Processes()
+    out = ["--out", str(tmp_path / "gpu"), "--rehearse"]
+    monkeypatch.setattr(gpu_command.subprocess, "run", first)
+    assert bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 4
+    assert set(json.loads((tmp_path / "gpu" / "fast.json").read_text())) == {"headline", "compiled", "all"}
+    monkeypatch.setattr(gpu_command.subprocess, "run", second)
+    assert bench.main(["gpu", "fast", *out]) == 0 and len(second.asked) == 1 and " report " in second.asked[0]
+    monkeypatch.setattr(gpu_command.subprocess, "run", third)
+    assert bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 4
+    assert "done before" in capsys.readouterr().err
+
+
+def test_a_wrong_kernel_ends_red_and_a_tool_that_is_absent_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_command.subprocess, "run", Processes(check=exits.NUMERICS))
+    monkeypatch.setattr(gpu_command.shutil, "which", lambda name: None)
+    assert bench.main(["gpu", "right", "--out", str(tmp_path), "--rehearse"]) == 2
+    assert "compute-sanitizer is not installed" in capsys.readouterr().err
+
+
+def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
+    asked = Processes()
+    monkeypatch.setattr(gpu_command.subprocess, "run", asked)
+    assert bench.main(["gpu", "tune", "--out", str(tmp_path), "--rehearse", "--deadline", "0"]) == 3
+    assert not asked.asked and "no time is left" in capsys.readouterr().err and not Path(tmp_path / "tune.json").exists()
