@@ -74,7 +74,7 @@ def retrofit(
 
 def _retrofit_other(decoder: nn.Module, blocks, attention: str | None, backend: str | None, changes: dict) -> RetrofittedDecoder:
     if blocks is None:
-        blocks, attention = _find_blocks(decoder)
+        blocks, attention = find_blocks(decoder)
     if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
         raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
     config = _changed(_config_of(decoder, len(blocks)), changes, FIXED)
@@ -113,7 +113,8 @@ def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) ->
     return model
 
 
-def _find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
+def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
+    """The blocks of a decoder of the Hugging Face library, and what each calls its attention; TypeError where it has none."""
     for path, attention in PLACES:
         try:
             blocks = operator.attrgetter(path)(decoder)

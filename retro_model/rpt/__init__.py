@@ -6,7 +6,8 @@ layers.py       attention, its window, chunked cross-attention, the decoder laye
 retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
 neighbours.py   the states of a chunk and its successor, in the light of the chunk that retrieved them
 gate.py         NeighbourGate
-model.py        RPT
+memory.py       the three of them together
+model.py        RPT; retrofit.py adds the same to a decoder that is trained
 loss.py         lambda_rank
 supervision.py  BM25 candidates, the reference language model's scores, stored
 index.py        SelfIndex, which grows with a document; cache.py what decoding keeps, decoding.py how it goes on
@@ -15,14 +16,16 @@ Training lies in retro_model/training/rpt.py, evaluation in retro_model/evaluati
 """
 
 from .cache import RPTCache
+from .checks import OWN
 from .config import RPTConfig
 from .gate import NeighbourGate
 from .index import SelfIndex
 from .layers import Retrieved
 from .loss import lambda_rank
-from .model import OWN, RPT
+from .model import RPT
 from .neighbours import NeighbourEncoder
 from .retriever import SelfRetriever
+from .retrofit import RetrofittedRPT, retrofit_rpt
 
 __all__ = [
     "OWN",
@@ -32,7 +35,9 @@ __all__ = [
     "RPTCache",
     "RPTConfig",
     "Retrieved",
+    "RetrofittedRPT",
     "SelfIndex",
     "SelfRetriever",
     "lambda_rank",
+    "retrofit_rpt",
 ]

@@ -10,17 +10,15 @@ from torch.utils.checkpoint import checkpoint
 from retro_model.layers import initialise
 
 from .cache import RPTCache
-from .checks import OWN, check_index, check_tokens
+from .checks import check_index, check_tokens
 from .config import RPTConfig
 from .decoding import decode
-from .gate import NeighbourGate
-from .layers import Attention, DecoderLayer, Memory, Retrieved, norm
-from .neighbours import NeighbourEncoder
-from .retriever import SelfRetriever, in_chunks
+from .layers import DecoderLayer, Retrieved, norm
+from .memory import SelfMemory
 from .rotary import rotation
 
 
-class RPT(nn.Module):
+class RPT(SelfMemory):
     """Decoder whose upper half reads chunks of the sequence's own past, chosen by its lower half.
 
         layer:   x += Attn(norm x);   (some upper ones) x += CCA(norm x);   x += FFN(norm x)             logits = norm(x) E^T
@@ -56,38 +54,17 @@ class RPT(nn.Module):
         )
         self.norm = norm(config.d_model, **where)
         self.unembedding = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
-        self.retriever = self.neighbours = self.gate = None
-        sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}
-        if config.uses_neighbours:
-            self.neighbours = NeighbourEncoder(*sizes, null_slot=config.null_slot, **options)
-            self.gate = NeighbourGate(*sizes, floor=config.gate_floor, **options)
-        if config.uses_neighbours and config.retriever:
-            self.retriever = SelfRetriever(
-                *sizes, chunk_len=config.chunk_len, excluded_chunks=config.excluded_chunks, score_scale=config.score_scale,
-                query_norm=config.query_norm, key_norm=config.key_norm, null_slot=config.null_slot, **options,
-            )  # fmt: skip
+        self.add_memory(config, backend=backend, **where)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initial weights: for a model built on the meta device and then given memory."""
         branches = 2 * self.config.num_layers + len(self.config.cca_layers)
-        for part, passed in (
-            (self.embedding, 1),
-            (self.layers, branches),
-            (self.norm, 1),
-            (self.unembedding, 1),
-            (self.retriever, 1),
-            (self.neighbours, 2),
-            (self.gate, 1),
-        ):
+        for part, passed in ((self.embedding, 1), (self.layers, branches), (self.norm, 1), (self.unembedding, 1)):
             if part is not None:
                 initialise(part, passed)
-        for module in self.modules():
-            if isinstance(module, (NeighbourGate, Attention)):
-                module.reset_parameters()
-        if self.retriever is not None:
-            self.retriever.key.weight.copy_(self.retriever.query.weight)
+        self.reset_memory()
 
     def forward(
         self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
@@ -141,24 +118,6 @@ class RPT(nn.Module):
             x = self._run(layer, x, turn, memory, reader_turn)
         return self.norm(x), retrieved
 
-    def remember(self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0) -> tuple[Memory, Retrieved]:
-        """The neighbours of every complete chunk of the lower decoder's states [B,N,d], ready for the upper layers."""
-        chunks = in_chunks(hidden, self.config.chunk_len)
-        states, scores = chunks, None
-        if self.retriever is not None:
-            states = self.retriever.encode(hidden)
-            query, key = self.retriever.project(states, trunk_share)
-            scores = self.retriever.scores(query, key)
-            if index is None or torch.compiler.is_compiling() or bool((index == OWN).any()):
-                own = self.retriever.search(query, key, k if index is None else index.shape[-1])
-                index = own if index is None else torch.where(index == OWN, own, index)
-        if not chunks.shape[1]:  # nothing to read but the null slot
-            index = index[:, :0]
-        neighbours = self.neighbours(states, chunks, index)
-        gate = self.gate(neighbours, index >= 0)
-        turn = rotation(torch.arange(neighbours.shape[-2], device=hidden.device), self.config.head_dim, hidden.dtype)
-        return Memory(neighbours, turn, index, gate), Retrieved(scores, index, gate)
-
     def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:
         """Scores [B,L,L] of every pair of chunks (-inf where not retrievable) and the index [B,L,K] of the best (-1: none).
 
@@ -174,10 +133,6 @@ class RPT(nn.Module):
             x = self._run(layer, x, turn)
         query, key = self.retriever.project(self.retriever.encode(x))
         return self.retriever.scores(query, key), self.retriever.search(query, key, num_neighbours or self.config.num_neighbours)
-
-    def reader_positions(self, position: Tensor) -> Tensor:
-        """Where tokens at `position` of a sequence stand as readers of neighbours."""
-        return (position + 1) % self.config.chunk_len + self.config.chunk_len - 1
 
     def shard_units(self) -> list[nn.Module]:
         """What FSDP2 gathers when it runs; the rest stays gathered."""

@@ -1,0 +1,68 @@
+"""What turns the lower decoder's states into what the upper one reads: retriever, neighbours, gate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from retro_model.layers import initialise
+
+from .checks import OWN
+from .config import RPTConfig
+from .gate import NeighbourGate
+from .layers import Attention, Memory, Retrieved
+from .neighbours import NeighbourEncoder
+from .retriever import SelfRetriever, in_chunks
+from .rotary import rotation
+
+
+class SelfMemory(nn.Module):
+    """A model with `retriever`, `neighbours` and `gate` (None where the configuration has none), and the step that uses them."""
+
+    def add_memory(self, config: RPTConfig, *, backend: str | None = None, device=None, dtype=None) -> None:
+        """Makes the parts; for the constructor of a model, which sets `config` too."""
+        self.retriever = self.neighbours = self.gate = None
+        where = {"device": device, "dtype": dtype}
+        sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}
+        if config.uses_neighbours:
+            self.neighbours = NeighbourEncoder(*sizes, null_slot=config.null_slot, **options)
+            self.gate = NeighbourGate(*sizes, floor=config.gate_floor, **options)
+        if config.uses_neighbours and config.retriever:
+            self.retriever = SelfRetriever(
+                *sizes, chunk_len=config.chunk_len, excluded_chunks=config.excluded_chunks, score_scale=config.score_scale,
+                query_norm=config.query_norm, key_norm=config.key_norm, null_slot=config.null_slot, **options,
+            )  # fmt: skip
+
+    @torch.no_grad()
+    def reset_memory(self) -> None:
+        """Initial weights of the parts, and of every null slot; W_K starts as W_Q does."""
+        for part, passed in ((self.retriever, 1), (self.neighbours, 2), (self.gate, 1)):
+            if part is not None:
+                initialise(part, passed)
+        for module in self.modules():
+            if isinstance(module, (NeighbourGate, Attention)):
+                module.reset_parameters()
+        if self.retriever is not None:
+            self.retriever.key.weight.copy_(self.retriever.query.weight)
+
+    def remember(self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0) -> tuple[Memory, Retrieved]:
+        """The neighbours of every complete chunk of the lower decoder's states [B,N,d], ready for the upper layers."""
+        chunks = in_chunks(hidden, self.config.chunk_len)
+        states, scores = chunks, None
+        if self.retriever is not None:
+            states = self.retriever.encode(hidden)
+            query, key = self.retriever.project(states, trunk_share)
+            scores = self.retriever.scores(query, key)
+            if index is None or torch.compiler.is_compiling() or bool((index == OWN).any()):
+                own = self.retriever.search(query, key, k if index is None else index.shape[-1])
+                index = own if index is None else torch.where(index == OWN, own, index)
+        if not chunks.shape[1]:  # nothing to read but the null slot
+            index = index[:, :0]
+        neighbours = self.neighbours(states, chunks, index)
+        gate = self.gate(neighbours, index >= 0)
+        turn = rotation(torch.arange(neighbours.shape[-2], device=hidden.device), self.config.head_dim, hidden.dtype)
+        return Memory(neighbours, turn, index, gate), Retrieved(scores, index, gate)
+
+    def reader_positions(self, position: Tensor) -> Tensor:
+        """Where tokens at `position` of a sequence stand as readers of neighbours."""
+        return (position + 1) % self.config.chunk_len + self.config.chunk_len - 1

@@ -1,0 +1,198 @@
+"""A decoder that is already trained gets a retriever over its own past: what is added trains, the decoder's weights stay.
+
+model = retrofit_rpt(decoder, cca_layers=(8, 10, 12), excluded_chunks=32)   # an RPT without neighbours, or Hugging Face's
+logits, retrieved = model(tokens, return_retrieved=True)                    # for `lambda_rank`
+logits = model(tokens, retrieval=False)                                     # the decoder's own, to the bit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from retro_model.layers import initialise
+from retro_model.retro.retrofit import find_blocks
+
+from .checks import check_index, check_tokens
+from .config import RPTConfig
+from .layers import CrossAttention, Memory, Retrieved, norm
+from .memory import SelfMemory
+from .model import RPT
+from .rotary import rotation
+
+HEAD_DIM = 64  # of what is added, where the width allows it
+
+
+def retrofit_rpt(
+    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None, backend: str | None = None, **changes
+) -> RPT | RetrofittedRPT:
+    """A model that retrieves from its own past, around a decoder that is frozen in place; it starts at the decoder's own logits.
+
+    Example:
+        model = retrofit_rpt(LlamaForCausalLM.from_pretrained(...), cca_layers=(12, 14, 16), excluded_chunks=64)
+        optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
+
+    Args:
+        decoder: an `RPT` without neighbours, or a causal decoder of pre-norm blocks that add their attention's output to their input
+            (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
+        blocks, attention: its blocks and the name of a block's self-attention; None: found where the Hugging Face library keeps them.
+        backend: of `retro_kernels`; None: the fastest that serves a call.
+        changes: fields of `RPTConfig`: cca_layers, chunk_len, num_neighbours, excluded_chunks (chunks that the decoder sees anyway), ...;
+            num_heads of what is added. cca_layers None or absent: every second layer of the upper half.
+
+    Returns:
+        An `RPT` with shared weights where the decoder is one, else a `RetrofittedRPT`.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    if isinstance(decoder, RPT):
+        return _retrofit_own(decoder, backend, changes)
+    if blocks is None:
+        blocks, attention = find_blocks(decoder)
+    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
+        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+    theirs = getattr(decoder, "config", None)
+    for name in ("vocab_size", "hidden_size"):
+        if not isinstance(getattr(theirs, name, None), int):
+            raise TypeError(f"decoder: expected a model whose config has {name}; got {type(decoder).__name__}")
+    width = theirs.hidden_size
+    sizes = {"vocab_size": theirs.vocab_size, "d_model": width, "d_ff": 4 * width, "num_layers": len(blocks)}
+    sizes |= {"num_heads": max(1, width // HEAD_DIM), "cca_layers": _every_second(len(blocks)), "retriever": True}
+    _check_fixed(changes, {name: sizes[name] for name in ("vocab_size", "d_model", "num_layers")})
+    return RetrofittedRPT(decoder, _with_neighbours(RPTConfig(**sizes | _given(changes))), blocks, attention, backend=backend)
+
+
+def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
+    if decoder.config.uses_neighbours:
+        raise ValueError(f"decoder: expected an RPT without neighbours (cca_layers=()); got cca_layers={decoder.config.cca_layers}")
+    fixed = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "segment", "window", "gated_ffn", "tie_embeddings")
+    _check_fixed(changes, {name: getattr(decoder.config, name) for name in fixed})
+    layers = _every_second(decoder.config.num_layers)
+    config = _with_neighbours(decoder.config.replace(**{"cca_layers": layers, "retriever": True} | _given(changes)))
+    where = next(decoder.parameters())
+    model = RPT(config, backend=backend, device=where.device, dtype=where.dtype)
+    for name, trained in list(decoder.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, trained.requires_grad_(False))
+    for layer in model.layers:
+        if layer.cca is not None:
+            nn.init.zeros_(layer.cca.output.weight)
+    return model
+
+
+def _every_second(num_layers: int) -> tuple[int, ...]:
+    return tuple(range(num_layers // 2 + 2, num_layers + 1, 2)) or (num_layers,)
+
+
+def _given(changes: dict) -> dict:
+    return {name: value for name, value in changes.items() if not (name == "cca_layers" and value is None)}
+
+
+def _with_neighbours(config: RPTConfig) -> RPTConfig:
+    if not config.uses_neighbours:
+        raise ValueError("cca_layers: expected at least one layer to retrofit; got ()")
+    return config
+
+
+def _check_fixed(changes: dict, fixed: dict) -> None:
+    for name, value in fixed.items():
+        if name in changes and changes[name] != value:
+            raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
+
+
+class RetrofittedRPT(SelfMemory):
+    """A frozen causal decoder; the states after half its blocks are the memory that chunked cross-attention reads in some later ones.
+
+    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. Whole passes only: it has no cache of its own.
+
+    Args:
+        decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
+        config: sizes of what is added. blocks, attention, backend: see `retrofit_rpt`.
+    """
+
+    def __init__(self, decoder: nn.Module, config: RPTConfig, blocks: Sequence[nn.Module], attention: str, *, backend: str | None = None):
+        super().__init__()
+        where = next(decoder.parameters())
+        where = {"device": where.device, "dtype": where.dtype}
+        self.config, self.decoder = config, decoder.requires_grad_(False).eval()
+        names = [str(layer) for layer in config.cca_layers]
+        self.cca = nn.ModuleDict({name: CrossAttention(config, backend=backend, **where) for name in names})
+        self.cca_norm = nn.ModuleDict({name: norm(config.d_model, **where) for name in names})
+        self.add_memory(config, backend=backend, **where)
+        for part in (self.cca, self.cca_norm):
+            initialise(part, branches=2 * config.num_layers + len(names))
+        self.reset_memory()
+        for cca in self.cca.values():
+            nn.init.zeros_(cca.output.weight)
+        self._pass: _Pass | None = None
+        # partials of methods, not closures: a copy of the model has hooks of its own
+        blocks[config.lower_layers - 1].register_forward_hook(self._remember)
+        for layer in config.cca_layers:
+            blocks[layer - 1].register_forward_pre_hook(self._keep_input, with_kwargs=True)
+            getattr(blocks[layer - 1], attention).register_forward_hook(partial(self._read, str(layer)))
+
+    def train(self, mode: bool = True) -> RetrofittedRPT:
+        super().train(mode)
+        self.decoder.eval()
+        return self
+
+    def forward(
+        self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, num_neighbours: int | None = None,
+        trunk_share: float = 1.0, return_retrieved: bool = False, **options,
+    ) -> Tensor | tuple[Tensor, Retrieved | None]:  # fmt: skip
+        """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`; options: handed to the decoder. No padding on the left."""
+        check_tokens(self, tokens, None)
+        check_index(self, tokens, index, retrieval, None)
+        here = None
+        if retrieval and tokens.shape[1] >= self.config.chunk_len:
+            here = _Pass(index, num_neighbours or self.config.num_neighbours, trunk_share)
+            position = self.reader_positions(torch.arange(tokens.shape[1], device=tokens.device))
+            here.reader_turn = rotation(position, self.config.head_dim)
+        self._pass = here
+        try:
+            out = self.decoder(tokens, **options)
+        finally:
+            self._pass = None
+        logits = getattr(out, "logits", out)
+        return (logits, None if here is None else here.retrieved) if return_retrieved else logits
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The decoder's."""
+        return self.decoder.get_input_embeddings()
+
+    def added_state_dict(self) -> dict[str, Tensor]:
+        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
+
+    def _remember(self, block: nn.Module, args: tuple, output) -> None:
+        here = self._pass
+        if here is not None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            here.memory, here.retrieved = self.remember(hidden, here.index, here.k, here.trunk_share)
+
+    def _keep_input(self, block: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._pass is not None:
+            self._pass.block_input = args[0] if args else kwargs["hidden_states"]
+
+    def _read(self, layer: str, attention: nn.Module, args: tuple, output):
+        here = self._pass
+        if here is None:
+            return None
+        update = output[0] if isinstance(output, tuple) else output
+        update = update + self.cca[layer](self.cca_norm[layer](here.block_input + update), here.memory, here.reader_turn)
+        return (update, *output[1:]) if isinstance(output, tuple) else update
+
+
+class _Pass:
+    """What one forward pass hands from hook to hook."""
+
+    def __init__(self, index: Tensor | None, k: int, trunk_share: float):
+        self.index, self.k, self.trunk_share = index, k, trunk_share
+        self.reader_turn = self.block_input = None
+        self.memory: Memory | None = None
+        self.retrieved: Retrieved | None = None

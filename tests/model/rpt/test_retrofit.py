@@ -1,0 +1,89 @@
+"""A trained decoder gets a retriever: nothing changes at first, only what was added learns, and it learns."""
+
+import copy
+
+import pytest
+import torch
+
+from retro_model.rpt import RetrofittedRPT, lambda_rank, retrofit_rpt
+from tests.compare import relative_error
+from tests.model.rpt import tiny
+
+transformers = pytest.importorskip("transformers")
+ADDED = {"cca_layers": (3, 4), "chunk_len": 4, "segment": 8, "excluded_chunks": 2, "num_heads": 2}
+
+
+def decoder(kind):
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(vocab_size=tiny.VOCAB, n_embd=32, n_layer=4, n_head=2, n_positions=128)
+        return transformers.GPT2LMHeadModel(config).eval()
+    config = transformers.LlamaConfig(
+        vocab_size=tiny.VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=128,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def learn(model, tokens, steps=12):
+    added = [p for p in model.parameters() if p.requires_grad]
+    optimizer, losses = torch.optim.Adam(added, lr=1e-2), []
+    targets = torch.zeros(2, 10, 10).masked_fill(torch.ones(10, 10).triu(-1).bool(), -torch.inf)
+    targets[:, :, 1] = 0.7
+    for _ in range(steps):
+        logits, retrieved = model(tokens, return_retrieved=True)
+        total, pairs = lambda_rank(retrieved.scores, targets, 1.0)
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()) + total / pairs
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_another_librarys_decoder(kind):
+    plain = decoder(kind)
+    tokens = tiny.tokens(43)
+    want = plain(tokens).logits.detach()
+    frozen = copy.deepcopy(plain.state_dict())
+    model = retrofit_rpt(plain, **ADDED).train()
+    assert isinstance(model, RetrofittedRPT)
+    assert torch.equal(model(tokens, retrieval=False), want) and relative_error(model(tokens), want) < 1e-6
+    losses = learn(model, tokens)
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), frozen.values()))
+    moved = model(tokens)
+    assert torch.equal(model(tokens, retrieval=False), want) and relative_error(moved, want) > 1e-4
+    for n in (3, 9, 24):  # still causal
+        assert relative_error(model(tokens[:, :n]), moved[:, :n]) < 1e-5
+    given = torch.full((2, 10, 2), -1)
+    assert relative_error(model(tokens, index=given), want) < 1e-6
+    again = retrofit_rpt(decoder(kind), **ADDED)
+    again.load_state_dict(model.added_state_dict(), strict=False)
+    assert torch.equal(again(tokens), moved)
+    assert torch.equal(copy.deepcopy(model)(tokens), moved)
+
+
+def test_our_own_decoder():
+    plain = tiny.model(cca_layers=(), retriever=False, dtype=torch.float32)
+    tokens = tiny.tokens(43)
+    want = plain(tokens)
+    model = retrofit_rpt(plain, cca_layers=(3, 4), excluded_chunks=2).train()
+    assert torch.equal(model(tokens), want)
+    losses = learn(model, tokens)
+    assert losses[-1] < losses[0] and torch.equal(plain(tokens), want) and not torch.equal(model(tokens), want)
+    cache = model.eval().make_cache(2)
+    got = torch.cat([model(tokens[:, :20], cache=cache), model(tokens[:, 20:], cache=cache)], 1)
+    assert relative_error(got, model(tokens)) < 1e-5
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="vocab_size: expected the decoder's 31; got 7"):
+        retrofit_rpt(decoder("gpt2"), vocab_size=7)
+    with pytest.raises(ValueError, match="decoder: expected an RPT without neighbours"):
+        retrofit_rpt(tiny.model())
+    with pytest.raises(ValueError, match="cca_layers: expected at least one layer"):
+        retrofit_rpt(decoder("gpt2"), cca_layers=())
+    with pytest.raises(TypeError, match="decoder: expected"):
+        retrofit_rpt(torch.nn.Linear(3, 3))
