@@ -10,11 +10,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import cards
+from . import cards, text
 from .deck import Deck
 
 REWORDED = Deck(words=32, forms=8)
 SMOKE = cards.Plan(Deck(showings=8), documents=8, scored=4, steps=4, batch_size=2, every=2)
+TEXT_SMOKE = text.Plan(length=256, train=4, scored=10, vocab_size=300, steps=4, segment=32, candidates=2)
 READ = ("own", "teacher", "random", "off")  # whose neighbours
 
 
@@ -29,7 +30,16 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--steps", type=int, help="of each variant")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
+    command = commands.add_parser("text", help="the standard library's packages, each joined to one document")
+    command.add_argument("--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)")
+    command.add_argument("--steps", type=int, help="of each model")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     options = parser.parse_args(arguments)
+    if options.command == "text":
+        plan = TEXT_SMOKE if options.smoke else text.Plan()
+        run_text(options.out, plan if options.steps is None else dataclasses.replace(plan, steps=options.steps), options.seed)
+        return
     plan = SMOKE if options.smoke else cards.Plan()
     if options.reworded:
         plan = dataclasses.replace(plan, deck=dataclasses.replace(REWORDED, showings=plan.deck.showings))
@@ -60,6 +70,23 @@ def run_cards(folder: Path, plan: cards.Plan, name: str, variants: list[str], se
         path.write_text(json.dumps(results, indent=1) + "\n")
     console.print(table(results))
     draw(results, folder / f"{name}.png")
+    return results
+
+
+def run_text(folder: Path, plan: text.Plan, seed: int = 0, quiet: bool = False) -> dict:
+    """The three models and their scores, in `folder`/text.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(quiet=quiet)
+    results = {"plan": dataclasses.asdict(plan), "seed": seed} | text.run(folder, plan, seed, console.print)
+    shown = Table("model", "nats a token", title=f"{results['documents']} documents of packages that training has not seen")
+    for name, value in results["nats"].items():
+        shown.add_row(name, f"{value:.4f}")
+    console.print(shown)
+    for name, (gap, low, high) in results["differences"].items():
+        console.print(f"{name}: {gap:+.4f} nats a token (95% over packages: {low:+.4f} to {high:+.4f})")
+    for name, value in results["retrieval"].items():
+        console.print(name, value)
+    (folder / "text.json").write_text(json.dumps(results, indent=1) + "\n")
     return results
 
 

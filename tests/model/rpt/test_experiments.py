@@ -21,6 +21,15 @@ def test_the_smallest_run(tmp_path):
     assert (tmp_path / "cards.png").stat().st_size > 10_000
 
 
+def test_the_smallest_run_on_text(tmp_path):
+    command.main(["text", "--out", str(tmp_path), "--smoke"])
+    results = json.loads((tmp_path / "text.json").read_text())
+    assert results["documents"] == 10 and all(3 < value < 7 for value in results["nats"].values())
+    for gap, low, high in results["differences"].values():
+        assert low <= gap <= high
+    assert results["retrieval"]["ranking"]["queries"] > 1 and results["retrieval"]["nats by success"]["none"][1] > 0
+
+
 def test_a_card_returns_as_it_was():
     for forms in (1, 8):
         deck = Deck(words=32, forms=forms)

@@ -225,3 +225,14 @@ def test_refuses():
 def test_configurations_that_cannot_be(changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
         tiny.config(**changes)
+
+
+def test_compiles_in_one_graph():
+    """Forward and backward, the search included."""
+    model = tiny.model(dtype=torch.float32, num_layers=2, cca_layers=(2,))
+    tokens, grads = tiny.tokens(31), []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        model.zero_grad()
+        call(tokens).square().mean().backward()
+        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(grads[0]) == len(grads[1]) and all(torch.allclose(a, b, rtol=1e-3, atol=1e-7) for a, b in zip(*grads))
