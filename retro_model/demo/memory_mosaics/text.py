@@ -40,7 +40,7 @@ class Plan:
     corpus: str = "stdlib"
     other: str = "kjv"  # scored too, without training on it; left out where this machine lacks it
     vocab_size: int = 2048
-    d_model: int = 128
+    d_model: int = 64
     num_layers: int = 4
     num_heads: int = 4
     context: int = 256
