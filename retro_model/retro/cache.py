@@ -13,6 +13,16 @@ from retro_model.layers import KeyValueCache
 from .config import RetroConfig
 
 
+def completed(position: int, count: int, chunk_len: int) -> int:
+    """Chunks that `count` more columns complete in a row that holds `position` tokens; -s: s columns of padding come first."""
+    return max(position + count, 0) // chunk_len - max(position, 0) // chunk_len
+
+
+def left_mask(starts: Sequence[int], columns: int, device: torch.device) -> Tensor:
+    """bool [B,columns], False before each row's first token."""
+    return torch.arange(columns, device=device) >= torch.tensor(starts, device=device)[:, None]
+
+
 class NeighbourKeys:
     """What one layer's chunked cross-attention keeps: keys and values [B,K,R,G,D] of the neighbours of each row's last complete
     chunk, and relative keys [H,M+R-1,D]. A later token attends no earlier chunk, so it does not grow with the sequence."""
@@ -63,25 +73,25 @@ class ChunkCache:
 
     @property
     def positions(self) -> list[int]:
-        """Tokens that each row holds."""
+        """Tokens that each row holds; -s where the first s columns of the next call are padding."""
         return [self.length - start for start in self.starts]
 
     def completes(self, count: int) -> int:
         """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's neighbours."""
         m = self.config.chunk_len
-        return max((p % m + count) // m for p in self.positions)
+        return max(completed(p, count, m) for p in self.positions)
 
     def key_mask(self, count: int, device: torch.device) -> Tensor | None:
         """bool [B,length+count], False before each row's first token; None where all rows begin in column 0."""
         if not any(self.starts):
             return None
-        return torch.arange(self.length + count, device=device) >= torch.tensor(self.starts, device=device)[:, None]
+        return left_mask(self.starts, self.length + count, device)
 
-    def advance(self, count: int, starts: Sequence[int] | None = None) -> None:
-        """`count` more columns are held; `starts`: of the first ones, the column of each row's first token."""
-        if starts is not None:
-            self.starts = list(starts)
-        self.length += count
+    def pad(self, starts: Sequence[int]) -> None:
+        """The first call's rows begin in these columns."""
+        if self.length:
+            raise ValueError(f"token_mask: expected None where the cache holds tokens; got a mask after {self.length} columns")
+        self.starts = list(starts)
 
     @property
     def tensors(self) -> list[Tensor]:

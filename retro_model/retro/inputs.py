@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,8 +20,12 @@ def check_inputs(
     mask: Tensor | None,
     device: torch.device,
     cache: ChunkCache | None = None,
+    starts: Sequence[int] | None = None,
 ) -> None:
-    """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or ValueError."""
+    """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or ValueError.
+
+    starts: the column of each row's first token, see `row_starts`.
+    """
     sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
     checks.shape("tokens", tokens, "B,N", sizes)
     checks.token_ids("tokens", tokens, config.vocab_size, device)
@@ -35,23 +41,43 @@ def check_inputs(
         return
     if not config.retrieves:
         raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
-    _check_neighbours(config, neighbours, sizes, cache)
+    _check_neighbours(config, neighbours, sizes, cache, starts)
     checks.token_ids("neighbours", neighbours, config.vocab_size, device)
     if mask is not None:
         checks.neighbour_mask(mask, neighbours)
 
 
-def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: ChunkCache | None) -> None:
+def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: ChunkCache | None, starts) -> None:
     if cache is not None and cache.neighbour_mask is not None:
         sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # what the cache holds
     checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
     n, m = sizes["N"], config.chunk_len
-    if cache is None and sizes["L"] != n // m:
+    longest = n - min(starts) if starts else n
+    if cache is None and sizes["L"] != longest // m:
         raise ValueError(
-            f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {n // m} complete chunks for N={n}, chunk_len={m}; got L={sizes['L']}"
+            f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {longest // m} complete chunks for N={longest}, chunk_len={m}; "
+            f"got L={sizes['L']}"
         )
     if cache is not None and sizes["L"] != cache.completes(n):
         raise ValueError(
             f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} tokens, "
             f"chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
         )
+
+
+def row_starts(name: str, mask: Tensor | None, tokens: Tensor) -> list[int] | None:
+    """The column of each row's first token, of a mask [B,N] that is True (or 1) from there to the row's last token; None: all begin in
+    column 0. Padding on the right needs no care: nothing attends what comes after it. Waits for the device.
+
+    Raises: ValueError, naming `name`, for padding between tokens and for a row without any.
+    """
+    if mask is None:
+        return None
+    checks.shape(name, mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
+    real = mask.bool().cpu()
+    if not real.any(1).all():
+        raise ValueError(f"{name}: expected at least one token in every row; got a row of padding")
+    if bool((real.int().diff(dim=1) == 1).sum(1).add(real[:, 0].int()).gt(1).any()):
+        raise ValueError(f"{name}: expected padding before or after a row's tokens; got some between them")
+    starts = real.int().argmax(1).tolist()
+    return starts if any(starts) else None

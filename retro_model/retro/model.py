@@ -21,10 +21,10 @@ from retro_model.layers import (
     next_token_loss,
 )
 
-from .cache import RetroCache
+from .cache import RetroCache, left_mask
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
-from .inputs import check_inputs
+from .inputs import check_inputs, row_starts
 from .retrieval import Encoded, Retrieval
 
 
@@ -118,7 +118,7 @@ class Retro(nn.Module):
 
     def forward(
         self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None,
-        loss_mask: Tensor | None = None,
+        token_mask: Tensor | None = None, loss_mask: Tensor | None = None,
     ) -> Tensor | NextTokenLoss:  # fmt: skip
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
@@ -130,6 +130,8 @@ class Retro(nn.Module):
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The ids under
                 False do not matter, but must be in the vocabulary.
             cache: holds the tokens before these and takes these in; see `RetroCache`. Such a call is not differentiable.
+            token_mask: bool [B,N], False on padding before (or after) a row's tokens: rows then have what they have alone, their chunks
+                counted from their first token, and L is that of the longest. With a cache, in its first call only.
             loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a `NextTokenLoss`, and the logits
                 of all tokens are never in memory together; see `layers.linear_cross_entropy`.
 
@@ -137,36 +139,42 @@ class Retro(nn.Module):
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
                 read them on a GPU would make the host wait in every call. `checks.token_range` does that once, where you want it.
         """
-        x = self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache)
+        x = self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache, token_mask=token_mask)
         if loss_mask is None:
             return self.readout(x)
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         return next_token_loss(x, self.readout.weight, tokens, loss_mask)
 
     def activations(
-        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None
-    ) -> Tensor:
-        """What `readout` turns into logits, [B,N,d]: for a caller who needs few of the [B,N,V]. Arguments as in `forward`."""
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache)
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None,
+        token_mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
+        starts = row_starts("token_mask", token_mask, tokens)
+        if cache is not None and starts is not None:
+            cache.pad(starts)
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache, starts)
         if cache is None:
-            return self._activations(tokens, neighbours, neighbour_mask)
+            return self._activations(tokens, neighbours, neighbour_mask, None, starts)
         with torch.no_grad():
-            return self._activations(tokens, neighbours, neighbour_mask, cache)
+            return self._activations(tokens, neighbours, neighbour_mask, cache, starts)
 
-    def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache: RetroCache | None = None) -> Tensor:
+    def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache: RetroCache | None, starts: list[int] | None) -> Tensor:
         count, retrieval, key_mask = tokens.shape[1], None, None
         if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
             where = {"batch": tokens.shape[0], "device": tokens.device}
-            retrieval = Retrieval(self.encoder, count, neighbours, neighbour_mask, cache=cache, **where)
+            retrieval = Retrieval(self.encoder, count, neighbours, neighbour_mask, cache=cache, starts=starts, **where)
         if cache is not None:
             key_mask = cache.key_mask(count, tokens.device)
+        elif starts is not None:
+            key_mask = left_mask(starts, count, tokens.device)
         encoded = None
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         for layer in self.layers:
             kept = None if cache is None else cache.layers[layer.index - 1]
             x, encoded = self._run(layer, x, retrieval, encoded, key_mask=key_mask, cache=kept)
         if cache is not None:
-            cache.advance(count)
+            cache.length += count
             if retrieval is not None:
                 retrieval.finish()
         return self.norm(x)

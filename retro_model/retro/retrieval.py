@@ -41,7 +41,7 @@ class Retrieval:
             None: none.
         neighbour_mask: bool [B,L,K] or [B,L,K,R], or None.
         batch: B.
-        starts: the column of each row's first token in this call; None: 0.
+        starts: the column of each row's first token, in a call without a cache; None: 0. A cache knows its own.
         cache: what earlier calls left; `finish` advances it.
     """
 
@@ -54,8 +54,7 @@ class Retrieval:
         if cache is not None:
             self._fill_from(cache)
         self.retrieves = self.neighbours is not None or (cache is not None and cache.neighbour_mask is not None)
-        positions = [0] * batch if cache is None else cache.positions
-        self.groups = self._groups(positions, [0] * batch if starts is None else starts)
+        self.groups = self._groups([-s for s in starts or [0] * batch] if cache is None else cache.positions)
 
     def _fill_from(self, cache: ChunkCache) -> None:
         """What a cache needs stated: a whole mask, and missing neighbours where chunks complete without."""
@@ -72,16 +71,16 @@ class Retrieval:
         if cache.neighbour_mask is None:
             cache.neighbour_mask = torch.zeros(cache.batch, *self.neighbours.shape[2:], dtype=torch.bool, device=self.device)
 
-    def _groups(self, positions: Sequence[int], starts: Sequence[int]) -> list[Group]:
+    def _groups(self, positions: Sequence[int]) -> list[Group]:
         m = self.encoder.config.chunk_len
         members: dict[tuple[int, int, bool], list[int]] = {}
-        for row, (position, start) in enumerate(zip(positions, starts, strict=True)):
-            phase = position % m
-            members.setdefault((start, phase, position >= m and phase < m - 1), []).append(row)
+        for row, position in enumerate(positions):
+            phase = max(position, 0) % m
+            members.setdefault((max(-position, 0), phase, position >= m and phase < m - 1), []).append(row)
         whole = len(members) == 1
         return [
-            Group(slice(None) if whole else torch.tensor(rows, device=self.device), start, phase, held, (phase + self.count - start) // m)
-            for (start, phase, held), rows in members.items()
+            Group(slice(None) if whole else torch.tensor(rows, device=self.device), first, phase, held, (phase + self.count - first) // m)
+            for (first, phase, held), rows in members.items()
         ]
 
     def encode(self, x: Tensor) -> Encoded:

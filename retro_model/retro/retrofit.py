@@ -9,8 +9,8 @@ Source: Borgeaud et al., arXiv 2112.04426, section 4.2 and appendix C ("Retrofit
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from retro_model.layers import ChunkedCrossAttention, initialise
 
-from .cache import ChunkCache
+from .cache import ChunkCache, left_mask
 from .config import RetroConfig
+from .decoders import adapters, base_of, check_blocks, config_of, find_blocks, freeze
 from .encoder import NORM_EPS, NeighbourEncoder
-from .inputs import check_inputs
+from .inputs import check_inputs, row_starts
 from .model import Retro
 from .retrieval import Encoded, Retrieval
 
-#: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
-PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
 #: Fields that the decoder fixes; ours also has its heads, another's chunked cross-attention may have more or fewer.
 FIXED = ("vocab_size", "d_model", "d_ff", "num_layers")
 FIXED_IN_OURS = (*FIXED, "num_heads", "head_dim")
@@ -44,7 +43,8 @@ def retrofit(
 
     Args:
         decoder: a `Retro` without retrieval, or a causal decoder of pre-norm blocks that add their attention's output to their
-            input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
+            input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin), which is tried out; with or without PEFT adapters, which
+            go on training.
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.
         cca_output: "zero": the output projection of every chunked cross-attention starts at zero, so that training begins at the decoder's
@@ -77,11 +77,13 @@ def _retrofit_other(decoder: nn.Module, blocks, attention: str | None, backend: 
         blocks, attention = find_blocks(decoder)
     if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
         raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
-    config = _changed(_config_of(decoder, len(blocks)), changes, FIXED)
+    config = _changed(config_of(decoder, len(blocks), changes.get("head_dim")), changes, FIXED)
     if config.share_embeddings:
         raise ValueError(
             "share_embeddings: expected False for a decoder that is no Retro, whose embeddings may be scaled or mixed; got True"
         )
+    decoder.eval()
+    check_blocks(decoder, [blocks[layer - 1] for layer in config.cca_layers], attention)
     return RetrofittedDecoder(decoder, config, blocks, attention, backend=backend)
 
 
@@ -113,33 +115,10 @@ def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) ->
     return model
 
 
-def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
-    """The blocks of a decoder of the Hugging Face library, and what each calls its attention; TypeError where it has none."""
-    for path, attention in PLACES:
-        try:
-            blocks = operator.attrgetter(path)(decoder)
-        except AttributeError:
-            continue
-        if isinstance(blocks, nn.ModuleList) and len(blocks) and hasattr(blocks[0], attention):
-            return blocks, attention
-    known = ", ".join(f"{path}[i].{attention}" for path, attention in PLACES)
-    raise TypeError(f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got {type(decoder).__name__}")
-
-
-def _config_of(decoder: nn.Module, num_layers: int) -> RetroConfig:
-    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width."""
-    theirs = getattr(decoder, "config", None)
-    for name in ("vocab_size", "hidden_size", "num_attention_heads"):
-        if not isinstance(getattr(theirs, name, None), int):
-            raise TypeError(f"decoder: expected a model whose config has {name}; got {type(decoder).__name__}")
-    width, heads = theirs.hidden_size, theirs.num_attention_heads
-    head_dim = getattr(theirs, "head_dim", None) or width // heads
-    longest = getattr(theirs, "max_position_embeddings", None) or RetroConfig.max_len
-    return RetroConfig(theirs.vocab_size, width, 4 * width, heads, head_dim, num_layers, max_len=longest)
-
-
 class RetrofittedDecoder(nn.Module):
     """A frozen causal decoder, with a chunked cross-attention after the self-attention of some of its blocks.
+
+    What PEFT has added to the decoder trains on beside what is added here; so PEFT goes first, `retrofit(get_peft_model(...))`.
 
     A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. The encoder is conditioned on x + a of
     the first such block. The frozen decoder stays in evaluation mode: its dropout would only add noise to what it has learnt.
@@ -155,7 +134,8 @@ class RetrofittedDecoder(nn.Module):
         where = next(decoder.parameters())
         where = {"device": where.device, "dtype": where.dtype}
         self.config = config
-        self.decoder = decoder.requires_grad_(False).eval()
+        self.decoder = decoder.eval()
+        freeze(decoder)
         embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
         self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
         names = [str(layer) for layer in config.cca_layers]
@@ -168,18 +148,45 @@ class RetrofittedDecoder(nn.Module):
         self._pass: _Pass | None = None
         for layer in config.cca_layers:
             block = blocks[layer - 1]
-            block.register_forward_pre_hook(self._keep_input, with_kwargs=True)
+            block.register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
             # a partial of a method, not a closure: a copy of the model has hooks of its own, and a model can be pickled
             getattr(block, attention).register_forward_hook(partial(self._cross_attend, layer))
 
     def train(self, mode: bool = True) -> RetrofittedDecoder:
         super().train(mode)
         self.decoder.eval()
+        for adapter in adapters(self.decoder):
+            adapter.train(mode)
+        for module in self.decoder.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = mode  # its own flag, which checkpointing asks for, not its dropout's
         return self
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
+        """Recompute the decoder's blocks in the backward pass, the neighbours' encoder with the first that retrieves.
+
+        Raises: ValueError for use_reentrant=True, which would lose the encoder's gradient.
+        """
+        options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
+        if options["use_reentrant"]:
+            raise ValueError("use_reentrant: expected False for a retrofitted decoder, whose blocks share encoded neighbours; got True")
+        base = base_of(self.decoder)
+        enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+        enable({**options, "context_fn": self._checkpoint_contexts})
+        self.train(self.training)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep all activations again."""
+        base = base_of(self.decoder)
+        (getattr(base, "activation_checkpointing_disable", None) or base.gradient_checkpointing_disable)()
+
+    def _checkpoint_contexts(self):
+        """A block that is computed again finds the retrieval of the pass it belongs to."""
+        return nullcontext(), _Again(self, self._pass)
 
     def forward(
         self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetrofitCache | None = None,
-        **options,
+        attention_mask: Tensor | None = None, **options,
     ) -> Tensor:  # fmt: skip
         """Logits [B,N,V] of tokens [B,N].
 
@@ -187,7 +194,9 @@ class RetrofittedDecoder(nn.Module):
             neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache); None: none.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
             cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is differentiable.
-            options: handed to the decoder. Rows start at position 0: no padding on the left.
+            attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks are counted from
+                its first token, and L is that of the longest row. With a cache, in its first call only.
+            options: handed to the decoder.
 
         Raises:
             TypeError, ValueError: naming the argument.
@@ -197,23 +206,44 @@ class RetrofittedDecoder(nn.Module):
                 raise ValueError(
                     f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; use cache"
                 )
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device, cache)
+        self._check_trainable()
+        starts = row_starts("attention_mask", attention_mask, tokens)
+        if cache is not None and starts is not None:
+            cache.pad(starts)
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device, cache, starts)
+        options |= self._padding(tokens, attention_mask, starts, cache)
+        where = {"batch": tokens.shape[0], "device": tokens.device, "starts": starts, "cache": cache}
         if cache is None and (neighbours is None or not neighbours.shape[1]):
             out = self.decoder(tokens, **options)
         elif cache is None:
-            out = self._run(self._retrieval_of(tokens, neighbours, neighbour_mask), tokens, options)
+            out = self._run(Retrieval(self.encoder, tokens.shape[1], neighbours, neighbour_mask, **where), tokens, options)
         else:
             with torch.no_grad():
-                retrieval = self._retrieval_of(tokens, neighbours, neighbour_mask, cache)
+                retrieval = Retrieval(self.encoder, tokens.shape[1], neighbours, neighbour_mask, **where)
                 out = self._run(retrieval, tokens, options | {"past_key_values": cache.decoder, "use_cache": True})
-                cache.advance(tokens.shape[1])
+                cache.length += tokens.shape[1]
                 cache.decoder = out.past_key_values
                 retrieval.finish()
         return getattr(out, "logits", out)
 
-    def _retrieval_of(self, tokens: Tensor, neighbours, neighbour_mask, cache: RetrofitCache | None = None) -> Retrieval:
-        where = {"batch": tokens.shape[0], "device": tokens.device}
-        return Retrieval(self.encoder, tokens.shape[1], neighbours, neighbour_mask, cache=cache, **where)
+    @staticmethod
+    def _padding(tokens: Tensor, mask: Tensor | None, starts: list[int] | None, cache: RetrofitCache | None) -> dict:
+        """What the decoder is told of padding: a mask of all columns, and positions from each row's first token."""
+        starts, held = (starts, 0) if cache is None else (cache.starts, cache.length)
+        if not starts or not any(starts):
+            return {} if mask is None or cache is not None else {"attention_mask": mask}
+        columns, device = held + tokens.shape[1], tokens.device
+        if mask is None or held:
+            mask = left_mask(starts, columns, device).long()
+        positions = torch.arange(held, columns, device=device) - torch.tensor(starts, device=device)[:, None]
+        return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
+
+    def _check_trainable(self) -> None:
+        if self.training and torch.is_grad_enabled() and not next(self.cca.parameters()).requires_grad and adapters(self):
+            raise RuntimeError(
+                "the chunked cross-attention is frozen beside adapters that train: PEFT around a retrofitted decoder freezes what was "
+                "added; put PEFT into the decoder first, retrofit(get_peft_model(decoder, ...))"
+            )
 
     def _run(self, retrieval: Retrieval, tokens: Tensor, options: dict):
         self._pass = _Pass(retrieval)
@@ -236,18 +266,18 @@ class RetrofittedDecoder(nn.Module):
         """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
 
-    def _keep_input(self, block: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _keep_input(self, layer: int, block: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._pass is not None:
-            self._pass.block_input = args[0] if args else kwargs["hidden_states"]
+            self._pass.inputs[layer] = args[0] if args else kwargs["hidden_states"]
 
     def _cross_attend(self, layer: int, attention: nn.Module, args: tuple, output):
         if self._pass is None:
             return None
         here, retrieval = self._pass, self._pass.retrieval
         update = output[0] if isinstance(output, tuple) else output
-        hidden = here.block_input + update
+        hidden = here.inputs[layer] + update
         if layer == self.config.cca_layers[0]:
-            here.encoded = retrieval.encode(hidden)
+            here.encoded = retrieval.encode(hidden)  # again where checkpointing computes the block again
         if not retrieval.retrieves:
             return None
         name = str(layer)
@@ -256,7 +286,8 @@ class RetrofittedDecoder(nn.Module):
 
 
 class RetrofitCache(ChunkCache):
-    """What a retrofitted decoder keeps while it decodes: `ChunkCache`, and the decoder's own cache. Rows are of one length."""
+    """What a retrofitted decoder keeps while it decodes: `ChunkCache`, and the decoder's own cache. Rows are of one
+    length, or padded on the left."""
 
     def __init__(self, config: RetroConfig, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
@@ -268,5 +299,18 @@ class _Pass:
 
     def __init__(self, retrieval: Retrieval):
         self.retrieval = retrieval
-        self.block_input: Tensor | None = None
+        self.inputs: dict[int, Tensor] = {}  # of the blocks that retrieve
         self.encoded: Encoded | None = None
+
+
+class _Again:
+    """The context in which a block of an earlier pass is computed again."""
+
+    def __init__(self, model: RetrofittedDecoder, there: _Pass | None):
+        self.model, self.there = model, there
+
+    def __enter__(self):
+        self.model._pass = self.there
+
+    def __exit__(self, *_):
+        self.model._pass = None

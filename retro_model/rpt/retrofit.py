@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.layers import initialise
-from retro_model.retro.retrofit import find_blocks
+from retro_model.retro.decoders import find_blocks
 
 from .checks import check_index, check_tokens
 from .config import RPTConfig

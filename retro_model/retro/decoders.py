@@ -1,0 +1,106 @@
+"""What a decoder of another library must be to be retrofitted: where its blocks are, how they add, what of it trains."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .config import RetroConfig
+
+#: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
+PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
+#: Largest relative difference of one block's output computed in two ways, by type: rounding of a few products.
+SAME = {torch.float64: 1e-6, torch.float32: 1e-3}
+SAME_IN_HALF = 5e-2
+
+
+def base_of(decoder: nn.Module) -> nn.Module:
+    """The decoder within a PEFT model; any other as it is."""
+    return decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
+
+
+def adapters(module: nn.Module) -> list[nn.Module]:
+    """The layers that PEFT has put into a model (LoRA and its kin)."""
+    return [m for m in module.modules() if any(c.__name__ == "BaseTunerLayer" for c in type(m).__mro__)]
+
+
+def freeze(decoder: nn.Module) -> None:
+    """Only what PEFT has added to a decoder, if anything, still trains."""
+    if not adapters(decoder):  # where there are some, PEFT has frozen the rest
+        decoder.requires_grad_(False)
+
+
+def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
+    """A Hugging Face decoder's blocks, and the name of a block's self-attention. Raises: TypeError for another decoder."""
+    for path, attention in PLACES:
+        try:
+            blocks = operator.attrgetter(path)(base_of(decoder))
+        except AttributeError:
+            continue
+        if isinstance(blocks, nn.ModuleList) and len(blocks) and hasattr(blocks[0], attention):
+            return blocks, attention
+    known = ", ".join(f"{path}[i].{attention}" for path, attention in PLACES)
+    raise TypeError(f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got {type(decoder).__name__}")
+
+
+def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) -> RetroConfig:
+    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width (None: theirs)."""
+    theirs = getattr(base_of(decoder), "config", None)
+    for name in ("vocab_size", "hidden_size", "num_attention_heads"):
+        if not isinstance(getattr(theirs, name, None), int):
+            raise TypeError(f"decoder: expected a model whose config has {name}; got {type(decoder).__name__}")
+    width, heads = theirs.hidden_size, theirs.num_attention_heads
+    head_dim = head_dim or getattr(theirs, "head_dim", None) or width // heads
+    longest = getattr(theirs, "max_position_embeddings", None) or RetroConfig.max_len
+    return RetroConfig(theirs.vocab_size, width, 4 * width, heads, head_dim, num_layers, max_len=longest)
+
+
+@torch.no_grad()
+def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str) -> None:
+    """ValueError unless each block adds its attention's output to its input and goes on from the sum alone: then, and only then, does a
+    block give the same where that output is moved into its input. Tried with one pass of four tokens; not for a meta device.
+
+    Blocks that norm the output before they add it (Gemma 2, OLMo 2) or feed their feed-forward from the input (Phi, GPT-J) do not.
+    """
+    where = next(decoder.parameters()).device
+    if where.type == "meta":
+        return
+    calls: dict[int, tuple] = {}
+    handles = [
+        block.register_forward_pre_hook(lambda module, args, kwargs: calls.update({id(module): (args, kwargs)}), with_kwargs=True)
+        for block in blocks
+    ]
+    try:
+        decoder(torch.arange(4, device=where)[None] % base_of(decoder).config.vocab_size)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for block in blocks:
+        error = _moved_difference(block, getattr(block, attention), *calls[id(block)])
+        if not error < SAME.get(next(block.parameters()).dtype, SAME_IN_HALF):
+            raise ValueError(
+                "decoder: expected blocks that add their attention's output to their input and go on from the sum; got "
+                f"{type(block).__name__}, whose output differs by {error:.2g} (relative) where that output is moved into the input"
+            )
+
+
+def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:
+    """How much the block's output differs between (input x, attention's output u) and (x + u, 0), relative to what it adds to x."""
+    kwargs = {name: None if name in ("past_key_values", "past_key_value", "layer_past") else value for name, value in kwargs.items()}
+    x = args[0] if args else kwargs["hidden_states"]
+    u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()  # as large as x, unlike most real ones
+
+    def output(hidden: Tensor, update: Tensor) -> Tensor:
+        given = ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
+        handle = attention.register_forward_hook(lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update)
+        try:
+            out = block(*given[0], **given[1])
+        finally:
+            handle.remove()
+        return (out[0] if isinstance(out, tuple) else out).double()
+
+    added = output(x, u)
+    return float((added - output(x + u, torch.zeros_like(u))).norm() / (added - x).norm())
