@@ -5,8 +5,8 @@ A Llama of a few thousand random weights stands in for yours, so that this runs 
 
     python examples/retrofit_llama_trainer.py
 
-What does not work yet: a `RetrofittedDecoder` as the Trainer's model itself (hence `WithLoss`), `gradient_checkpointing=True`, `model.generate` (use
-`retro_model.generate`), PEFT around or inside a retrofit.
+What does not work yet: a `RetrofittedDecoder` as the Trainer's model itself (hence `WithLoss`), `model.generate` (use `retro_model.generate`), PEFT
+around a retrofit; `retrofit(get_peft_model(...))` trains both.
 """
 
 from __future__ import annotations
