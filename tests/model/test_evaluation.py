@@ -181,6 +181,13 @@ def test_leakage_is_the_longest_shared_substring_over_the_chunk():
     assert (itself == 1).all()
 
 
+def test_leakage_looks_at_the_nearest_ten_only():
+    store = toys.store([[d] * 4 for d in range(1, 13)], 4)
+    ids = np.arange(11, -1, -1)[None]
+    for last, want in ((2, 1.0), (1, 0.0)):  # the chunk itself is the tenth; the eleventh
+        assert evaluation.leakage(toys.store([[last + 1] * 4], 4), ids, toys.Database(store)) == [want]
+
+
 def test_leakage_looks_at_the_given_length_only():
     store = toys.store([[1, 2, 3, 4, 5, 6, 7, 8]], 4)
     query = toys.store([[5, 6, 7, 8]], 4)
@@ -197,6 +204,19 @@ def test_bootstrap_brackets_the_difference():
     gap, low, high = evaluation.bootstrap(a, b, store, samples=200)
     assert gap == pytest.approx(30 * 0.1 / math.log(2) / store.chunk_bytes.sum())
     assert low <= gap <= high and low > 0
+
+
+def test_bootstrap_draws_whole_documents():
+    """Of three documents each is drawn three times with a chance of 1/27 > 2.5%: the ends are the extreme documents' own gaps."""
+    store = toys.store([[1] * 8, [1] * 4, [1] * 12], 4)
+    b = evaluation.Scores(np.ones(6), store.lengths, store.chunk_bytes)
+    a = evaluation.Scores(b.nats + [0.1, 0.1, 0.5, -0.2, -0.3, -0.2], store.lengths, store.chunk_bytes)
+    gap, low, high = evaluation.bootstrap(a, b, store, samples=4000)
+    assert (gap, low, high) == pytest.approx(tuple(nats / math.log(2) / count for nats, count in ((0.0, 48), (-0.7, 24), (0.5, 8))))
+    unscored = evaluation.Scores(*(np.r_[x, 0, 0] for x in (b.nats, b.tokens, b.bytes)))  # a document that nobody scored is none
+    other = evaluation.Scores(*(np.r_[x, 0, 0] for x in (a.nats, a.tokens, a.bytes)))
+    wider = toys.store([[1] * 8, [1] * 4, [1] * 12, [1] * 4, [1] * 4], 4)
+    assert evaluation.bootstrap(other, unscored, wider, samples=4000) == (gap, low, high)
 
 
 def test_table_and_plot(tmp_path):
