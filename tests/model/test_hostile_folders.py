@@ -264,22 +264,37 @@ store.build_store(sys.argv[1], documents(), Given(200), chunk_len=8, commit_ever
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_second_builder_is_refused_at_once(tmp_path, begun):
-    """And destroys nothing of the first one's, which finishes."""
+def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
+    """Before it reads what is being written; and destroys nothing of the first one's, which finishes."""
     if begun:  # what an earlier, killed run left
         (tmp_path / "s").mkdir()
         (tmp_path / "s/.store.json.lock").write_text("process 1 on nowhere\n")
     command = [sys.executable, "-c", BUILDER, tmp_path / "s"]
     with subprocess.Popen(command, cwd=killing.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "building\n"
-        with pytest.raises(disk.Busy, match=rf"store\.json: the token store is being built by process {first.pid} on "):
-            build(tmp_path / "s")
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "checksum", lambda *_: pytest.fail("it reads"))
+            with pytest.raises(disk.Busy, match=rf"store\.json: the token store is being built by process {first.pid} on "):
+                build(tmp_path / "s")
         with pytest.raises(ValueError, match="unfinished"):
             TokenStore(tmp_path / "s")
         first.communicate("go on\n")
         assert first.returncode == 0
     assert build(tmp_path / "s").identity == build(tmp_path / "other").identity
     assert {p.name for p in (tmp_path / "s").iterdir()} == {*store.NAMES, "store.json"}
+
+
+def test_a_lock_file_that_its_holder_has_just_removed_is_no_lock(tmp_path, monkeypatch):
+    """Opened before the holder's release and locked after it: a third process would lock another file of that name."""
+    import fcntl
+
+    real, holder = fcntl.flock, disk.Lock(tmp_path / "lock", "x")
+    monkeypatch.setattr(fcntl, "flock", lambda *arguments: (holder.release(), real(*arguments)))
+    with disk.Lock(tmp_path / "lock", "x"):
+        monkeypatch.setattr(fcntl, "flock", real)
+        with pytest.raises(disk.Busy, match=f"x by process {os.getpid()} on"):
+            disk.Lock(tmp_path / "lock", "x")
+    assert not (tmp_path / "lock").exists()
 
 
 def test_other_builders_are_refused_too(tmp_path, made):
