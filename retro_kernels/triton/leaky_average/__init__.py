@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -20,8 +21,6 @@ def unsupported(call: LeakyAverage) -> str | None:
     """Why this backend can't serve the call; None if it can."""
     if call.x.shape[0] > _MAX_BATCH:
         return f"B={call.x.shape[0]} exceeds {_MAX_BATCH}"
-    if call.segment is not None:
-        return "segment is not served yet"
     # decay may stay float32 beside a narrower x
     return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
 
@@ -50,9 +49,10 @@ def backward(call: LeakyAverage, outputs, grads, needs) -> list[Tensor | None]:
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op: one sequence that fills the machine by columns, one that needs chunks of time."""
     for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
-        for dtype in KERNEL_DTYPES:
+        for documents, dtype in itertools.product((False, True), KERNEL_DTYPES):
             x, initial = torch.empty((b, n, h, d), dtype=dtype, device="meta"), torch.empty((b, h, d), dtype=dtype, device="meta")
-            call = LeakyAverage(x, torch.empty(h, dtype=torch.float32, device="meta"), initial)
+            segment = torch.empty((b, n), dtype=torch.int64, device="meta") if documents else None
+            call = LeakyAverage(x, torch.empty(h, dtype=torch.float32, device="meta"), initial, segment)
             launches = plan_forward(call, target)[1] + plan_backward(call, x, x, (True, True, True), target)[-1]
             for launch in launches:
-                yield Case(name, str(dtype).removeprefix("torch."), launch)
+                yield Case(f"{name}, documents" if documents else name, str(dtype).removeprefix("torch."), launch)

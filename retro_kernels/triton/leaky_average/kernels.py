@@ -6,6 +6,8 @@ machine, time is cut into chunks: `_leaky_ends_kernel` finds the state that each
 and each program of `_leaky_scan_kernel` first folds the ends of the chunks before its own.
 
 REVERSE runs backwards in time: then x is dy and y is dx, for g_t = dy_t + decay * g_{t+1}.
+
+With segments the decay of a step that a segment boundary lies before is 0. Nothing passes a boundary, whatever it is: not even NaN.
 """
 
 from __future__ import annotations
@@ -24,11 +26,33 @@ def _then(decay_a, x_a, decay_b, x_b):
 
 
 @triton.jit
-def _scan_tile(pointers, inside, decay, state):
+def _then_in_segment(decay_a, x_a, decay_b, x_b):
+    """As `_then`, but a decay of 0 takes nothing of what was before: 0 * NaN would be NaN."""
+    return decay_a * decay_b, tl.where(decay_b == 0.0, 0.0, x_a * decay_b) + x_b
+
+
+@triton.jit
+def _goes_on(segment_at, t, N, stride_sn, REVERSE: tl.constexpr):
+    """Whether step t [BLOCK_T] is in the segment of the step before it (REVERSE: after it). The first step of all goes on from `initial`."""
+    other = t + 1 if REVERSE else t - 1
+    inside = (t >= 0) & (t < N) & (other >= 0) & (other < N)
+    mine = tl.load(segment_at + t * stride_sn, mask=inside, other=0)
+    theirs = tl.load(segment_at + other * stride_sn, mask=inside, other=0)
+    return (mine == theirs) | (inside == 0)
+
+
+@triton.jit
+def _scan_tile(pointers, inside, decay, state, goes_on, SEGMENTS: tl.constexpr):
     """float32 [BLOCK_T, BLOCK_C]: the states after each step of a tile, from the state [BLOCK_C] before it."""
     x = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
-    power, y = tl.associative_scan((tl.zeros_like(x) + decay, x), 0, _then)
-    return y + power * state[None, :]
+    if SEGMENTS:
+        decays = tl.where(goes_on[:, None], tl.zeros_like(x) + decay, 0.0)
+        power, y = tl.associative_scan((decays, x), 0, _then_in_segment)
+        before = tl.where(power == 0.0, 0.0, power * state[None, :])
+    else:
+        power, y = tl.associative_scan((tl.zeros_like(x) + decay, x), 0, _then)
+        before = power * state[None, :]
+    return y + before
 
 
 @triton.jit
@@ -44,12 +68,15 @@ def _chunk_decay(decay, chunk_len):
 
 @triton.jit(do_not_specialize=SIZES)
 def _leaky_ends_kernel(
-    x_ptr, decay_ptr, ends_ptr,
-    stride_xb, stride_xn, stride_xh, stride_decay,
+    x_ptr, decay_ptr, segment_ptr, ends_ptr, unbroken_ptr,
+    stride_xb, stride_xn, stride_xh, stride_decay, stride_sb, stride_sn,
     N, H, column_blocks, chunk_len, chunks,
     D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero."""
+    """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero.
+
+    unbroken [B, chunks, H * column_blocks] int32: whether the state before a chunk reaches its end, past all segment boundaries.
+    """
     head = tl.program_id(0) // column_blocks
     head64 = head.to(tl.int64)
     column = (tl.program_id(0) % column_blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -58,19 +85,26 @@ def _leaky_ends_kernel(
     state = tl.zeros([BLOCK_C], tl.float32)
     x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
+    unbroken = 1
     for first in tl.range(0, chunk_len, BLOCK_T, num_stages=STAGES):  # unasked, only loads for products are pipelined
         step = chunk * chunk_len + first + row
         t = (N - 1 - step if REVERSE else step).to(tl.int64)
         inside = (step < N)[:, None] & (column < D)[None, :]
-        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state)
+        goes_on = None
+        if segment_ptr is not None:
+            goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
+            unbroken = tl.minimum(unbroken, tl.min(goes_on.to(tl.int32), 0))
+        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state, goes_on, segment_ptr is not None)
         state = tl.sum(tl.where((row == BLOCK_T - 1)[:, None], y, 0.0), 0)
     tl.store(ends_ptr + ((batch * chunks + chunk) * H + head) * D + column, state, mask=column < D)
+    if segment_ptr is not None:
+        tl.store(unbroken_ptr + (batch * chunks + chunk) * (H * column_blocks) + tl.program_id(0), unbroken)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _leaky_scan_kernel(
-    x_ptr, decay_ptr, initial_ptr, ends_ptr, y_ptr, past_ptr, dinitial_ptr, ddecay_ptr,
-    stride_xb, stride_xn, stride_xh, stride_decay, stride_ib, stride_ih, stride_pb, stride_pn, stride_ph,
+    x_ptr, decay_ptr, initial_ptr, segment_ptr, ends_ptr, unbroken_ptr, y_ptr, past_ptr, dinitial_ptr, ddecay_ptr,
+    stride_xb, stride_xn, stride_xh, stride_decay, stride_sb, stride_sn, stride_ib, stride_ih, stride_pb, stride_pn, stride_ph,
     N, H, column_blocks, chunk_len, chunks,
     D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +129,11 @@ def _leaky_scan_kernel(
         power = _chunk_decay(decay, chunk_len)
         for earlier in range(0, chunk):
             end = tl.load(ends_ptr + ((batch * chunks + earlier) * H + head) * D + column, mask=live, other=0.0)
-            state = state * power + end
+            if segment_ptr is not None:
+                unbroken = tl.load(unbroken_ptr + (batch * chunks + earlier) * (H * column_blocks) + tl.program_id(0))
+                state = tl.where(unbroken != 0, state * power, 0.0) + end
+            else:
+                state = state * power + end
 
     x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
@@ -105,7 +143,10 @@ def _leaky_scan_kernel(
         step = first + row
         t = (N - 1 - step if REVERSE else step).to(tl.int64)
         inside = (step < N)[:, None] & live[None, :]
-        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state)
+        goes_on = None
+        if segment_ptr is not None:
+            goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
+        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state, goes_on, segment_ptr is not None)
         last = tl.minimum(BLOCK_T, N - first) - 1  # steps past the end would let the state decay further
         state = tl.sum(tl.where((row == last)[:, None], y, 0.0), 0)
         if y_ptr is not None:
@@ -115,6 +156,8 @@ def _leaky_scan_kernel(
             past_at = past_ptr + batch * stride_pb + head64 * stride_ph + (t - 1)[:, None] * stride_pn + column[None, :]
             past = tl.load(past_at, mask=inside & (t > 0)[:, None], other=0.0).to(tl.float32)
             past = tl.where((t == 0)[:, None], initial[None, :], past)
+            if segment_ptr is not None:
+                past = tl.where(_goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, False)[:, None], past, 0.0)
             total += tl.where(inside, y * past, 0.0)
     if ddecay_ptr is not None:
         slot = ((batch * chunks + chunk) * H + head) * column_blocks + block

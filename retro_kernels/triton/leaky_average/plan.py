@@ -66,6 +66,7 @@ def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: T
     columns = -(-d // tile.block_n)
     common = {
         "x_ptr": x, **strides(x, "x", "bnh"), "decay_ptr": call.decay, "stride_decay": call.decay.stride(0),
+        "segment_ptr": call.segment, **strides(call.segment, "s", "bn"), "unbroken_ptr": None,
         "N": n, "H": h, "column_blocks": columns, "chunk_len": length, "chunks": chunks,
         "D": d, "BLOCK_T": tile.block_m, "BLOCK_C": tile.block_n, "REVERSE": kernel == "scan_back",
         "STAGES": tile.num_stages,
@@ -73,6 +74,8 @@ def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: T
     launches, ends = [], None
     if chunks > 1:
         ends = torch.empty((b, chunks, h, d), dtype=torch.float32, device=x.device)
+        if call.segment is not None:
+            common["unbroken_ptr"] = torch.empty((b, chunks, h * columns), dtype=torch.int32, device=x.device)
         # nothing reads the end of the last chunk
         grid = (h * columns, chunks - 1, b)
         launches.append(Launch(_leaky_ends_kernel, grid, {**common, "ends_ptr": ends}, tile.num_warps, tile.num_stages))
