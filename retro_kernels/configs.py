@@ -53,14 +53,28 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
     >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
     """
-    rows = [row for row in table(op) if row["kernel"] == problem.kernel and row["bytes"] == problem.bytes]
-    known = [row["arch"] for row in rows]
+    rows = _replaced.get(op)
+    row, tile = _choice(problem, target, rows) if rows is not None else _committed_choice(op, problem, target)
+    served(op, row)
+    return tile
+
+
+@functools.lru_cache(maxsize=4096)
+def _committed_choice(op: str, problem: Problem, target: Target) -> tuple[dict, Tile]:
+    """Looked up once: reading the table takes longer than launching a kernel."""
+    return _choice(problem, target, _committed(op))
+
+
+def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
+    """The row that serves a problem, and its tile, no larger than the problem."""
+    ours = [row for row in rows if row["kernel"] == problem.kernel and row["bytes"] == problem.bytes]
+    known = [row["arch"] for row in ours]
     arch = max((a for a in known if a <= target.arch), default=min(known))
-    fits = [row for row in rows if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows]
+    fits = [row for row in ours if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows]
     fits = [row for row in fits if set(named(row)) <= set(problem.options)]
-    best = served(op, min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"])))
+    best = min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"]))
     tile = Tile(best["block_m"], best["block_n"], best["num_warps"], best["num_stages"], best["precision"])
-    return _within(tile, problem)
+    return best, _within(tile, problem)
 
 
 def named(row: dict) -> list[str]:
@@ -117,7 +131,13 @@ def keep(op: str, old: dict, new: dict) -> None:
         raise ValueError(f"{path.name}: expected one row {old}; got {len(at)}")
     lines[at[0]] = lines[at[0]].replace(json.dumps(old), json.dumps(new))
     path.write_text("".join(lines))
+    reread()
+
+
+def reread() -> None:
+    """Read the files again: they have changed."""
     _committed.cache_clear()
+    _committed_choice.cache_clear()
 
 
 @functools.cache

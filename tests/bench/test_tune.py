@@ -127,7 +127,7 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected one row"):
         configs.keep(OP, ROW, ROW)
     monkeypatch.undo()
-    configs._committed.cache_clear()
+    configs.reread()
 
 
 def test_the_command_tunes_interpreted_kernels():
