@@ -62,7 +62,8 @@ def make(name: str, plan: Plan, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     sizes = {"vocab_size": automata.VOCAB, "d_model": plan.d_model, "num_heads": plan.num_heads, "num_layers": plan.num_layers}
     if name == "transformer":
-        return Transformer(TransformerConfig(**sizes, positions="rotary"))
+        # initial weights as the mosaics': a loss of 1.88 after 400 steps, against 1.98 with GPT-2's
+        return Transformer(TransformerConfig(**sizes, positions="rotary", initial_std=None))
     return MemoryMosaics(MosaicsConfig(**sizes, persistent_slots=7 * plan.d_model // 2))
 
 

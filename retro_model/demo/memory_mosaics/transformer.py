@@ -14,13 +14,17 @@ from retro_model.layers import FeedForward
 
 ROTARY_BASE = 10_000.0  # longest wavelength / 2 pi: Su et al., arXiv 2104.09864, section 3.2
 NORM_EPS = 1e-5
-INITIAL_STD = 0.02  # Radford et al., 2019
+GPT2_STD = 0.02  # Radford et al., 2019
 POSITIONS = ("rotary", "learned")
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes of the baseline; positions: "rotary", or "learned" for at most max_len tokens."""
+    """Sizes of the baseline; positions: "rotary", or "learned" for at most max_len tokens.
+
+    initial_std: of all matrices but embeddings, residual outputs over the square root of their number, as GPT-2's. None: as a Memory
+    Mosaic's, fan_in**-0.5, residual outputs over the square root of the depth. Which of the two learns faster depends on the task.
+    """
 
     vocab_size: int
     d_model: int
@@ -29,6 +33,7 @@ class TransformerConfig:
     positions: str = "rotary"
     max_len: int = 1024
     dropout: float = 0.0
+    initial_std: float | None = GPT2_STD
 
     def __post_init__(self):
         if self.positions not in POSITIONS:
@@ -76,11 +81,7 @@ class TransformerBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits of the next token; embedding and readout are one matrix, as in a Memory Mosaic.
-
-    Initial weights are GPT-2's: N(0, 0.02^2), residual outputs over the square root of their number. (With a Memory Mosaic's larger
-    ones it learns much more slowly.)
-    """
+    """Logits of the next token; embedding and readout are one matrix, as in a Memory Mosaic."""
 
     def __init__(self, config: TransformerConfig, *, backend: str | None = None):
         super().__init__()
@@ -89,10 +90,15 @@ class Transformer(nn.Module):
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.positions == "learned" else None
         self.blocks = nn.ModuleList(TransformerBlock(config, backend=backend) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False)
+        gpt2 = config.initial_std is not None
         writers = {id(m) for block in self.blocks for m in (block.output, block.feed_forward.output)}
         for module in self.modules():
-            if isinstance(module, (nn.Embedding, nn.Linear)):
-                nn.init.normal_(module.weight, std=INITIAL_STD / (len(writers) ** 0.5 if id(module) in writers else 1))
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=GPT2_STD)
+            elif isinstance(module, nn.Linear):
+                std = config.initial_std if gpt2 else module.in_features**-0.5
+                updates = (2 if gpt2 else 1) * config.num_layers if id(module) in writers else 1
+                nn.init.normal_(module.weight, std=std / updates**0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [B,N,V] after each of tokens [B,N]; ValueError where learned positions do not reach."""

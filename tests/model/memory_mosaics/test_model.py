@@ -80,6 +80,19 @@ def test_initial_scalars_are_those_of_the_authors():
     torch.testing.assert_close(PersistentMemory(96, 12, 5).query_scale, torch.full((12,), 2.0).exp())
 
 
+def test_initial_weights_have_the_authors_spreads():
+    """W ~ N(0, 1/fan_in), what writes to the residual stream over the square root of the depth, K and V ~ N(0, 1/hd)."""
+    torch.manual_seed(0)
+    model = MemoryMosaics(tiny.config(vocab_size=500, d_model=96, num_heads=3, num_layers=4, persistent_slots=64, embedding_std=0.3))
+    expected = {"key.weight": 96**-0.5, "value.weight": 96**-0.5, "output.weight": (96 * 4) ** -0.5, "keys": 32**-0.5, "values": 32**-0.5}
+    found = [(name, p, name.split(".", 1)[1]) for name, p in model.blocks[2].named_parameters()]
+    assert expected.keys() <= {kind for _, _, kind in found}
+    for name, parameter, kind in found:
+        if kind in expected:
+            assert parameter.std().item() == pytest.approx(expected[kind], rel=0.05), name
+    assert model.embedding.weight.std().item() == pytest.approx(0.3, rel=0.05)
+
+
 def test_a_decay_stored_as_zero_stays_below_one():
     memory = ContextualMemory(32, 2)
     with torch.no_grad():
