@@ -27,13 +27,13 @@ SIZES = (
 
 
 @triton.jit
-def _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, live):
+def _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, row_mask):
     """lse in base 2 (+inf for a row that attends nothing, so that its probabilities vanish) and delta = rowsum(dO*O) - dlse."""
-    lse = tl.load(lse_ptr + lse_at, mask=live, other=float("-inf"))
+    lse = tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf"))
     some = lse != float("-inf")
     delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
     if dlse_ptr is not None:
-        delta = delta - tl.load(dlse_ptr + dlse_at, mask=live, other=0.0)
+        delta = delta - tl.load(dlse_ptr + dlse_at, mask=row_mask, other=0.0)
     return tl.where(some, lse * LOG2E, float("inf")), tl.where(some, delta, 0.0)
 
 
@@ -62,20 +62,20 @@ def _cca_backward_query_kernel(
     start64 = start.to(tl.int64)
     local = tl.arange(0, BLOCK_M)
     n = start + local
-    live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+    row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-    q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
+    q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
     qc = add_bias(q, content_at, D, BLOCK_D)
     do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-    do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
-    q_from, do_from = (q_base, local, live, stride_qn), (do_base, local, live, stride_don)
-    out = load_rows(out_ptr + ((batch * N + start64) * H + head) * D, local, live, H * D, D, BLOCK_D)
+    do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)
+    q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
+    out = load_rows(out_ptr + ((batch * N + start64) * H + head) * D, local, row_mask, H * D, D, BLOCK_D)
     lse_at = (batch * H + head) * N + n
     dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
-    lse2, delta = _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, live)
+    lse2, delta = _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, row_mask)
     if delta_ptr is not None:
-        tl.store(delta_ptr + lse_at, delta, mask=live)
+        tl.store(delta_ptr + lse_at, delta, mask=row_mask)
 
     k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
     v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
@@ -98,7 +98,7 @@ def _cca_backward_query_kernel(
             if gate_ptr is not None:
                 gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
             k_at = k_base + wide(a) * stride_kk
-            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
+            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             v_at = v_base + wide(a) * stride_vk
             v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)
             position = 0.0
@@ -122,7 +122,7 @@ def _cca_backward_query_kernel(
                 p = p * gate
                 ds = ds * gate
             ds16 = ds.to(k.dtype)
-            dq = tl.dot(ds16, k, dq, input_precision=PRECISION)
+            dq = tl.dot(ds16, k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
             if WRITE_KEYS:
                 token = ((batch * L + chunk) * K + a) * R + j0
                 head_anew = (tl.program_id(0) + again) % H  # as above: no register holds it throughout the loops
@@ -130,9 +130,9 @@ def _cca_backward_query_kernel(
                 inside = (column < D)[None, :]
                 if not EVEN_KEYS:
                     inside = inside & (j < R)[:, None]
-                dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)
+                dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
                 tl.store(dv_ptr + into, dv.to(dv_ptr.dtype.element_ty), mask=inside)
-                dk = tl.dot(tl.trans(ds16), qc, input_precision=PRECISION) * scale
+                dk = tl.dot(tl.trans(ds16), qc, input_precision=PRECISION) * scale  # [BLOCK_N, BLOCK_D]
                 tl.store(dk_ptr + into, dk.to(dk_ptr.dtype.element_ty), mask=inside)
         if band_ptr is not None:
             if ds_ptr is not None:
@@ -157,12 +157,12 @@ def _cca_backward_query_kernel(
         BLOCK_M,
     )
     n = start + tl.arange(0, BLOCK_M)
-    live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+    row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     row = (batch * N + n) * H + head  # int64
     tl.store(
         dq_ptr + row[:, None] * D + column[None, :],
         (dq * scale).to(dq_ptr.dtype.element_ty),
-        mask=live[:, None] & (column < D)[None, :],
+        mask=row_mask[:, None] & (column < D)[None, :],
     )
     if dcontent_ptr is not None:
         tl.store(dcontent_ptr + (item.to(tl.int64) * H + head) * D + column, tl.sum(dq, 0) * scale, mask=column < D)
@@ -225,23 +225,23 @@ def _cca_backward_key_kernel(
         start = first_row + block * BLOCK_M
         start64 = start.to(tl.int64)
         n = start + local
-        live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+        row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
         q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-        q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
+        q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)
         do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-        do = load_rows(do_base, local, live, stride_don, D, BLOCK_D)
+        do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)
         content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
         qc = add_bias(q, content_at, D, BLOCK_D)
-        q_from, do_from = (q_base, local, live, stride_qn), (do_base, local, live, stride_don)
+        q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
         zero = step >> 30  # as in `position_logits`
         position = 0.0
         if band_ptr is not None:
             band_at = band_ptr + ((slot + block).to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
             position = load_band(band_at, band_keys, zero, BLOCK_M, BLOCK_N)
         lse_at = (batch * H + head) * N + n
-        lse = tl.load(lse_ptr + lse_at, mask=live, other=float("-inf"))
+        lse = tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf"))
         lse2 = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
-        delta = tl.load(delta_ptr + lse_at, mask=live, other=0.0)
+        delta = tl.load(delta_ptr + lse_at, mask=row_mask, other=0.0)
         content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(
@@ -249,8 +249,8 @@ def _cca_backward_key_kernel(
             seed_ptr, dropout_limit, dropout_scale, a * R + j, n, head, batch,
             band_ptr is not None, MASKED, gate_ptr is not None,
         )  # fmt: skip
-        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)
-        dk = tl.dot(tl.trans(ds.to(qc.dtype)), qc, dk, input_precision=PRECISION)
+        dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
+        dk = tl.dot(tl.trans(ds.to(qc.dtype)), qc, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
 
     column = tl.arange(0, BLOCK_D)
     token = ((batch * L + chunk) * K + a) * R + j0

@@ -46,13 +46,13 @@ def _cca_backward_logits_kernel(
     head64 = head.to(tl.int64)
     local = tl.arange(0, BLOCK_M)
     n = start + local
-    live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+    row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     rq_base, stride = _relative_query(
         q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
     )
     position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
-    rq = add_bias(load_rows(rq_base, local, live, stride, E, BLOCK_E), position_at, E, BLOCK_E)
-    rq_from = (rq_base, local, live, stride)
+    rq = add_bias(load_rows(rq_base, local, row_mask, stride, E, BLOCK_E), position_at, E, BLOCK_E)
+    rq_from = (rq_base, local, row_mask, stride)
     rel_base = rel_ptr + head64 * stride_rh
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
     for j0 in range(0, tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0), BLOCK_N):
@@ -62,7 +62,7 @@ def _cca_backward_logits_kernel(
             rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
         )
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-        position = tl.where(live[:, None], position, 0.0)  # past the end it is 0 times the table, NaN where that is infinite
+        position = tl.where(row_mask[:, None], position, 0.0)  # past the end it is 0 times the table, NaN where that is infinite
         tl.store(at, position.to(band_ptr.dtype.element_ty))
 
 
@@ -87,18 +87,18 @@ def _cca_backward_band_kernel(
         j = j0 + tl.arange(0, BLOCK_N)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
         ds = tl.load(at, mask=(j < R)[None, :], other=0.0).to(tl.float32)
-        folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)
+        folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
         tl.debug_barrier()  # all have read what the store replaces
         tl.store(at, folded.to(band_ptr.dtype.element_ty))
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
         drq += position_query_gradient(folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
 
     n = start + local
-    live = (n >= 0) & (n < tl.minimum(first_row + M, N))
+    row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     drq *= scale
     if dposition_ptr is not None:
         tl.store(dposition_ptr + (item.to(tl.int64) * H + head) * E + width, tl.sum(drq, 0), mask=width < E)
-    inside = live[:, None] & (width < E)[None, :]
+    inside = row_mask[:, None] & (width < E)[None, :]
     into = ((batch * N + wide(start)) * H + head) * E + (local[:, None] * (H * E) + width[None, :])
     if drq_ptr is not None:
         tl.store(drq_ptr + into, drq.to(drq_ptr.dtype.element_ty), mask=inside)
@@ -137,13 +137,13 @@ def _cca_backward_rel_kernel(
         first_row = (chunk + 1) * M - 1 - own_start
         start = first_row + block * BLOCK_M
         n = start + local
-        live = (n >= 0) & (n < tl.where(attends, tl.minimum(first_row + M, N), 0))
+        row_mask = (n >= 0) & (n < tl.where(attends, tl.minimum(first_row + M, N), 0))
         if rq_ptr is not None:
             rq_base = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head64 * stride_rqh
-            rq = load_rows(rq_base, local, live, stride_rqn, E, BLOCK_E)
+            rq = load_rows(rq_base, local, row_mask, stride_rqn, E, BLOCK_E)
         else:
             q_base = q_ptr + batch * stride_qb + wide(start) * stride_qn + head64 * stride_qh
-            rq = load_rows(q_base, local, live, stride_qn, E, BLOCK_E)
+            rq = load_rows(q_base, local, row_mask, stride_qn, E, BLOCK_E)
         rq = add_bias(rq, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
         # the blocks of a band that fall on this diagonal come from different key blocks; their places in the tile are disjoint
         block_of = band_block(item >> 30, BLOCK_M, BLOCK_N)
@@ -154,7 +154,7 @@ def _cca_backward_rel_kernel(
             at = band_ptr + slot + key_block * BLOCK_N + (local[:, None] * band_keys + c[None, :])
             there = local < tl.where((key_block >= 0) & (key_block < key_blocks) & attends, BLOCK_M, 0)
             ds = tl.where(block_of == band, tl.load(at, mask=there[:, None], other=0.0), ds)
-        acc = tl.dot(tl.trans(ds), rq, acc, input_precision=PRECISION)
+        acc = tl.dot(tl.trans(ds), rq, acc, input_precision=PRECISION)  # [BLOCK_N, BLOCK_E]
     earlier = (c < tl.where(first_item > 0, BLOCK_N, 0))[:, None] & (width < E)[None, :]
     acc = acc * scale + tl.load(part_ptr + into, mask=earlier, other=0.0)
     tl.store(part_ptr + into, acc, mask=inside)

@@ -50,22 +50,22 @@ def _cca_forward_kernel(
     first_row = (chunk + 1) * M - 1 - query_start
     start = tl.maximum(first_row, 0) + block * BLOCK_M
     n = start + tl.arange(0, BLOCK_M)
-    live = n < tl.minimum(first_row + M, N)
+    row_mask = n < tl.minimum(first_row + M, N)
     local = tl.arange(0, BLOCK_M)
     start64 = start.to(tl.int64)
     q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-    q = load_rows(q_base, local, live, stride_qn, D, BLOCK_D)
+    q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
     qc = add_bias(q, content_at, D, BLOCK_D)
-    q_from = (q_base, local, live, stride_qn)
+    q_from = (q_base, local, row_mask, stride_qn)
     if rel_ptr is not None:
         rq, rq_base, rq_stride = q, q_base, stride_qn
         if rq_ptr is not None:
             rq_base, rq_stride = rq_ptr + batch * stride_rqb + start64 * stride_rqn + head64 * stride_rqh, stride_rqn
-            rq = load_rows(rq_base, local, live, rq_stride, E, BLOCK_E)
+            rq = load_rows(rq_base, local, row_mask, rq_stride, E, BLOCK_E)
         position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
-        rq = add_bias(rq, position_at, E, BLOCK_E)
-        rq_from = (rq_base, local, live, rq_stride)
+        rq = add_bias(rq, position_at, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+        rq_from = (rq_base, local, row_mask, rq_stride)
         rel_base = rel_ptr + head64 * stride_rh
 
     k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
@@ -77,8 +77,8 @@ def _cca_forward_kernel(
     if not has_keys(chunk, L, batch_start_ptr is not None):
         last_key = first_key
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     scale2 = scale * LOG2E
     for j0 in range(first_key, last_key, BLOCK_N):
@@ -95,7 +95,7 @@ def _cca_forward_kernel(
                 mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
             visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
             k_at = k_base + wide(a) * stride_kk
-            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
+            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             logits = tile_product(qc, q_from, content_at, k, (k_at, j, visible, stride_kr), a >> 30, D, BLOCK_D, PRECISION)
             if gate_ptr is not None:
                 gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
@@ -105,32 +105,32 @@ def _cca_forward_kernel(
             logits = logits * scale2
             if MASKED:
                 logits = tl.where(visible[None, :], logits, float("-inf"))
-            new_top = tl.maximum(top, tl.max(logits, 1))
-            shift = new_top
+            new_max = tl.maximum(row_max, tl.max(logits, 1))
+            shift = new_max
             if MASKED:
-                shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf - -inf would be NaN
-            p = tl.exp2(logits - shift[:, None])
-            decay = tl.exp2(top - shift)
-            total = total * decay + tl.sum(p, 1)
-            acc = acc * decay[:, None]
+                shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
+            p = tl.exp2(logits - shift[:, None])  # [BLOCK_M, BLOCK_N]
+            alpha = tl.exp2(row_max - shift)
+            row_sum = row_sum * alpha + tl.sum(p, 1)
+            acc = acc * alpha[:, None]
             if seed_ptr is not None:
                 keep = dropout_keep(tl.load(seed_ptr), dropout_limit, (a * R + j)[None, :], n[:, None], head, batch)
                 p = tl.where(keep, p * dropout_scale, 0.0)
             if gate_ptr is not None:
                 p = p * gate
             v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-            top = new_top
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+            row_max = new_max
 
     # rows anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
     n = start + tl.minimum(blocks, 0) + tl.arange(0, BLOCK_M)
-    live = n < tl.minimum(first_row + M, N)
+    row_mask = n < tl.minimum(first_row + M, N)
     row = n.to(tl.int64)
-    some = total != 0  # NaN must stay NaN
-    acc = acc / tl.where(some, total, 1.0)[:, None]
-    lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
+    some = row_sum != 0  # NaN must stay NaN
+    acc = acc / tl.where(some, row_sum, 1.0)[:, None]
+    lse = tl.where(some, (row_max + tl.log2(tl.where(some, row_sum, 1.0))) * LN2, float("-inf"))
     part = split * tl.num_programs(1) + batch  # int64
     column = tl.arange(0, BLOCK_D)
     out_at = out_ptr + (part * N + row)[:, None] * (H * D) + head * D + column[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & (column < D)[None, :])
-    tl.store(lse_ptr + (part * H + head) * N + row, lse, mask=live)
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & (column < D)[None, :])
+    tl.store(lse_ptr + (part * H + head) * N + row, lse, mask=row_mask)

@@ -12,7 +12,7 @@ from ..._problem import ChunkedCrossAttention
 from ..._target import Target
 from ..common import dropout
 from ..common.launch import Launch, power_of_two, strides
-from ..common.merge import _cca_merge_kernel
+from ..common.merge import _merge_kernel
 from .forward import _cca_forward_kernel
 
 OP = "chunked_cross_attention"
@@ -126,7 +126,7 @@ def forward(call: ChunkedCrossAttention, target: Target, chosen: configs.Tile | 
                 "lse_ptr": torch.empty((count, b, h, n), dtype=torch.float32, device=out.device)}  # fmt: skip
         arguments = {"part_ptr": into["out_ptr"], "part_lse_ptr": into["lse_ptr"], "out_ptr": out, "lse_ptr": lse, "N": n, "H": h,
                      "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _MERGE_SPLITS}  # fmt: skip
-        merge = [Launch(_cca_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+        merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
     arguments = {
         **inputs(call), **into, "first_chunk": part.first, "blocks": blocks,
         "keys_per_split": per_split, "neighbours_per_split": neighbours_per_split, "neighbour_splits": neighbour_splits,

@@ -9,14 +9,14 @@ from .softmax import LOG2E
 
 
 @triton.jit(do_not_specialize=("N", "H", "splits"))
-def _cca_merge_kernel(
+def _merge_kernel(
     part_ptr, part_lse_ptr, out_ptr, lse_ptr, N, H, splits,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """out and lse of one (token, head) and batch from those of `splits` disjoint sets of keys, weighed by their lse."""
     n, head, batch = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
     column, s = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
-    top, total, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
+    row_max, row_sum, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
     for first in range(0, splits, BLOCK_S):
         inside = first + s < splits
         part = (first + s) * tl.num_programs(1) + batch
@@ -26,15 +26,15 @@ def _cca_merge_kernel(
             mask=inside[:, None] & (column < D)[None, :],
             other=0.0,
         )
-        new_top = tl.maximum(top, tl.max(lse, 0))
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        new_max = tl.maximum(row_max, tl.max(lse, 0))
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
         weight = tl.exp2((lse - shift) * LOG2E)
-        decay = tl.exp2((top - shift) * LOG2E)
-        total = total * decay + tl.sum(weight, 0)
-        acc = acc * decay + tl.sum(x * weight[:, None], 0)
-        top = new_top
-    some = total != 0  # NaN must stay NaN
-    safe = tl.where(some, total, 1.0)
+        alpha = tl.exp2((row_max - shift) * LOG2E)
+        row_sum = row_sum * alpha + tl.sum(weight, 0)
+        acc = acc * alpha + tl.sum(x * weight[:, None], 0)
+        row_max = new_max
+    some = row_sum != 0  # NaN must stay NaN
+    safe = tl.where(some, row_sum, 1.0)
     out_at = out_ptr + ((batch * N + n) * H + head) * D + column
     tl.store(out_at, (acc / safe).to(out_ptr.dtype.element_ty), mask=column < D)
-    tl.store(lse_ptr + (batch * H + head) * N + n, tl.where(some, top + tl.log(safe), float("-inf")))
+    tl.store(lse_ptr + (batch * H + head) * N + n, tl.where(some, row_max + tl.log(safe), float("-inf")))

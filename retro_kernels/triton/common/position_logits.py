@@ -110,9 +110,9 @@ def position_query_gradient(
 ):  # fmt: skip
     """float32 [BLOCK_M, BLOCK_E]: sum over j of gradient[i, j] * rel[base + i - j + BLOCK_N - 1], the gradient of rq."""
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
-    total = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
         part = tl.where(block_of == block, folded, 0.0).to(rel.dtype)
-        total += tl.dot(part, rel, input_precision=PRECISION)
-    return total
+        acc += tl.dot(part, rel, input_precision=PRECISION)
+    return acc

@@ -27,24 +27,24 @@ def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
 def deep_product(
     a_from, bias_ptr, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, live, stride) each, read a few columns at a time.
+    """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, row_mask, stride) each, read a few columns at a time.
 
-    Rows not live are zero. For "tf32x3", which splits both operands into halves: whole rows would fill every register. (The bias is
+    Rows outside row_mask are zero. For "tf32x3", which splits both operands into halves: whole rows would fill every register. (The bias is
     no part of the tuple: triton 3.6 can't have None in one.)
     """
-    a_ptr, i, live, stride_a = a_from
+    a_ptr, i, row_mask, stride_a = a_from
     b_ptr, j, inside, stride_b = b_from
     STEP: tl.constexpr = BLOCK if BLOCK < 32 else 32
     WHOLE: tl.constexpr = WIDTH % STEP == 0
     a_at = a_ptr + i.to(tl.int64)[:, None] * stride_a
     b_at = b_ptr + j.to(tl.int64)[:, None] * stride_b
     if TRANSPOSED:
-        total = tl.zeros([j.shape[0], i.shape[0]], tl.float32)
+        acc = tl.zeros([j.shape[0], i.shape[0]], tl.float32)
     else:
-        total = tl.zeros([i.shape[0], j.shape[0]], tl.float32)
+        acc = tl.zeros([i.shape[0], j.shape[0]], tl.float32)
     for start in range(0, WIDTH + zero, STEP):  # `zero`: not to be unrolled
         column = start + tl.arange(0, STEP)
-        in_a, in_b = live[:, None], inside[:, None]
+        in_a, in_b = row_mask[:, None], inside[:, None]
         if not WHOLE:
             in_a, in_b = in_a & (column < WIDTH)[None, :], in_b & (column < WIDTH)[None, :]
         a = tl.load(a_at + column[None, :], mask=in_a, other=0.0)
@@ -52,12 +52,12 @@ def deep_product(
             a += tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)[None, :]
         b = tl.load(b_at + column[None, :], mask=in_b, other=0.0)
         if TRANSPOSED:
-            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+            acc = tl.dot(b, tl.trans(a), acc, input_precision=PRECISION)
         else:
-            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+            acc = tl.dot(a, tl.trans(b), acc, input_precision=PRECISION)
     if TRANSPOSED:
-        total = tl.trans(total)
-    return total
+        acc = tl.trans(acc)
+    return acc
 
 
 @triton.jit

@@ -116,19 +116,19 @@ def _leaky_scan_kernel(
     head64 = head.to(tl.int64)
     block = tl.program_id(0) % column_blocks
     column = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    live = column < D
+    column_mask = column < D
     chunk, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     decay = tl.load(decay_ptr + head64 * stride_decay).to(tl.float32)
     state = tl.zeros([BLOCK_C], tl.float32)
     initial = tl.zeros([BLOCK_C], tl.float32)
     if initial_ptr is not None:
-        initial = tl.load(initial_ptr + batch * stride_ib + head64 * stride_ih + column, mask=live, other=0.0).to(tl.float32)
+        initial = tl.load(initial_ptr + batch * stride_ib + head64 * stride_ih + column, mask=column_mask, other=0.0).to(tl.float32)
         if not REVERSE:
             state = initial
     if ends_ptr is not None:
         power = _chunk_decay(decay, chunk_len)
         for earlier in range(0, chunk):
-            end = tl.load(ends_ptr + ((batch * chunks + earlier) * H + head) * D + column, mask=live, other=0.0)
+            end = tl.load(ends_ptr + ((batch * chunks + earlier) * H + head) * D + column, mask=column_mask, other=0.0)
             if segment_ptr is not None:
                 unbroken = tl.load(unbroken_ptr + (batch * chunks + earlier) * (H * column_blocks) + tl.program_id(0))
                 state = tl.where(unbroken != 0, state * power, 0.0) + end
@@ -142,7 +142,7 @@ def _leaky_scan_kernel(
     for first in tl.range(chunk * chunk_len, stop, BLOCK_T, num_stages=STAGES):
         step = first + row
         t = (N - 1 - step if REVERSE else step).to(tl.int64)
-        inside = (step < N)[:, None] & live[None, :]
+        inside = (step < N)[:, None] & column_mask[None, :]
         goes_on = None
         if segment_ptr is not None:
             goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
@@ -165,4 +165,4 @@ def _leaky_scan_kernel(
     if dinitial_ptr is not None:  # noqa: SIM102, a None pointer is decided at compile time
         if chunk == chunks - 1:  # the state is now g_0, and y_0 = x_0 + decay * initial
             first_at = dinitial_ptr + (batch * H + head) * D + column
-            tl.store(first_at, (state * decay).to(dinitial_ptr.dtype.element_ty), mask=live)
+            tl.store(first_at, (state * decay).to(dinitial_ptr.dtype.element_ty), mask=column_mask)

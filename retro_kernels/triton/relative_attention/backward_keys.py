@@ -31,41 +31,41 @@ def _walk_queries(
     DEEP: tl.constexpr = PRECISION == "tf32x3"
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
-        live = i < N
-        _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
-        do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
-        lse2, delta = load_statistics(lse_at, delta_at, i, live)
+        row_mask = i < N
+        _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)
+        do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
+        lse2, delta = load_statistics(lse_at, delta_at, i, row_mask)
         zero = start >> 30  # N is far below 2**30
-        q_from, do_from = (q_base, i, live, stride_qn), (do_base, i, live, stride_don)
+        q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
         if DEEP:
             logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
         if POSITION and E > 1:
-            _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
+            _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
             base = start + shift - j0 - (BLOCK_N - 1)
-            rq_from = (rq_base, i, live, stride_rqn)
+            rq_from = (rq_base, i, row_mask, stride_rqn)
             logits = logits + position_logits(
                 rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True, rq_from, position_at
             )
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
-            logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         if DEEP:
             dp = deep_product(do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
             dp = product(do, v, PRECISION, True)
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
-        last_key = tl.where(live, last_key, -1)  # the logits of a row past the end are 0 times the table, NaN where that is infinite
+        last_key = tl.where(row_mask, last_key, -1)  # the logits of a row past the end are 0 times the table, NaN where that is infinite
         query_segment = 0
         if segment_at is not None:
-            query_segment = tl.load(query_segment_at + i * stride_qsn, mask=live, other=0)
+            query_segment = tl.load(query_segment_at + i * stride_qsn, mask=row_mask, other=0)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_kss)
         kept, ds = tile_gradient(
             logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, j[None, :], i[:, None], head, batch
         )
-        dv += tl.dot(tl.trans(kept.to(do.dtype)), do, input_precision=PRECISION)
-        dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)
+        dv += tl.dot(tl.trans(kept.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
+        dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
     return dk, dv
 
 

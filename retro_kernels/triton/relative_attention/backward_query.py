@@ -42,22 +42,22 @@ def _relative_delta_kernel(
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     head64 = head.to(tl.int64)
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    live = i < N
-    out = load_rows(out_ptr + batch * stride_ob + head64 * stride_oh, i.to(tl.int64), live, stride_on, D, BLOCK_D).to(tl.float32)
-    grad = load_rows(do_ptr + batch * stride_dob + head64 * stride_doh, i.to(tl.int64), live, stride_don, D, BLOCK_D).to(tl.float32)
+    row_mask = i < N
+    out = load_rows(out_ptr + batch * stride_ob + head64 * stride_oh, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D).to(tl.float32)
+    grad = load_rows(do_ptr + batch * stride_dob + head64 * stride_doh, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D).to(tl.float32)
     delta = tl.sum(out * grad, 1)
     if dlse_ptr is not None:
-        delta -= tl.load(dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=live, other=0.0)
+        delta -= tl.load(dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0)
     at = (batch * H + head) * N + i
-    lse = tl.load(lse_ptr + at, mask=live, other=0.0)
-    tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=live)
+    lse = tl.load(lse_ptr + at, mask=row_mask, other=0.0)
+    tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=row_mask)
 
 
 @triton.jit
-def load_statistics(lse_at, delta_at, i, live):
+def load_statistics(lse_at, delta_at, i, row_mask):
     """(lse in base 2, +inf where nothing is seen so that probabilities vanish; delta) of a block of queries."""
-    lse = tl.load(lse_at + i, mask=live, other=float("-inf")) * LOG2E
-    return tl.where(lse == float("-inf"), float("inf"), lse), tl.load(delta_at + i, mask=live, other=0.0)
+    lse = tl.load(lse_at + i, mask=row_mask, other=float("-inf")) * LOG2E
+    return tl.where(lse == float("-inf"), float("inf"), lse), tl.load(delta_at + i, mask=row_mask, other=0.0)
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def _walk_gradient(
     begin, end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
-    i, live, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,7 @@ def _walk_gradient(
             logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)
             upper = lower
         elif POSITION:
-            logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         if DEEP:
             dp = deep_product(do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
         else:
@@ -122,13 +122,13 @@ def _walk_gradient(
         _, ds = tile_gradient(
             logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, j[None, :], i[:, None], head, batch
         )
-        dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)
+        dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)  # [BLOCK_D, BLOCK_M]
         if WALK:
             folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)
             narrowed = folded.to(rq.dtype)
             rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)
             whole = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, held, narrowed)
-            drq += tl.dot(tl.trans(rel), tl.trans(whole), input_precision=PRECISION)
+            drq += tl.dot(tl.trans(rel), tl.trans(whole), input_precision=PRECISION)  # [BLOCK_E, BLOCK_M]
             held = narrowed
         elif POSITION:
             inside = (t >= 0) & (t < T)
@@ -166,10 +166,10 @@ def _relative_query_kernel(
     group = head // HEADS_PER_GROUP
     head64, group64 = head.to(tl.int64), group.to(tl.int64)
     i = start + tl.arange(0, BLOCK_M)
-    live = i < N
+    row_mask = i < N
     offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
-    last_key = tl.where(live, last_key, -1)  # of a row past the end nothing may count, its logits may be NaN
+    last_key = tl.where(row_mask, last_key, -1)  # of a row past the end nothing may count, its logits may be NaN
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
     position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
     mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
@@ -178,17 +178,17 @@ def _relative_query_kernel(
     rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
     rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
     q_base, do_base = q_ptr + batch * stride_qb + head64 * stride_qh, do_ptr + batch * stride_dob + head64 * stride_doh
-    _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
+    _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)
     rq = q
     if rel_ptr is not None and E > 1:
-        _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
-    do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
-    q_from, rq_from = (q_base, i, live, stride_qn), (rq_base, i, live, stride_rqn) if rel_ptr is not None else None
-    do_from = (do_base, i, live, stride_don)
-    lse2, delta = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr + (batch * H + head) * N, i, live)
+        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
+    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
+    q_from, rq_from = (q_base, i, row_mask, stride_qn), (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None
+    do_from = (do_base, i, row_mask, stride_don)
+    lse2, delta = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr + (batch * H + head) * N, i, row_mask)
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
-        query_segment, smallest, largest = load_segments(query_segment_at, i, live, start, stride_qsn)
+        query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_qsn)
 
     begin = tl.min(first_key, 0)
     end = tl.max(last_key, 0) + 1
@@ -207,7 +207,7 @@ def _relative_query_kernel(
             k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
-            i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 
@@ -222,7 +222,7 @@ def _relative_query_kernel(
         tl.store(dposition_ptr + slot * E + wide, tl.sum(drq, 0), mask=wide < E)
     row = (batch * N + i) * H + head
     if drq_ptr is not None:
-        tl.store(drq_ptr + row[:, None] * E + wide[None, :], drq.to(drq_ptr.dtype.element_ty), mask=live[:, None] & (wide < E)[None, :])
+        tl.store(drq_ptr + row[:, None] * E + wide[None, :], drq.to(drq_ptr.dtype.element_ty), mask=row_mask[:, None] & (wide < E)[None, :])
     elif rel_ptr is not None:
         dq += drq  # the relative query is the query, and E = D
-    tl.store(dq_ptr + row[:, None] * D + column[None, :], dq.to(dq_ptr.dtype.element_ty), mask=live[:, None] & (column < D)[None, :])
+    tl.store(dq_ptr + row[:, None] * D + column[None, :], dq.to(dq_ptr.dtype.element_ty), mask=row_mask[:, None] & (column < D)[None, :])

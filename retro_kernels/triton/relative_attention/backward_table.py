@@ -101,15 +101,15 @@ def _relative_table_kernel(
             shift, begin, end = _joined(first, N, S, own, rel_start, causal_gap, window, BLOCK_N, CAUSAL, WINDOW)
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
-            live = i < N
+            row_mask = i < N
             q_base, rq_base = q_ptr + batch * stride_qb + head64 * stride_qh, rq_ptr + batch * stride_rqb + head64 * stride_rqh
             do_base = do_ptr + batch * stride_dob + head64 * stride_doh
-            q_from, do_from = (q_base, i, live, stride_qn), (do_base, i, live, stride_don)
-            rq_from = (rq_base, i, live, stride_rqn)
-            _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
-            _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
-            do = load_rows(do_base, i.to(tl.int64), live, stride_don, D, BLOCK_D)
-            lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, live)
+            q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
+            rq_from = (rq_base, i, row_mask, stride_rqn)
+            _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)
+            _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
+            do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
+            lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, row_mask)
             zero = start >> 30  # N is far below 2**30
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
             k_base = k_ptr + batch * stride_kb + group64 * stride_kg
@@ -131,7 +131,7 @@ def _relative_table_kernel(
                 content + position, dp, lse2, delta, visible, scale * LOG2E, seed_ptr, dropout_limit, dropout_scale,
                 j, i[:, None], head, batch,
             )  # fmt: skip
-            drel += tl.dot(tl.trans(ds.to(rq.dtype)), rq, input_precision=PRECISION)
+            drel += tl.dot(tl.trans(ds.to(rq.dtype)), rq, input_precision=PRECISION)  # [BLOCK_N, BLOCK_E]
     e = tl.arange(0, BLOCK_E)
     slot = (tl.full([], 0, tl.int64) + split) * tl.num_programs(1) + table
     tl.store(drel_ptr + (slot * T + t)[:, None] * E + e[None, :], drel * scale, mask=(t < T)[:, None] & (e < E)[None, :])

@@ -30,10 +30,10 @@ SIZES = ("N", "S", "T", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window"
 
 @triton.jit
 def _walk_keys(
-    begin, end, start, q, rq, q_from, rq_from, top, total, acc,
+    begin, end, start, q, rq, q_from, rq_from, row_max, row_sum, acc,
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
-    i, live, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -61,28 +61,28 @@ def _walk_keys(
         if PRECISION == "tf32x3":
             logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION)
         else:
-            k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
-            logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+            logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
         if WALK:
             logits = logits + position
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
-            logits = logits + scalar_position(rq_base, position_at, rel_base, i, live, t, T, stride_rqn, stride_rt)
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
         logits = tl.where(visible, logits * scale2, float("-inf"))
-        new_top = tl.maximum(top, tl.max(logits, 1))
-        above = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf - -inf would be NaN
-        p = tl.exp2(logits - above[:, None])
-        decay = tl.exp2(top - above)
-        total = total * decay + tl.sum(p, 1)
-        acc = acc * decay[:, None]
+        new_max = tl.maximum(row_max, tl.max(logits, 1))
+        subtracted = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
+        p = tl.exp2(logits - subtracted[:, None])  # [BLOCK_M, BLOCK_N]
+        alpha = tl.exp2(row_max - subtracted)
+        row_sum = row_sum * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None]
         if seed_ptr is not None:
             keep = dropout_keep(tl.load(seed_ptr), dropout_limit, j[None, :], i[:, None], head, batch)
             p = tl.where(keep, p * dropout_scale, 0.0)
-        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-        top = new_top
-    return top, total, acc
+        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+        row_max = new_max
+    return row_max, row_sum, acc
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -105,7 +105,7 @@ def _relative_forward_kernel(
     group = head // HEADS_PER_GROUP
     head64, group64 = head.to(tl.int64), group.to(tl.int64)
     i = start + tl.arange(0, BLOCK_M)
-    live = i < N
+    row_mask = i < N
     offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
 
@@ -117,43 +117,43 @@ def _relative_forward_kernel(
     q_base = q_ptr + batch * stride_qb + head64 * stride_qh
     rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
     rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
-    _, q = load_query(q_base, content_at, i, live, stride_qn, D, BLOCK_D)
+    _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     rq = q
     if rel_ptr is not None and E > 1:
-        _, rq = load_query(rq_base, position_at, i, live, stride_rqn, E, BLOCK_E)
-    q_from, rq_from = (q_base, i, live, stride_qn), (rq_base, i, live, stride_rqn) if rel_ptr is not None else None
+        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+    q_from, rq_from = (q_base, i, row_mask, stride_qn), (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
-        query_segment, smallest, largest = load_segments(query_segment_at, i, live, start, stride_qsn)
+        query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_qsn)
 
     begin = tl.maximum(tl.min(first_key, 0), split * keys_per_split)
-    end = tl.minimum(tl.max(tl.where(live, last_key, -1), 0) + 1, (split + 1) * keys_per_split)
+    end = tl.minimum(tl.max(tl.where(row_mask, last_key, -1), 0) + 1, (split + 1) * keys_per_split)
     if mask_ptr is not None or key_segment_ptr is not None:
         begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
     begin, end = whole_tiles(begin, end, BLOCK_N)
     shift = offset - rel_start
     table_begin, table_end = table_span(begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED)
 
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for part in tl.static_range(3 if BOUNDED else 1):  # keys that the table reaches, keys before those, keys after
         part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
         part_end = table_end if part == 0 else (table_begin if part == 1 else end)
-        top, total, acc = _walk_keys(
-            part_begin, part_end, start, q, rq, q_from, rq_from, top, total, acc,
+        row_max, row_sum, acc = _walk_keys(
+            part_begin, part_end, start, q, rq, q_from, rq_from, row_max, row_sum, acc,
             k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
-            i, live, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 
-    some = total != 0  # NaN must stay NaN
-    acc = tl.where(some[:, None], acc / tl.where(some, total, 1.0)[:, None], 0.0)  # a hidden value may be NaN
-    lse = tl.where(some, (top + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
+    some = row_sum != 0  # NaN must stay NaN
+    acc = tl.where(some[:, None], acc / tl.where(some, row_sum, 1.0)[:, None], 0.0)  # a hidden value may be NaN
+    lse = tl.where(some, (row_max + tl.log2(tl.where(some, row_sum, 1.0))) * LN2, float("-inf"))
     slot = split * tl.num_programs(1) + batch  # int64
     column = tl.arange(0, BLOCK_D)
     out_at = out_ptr + (slot * N + i)[:, None] * (H * D) + head * D + column[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=live[:, None] & (column < D)[None, :])
-    tl.store(lse_ptr + (slot * H + head) * N + i, lse, mask=live)
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & (column < D)[None, :])
+    tl.store(lse_ptr + (slot * H + head) * N + i, lse, mask=row_mask)

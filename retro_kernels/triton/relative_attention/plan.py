@@ -13,7 +13,7 @@ from ..._problem import RelativeAttention
 from ..._target import Target
 from ..common import dropout
 from ..common.launch import Launch, power_of_two, settled, strides
-from ..common.merge import _cca_merge_kernel
+from ..common.merge import _merge_kernel
 from .backward_keys import _relative_keys_kernel
 from .backward_query import _relative_delta_kernel, _relative_query_kernel
 from .backward_table import _relative_table_kernel
@@ -168,7 +168,7 @@ def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor, li
             "part_ptr": parts[0], "part_lse_ptr": parts[1], "out_ptr": out, "lse_ptr": lse, "N": n, "H": h,
             "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _MERGE_SPLITS,
         }  # fmt: skip
-        merge = [Launch(_cca_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+        merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
     arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, chosen)}
     return out, lse, [launch(_relative_forward_kernel, (blocks * h, b, count), arguments, chosen), *merge]
 

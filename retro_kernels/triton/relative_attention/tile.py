@@ -59,7 +59,7 @@ def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smalle
 
 @triton.jit
 def whole_tiles(begin, end, BLOCK: tl.constexpr):
-    """[begin, end) from the start of a tile on; nothing stays nothing, for that tile may be another split's."""
+    """[begin, end) widened to begin with a tile. An empty range stays empty: the tile it lies in may belong to another split."""
     start = begin // BLOCK * BLOCK
     return start, tl.where(begin < end, end, start)
 
@@ -105,16 +105,16 @@ def table_span(begin, end, low, high, BLOCK: tl.constexpr, BOUNDED: tl.constexpr
 
 
 @triton.jit
-def load_query(q_ptr, bias_ptr, i, live, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """(rows, rows + bias) [BLOCK_M, BLOCK]; a row not live is zero (then its bias)."""
-    q = load_rows(q_ptr, i.to(tl.int64), live, stride, WIDTH, BLOCK)
+def load_query(q_ptr, bias_ptr, i, row_mask, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(rows, rows + bias) [BLOCK_M, BLOCK]; a row outside row_mask is zero (then its bias)."""
+    q = load_rows(q_ptr, i.to(tl.int64), row_mask, stride, WIDTH, BLOCK)
     return q, add_bias(q, bias_ptr, WIDTH, BLOCK)
 
 
 @triton.jit
-def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, live, t, rows, stride_rq, stride_t):
+def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, stride_t):
     """float32 [BLOCK_M, BLOCK_N] for E = 1: a table of numbers, looked up at t [BLOCK_M, BLOCK_N] and multiplied."""
-    rq = tl.load(rq_ptr + i.to(tl.int64) * stride_rq, mask=live, other=0.0)
+    rq = tl.load(rq_ptr + i.to(tl.int64) * stride_rq, mask=row_mask, other=0.0)
     if bias_ptr is not None:
         rq = (rq.to(tl.float32) + tl.load(bias_ptr).to(tl.float32)).to(rq.dtype)
     inside = (t >= 0) & (t < rows)

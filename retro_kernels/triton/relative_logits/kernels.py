@@ -37,14 +37,14 @@ def _logits_forward_kernel(
     head64 = head.to(tl.int64)
     i = first + tl.arange(0, BLOCK_M)
     c = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    live = i < N
-    q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), live, stride_qn, E, BLOCK_E)
+    row_mask = i < N
+    q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), row_mask, stride_qn, E, BLOCK_E)
     q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
     rel = _table_rows(rel_ptr + head64 * stride_rh, first + BLOCK_M - 1 + shift - c, T, stride_rt, E, BLOCK_E)
-    logits = tl.dot(q, tl.trans(rel), input_precision=PRECISION)
+    logits = tl.dot(q, tl.trans(rel), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     j = (i - first - BLOCK_M + 1)[:, None] + c[None, :]
     at = out_ptr + ((batch * H + head) * N + i)[:, None] * S + j
-    tl.store(at, logits.to(out_ptr.dtype.element_ty), mask=live[:, None] & (j >= 0) & (j < S))
+    tl.store(at, logits.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & (j >= 0) & (j < S))
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -59,7 +59,7 @@ def _logits_query_kernel(
     head64 = head.to(tl.int64)
     first = tile * BLOCK_M
     i = first + tl.arange(0, BLOCK_M)
-    live = i < N
+    row_mask = i < N
     top = first + BLOCK_M - 1 + shift  # table row of the largest displacement
     begin = tl.cdiv(tl.maximum(top - T - BLOCK_N + 2, 0), BLOCK_N)  # blocks of displacements that the table has
     end = tl.minimum(tl.maximum(top + BLOCK_N, 0) // BLOCK_N, blocks)
@@ -69,13 +69,13 @@ def _logits_query_kernel(
     for block in range(begin, end):
         c = block * BLOCK_N + tl.arange(0, BLOCK_N)
         j = (i - first - BLOCK_M + 1)[:, None] + c[None, :]
-        grad = tl.load(grad_base + j, mask=live[:, None] & (j >= 0) & (j < S), other=0.0)
+        grad = tl.load(grad_base + j, mask=row_mask[:, None] & (j >= 0) & (j < S), other=0.0)
         rel = _table_rows(base, top - c, T, stride_rt, E, BLOCK_E)
         dq += tl.dot(grad, rel, input_precision=PRECISION)
     e = tl.arange(0, BLOCK_E)
     if dq_ptr is not None:
         at = dq_ptr + ((batch * N + i) * H + head)[:, None] * E + e[None, :]
-        tl.store(at, dq.to(dq_ptr.dtype.element_ty), mask=live[:, None] & (e < E)[None, :])
+        tl.store(at, dq.to(dq_ptr.dtype.element_ty), mask=row_mask[:, None] & (e < E)[None, :])
     if bias_ptr is not None:
         slot = (batch * tl.num_programs(0) + tile) * H + head
         tl.store(bias_ptr + slot * E + e, tl.sum(dq, 0), mask=e < E)
@@ -102,11 +102,11 @@ def _logits_table_kernel(
         grad_base = grad_ptr + batch * stride_db + head64 * stride_dh
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
-            live = i < end
-            q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), live, stride_qn, E, BLOCK_E)
+            row_mask = i < end
+            q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), row_mask, stride_qn, E, BLOCK_E)
             q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
             j = (i + shift)[:, None] - t[None, :]
-            grad = tl.load(grad_base + i.to(tl.int64)[:, None] * stride_dn + j, mask=live[:, None] & (j >= 0) & (j < S), other=0.0)
+            grad = tl.load(grad_base + i.to(tl.int64)[:, None] * stride_dn + j, mask=row_mask[:, None] & (j >= 0) & (j < S), other=0.0)
             total += tl.dot(tl.trans(grad), q, input_precision=PRECISION)
     e = tl.arange(0, BLOCK_E)
     slot = (tl.full([], 0, tl.int64) + split) * tl.num_programs(1) + table

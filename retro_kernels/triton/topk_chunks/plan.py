@@ -25,7 +25,7 @@ _TILES_PER_SPLIT = 4
 _BUSY = 0.75
 #: splits are searched up to so many rounds of the device
 _ROUNDS = 4
-#: elements, in bytes' stead: what Triton itself must see of a row's start to copy 16 bytes at once
+#: elements: Triton copies 16 bytes at once only where it sees that a row starts at a multiple of 16 elements, whatever their size
 _ALIGNED = 16
 #: candidates and list slots that one program of the merge holds: 128 registers a thread
 _MERGE_TILE = 2304
