@@ -19,7 +19,7 @@ from .generation import generate
 from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
 from .memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsCache, MosaicsConfig, PersistentMemory
 from .retro import NeighbourEncoder, Retro, RetroCache, RetroConfig, RetrofittedDecoder, retrofit, swap_retro_pytorch
-from .rpt import RPT, RPTConfig
+from .rpt import RPT, NeighbourGate, RPTCache, RPTConfig, SelfIndex, SelfRetriever, lambda_rank, retrofit_rpt
 from .training import checkpoint
 
 __all__ = [
@@ -31,7 +31,9 @@ __all__ = [
     "MosaicsCache",
     "MosaicsConfig",
     "NeighbourEncoder",
+    "NeighbourGate",
     "PersistentMemory",
+    "RPTCache",
     "RPTConfig",
     "RelativeAttention",
     "RelativePositions",
@@ -39,8 +41,12 @@ __all__ = [
     "RetroCache",
     "RetroConfig",
     "RetrofittedDecoder",
+    "SelfIndex",
+    "SelfRetriever",
     "checkpoint",
     "generate",
+    "lambda_rank",
     "retrofit",
+    "retrofit_rpt",
     "swap_retro_pytorch",
 ]

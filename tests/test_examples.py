@@ -55,6 +55,11 @@ def test_memory_mosaics():
     assert whole > 0.95 and bounded > 0.95
 
 
+def test_rpt():
+    first, last = example("rpt").main()
+    assert first > 4 and last < first - 0.8
+
+
 def test_retrofit_llama_trainer():
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

@@ -26,11 +26,11 @@ class RPTConfig:
         d_model: d, width everywhere.
         d_ff: width of the feed-forward layers.
         num_heads: H, of every attention; d_model / num_heads is D, a multiple of 8 from 16 to 256.
-        num_layers: n, even: the lower half feeds the retriever, the upper half may read neighbours.
+        num_layers: n; the first n // 2 feed the retriever, the others may read neighbours.
         cca_layers: the upper layers (from 1) with chunked cross-attention; () is a plain decoder with a window.
         chunk_len: m (the kernels' M), tokens a chunk.
         num_neighbours: K in training; a model takes any K.
-        segment: S, the stride of the window, a multiple of chunk_len: a token sees its own segment and the one before.
+        segment: S, the stride of the window: a token sees its own segment and the one before.
         excluded_chunks: w, chunk i retrieves chunks j <= i - w. The paper's 2S/m excludes what the window may show.
         gate_floor: eta, the least that a gate lets through; 1 takes the gate out.
         gated_ffn: a feed-forward layer of three matrices (SwiGLU).
@@ -81,10 +81,6 @@ class RPTConfig:
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads: expected a divisor of d_model={self.d_model}; got {self.num_heads}")
         checks.head_dim("d_model / num_heads", self.head_dim)
-        if self.num_layers % 2:
-            raise ValueError(f"num_layers: expected an even number, half of them below the retriever; got {self.num_layers}")
-        if self.segment % self.chunk_len:
-            raise ValueError(f"segment: expected a multiple of chunk_len={self.chunk_len}; got {self.segment}")
         self._check_layers()
         for name in ("gate_floor", "dropout"):
             if not 0 <= getattr(self, name) <= 1 - (name == "dropout") * 1e-9:

@@ -11,7 +11,7 @@ from torch import Tensor
 import retro_kernels as rk
 from retro_model import checks
 
-BLOCK = 1024  # chunks of a block: keys and states are written once and never moved
+KEYS, STATES = 1024, 64  # chunks of a block of each: what is written stays where it is
 
 
 class SelfIndex:
@@ -51,20 +51,20 @@ class SelfIndex:
         if keys is not None and len(keys) != len(states):
             raise ValueError(f"keys: expected [n,d] with n={len(states)} as in states; got n={len(keys)}")
         if keys is not None:
-            self._append(self._keys, keys.detach())
+            self._append(self._keys, keys.detach(), KEYS)
             if self.factory is not None and len(keys):
                 self._faiss = _empty(self.factory, keys.shape[1]) if self._faiss is None else self._faiss
                 self._faiss.add(np.ascontiguousarray(keys.detach().float().cpu().numpy()))
-        self._append(self._states, states.detach())
+        self._append(self._states, states.detach(), STATES)
         self._count += len(states)
 
-    def _append(self, blocks: list[Tensor], new: Tensor) -> None:
+    def _append(self, blocks: list[Tensor], new: Tensor, size: int) -> None:
         done = 0
         while done < len(new):
-            at = (self._count + done) % BLOCK
+            at = (self._count + done) % size
             if at == 0:
-                blocks.append(new.new_empty(BLOCK, *new.shape[1:]))
-            part = new[done : done + BLOCK - at]
+                blocks.append(new.new_empty(size, *new.shape[1:]))
+            part = new[done : done + size - at]
             blocks[-1][at : at + len(part)] = part
             done += len(part)
 
@@ -84,7 +84,7 @@ class SelfIndex:
             return self._search_faiss(query, k, chunk - excluded_chunks)
         stream = rk.TopkStream(query[None], k, causal_gap=excluded_chunks, query_offset=chunk, backend=self.backend)
         for number, block in enumerate(self._keys):
-            stream.update(block[: self._count - number * BLOCK][None])
+            stream.update(block[: self._count - number * KEYS][None])
         return tuple(t[0] for t in stream.result())
 
     def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
@@ -104,9 +104,9 @@ class SelfIndex:
         if len(self._states) == 1:
             return self._states[0][chosen].unflatten(0, index.shape)
         found = self._states[0].new_empty(len(chosen), *self._states[0].shape[1:])
-        for number in chosen.div(BLOCK, rounding_mode="floor").unique().tolist():
-            mine = chosen.div(BLOCK, rounding_mode="floor") == number
-            found[mine] = self._states[number][chosen[mine] % BLOCK]
+        block = chosen // STATES
+        for number in block.unique().tolist():
+            found[block == number] = self._states[number][chosen[block == number] % STATES]
         return found.unflatten(0, index.shape)
 
     @property

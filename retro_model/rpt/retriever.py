@@ -76,7 +76,9 @@ class SelfRetriever(nn.Module):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """s [B,L,L], differentiable; -inf where chunk j may not be retrieved for chunk i."""
-        scores = query @ key.transpose(-1, -2)
+        with torch.autocast(query.device.type, enabled=False):  # ranks and margins are lost in half precision
+            wide = torch.promote_types(query.dtype, torch.float32)
+            scores = query.to(wide) @ key.to(wide).transpose(-1, -2)
         chunk = torch.arange(scores.shape[-1], device=scores.device)
         return scores.masked_fill(chunk > chunk[:, None] - self.excluded_chunks, -torch.inf)
 

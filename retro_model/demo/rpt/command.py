@@ -13,7 +13,7 @@ from rich.table import Table
 from . import cards, text
 from .deck import Deck
 
-REWORDED = Deck(words=32, forms=8)
+REWORDED = Deck(words=24, forms=4)
 SMOKE = cards.Plan(Deck(showings=8), documents=8, scored=4, steps=4, batch_size=2, every=2)
 TEXT_SMOKE = text.Plan(length=256, train=4, scored=10, vocab_size=300, steps=4, segment=32, candidates=2)
 READ = ("own", "teacher", "random", "off")  # whose neighbours

@@ -30,6 +30,13 @@ def decoded(model, cache, tokens, blocks, index=None, first=0, **options):
 BLOCKS = [[1] * N, [N], [3, 1, 4, 6, 9, 20], [17, *[1] * 26], [16, 8, 19], [7, 36]]
 
 
+def test_segments_that_are_no_multiple_of_a_chunk():
+    model, tokens = tiny.model(segment=6, num_layers=3, cca_layers=(3,)), tiny.tokens(N)
+    want = model(tokens)
+    for blocks in ([1] * N, [17, 5, 21]):
+        assert relative_error(decoded(model, model.make_cache(2), tokens, blocks), want) < EXACT
+
+
 @pytest.mark.parametrize("blocks", BLOCKS, ids=lambda b: f"{len(b)} from {b[0]}")
 @pytest.mark.parametrize("changes", [{}, {"window": "sliding", "null_slot": True}, {"excluded_chunks": 1, "query_norm": True}], ids=str)
 def test_blocks_equal_the_whole(blocks, changes):
@@ -135,7 +142,8 @@ def keys_and_states(n=37, seed=0, d=16):
 
 @pytest.mark.parametrize("factory", [None, "Flat"])
 def test_the_index_finds_the_best(factory, monkeypatch):
-    monkeypatch.setattr("retro_model.rpt.index.BLOCK", 8)
+    monkeypatch.setattr("retro_model.rpt.index.KEYS", 8)
+    monkeypatch.setattr("retro_model.rpt.index.STATES", 6)
     if factory is not None:
         pytest.importorskip("faiss")
     keys, states = keys_and_states()

@@ -24,6 +24,7 @@ SWITCHES = {
     "one cca": {"cca_layers": (4,)},
     "three neighbours": {"num_neighbours": 3},
     "next chunk": {"excluded_chunks": 1},
+    "odd sizes": {"num_layers": 5, "cca_layers": (3, 5), "segment": 6, "chunk_len": 5},
 }
 
 
@@ -212,9 +213,7 @@ def test_refuses():
     [
         ({"cca_layers": (2, 3)}, "cca_layers: expected ascending layers of the upper half, 3 to num_layers=4"),
         ({"cca_layers": 3}, "cca_layers: expected a tuple"),
-        ({"num_layers": 3}, "num_layers: expected an even number"),
         ({"num_heads": 3}, "num_heads: expected a divisor of d_model=32"),
-        ({"segment": 6}, "segment: expected a multiple of chunk_len=4"),
         ({"window": "ring"}, "window: expected one of"),
         ({"gate_floor": 1.5}, "gate_floor: expected a number in"),
         ({"dropout": 1.0}, "dropout: expected a"),
