@@ -28,7 +28,7 @@ def contenders() -> list[Contender]:
         _baseline(CROSS, "sdpa_bias", peak_bytes=_cross_bytes),
         _baseline(CROSS, "sdpa_plain", without_positions=True),
         _baseline(CROSS, "flex", devices=("cuda",), reason=_no_mask("neighbour_mask")),
-        _baseline(CROSS, "retro_pytorch", reason=_no_retro_pytorch, default_on=()),
+        _baseline(CROSS, "retro_pytorch", reason=_no_retro_pytorch, without_positions=True, peak_bytes=_cross_bytes),
         _baseline(SELF, "eager", peak_bytes=_self_bytes),
         _baseline(SELF, "eager_compiled", peak_bytes=_self_bytes, **twin),
         _baseline(SELF, "sdpa_bias", peak_bytes=_self_bytes),
@@ -49,8 +49,15 @@ def _no_mask(name: str):
     return lambda case, dtype, device: f"this FlexAttention baseline has no {name}" if name in case.extras else None
 
 
-def _no_retro_pytorch(case, dtype, device) -> str:
-    return "retro-pytorch computes another function: a learned null key and rotary positions that collapse; it can't pass the check"
+def _no_retro_pytorch(case, dtype, device) -> str | None:
+    if importlib.util.find_spec("retro_pytorch") is None:
+        return "retro-pytorch is not installed"
+    s = case.shape
+    if "neighbour_gate" in case.extras or set(case.options) - {"query_start"} or s["N"] < s["M"]:
+        return "retro-pytorch's cross-attention has neither gates nor a scale, and attends nothing in less than a chunk"
+    if case.options.get("query_start") or s["L"] != s["N"] // s["M"] or s.get("G", s["H"]) != s["H"]:
+        return "retro-pytorch's cross-attention takes whole sequences and a key head for each query head"
+    return None
 
 
 def _no_faiss(case, dtype, device) -> str | None:

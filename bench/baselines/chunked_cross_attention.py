@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -141,6 +142,40 @@ def flex(query, key, value, **options) -> Tensor:
 
     out = flex_attention()(*(t.contiguous() for t in call.flat()), score_mod=score, scale=call.scale)
     return _unfold(call.unflat(out), call.front, call.n)
+
+
+def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_start=0) -> Tensor:
+    """retro-pytorch's module as the op without positions: projections are the identity, no null key, rotary angles of zero."""
+    h, d = query.shape[2:]
+    module = _retro_pytorch(chunk_len, h, d)
+    mask = None if neighbour_mask is None else neighbour_mask.reshape(*neighbour_mask.shape[:3], -1).expand(*key.shape[:4])
+    context = torch.cat([key.flatten(-2), value.flatten(-2)], -1)
+    angles = [query.new_zeros(1, 1, length, 2) for length in (chunk_len, key.shape[3])]
+    return module(query.flatten(2), context=context, context_mask=mask, pos_emb=angles).unflatten(2, (h, d))
+
+
+@functools.lru_cache(maxsize=4)
+def _retro_pytorch(chunk_len: int, heads: int, width: int):
+    from retro_pytorch.retro_pytorch import ChunkedCrossAttention
+
+    inner = heads * width
+    module = ChunkedCrossAttention(chunk_len, dim=inner, dim_head=width, heads=heads)
+    attention = module.cross_attn
+    attention.null_k = attention.null_v = None
+    attention.to_q = attention.to_out = torch.nn.Identity()
+    attention.to_k, attention.to_v = _Part(slice(0, inner)), _Part(slice(inner, 2 * inner))
+    return module
+
+
+class _Part(torch.nn.Module):
+    """One half of the context, which holds keys and values side by side."""
+
+    def __init__(self, part: slice):
+        super().__init__()
+        self.part = part
+
+    def forward(self, context: Tensor) -> Tensor:
+        return context[..., self.part]
 
 
 eager_compiled = CompiledTwin(eager)

@@ -8,7 +8,7 @@ from typing import Any
 from ..measure.samples import estimate
 
 #: baselines that compute something else than the op; they show a cost and are no rivals
-NOT_RIVALS = ("sdpa_plain",)
+NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
 
 
 #: what every table shows of a row, in the order of `cells`

@@ -336,6 +336,21 @@ def test_the_hot_loop_is_the_innermost_with_tensor_instructions():
 
 
 @pytest.mark.parametrize(
+    ("opcode", "flops"),
+    [
+        ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16),
+        ("HMMA.1688.F32.TF32", 2 * 2 * 16 * 8 * 8),
+        ("HGMMA.64x128x16.F32.BF16", 2 * 64 * 128 * 16 / 4),
+        ("HGMMA.64x64x8.F32.TF32", 2 * 2 * 64 * 64 * 8 / 4),
+        ("IADD3", 0),
+    ],
+)
+def test_the_work_of_a_tensor_instruction(opcode, flops):
+    """A warp's share; TF32 runs at half the rate of the half types and counts double."""
+    assert sass._tensor_flops(opcode) == flops
+
+
+@pytest.mark.parametrize(
     ("registers", "shared", "warps", "blocks"), [(32, 0, 4, 16), (255, 0, 8, 1), (64, 100 << 10, 4, 2), (64, 228 << 10, 4, 0)]
 )
 def test_blocks_per_sm(registers, shared, warps, blocks):

@@ -59,6 +59,23 @@ def test_flops_and_bytes_of_retro_by_hand():
     assert found.bytes == 4 * (2 * 2048 * 16 * 64 + 2 * 32 * 2 * 128 * 16 * 64 + 16 * 191 * 64)
 
 
+def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads_no_table():
+    """By hand: a causal triangle of 3, one head of width 4, float32; the backward's reads and writes come on top."""
+    plain = Case("relative_attention", "a", {"B": 1, "N": 3, "S": 3, "H": 1, "D": 4}, "a test", {"causal": True})
+    forward, both = (work.relative_attention(plain, 4, mode) for mode in ("fwd", "fwdbwd"))
+    assert forward == work.Work(4.0 * 6 * 4, 4 * 3 * 4 * 4)
+    assert both == work.Work(forward.flops * 3.5, forward.bytes + 8 * 3 * 4 * 4 + 2 * 3 * work.LSE_BYTES)
+    table = Case(
+        "relative_attention",
+        "b",
+        {"B": 1, "N": 3, "S": 3, "H": 1, "D": 4, "T": 3},
+        "a test",
+        {"causal": True, "rel_start": 0},
+        ("rel_key",),
+    )
+    assert work.relative_attention(table, 4, "fwd") == work.Work(forward.flops + 2.0 * 6 * 4, forward.bytes + 3 * 4 * 4)
+
+
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_the_oracle_in_slices_is_the_oracle_at_once(case, monkeypatch):
     operator = bench.OPERATORS[case.kernel]
@@ -86,6 +103,26 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
         assert verdict.passed, f"{contender.name}: {verdict.complaint()}"
         worst = max(t["frobenius"] for t in verdict.tensors.values())
         assert worst < 1e-5, f"{contender.name}: {worst}"
+
+
+def test_retro_pytorch_can_run_where_it_is_installed():
+    """Its module, with the null key and the projections taken away, is the op without positions."""
+    pytest.importorskip("retro_pytorch.retro_pytorch")
+    case = Case(
+        "chunked_cross_attention",
+        "a",
+        {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "D": 16, "L": 2},
+        "a test",
+        {},
+        ("neighbour_mask",),
+    )
+    contender = bench.CONTENDERS["chunked_cross_attention", "retro_pytorch"]
+    assert contender.reason(case, "float32", "cpu") is None
+    operator, arguments = bench.OPERATORS[case.kernel], case.make(4, "cpu", torch.float32)
+    arguments["neighbour_mask"][:, :, 0] = True  # a chunk without neighbours gives 0 here and an average there
+    truth = oracle.solve(operator, case, arguments, 4, backward=True)
+    found = numerics.errors(operator, contender, arguments, truth)
+    assert max(error.frobenius for error in found.values()) < 1e-5, found
 
 
 def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
