@@ -50,12 +50,21 @@ def test_cuda_graph_capture(op, backend):
 
 @every
 def test_no_host_synchronisation(op, backend):
+    """Neither in the forward, with and without autograd, nor in the backward."""
     kw = inputs.differentiable(SMALL[op]())
+    leaves = [v for v in kw.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+
+    def outputs():
+        found = getattr(rk, op)(**kw, backend=backend)
+        return [out for out in (found if isinstance(found, tuple) else (found,)) if out.is_floating_point()]
+
+    grads = [torch.ones_like(out) for out in outputs()]
     total(op, kw, backend).backward()
     torch.cuda.synchronize()
-    with torch.no_grad():
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
             getattr(rk, op)(**kw, backend=backend)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        torch.autograd.grad(outputs(), leaves, grads, allow_unused=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import retro_kernels as rk
 from retro_kernels import _dispatch
-from tests import inputs
+from retro_kernels.testing import inputs
 from tests.conftest import fast_backends
 
 FAR = 2**31  # elements: what an int32 can't hold

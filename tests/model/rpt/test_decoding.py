@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 
+from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model import generate
 from retro_model.rpt import OWN, RPTCache, SelfIndex
-from tests import tolerances
-from tests.compare import assert_passes, relative_error
 from tests.model.rpt import tiny
 
 EXACT = tolerances.FLOOR[torch.float64]

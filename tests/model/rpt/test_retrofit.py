@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from retro_kernels.testing import relative_error
 from retro_model.rpt import RetrofittedRPT, lambda_rank, retrofit_rpt
-from tests.compare import relative_error
 from tests.model.rpt import tiny
 
 transformers = pytest.importorskip("transformers")
