@@ -67,6 +67,11 @@ def test_retrofit_llama_trainer():
     assert after < before - 0.5
 
 
+def test_rpt_lookup():
+    on, off = example("rpt_lookup").main()
+    assert on < off / 2 and off > 3
+
+
 def test_every_example_is_run():
     """A new file gets a test here, of its name."""
     names = {path.stem for path in EXAMPLES.glob("*.py")}
