@@ -7,6 +7,7 @@ libraries people already use. Importing this package loads torch and `retro_kern
     retro/         RETRO: configuration, model, cache, encoder; retrofit adds it to a frozen decoder
     memory_mosaics/  Memory Mosaics: contextual and persistent memories in place of attention and feed-forward
     rpt/           RPT: a decoder that retrieves from its own past
+    huggingface.py a retrofitted decoder for transformers: Trainer, generate, save_pretrained
     generation.py  sampling, with retrieval in the loop
     data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
     training/      batches, optimiser, schedule, step, checkpoints

@@ -235,23 +235,31 @@ class _Neighbours:
 
     def _find(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours and mask [n,K,R] of chunks [n,M]."""
-        found = self.retrieve(chunks)
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(found).__name__}")
-        neighbours, mask = found
-        sizes = {"n": len(chunks)}
-        if self.shape is not None:
-            sizes["K"], sizes["R"] = self.shape
-        checks.shape("retrieve's neighbours", neighbours, "n,K,R", sizes)
-        if neighbours.dtype != torch.int64:
-            raise TypeError(f"retrieve's neighbours: expected torch.int64 token ids; got {neighbours.dtype}")
-        checks.token_range("retrieve's neighbours", neighbours, self.vocab_size)
-        if mask is None:
-            mask = torch.ones_like(neighbours, dtype=torch.bool)
-        checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
+        neighbours, mask = check_retrieved(self.retrieve(chunks), len(chunks), self.vocab_size, self.shape)
         self.shape = neighbours.shape[1:]
-        mask = mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)
         return neighbours.to(self.device), mask.to(self.device)
+
+
+def check_retrieved(found, count: int, vocab_size: int, shape: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+    """What `retrieve` gave for `count` chunks: neighbours int64 [n,K,R] and their whole mask, bool [n,K,R].
+
+    shape: [K,R] of what it gave before.
+    Raises: TypeError, ValueError, naming `retrieve`.
+    """
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(found).__name__}")
+    neighbours, mask = found
+    sizes = {"n": count}
+    if shape is not None:
+        sizes["K"], sizes["R"] = shape
+    checks.shape("retrieve's neighbours", neighbours, "n,K,R", sizes)
+    if neighbours.dtype != torch.int64:
+        raise TypeError(f"retrieve's neighbours: expected torch.int64 token ids; got {neighbours.dtype}")
+    checks.token_range("retrieve's neighbours", neighbours, vocab_size)
+    if mask is None:
+        mask = torch.ones_like(neighbours, dtype=torch.bool)
+    checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
+    return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)
 
 
 def _check_model(model) -> None:

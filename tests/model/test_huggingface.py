@@ -1,0 +1,120 @@
+"""A retrofitted decoder in the Hugging Face library's hands: Trainer, generate, save_pretrained."""
+
+import pytest
+import torch
+
+from retro_model.generation import generate
+from tests.model.test_retrofit import ADDED, K, M, R, V, gpt2, llama
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from retro_model.huggingface import NeighbourCollator, RetrofitForCausalLM  # noqa: E402
+
+
+def retrieve(chunks):
+    """Neighbours that depend on the chunk."""
+    return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
+
+
+def model(make=llama, **changes):
+    torch.manual_seed(0)
+    return RetrofitForCausalLM.from_decoder(make().eval(), **ADDED, cca_output="fresh", **changes)
+
+
+def rows(count, length=2 * M + 3):
+    g = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(V, (length,), generator=g)} for _ in range(count)]
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_generate_retrieves_in_the_loop(make):
+    """Against our own sampling, prompts of different lengths padded on the left; and retrieval matters."""
+    ours = model(make).double().eval()
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]]
+    ids, real = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 10, dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids[row, 10 - len(prompt) :], real[row, 10 - len(prompt) :] = torch.tensor(prompt), 1
+    options = {"attention_mask": real, "max_new_tokens": 2 * M, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    got = ours.generate(ids, retrieve=retrieve, **options)
+    want = generate(ours.model, prompts, 2 * M, retrieve=retrieve)
+    assert [row[10 - len(p) :].tolist() for row, p in zip(got, prompts)] == [row.tolist() for row in want]
+    assert not torch.equal(got, ours.generate(ids, **options))
+    with pytest.raises(ValueError, match="num_beams: expected 1"):
+        ours.generate(ids, retrieve=retrieve, num_beams=2, **options)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_saved_is_what_is_loaded(tmp_path, whole):
+    ours = model().eval()
+    ours.model.decoder.save_pretrained(tmp_path / "base")
+    ours.config.base = str(tmp_path / "base")
+    ours.save_pretrained(tmp_path / "saved", whole=whole)
+    assert (tmp_path / "saved" / "decoder").exists() == whole
+    again = RetrofitForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    batch = NeighbourCollator(M, retrieve)(rows(2))
+    assert torch.equal(again(**batch).logits, ours(**batch).logits) and again(**batch).loss == ours(**batch).loss
+
+
+def test_adapters_are_saved_with_what_was_added(tmp_path):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    base = llama().eval()
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    ours = RetrofitForCausalLM.from_decoder(peft.get_peft_model(base, config), **ADDED, cca_output="fresh").eval()
+    ours.save_pretrained(tmp_path / "saved")
+    batch = NeighbourCollator(M, retrieve)(rows(2))
+    with pytest.raises(ValueError, match="decoder: expected the one that the saved adapters belong to"):
+        RetrofitForCausalLM.from_pretrained(tmp_path / "saved")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    again = RetrofitForCausalLM.from_pretrained(tmp_path / "saved", decoder=plain).eval()
+    assert torch.equal(again(**batch).logits, ours(**batch).logits)
+    assert {n for n, p in again.named_parameters() if p.requires_grad} == {n for n, p in ours.named_parameters() if p.requires_grad}
+    ours.config.base = str(tmp_path / "base")
+    ours.save_pretrained(tmp_path / "saved")
+    assert torch.equal(RetrofitForCausalLM.from_pretrained(tmp_path / "saved").eval()(**batch).logits, ours(**batch).logits)
+    options = {"attention_mask": batch["attention_mask"], "max_new_tokens": M, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(
+        again.generate(batch["input_ids"], retrieve=retrieve, **options), ours.generate(batch["input_ids"], retrieve=retrieve, **options)
+    )
+    inner = RetrofitForCausalLM.from_decoder(peft.get_peft_model(llama(), config).get_base_model(), **ADDED)
+    with pytest.raises(ValueError, match="decoder: expected the PeftModel"):
+        inner.save_pretrained(tmp_path / "inner")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_trainer_trains_what_was_added_and_nothing_else(tmp_path, checkpointing):
+    pytest.importorskip("accelerate")
+    ours = model()
+    before = {name: p.detach().clone() for name, p in ours.named_parameters()}
+    arguments = transformers.TrainingArguments(
+        tmp_path / "run", max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2, logging_steps=1,
+        save_steps=4, report_to="none", use_cpu=True, disable_tqdm=True, gradient_checkpointing=checkpointing,
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        ours, arguments, train_dataset=rows(16), eval_dataset=rows(2), data_collator=NeighbourCollator(M, retrieve)
+    )
+    start = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < start
+    moved = {name for name, p in ours.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if not name.startswith("model.decoder.")}
+    saved = RetrofitForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-4").eval()
+    batch = NeighbourCollator(M, retrieve)(rows(2))
+    assert torch.equal(saved(**batch).logits, ours.eval()(**batch).logits)
+
+
+def test_the_collator_pads_and_masks():
+    given = rows(1, 2 * M + 1) + rows(1, M - 1) + rows(1, M)
+    batch = NeighbourCollator(M, retrieve)(given)
+    assert batch["input_ids"].shape == (3, 2 * M + 1) and batch["neighbours"].shape == (3, 2, K, R)
+    assert batch["neighbour_mask"].all((2, 3)).tolist() == [[True, True], [False, False], [True, False]]
+    assert (batch["labels"] == -100).sum(1).tolist() == [0, M + 2, M + 1]
+    ours = model().double().eval()
+    whole = ours(**batch).logits
+    alone = ours(**NeighbourCollator(M, retrieve)(given[2:])).logits
+    torch.testing.assert_close(whole[2, :M], alone[0], rtol=1e-10, atol=1e-10)
+    assert "neighbours" not in NeighbourCollator(M)(given)
+    with pytest.raises(ValueError, match=r"neighbours: expected \[n//M,K,R\] with n//M = 2 for n=17"):
+        NeighbourCollator(M)([{**given[0], "neighbours": batch["neighbours"][0, :1]}])
