@@ -80,9 +80,10 @@ def named(backend: str | None) -> str | None:
 
 def choose(op: str, call, backend: str | None) -> ModuleType:
     """The module that serves `call`. ValueError, with the reason, if the backend named cannot."""
-    if any(t.numel() == 0 for t in call if isinstance(t, Tensor)):
-        return _module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
-    for name in ORDER if backend is None else (backend,):
+    for value in call:
+        if isinstance(value, Tensor) and value.numel() == 0:
+            return _module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
+    for name in _available(op) if backend is None else (backend,):
         why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
         if why is None:
             if name == "reference" and backend is None:
@@ -112,6 +113,11 @@ def _unsupported(op: str, name: str, call) -> str | None:
 def _slower(op: str, name: str, call) -> str | None:
     slower = getattr(_module(op, name), "slower", None)
     return slower(call) if slower else None
+
+
+@functools.cache
+def _available(op: str) -> tuple[str, ...]:
+    return tuple(name for name in ORDER if _status(op, name))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .. import _dispatch, _register, _validate
+from .. import _register, _validate
 from .._problem import ChunkedCrossAttention
 
 
@@ -102,12 +102,14 @@ def chunked_cross_attention(
         query, key, value, chunk_len, rel_key, rel_query, rel_start, content_bias, position_bias,
         neighbour_mask, neighbour_gate, scale, query_start, dropout_p, None,
     )  # fmt: skip
-    backend = _dispatch.named(backend)
-    call = _validate.chunked_cross_attention(_register.autocast(call))
     _validate.flag("return_lse", return_lse)
-    call = call._replace(seed=_register.dropout_seed(query.device, call.dropout_p))
-    out, lse = torch.ops.retro_kernels.chunked_cross_attention(*call, backend)
+    out, lse = _register.serve("chunked_cross_attention", call, backend, _resolve)
     return (out, lse) if return_lse else out
+
+
+def _resolve(call: ChunkedCrossAttention) -> ChunkedCrossAttention:
+    call = _validate.chunked_cross_attention(_register.autocast(call))
+    return call._replace(seed=_register.dropout_seed(call.query.device, call.dropout_p))
 
 
 def _fake(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from .. import _dispatch, _register, _validate
+from .. import _register, _validate
 from .._problem import LeakyAverage
 
 
@@ -46,9 +45,11 @@ def leaky_average(
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
-    backend = _dispatch.named(backend)
-    call = _validate.leaky_average(_register.autocast_to_first(LeakyAverage(x, decay, initial, segment), wide=("decay",)))
-    return torch.ops.retro_kernels.leaky_average(*call, backend)
+    return _register.serve("leaky_average", LeakyAverage(x, decay, initial, segment), backend, _resolve)
+
+
+def _resolve(call: LeakyAverage) -> LeakyAverage:
+    return _validate.leaky_average(_register.autocast_to_first(call, wide=("decay",)))
 
 
 def _fake(call: LeakyAverage) -> tuple[Tensor]:

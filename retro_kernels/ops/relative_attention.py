@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .. import _dispatch, _register, _validate
+from .. import _register, _validate
 from .._problem import RelativeAttention
 
 
@@ -112,12 +112,14 @@ def relative_attention(
         query, key, value, rel_key, rel_query, rel_start, content_bias, position_bias, causal, causal_gap, window,
         query_offset, key_mask, query_segment, key_segment, scale, dropout_p, None, window_block,
     )  # fmt: skip
-    backend = _dispatch.named(backend)
-    call = _validate.relative_attention(_register.autocast(call))
     _validate.flag("return_lse", return_lse)
-    call = call._replace(seed=_register.dropout_seed(query.device, call.dropout_p))
-    out, lse = torch.ops.retro_kernels.relative_attention(*call, backend)
+    out, lse = _register.serve("relative_attention", call, backend, _resolve)
     return (out, lse) if return_lse else out
+
+
+def _resolve(call: RelativeAttention) -> RelativeAttention:
+    call = _validate.relative_attention(_register.autocast(call))
+    return call._replace(seed=_register.dropout_seed(call.query.device, call.dropout_p))
 
 
 def _fake(call: RelativeAttention) -> tuple[Tensor, Tensor]:

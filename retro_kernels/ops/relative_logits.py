@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from .. import _dispatch, _register, _validate
+from .. import _register, _validate
 from .._problem import RelativeLogits
 
 
@@ -48,9 +47,11 @@ def relative_logits(
     Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3 and appendix B.
     """
     call = RelativeLogits(query, rel_key, key_len, rel_start, position_bias, query_offset)
-    backend = _dispatch.named(backend)
-    call = _validate.relative_logits(_register.autocast(call))
-    return torch.ops.retro_kernels.relative_logits(*call, backend)
+    return _register.serve("relative_logits", call, backend, _resolve)
+
+
+def _resolve(call: RelativeLogits) -> RelativeLogits:
+    return _validate.relative_logits(_register.autocast(call))
 
 
 def _fake(call: RelativeLogits) -> tuple[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _dispatch, _register, _validate
+from .. import _register, _validate
 from .._problem import TopkChunks
 
 
@@ -55,9 +55,11 @@ def topk_chunks(
     section 2.3 (L2, without the query's own document).
     """
     call = TopkChunks(query, key, k, metric, causal_gap, query_offset, query_doc, key_doc, key_mask)
-    backend = _dispatch.named(backend)
-    call = _validate.topk_chunks(_register.autocast(call))
-    return torch.ops.retro_kernels.topk_chunks(*call, backend)
+    return _register.serve("topk_chunks", call, backend, _resolve)
+
+
+def _resolve(call: TopkChunks) -> TopkChunks:
+    return _validate.topk_chunks(_register.autocast(call))
 
 
 def _fake(call: TopkChunks) -> tuple[Tensor, Tensor]:

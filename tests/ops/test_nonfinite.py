@@ -1,0 +1,114 @@
+"""What NaN and infinity may reach, as docs/ops.md states it: seen, they show; masked, or of another batch entry or head, they don't."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels.testing import inputs
+from tests.conftest import INTERPRETER, fast_backends
+
+MADE = {
+    "relative_attention": lambda **kw: inputs.self_attention(1, B=3, N=9, S=11, H=4, G=2, causal=True, **kw),
+    "chunked_cross_attention": lambda **kw: inputs.cross_attention(1, B=3, N=9, H=4, G=2, gate=True, **kw),
+    "relative_logits": lambda **kw: inputs.relative_logits(1, B=3, H=4, **kw),
+    "leaky_average": lambda **kw: inputs.leaky(1, B=3, H=4, **kw),
+}
+EVERY = [(op, backend) for op in MADE for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
+every = pytest.mark.parametrize("op, backend", EVERY)
+#: dimension of heads, and how many query heads share one of these
+HEADS = {
+    "query": (2, 1),
+    "rel_query": (2, 1),
+    "key": (-2, 2),
+    "value": (-2, 2),
+    "x": (2, 1),
+    "initial": (1, 1),
+    "rel_key": (0, 1),
+    "decay": (0, 1),
+}
+HEADS |= {"content_bias": (0, 1), "position_bias": (0, 1)}
+
+
+def results(op, kw, backend):
+    """Outputs, and the gradients, each with its own upstream gradient of ones."""
+    kw = inputs.differentiable(kw)
+    outs = getattr(rk, op)(**kw, backend=backend, **({"return_lse": True} if "attention" in op else {}))
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    leaves = {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+    grads = torch.autograd.grad(outs, list(leaves.values()), [torch.ones_like(out).where(out != -torch.inf, 0) for out in outs])
+    return {f"out{i}": out.detach() for i, out in enumerate(outs)} | dict(zip(leaves, grads, strict=True))
+
+
+def of_batch(op):
+    """Inputs with an entry for each batch entry, and so the gradients that aren't summed over them."""
+    return [
+        n for n, v in MADE[op]().items() if isinstance(v, torch.Tensor) and n not in ("rel_key", "content_bias", "position_bias", "decay")
+    ]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf], ids=str)
+@every
+def test_nothing_reaches_another_batch_entry(op, backend, bad):
+    kw = MADE[op]()
+    want = results(op, kw, backend)
+    for name in of_batch(op):
+        poisoned = {**kw, name: kw[name].clone()}
+        poisoned[name][1] = bad
+        got = results(op, poisoned, backend)
+        for result in [n for n in want if n.startswith("out") or n in of_batch(op)]:
+            assert torch.equal(got[result][[0, 2]], want[result][[0, 2]]), (name, result)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+@every
+def test_nothing_reaches_another_head(op, backend, bad):
+    """Head 1 of the four, or the key head that it and head 0 share: heads 2 and 3, and key head 1, keep every bit."""
+    kw = MADE[op]()
+    want = results(op, kw, backend)
+    for name in HEADS.keys() & kw.keys():
+        dim, share = HEADS[name]
+        poisoned = {**kw, name: kw[name].clone()}
+        poisoned[name].select(dim, 1 // share).fill_(bad)
+        got = results(op, poisoned, backend)
+        for result, value in want.items():
+            if result == "neighbour_gate":  # summed over heads
+                continue
+            where, shared = HEADS.get(result, (1 if result == "out1" or op == "relative_logits" else 2, 1))
+            clean = torch.arange(2 // shared, value.shape[where])
+            a, b = (t.index_select(where, clean.to(t.device)) for t in (got[result], value))
+            assert torch.equal(a, b), (name, result)
+
+
+@every
+def test_what_is_seen_shows(op, backend):
+    """A NaN in any input of entry 1 makes what depends on it NaN."""
+    for name in of_batch(op):
+        kw = MADE[op]()
+        kw[name][1] = torch.nan
+        got = results(op, kw, backend)
+        seen = got["out1"][1].isfinite() if "out1" in got else None
+        out = got["out0"][1]
+        if op == "chunked_cross_attention":  # tokens before the first chunk attend nothing
+            assert out[3:].isnan().all() and (out[:3] == 0).all(), name
+        else:
+            assert out.isnan().all() or name == "initial", name
+        if name in ("query", "rel_query", "key"):
+            assert not seen.any() if seen is not None else True, name
+        for grad in {"query", "rel_query"} & got.keys() - {name if op == "relative_logits" else None}:
+            rows = got[grad][1][3:] if op == "chunked_cross_attention" else got[grad][1]
+            assert rows.isnan().any(), (name, grad)
+
+
+@pytest.mark.parametrize("op, backend", [pair for pair in EVERY if "attention" in pair[0]])
+def test_what_is_masked_never_matters(op, backend):
+    """In keys and values, of any token or of a whole neighbour, NaN and both infinities."""
+    mask = "key_mask" if op == "relative_attention" else "neighbour_mask"
+    for option in [True] if op == "relative_attention" else ["token", "neighbour"]:
+        kw = MADE[op](**{"key_mask" if op == "relative_attention" else "mask": option})
+        want = results(op, kw, backend)
+        hidden = ~kw[mask]
+        hidden = hidden.reshape(*hidden.shape, *[1] * (kw["key"].dim() - hidden.dim()))
+        for bad in (torch.nan, torch.inf, -torch.inf):
+            poisoned = {**kw, "key": kw["key"].masked_fill(hidden, bad), "value": kw["value"].masked_fill(hidden, bad)}
+            for name, value in results(op, poisoned, backend).items():
+                assert torch.equal(value, want[name]), (bad, option, name)

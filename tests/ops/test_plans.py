@@ -1,0 +1,115 @@
+"""Eager calls on the CPU that are checked once: the same results, the same errors, and nobody who listens misses one."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import retro_kernels as rk
+from retro_kernels import _register
+from retro_kernels.testing import inputs
+from tests.conftest import INTERPRETER
+
+pytestmark = pytest.mark.skipif(INTERPRETER, reason="plans are the CPU's")
+CALLS = {
+    "relative_attention": lambda seed: inputs.self_attention(seed, causal=True, key_mask=True),
+    "chunked_cross_attention": lambda seed: inputs.cross_attention(seed, gate=True, mask="token"),
+    "relative_logits": lambda seed: inputs.relative_logits(seed),
+    "topk_chunks": lambda seed: inputs.topk(seed, docs=True),
+    "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    _register._PLANS.clear()
+
+
+def outputs(op, kw, **options):
+    outs = getattr(rk, op)(**kw, **options)
+    return outs if isinstance(outs, tuple) else (outs,)
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_later_calls_equal_the_first(op):
+    """Other values at other addresses, by the plan of the first call, and by the operator itself (where a gradient is wanted)."""
+    outputs(op, CALLS[op](1))
+    assert len(_register._PLANS) == 1
+    for seed in (2, 3):
+        kw = CALLS[op](seed)
+        got, want = outputs(op, kw), outputs(op, inputs.differentiable(kw))
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a, b)
+    assert len(_register._PLANS) == 1
+
+
+def test_positions_that_move_into_their_own_field():
+    kw = inputs.self_attention(1, B=2, N=1, S=20, causal=True, rel="bounded", rel_start=0, T=20)
+    for lengths in ([3, 17], [8, 2]):
+        got = rk.relative_attention(**kw, query_offset=torch.tensor(lengths))
+        rows = [rk.relative_attention(**{n: v[b : b + 1] if n in ("query", "key", "value") else v for n, v in kw.items()}, query_offset=i)
+                for b, i in enumerate(lengths)]  # fmt: skip
+        torch.testing.assert_close(got, torch.cat(rows))
+
+
+def test_an_equal_option_of_another_type_is_still_refused():
+    kw = inputs.self_attention(1, causal=True)
+    rk.relative_attention(**kw)
+    with pytest.raises(TypeError, match="causal: expected a bool; got int"):
+        rk.relative_attention(**kw | {"causal": 1})
+    with pytest.raises(TypeError, match="causal_gap: expected an int; got bool"):
+        rk.relative_attention(**kw, causal_gap=False)
+    with pytest.raises(TypeError, match="scale: expected a number; got list"):
+        rk.relative_attention(**kw, scale=[1])
+    with pytest.raises(ValueError, match="key: expected"):
+        rk.relative_attention(**kw | {"key": kw["key"][:1]})
+
+
+def test_the_backend_is_part_of_the_plan():
+    kw = inputs.leaky(1)
+    rk.leaky_average(**kw)
+    served = []
+    for name in ("reference", None, "reference"):
+        with rk.use_backend(name):
+            rk.leaky_average(**kw)
+        served.append(len(_register._PLANS))
+    assert served == [2, 2, 2]
+    with pytest.raises(ValueError, match="backend: expected None or one of"):
+        rk.leaky_average(**kw, backend="mkl")
+
+
+def test_those_who_listen_hear_of_every_call():
+    """A dispatch mode, the profiler, autocast, a gradient: each after the plan was made."""
+    kw = inputs.leaky(1)
+    rk.leaky_average(**kw)
+    seen = []
+
+    class Listener(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function._schema.name)
+            return function(*args, **(kwargs or {}))
+
+    with Listener():
+        rk.leaky_average(**kw)
+    assert "retro_kernels::leaky_average" in seen
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        rk.leaky_average(**kw)
+    assert any("retro_kernels::leaky_average" in event.key for event in profile.key_averages())
+    logits = inputs.relative_logits(1)
+    assert rk.relative_logits(**logits).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rk.relative_logits(**logits).dtype == torch.bfloat16
+    assert rk.leaky_average(**kw | {"x": kw["x"].clone().requires_grad_()}).requires_grad
+    with torch.no_grad():
+        assert not rk.leaky_average(**kw | {"x": kw["x"].clone().requires_grad_()}).requires_grad
+
+
+def test_dropout_draws_another_seed_every_time():
+    kw = inputs.self_attention(1, dropout_p=0.5)
+    assert not torch.equal(rk.relative_attention(**kw), rk.relative_attention(**kw)) and not _register._PLANS
+
+
+def test_plans_are_bounded(monkeypatch):
+    monkeypatch.setattr(_register, "_MOST_PLANS", 3)
+    for n in range(1, 9):
+        rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
+        assert 1 <= len(_register._PLANS) <= 3
