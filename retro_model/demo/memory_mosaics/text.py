@@ -45,7 +45,7 @@ class Plan:
     num_heads: int = 4
     context: int = 256
     longest: int = 1024
-    steps: int = 600
+    steps: int = 500
     batch_size: int = 8
     max_lr: float = 2e-3
     weight_decay: float = 0.1
