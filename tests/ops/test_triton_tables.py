@@ -10,6 +10,7 @@ from retro_kernels import configs
 from retro_kernels._target import KNOWN
 from retro_kernels.testing import compare, inputs
 from retro_kernels.triton import chunked_cross_attention, relative_attention
+from retro_kernels.triton.common import plan
 from retro_kernels.triton.common.combinations import WIDTHS, combinations
 from retro_kernels.triton.common.launch import Launch
 from tests.conftest import INTERPRETER
@@ -50,7 +51,7 @@ def test_every_tile_with_an_option_computes_right(op, arch):
     make, options = CALLS[op]
     left = [row for row in configs.table(name) if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row]
     assert left
-    with mock.patch.object(op, "current_target", lambda device: KNOWN[arch]):
+    with mock.patch.object(plan, "current_target", lambda device: KNOWN[arch]):
         for _, keywords in reversed(list(combinations(POSITIONS, options))):
             call = make(**keywords)
             reached = rows_that_serve(name, call)

@@ -63,10 +63,9 @@ def test_tiles_and_splits_change_nothing(metric):
             length = -(-200 // count // tile.block_s) * tile.block_s
             parts = plan.Split(-(-200 // length), length)
             with memory.poisoned():
-                scores, indices, launches = plan.forward(call, KNOWN[90], tile, parts)
-            assert len(launches) == (1 if parts.count == 1 else 2)
-            for launch in launches:
-                launch.run()
+                made = plan.forward(call, KNOWN[90], tile, parts)
+            assert len(made.launches) == (1 if parts.count == 1 else 2)
+            scores, indices = made.run().outputs
             assert torch.equal(scores, want[0]) and torch.equal(indices, want[1]), (tile, parts)
 
 
@@ -122,7 +121,7 @@ def test_packing():
     query = torch.zeros(1, 1, 8)
     query[..., 0] = 1.0
     call = problem({"query": query, "key": key, "k": 2, "key_mask": mask})
-    *_, launches = plan.forward(call, KNOWN[90], plan.tile(call, KNOWN[90]), plan.Split(2, 2**20))  # the second part is empty
+    launches = plan.forward(call, KNOWN[90], plan.tile(call, KNOWN[90]), plan.Split(2, 2**20)).launches  # the second part is empty
     for launch in launches:
         launch.run()
     packed = sorted(launches[0].arguments["partial_ptr"][0, 0, 0].tolist(), reverse=True)

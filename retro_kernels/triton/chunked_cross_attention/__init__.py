@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ..._problem import ChunkedCrossAttention
-from ..._target import Target, current_target
+from ..._target import Target
 from ...aot import Case
 from .. import unsupported_rows, unsupported_tensors
 from ..common.combinations import combinations
-from . import cases, plan
-from .backward_plan import Backward
+from ..common.plan import cases_of, run_backward, run_forward
+from . import backward_plan, cases, plan
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
 
@@ -31,40 +31,24 @@ def unsupported(call: ChunkedCrossAttention) -> str | None:
     return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
 
 
-def forward(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:
+def forward(call: ChunkedCrossAttention) -> tuple[Tensor, ...]:
     """out [B,N,H,D] in the query's type, lse [B,H,N] float32."""
-    out, lse, launches = plan.forward(call, current_target(call.query.device))
-    for launch in launches:
-        launch.run()
-    return out, lse
+    return run_forward(plan.forward, call)
 
 
-def backward(
-    call: ChunkedCrossAttention, outputs: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], needs: tuple[bool, ...]
-) -> list[Tensor | None]:
+def backward(call: ChunkedCrossAttention, outputs, grads, needs) -> list[Tensor | None]:
     """One gradient per entry of DIFFERENTIABLE, None where not needed."""
-    found = Backward(call, outputs, grads, needs, current_target(call.query.device))
-    for launch in found.launches:
-        launch.run()
-    return found.gradients()
+    return run_backward(backward_plan.backward, call, outputs, grads, needs)
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `cases` launch it."""
     for name, (options, dtypes) in cases.CALLS.items():
         for dtype in dtypes:
-            yield from _launches(name, cases.call(dtype, **options), target)
+            yield from cases_of(name, cases.call(dtype, **options), target, plan.forward, backward_plan.backward)
 
 
 def aot_combinations(target: Target) -> Iterator[Case]:
     """The same with every set of options, in bfloat16."""
     for name, options in combinations(cases.POSITIONS, cases.OPTIONS):
-        yield from _launches(name, cases.call(torch.bfloat16, **options), target)
-
-
-def _launches(name: str, call: ChunkedCrossAttention, target: Target) -> Iterator[Case]:
-    out, lse, launches = plan.forward(call, target)
-    needs = tuple(getattr(call, field) is not None for field in call.DIFFERENTIABLE)
-    launches += Backward(call, (out, lse), (out, None), needs, target).launches
-    for launch in launches:
-        yield Case(name, str(call.query.dtype).removeprefix("torch."), launch)
+        yield from cases_of(name, cases.call(torch.bfloat16, **options), target, plan.forward, backward_plan.backward)

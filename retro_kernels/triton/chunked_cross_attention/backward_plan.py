@@ -11,12 +11,19 @@ from ... import configs
 from ..._problem import ChunkedCrossAttention
 from ..._target import Target
 from ..common.launch import Launch, settled, strides
+from ..common.plan import Plan
 from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
 from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
 from .plan import WAVES, constants, inputs, span, tile
 
 #: bound of the band workspace: it should stay in the second-level cache (50 MB on sm_90) from one kernel to the next
 SLAB_BYTES = 48 << 20
+
+
+def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target) -> Plan:
+    """The launches of the gradients `needs`, slab by slab."""
+    made = Backward(call, outputs, grads, needs, target)
+    return Plan(made.launches, gradients=made.gradients)
 
 
 class Backward:

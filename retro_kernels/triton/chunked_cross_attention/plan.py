@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import Tensor
 
 from ... import configs
 from ..._problem import ChunkedCrossAttention
@@ -13,6 +12,7 @@ from ..._target import Target
 from ..common import dropout
 from ..common.launch import Launch, power_of_two, strides
 from ..common.merge import _merge_kernel
+from ..common.plan import Plan
 from .forward import _cca_forward_kernel
 
 OP = "chunked_cross_attention"
@@ -110,8 +110,8 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
     return per_split, neighbours_per_split, neighbour_splits, key_splits * neighbour_splits
 
 
-def forward(call: ChunkedCrossAttention, target: Target, chosen: configs.Tile | None = None) -> tuple[Tensor, Tensor, list[Launch]]:
-    """out, lse (not filled yet) and the launches that fill them."""
+def forward(call: ChunkedCrossAttention, target: Target, chosen: configs.Tile | None = None) -> Plan:
+    """out and lse, and the launches that fill them."""
     b, n, h, d = call.query.shape
     chosen = tile(call, "forward", target) if chosen is None else chosen
     part = span(call)
@@ -133,4 +133,4 @@ def forward(call: ChunkedCrossAttention, target: Target, chosen: configs.Tile | 
         **constants(call, chosen),
     }  # fmt: skip
     grid = (part.count * blocks * h, b, count)
-    return out, lse, [Launch(_cca_forward_kernel, grid, arguments, chosen.num_warps, chosen.num_stages), *merge]
+    return Plan([Launch(_cca_forward_kernel, grid, arguments, chosen.num_warps, chosen.num_stages), *merge], (out, lse))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..._problem import KERNEL_DTYPES, LeakyAverage
-from ..._target import Target, current_target
+from ..._target import Target
 from ...aot import Case
 from .. import unsupported_tensors
-from .plan import plan_backward, plan_forward
+from ..common.plan import cases_of, run_backward, run_forward
+from . import plan
 
 _MAX_BATCH = 65535  # CUDA's limit on the third grid dimension
 
@@ -25,25 +26,14 @@ def unsupported(call: LeakyAverage) -> str | None:
     return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
 
 
-def forward(call: LeakyAverage) -> tuple[Tensor]:
+def forward(call: LeakyAverage) -> tuple[Tensor, ...]:
     """y [B,N,H,D] in the type of x."""
-    y, launches = plan_forward(call, current_target(call.x.device))
-    for launch in launches:
-        launch.run()
-    return (y,)
+    return run_forward(plan.forward, call)
 
 
 def backward(call: LeakyAverage, outputs, grads, needs) -> list[Tensor | None]:
     """dx is the same scan run backwards over dy; d decay sums dx_t * y_{t-1} over the saved y, in two ordered stages."""
-    inputs = (call.x, call.decay, call.initial)
-    needs = [need and t is not None for need, t in zip(needs, inputs, strict=True)]
-    if grads[0] is None or not any(needs):
-        return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
-    dx, partial, dinitial, launches = plan_backward(call, outputs[0], grads[0], needs, current_target(call.x.device))
-    for launch in launches:
-        launch.run()
-    ddecay = None if partial is None else partial.sum((0, 1, 3)).to(call.decay.dtype)
-    return [dx, ddecay, dinitial]
+    return run_backward(plan.backward, call, outputs, grads, needs)
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
@@ -53,6 +43,4 @@ def aot_cases(target: Target) -> Iterator[Case]:
             x, initial = torch.empty((b, n, h, d), dtype=dtype, device="meta"), torch.empty((b, h, d), dtype=dtype, device="meta")
             segment = torch.empty((b, n), dtype=torch.int64, device="meta") if documents else None
             call = LeakyAverage(x, torch.empty(h, dtype=torch.float32, device="meta"), initial, segment)
-            launches = plan_forward(call, target)[1] + plan_backward(call, x, x, (True, True, True), target)[-1]
-            for launch in launches:
-                yield Case(f"{name}, documents" if documents else name, str(dtype).removeprefix("torch."), launch)
+            yield from cases_of(f"{name}, documents" if documents else name, call, target, plan.forward, plan.backward)

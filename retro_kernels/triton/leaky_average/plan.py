@@ -9,6 +9,7 @@ from ... import configs
 from ..._problem import LeakyAverage
 from ..._target import Target
 from ..common.launch import Launch, power_of_two, strides
+from ..common.plan import Plan
 from .kernels import _leaky_ends_kernel, _leaky_scan_kernel
 
 OP = "leaky_average"
@@ -16,18 +17,20 @@ _WAVES = 2  # programs per multiprocessor below which time is cut into chunks
 _LEAST_CHUNK = 128  # steps: a shorter chunk would spend its time on the states of the others
 
 
-def plan_forward(call: LeakyAverage, target: Target) -> tuple[Tensor, list[Launch]]:
-    """y (not filled yet) and the launches that fill it."""
+def forward(call: LeakyAverage, target: Target) -> Plan:
+    """y, and the launches that fill it."""
     y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
     arguments = {
         "initial_ptr": call.initial, **strides(call.initial, "i", "bh"), "y_ptr": y, "past_ptr": None, **strides(None, "p", "bnh"),
         "dinitial_ptr": None, "ddecay_ptr": None,
     }  # fmt: skip
-    return y, _scan(call, call.x, "scan", arguments, target)[1]
+    return Plan(_scan(call, call.x, "scan", arguments, target)[1], (y,))
 
 
-def plan_backward(call: LeakyAverage, y: Tensor, dy: Tensor, needs, target: Target):
-    """dx, partial sums of d decay [B, chunks, H, column blocks], dinitial (None where not needed) and the launches."""
+def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> Plan:
+    """dx, dinitial, and partial sums of d decay [B, chunks, H, column blocks]."""
+    (y,), (dy,) = outputs, grads
+    needs = [need and getattr(call, name) is not None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
     b, _, h, d = call.x.shape
     device, wide = call.x.device, torch.float32
     dx = torch.empty(call.x.shape, dtype=call.x.dtype, device=device) if needs[0] else None
@@ -40,7 +43,11 @@ def plan_backward(call: LeakyAverage, y: Tensor, dy: Tensor, needs, target: Targ
         "initial_ptr": initial, **strides(initial, "i", "bh"), "y_ptr": dx, "past_ptr": y if needs[1] else None, **strides(y, "p", "bnh"),
         "dinitial_ptr": dinitial, "ddecay_ptr": partial,
     }  # fmt: skip
-    return dx, partial, dinitial, _scan(call, dy, "scan_back", arguments, target)[1]
+
+    def gradients() -> list[Tensor | None]:
+        return [dx, None if partial is None else partial.sum((0, 1, 3)).to(call.decay.dtype), dinitial]
+
+    return Plan(_scan(call, dy, "scan_back", arguments, target)[1], gradients=gradients)
 
 
 def _tile(call: LeakyAverage, kernel: str, target: Target) -> configs.Tile:

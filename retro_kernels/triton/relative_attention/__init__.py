@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..._problem import RelativeAttention
-from ..._target import Target, current_target
+from ..._target import Target
 from ...aot import Case
 from .. import unsupported_rows, unsupported_tensors
 from ..common.combinations import combinations
+from ..common.plan import cases_of, run_backward, run_forward
 from . import cases, plan
 
 _MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
@@ -29,41 +30,29 @@ def unsupported(call: RelativeAttention) -> str | None:
     return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
 
 
-def forward(call: RelativeAttention) -> tuple[Tensor, Tensor]:
+def forward(call: RelativeAttention) -> tuple[Tensor, ...]:
     """out [B,N,H,D] in the query's type, lse [B,H,N] float32."""
-    out, lse, launches = plan.forward(call, current_target(call.query.device))
-    for each in launches:
-        each.run()
-    return out, lse
+    return run_forward(plan.forward, call)
 
 
 def backward(call: RelativeAttention, outputs, grads, needs) -> list[Tensor | None]:
     """Gradients in the order of `DIFFERENTIABLE`, bitwise repeatable: every program owns what it writes."""
-    if not any(needs) or all(grad is None for grad in grads):
-        return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
-    found = plan.backward(call, outputs, grads, needs, current_target(call.query.device))
-    for each in found.launches:
-        each.run()
-    return found.gradients()
+    return run_backward(plan.backward, call, outputs, grads, needs)
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `cases` launch it."""
     for name, options in cases.CALLS.items():
         for dtype in cases.DTYPES:
-            yield from _launches(name, cases.call(dtype, **options), target)
+            yield from _cases(name, cases.call(dtype, **options), target)
 
 
 def aot_combinations(target: Target) -> Iterator[Case]:
     """The same with every set of options, in bfloat16."""
     for name, options in combinations(cases.POSITIONS, cases.OPTIONS):
-        yield from _launches(name, cases.call(torch.bfloat16, **options), target)
+        yield from _cases(name, cases.call(torch.bfloat16, **options), target)
 
 
-def _launches(name: str, call: RelativeAttention, target: Target) -> Iterator[Case]:
-    out, lse, launches = plan.forward(call, target)
-    if call.query.shape[1] > 1:  # decoding takes no gradient
-        needs = [getattr(call, name) is not None for name in call.DIFFERENTIABLE]
-        launches += plan.backward(call, (out, lse), (out, None), needs, target).launches
-    for each in launches:
-        yield Case(name, str(call.query.dtype).removeprefix("torch."), each)
+def _cases(name: str, call: RelativeAttention, target: Target) -> Iterator[Case]:
+    decodes = call.query.shape[1] == 1  # decoding takes no gradient
+    return cases_of(name, call, target, plan.forward, None if decodes else plan.backward)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from ..._target import Target
 from ..common import dropout
 from ..common.launch import Launch, power_of_two, settled, strides
 from ..common.merge import _merge_kernel
+from ..common.plan import Plan
 from .backward_keys import _relative_keys_kernel
 from .backward_query import _relative_delta_kernel, _relative_query_kernel
 from .backward_table import _relative_table_kernel
@@ -151,8 +151,8 @@ def splits(call: RelativeAttention, chosen: configs.Tile, programs: int, target:
     return per_split, -(-call.key.shape[1] // per_split)
 
 
-def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor, list[Launch]]:
-    """out, lse (not filled yet) and the launches that fill them."""
+def forward(call: RelativeAttention, target: Target) -> Plan:
+    """out and lse, and the launches that fill them."""
     b, n, h, d = call.query.shape
     chosen = tile(call, "forward", target)
     blocks = -(-n // chosen.block_m)
@@ -170,18 +170,10 @@ def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor, li
         }  # fmt: skip
         merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
     arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, chosen)}
-    return out, lse, [launch(_relative_forward_kernel, (blocks * h, b, count), arguments, chosen), *merge]
+    return Plan([launch(_relative_forward_kernel, (blocks * h, b, count), arguments, chosen), *merge], (out, lse))
 
 
-@dataclasses.dataclass(frozen=True)
-class Backward:
-    """launches fill the buffers; `gradients()` then sums the partials, by torch's own reductions (fixed order, no atomics)."""
-
-    launches: list[Launch]
-    gradients: Callable[[], list[Tensor | None]]
-
-
-def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Backward:
+def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Plan:
     """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
@@ -214,7 +206,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         given = {name: torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name] for name in need if need[name]}
         return [given[name].sum(stages[name]).to(same) if name in stages and name in found else given.get(name) for name in need]
 
-    return Backward(launches, gradients)
+    return Plan(launches, gradients=gradients)
 
 
 def _query_launch(call: RelativeAttention, shared: dict, need: dict, found: dict, target: Target) -> Launch:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..._problem import KERNEL_DTYPES, RelativeLogits
-from ..._target import Target, current_target
+from ..._target import Target
 from ...aot import Case
 from .. import unsupported_rows, unsupported_tensors
-from .plan import plan_backward, plan_forward
+from ..common.plan import cases_of, run_backward, run_forward
+from . import plan
 
 _MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
 
@@ -26,23 +27,14 @@ def unsupported(call: RelativeLogits) -> str | None:
     return unsupported_tensors({name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE}) or unsupported_rows(rows)
 
 
-def forward(call: RelativeLogits) -> tuple[Tensor]:
+def forward(call: RelativeLogits) -> tuple[Tensor, ...]:
     """logits [B,H,N,key_len] in the query's type."""
-    out, launch = plan_forward(call, current_target(call.query.device))
-    launch.run()
-    return (out,)
+    return run_forward(plan.forward, call)
 
 
 def backward(call: RelativeLogits, outputs, grads, needs) -> list[Tensor | None]:
     """dq from one pass over the gradient, the table's from another; sums across programs are stored apart and then added in order."""
-    if grads[0] is None:
-        return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
-    target = current_target(call.query.device)
-    dq, drel, bias, launches = plan_backward(call, grads[0], needs, target)
-    for launch in launches:
-        launch.run()
-    dtype = call.query.dtype
-    return [dq, None if drel is None else drel.sum(0).to(dtype), None if bias is None else bias.sum((0, 1)).to(dtype)]
+    return run_backward(plan.backward, call, outputs, grads, needs)
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
@@ -52,6 +44,4 @@ def aot_cases(target: Target) -> Iterator[Case]:
             query = torch.empty((2, 2048, 16, e), dtype=dtype, device="meta")
             rel_key = torch.empty((tables, 4095, e), dtype=dtype, device="meta")
             call = RelativeLogits(query, rel_key, 2048, -2047, torch.empty((16, e), dtype=dtype, device="meta"), 0)
-            out, launch = plan_forward(call, target)
-            for each in (launch, *plan_backward(call, out, (True, True, True), target)[-1]):
-                yield Case(name, str(dtype).removeprefix("torch."), each)
+            yield from cases_of(name, call, target, plan.forward, plan.backward)

@@ -9,14 +9,15 @@ from ... import configs
 from ..._problem import RelativeLogits
 from ..._target import Target
 from ..common.launch import Launch, power_of_two, strides
+from ..common.plan import Plan
 from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
 
 OP = "relative_logits"
 _WAVES = 2  # programs per multiprocessor that the splits of the table's gradient aim at
 
 
-def plan_forward(call: RelativeLogits, target: Target) -> tuple[Tensor, Launch]:
-    """out (not filled yet) and the launch that fills it."""
+def forward(call: RelativeLogits, target: Target) -> Plan:
+    """out, and the launch that fills it."""
     b, n, h, _ = call.query.shape
     tile = _tile(call, "forward", target)
     out = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype, device=call.query.device)
@@ -25,11 +26,13 @@ def plan_forward(call: RelativeLogits, target: Target) -> tuple[Tensor, Launch]:
         "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_table(call), **_bias(call), "out_ptr": out, **_sizes(call),
         "H": h, "blocks": blocks, **_constants(call, tile),
     }  # fmt: skip
-    return out, Launch(_logits_forward_kernel, (-(-n // tile.block_m) * blocks, h, b), arguments, tile.num_warps, tile.num_stages)
+    grid = (-(-n // tile.block_m) * blocks, h, b)
+    return Plan([Launch(_logits_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages)], (out,))
 
 
-def plan_backward(call: RelativeLogits, grad: Tensor, needs, target: Target):
-    """dq, drel [splits, H or 1, T, E], sums of dq [B, blocks, H, E] (None where not needed) and the launches."""
+def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Plan:
+    """dq, and partial sums of the gradients of the table [splits, H or 1, T, E] and of the bias [B, blocks, H, E]."""
+    (grad,) = grads
     b, n, h, e = call.query.shape
     tables, rows, _ = call.rel_key.shape
     device, wide = call.query.device, torch.float32
@@ -55,7 +58,12 @@ def plan_backward(call: RelativeLogits, grad: Tensor, needs, target: Target):
             "items": items, "items_per_split": per_split, "heads_per_table": h // tables, **_constants(call, tile),
         }  # fmt: skip
         launches.append(Launch(_logits_table_kernel, (count, tables, splits), arguments, tile.num_warps, tile.num_stages))
-    return dq, drel, bias, launches
+
+    def gradients() -> list[Tensor | None]:
+        dtype = call.query.dtype
+        return [dq, None if drel is None else drel.sum(0).to(dtype), None if bias is None else bias.sum((0, 1)).to(dtype)]
+
+    return Plan(launches, gradients=gradients)
 
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from ..._problem import TopkChunks
-from ..._target import Target, current_target
+from ..._target import Target
 from ...aot import Case
 from .. import unsupported_tensors
+from ..common.plan import cases_of, run_backward, run_forward
 from . import cases, plan
 from .selection import MAX_KEYS
 
@@ -35,34 +35,17 @@ def unsupported(call: TopkChunks) -> str | None:
     return unsupported_tensors({"query": call.query, "key": call.key})
 
 
-def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
+def forward(call: TopkChunks) -> tuple[Tensor, ...]:
     """scores [B,Q,k] float32, indices [B,Q,k] int64."""
-    scores, indices, launches = plan.forward(call, current_target(call.query.device))
-    for launch in launches:
-        launch.run()
-    return scores, indices
+    return run_forward(plan.forward, call)
 
 
 def backward(call: TopkChunks, outputs, grads, needs) -> list[Tensor | None]:
     """dquery and dkey from the chosen slots alone, without atomics; a slot of -1 gives nothing."""
-    found: list[Tensor | None] = [None, None]
-    if grads[0] is None:
-        return [torch.zeros_like(t) if needed else None for t, needed in zip((call.query, call.key), needs, strict=True)]
-    indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
-    for i, gradient in enumerate((plan.dquery, plan.dkey)):
-        if needs[i]:
-            found[i], launches = gradient(call, indices, grad)
-            for launch in launches:
-                launch.run()
-    return found
+    return run_backward(plan.backward, call, outputs, grads, needs)
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op, as the calls of `cases` launch it."""
-    for name, dtype, call, gradients in cases.calls():
-        scores, indices, launches = plan.forward(call, target)
-        if gradients:
-            for gradient in (plan.dquery, plan.dkey):
-                launches += gradient(call, indices, scores)[1]
-        for launch in launches:
-            yield Case(name, dtype, launch)
+    for name, _, call, gradients in cases.calls():
+        yield from cases_of(name, call, target, plan.forward, plan.backward if gradients else None)

@@ -15,6 +15,7 @@ from ... import configs
 from ..._problem import TopkChunks
 from ..._target import Target
 from ..common.launch import Launch, power_of_two
+from ..common.plan import Plan
 from .backward import _topk_chunks_dkey_kernel, _topk_chunks_dquery_kernel
 from .forward import _topk_chunks_merge_kernel, _topk_chunks_scan_kernel
 
@@ -111,10 +112,8 @@ def split(keys: int, block_s: int, blocks: int, places: int) -> Split:
     return Split(_cdiv(keys, length), length)
 
 
-def forward(
-    call: TopkChunks, target: Target, chosen: Tile | None = None, parts: Split | None = None
-) -> tuple[Tensor, Tensor, list[Launch]]:
-    """scores, indices (not filled yet) and the launches that fill them: one, or a scan of split keys and its merge."""
+def forward(call: TopkChunks, target: Target, chosen: Tile | None = None, parts: Split | None = None) -> Plan:
+    """scores and indices, and the launches that fill them: one, or a scan of split keys and its merge."""
     b, q, _ = call.query.shape
     s = call.key.shape[1]
     chosen = tile(call, target) if chosen is None else chosen
@@ -129,7 +128,7 @@ def forward(
     launches = [Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, chosen.num_warps, chosen.num_stages)]
     if partial is not None:
         launches.append(_merge(out, b * q, parts.count * call.k, call.k, chosen.slots))
-    return scores, indices, launches
+    return Plan(launches, (scores, indices))
 
 
 def _inputs(call: TopkChunks) -> dict:
@@ -170,6 +169,13 @@ def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
     block_q = min(16, 1 << (fit.bit_length() - 1))  # a power of two, as every tile
     arguments = {**out, "rows": rows, "count": count, "k": k, "SLOTS": slots, "BLOCK_Q": block_q, "BLOCK_N": block_n}
     return Launch(_topk_chunks_merge_kernel, (_cdiv(rows, block_q),), arguments, num_warps=4, num_stages=1)
+
+
+def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
+    """dquery and dkey, each from launches of its own."""
+    indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
+    made = [plan(call, indices, grad) if need else (None, []) for plan, need in zip((dquery, dkey), needs, strict=True)]
+    return Plan([launch for _, launches in made for launch in launches], gradients=lambda: [gradient for gradient, _ in made])
 
 
 def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:

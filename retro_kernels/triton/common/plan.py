@@ -1,0 +1,57 @@
+"""What every op of this backend makes of a call, and how it is run: the same for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..._target import Target, current_target
+from ...aot import Case
+from .launch import Launch
+
+
+@dataclasses.dataclass
+class Plan:
+    """One pass of a call, not run yet: nothing has been launched, and nothing waits for the device.
+
+    launches   fill the outputs, or what the gradients are made of
+    outputs    of a forward pass, in the op's order
+    gradients  of a backward pass, once the launches have run: one an entry of DIFFERENTIABLE, None where not needed. What is left to
+               sum is summed there, by torch's own reductions, in a fixed order.
+    """
+
+    launches: list[Launch]
+    outputs: tuple[Tensor, ...] = ()
+    gradients: Callable[[], list[Tensor | None]] | None = None
+
+    def run(self) -> Plan:
+        for launch in self.launches:
+            launch.run()
+        return self
+
+
+def run_forward(plan: Callable[..., Plan], call) -> tuple[Tensor, ...]:
+    """The outputs of `plan(call, target)`."""
+    return plan(call, current_target(call[0].device)).run().outputs
+
+
+def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list[Tensor | None]:
+    """The gradients of `plan(call, outputs, grads, needs, target)`; zeros where no gradient comes in."""
+    if not any(needs) or all(grad is None for grad in grads):
+        return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
+    return plan(call, outputs, grads, needs, current_target(call[0].device)).run().gradients()
+
+
+def cases_of(name: str, call, target: Target, forward: Callable[..., Plan], backward: Callable[..., Plan] | None) -> Iterator[Case]:
+    """The launches of a call on the meta device, as training makes them: only the first output has a gradient."""
+    plan = forward(call, target)
+    launches = list(plan.launches)
+    if backward is not None:
+        needs = [getattr(call, field) is not None for field in call.DIFFERENTIABLE]
+        grads = (plan.outputs[0], *[None] * (len(plan.outputs) - 1))
+        launches += backward(call, plan.outputs, grads, needs, target).launches
+    for launch in launches:
+        yield Case(name, str(call[0].dtype).removeprefix("torch."), launch)
