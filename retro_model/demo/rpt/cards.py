@@ -41,6 +41,7 @@ class Plan:
     excluded_chunks: int = 8
     max_lr: float = 3e-3
     tau: float = 4.0
+    alpha: float = 1.0  # weight of the retrieval loss
     every: int = 50  # steps between two scores
 
     def config(self, **changes) -> RPTConfig:
@@ -60,15 +61,15 @@ class Variant(NamedTuple):
     changes: dict
     neighbours: str = "own"  # own, bm25, none
     lexical: bool = False  # lessons from BM25 scores, RPT-Lex
-    alpha_ret: float = 1.0
+    trunk_share: float = 1.0
 
 
 UNTIED = {"tie_embeddings": False}
 VARIANTS = {
     "RPT": Variant({}),
-    "RPT, detached": Variant({}, alpha_ret=0.0),
+    "RPT, detached": Variant({}, trunk_share=0.0),
     "RPT, own readout": Variant(UNTIED),
-    "RPT, detached, own readout": Variant(UNTIED, alpha_ret=0.0),
+    "RPT, detached, own readout": Variant(UNTIED, trunk_share=0.0),
     "RPT-Lex": Variant({}, lexical=True),
     "RETRO-BM25": Variant({"retriever": False}, neighbours="bm25"),
     "window alone": Variant({"retriever": False, "cca_layers": ()}, neighbours="none"),
@@ -148,7 +149,7 @@ def fit(variant: Variant, plan: Plan, train: Documents, scored: Documents, seed:
     model = RPT(plan.config(**variant.changes))
     start_copying(model)
     settings = Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=min(20, plan.steps // 10), weight_decay=0.0, betas=(0.9, 0.99))
-    lessons = Lessons(plan.steps, alpha_ret=variant.alpha_ret, retriever_alpha=1.0, alpha_steps=0, tau=plan.tau)
+    lessons = Lessons(plan.steps, alpha_ret=variant.trunk_share * plan.alpha, retriever_alpha=plan.alpha, alpha_steps=0, tau=plan.tau)
     optimizer = make_optimizer(model, settings, lessons, "adamw")
     draw = torch.Generator().manual_seed(seed)
     history, seconds, order = [], 0.0, torch.randperm(len(train.tokens), generator=draw)

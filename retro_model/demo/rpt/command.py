@@ -14,6 +14,7 @@ from . import cards, text
 from .deck import Deck
 
 REWORDED = Deck(words=24, forms=4)
+REWORDED_ALPHA = 30.0  # the embeddings have to learn which tokens are forms of a word, and the retrieval loss alone tells
 SMOKE = cards.Plan(Deck(showings=8), documents=8, scored=4, steps=4, batch_size=2, every=2)
 TEXT_SMOKE = text.Plan(length=256, train=4, scored=10, vocab_size=300, steps=4, segment=32, candidates=2)
 READ = ("own", "teacher", "random", "off")  # whose neighbours
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     plan = SMOKE if options.smoke else cards.Plan()
     if options.reworded:
-        plan = dataclasses.replace(plan, deck=dataclasses.replace(REWORDED, showings=plan.deck.showings))
+        plan = dataclasses.replace(plan, deck=dataclasses.replace(REWORDED, showings=plan.deck.showings), alpha=REWORDED_ALPHA)
     if options.steps is not None:
         plan = dataclasses.replace(plan, steps=options.steps)
     run_cards(options.out, plan, "cards-reworded" if options.reworded else "cards", options.only or list(cards.VARIANTS), options.seed)
