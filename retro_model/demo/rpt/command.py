@@ -13,8 +13,7 @@ from rich.table import Table
 from . import cards, text
 from .deck import Deck
 
-REWORDED = Deck(words=24, forms=4)
-REWORDED_ALPHA = 30.0  # the embeddings have to learn which tokens are forms of a word, and the retrieval loss alone tells
+REWORDED = Deck(words=32, forms=8)
 SMOKE = cards.Plan(Deck(showings=8), documents=8, scored=4, steps=4, batch_size=2, every=2)
 TEXT_SMOKE = text.Plan(length=256, train=4, scored=10, vocab_size=300, steps=4, segment=32, candidates=2)
 READ = ("own", "teacher", "random", "off")  # whose neighbours
@@ -29,6 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--reworded", action="store_true", help="a returning cue has other tokens: BM25 cannot find it")
     command.add_argument("--only", nargs="+", choices=list(cards.VARIANTS), metavar="VARIANT", help=f"of {', '.join(cards.VARIANTS)}")
     command.add_argument("--steps", type=int, help="of each variant")
+    command.add_argument("--alpha", type=float, help="weight of the retrieval loss (default: 1)")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     command = commands.add_parser("text", help="the standard library's packages, each joined to one document")
@@ -43,9 +43,11 @@ def main(arguments: list[str] | None = None) -> None:
         return
     plan = SMOKE if options.smoke else cards.Plan()
     if options.reworded:
-        plan = dataclasses.replace(plan, deck=dataclasses.replace(REWORDED, showings=plan.deck.showings), alpha=REWORDED_ALPHA)
+        plan = dataclasses.replace(plan, deck=dataclasses.replace(REWORDED, showings=plan.deck.showings))
     if options.steps is not None:
         plan = dataclasses.replace(plan, steps=options.steps)
+    if options.alpha is not None:
+        plan = dataclasses.replace(plan, alpha=options.alpha)
     run_cards(options.out, plan, "cards-reworded" if options.reworded else "cards", options.only or list(cards.VARIANTS), options.seed)
 
 
