@@ -79,6 +79,12 @@ def runtime(sanitizer: Sanitizer) -> str | None:
     return str(Path(found).resolve()) if os.path.isabs(found) else None
 
 
+def preloaded(sanitizer: Sanitizer) -> str:
+    """The sanitizer's library, and the C++ library with it: what intercepts exceptions looks for them when it starts."""
+    standard = subprocess.run([compiler(), "-print-file-name=libstdc++.so"], capture_output=True, text=True).stdout.strip()
+    return f"{runtime(sanitizer)} {Path(standard).resolve()}"
+
+
 def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
     """Raises RuntimeError with the compiler's last words."""
     flags = f"-g1 -O1 -fno-omit-frame-pointer {sanitizer.flags}"
@@ -97,9 +103,9 @@ def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
 
 def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.CompletedProcess:
     environ = (
-        os.environ | sanitizer.environ | {"LD_PRELOAD": runtime(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
+        os.environ | sanitizer.environ | {"LD_PRELOAD": preloaded(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
     )
-    command = [sys.executable, "-m", "pytest", *sanitizer.tests, "-q", "-x", "-p", "no:xdist", "--timeout", "1800", *more]
+    command = [sys.executable, "-m", "pytest", *sanitizer.tests, "-q", "-x", "-s", "-p", "no:xdist", "--timeout", "1800", *more]
     return subprocess.run(command, cwd=tree, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -305,6 +305,7 @@ def test_static_regressions(change, words):
 def test_static_vanished_and_larger_tile():
     old = static_record()
     assert "no longer compiled" in regressions.regressions([old], [])[0]
+    assert regressions.vanished(["a", "b"], ["b", "c"]) == ["a: no longer compiled"]
     twice = static_record(loop_issue_slots=800, loop_tensor_instructions=16)  # twice the work a pass
     assert regressions.regressions([old], [twice]) == []
 

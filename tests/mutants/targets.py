@@ -34,7 +34,7 @@ TARGETS = (
     Target("retro_kernels/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
     Target("retro_kernels/reference/_attention.py", ("tests/reference",), 3),
     Target("retro_kernels/reference/topk_chunks.py", ("tests/reference",), 2),
-    Target("retro_kernels/testing/errors.py", ("tests/bench/test_work.py", "tests/test_testing.py"), 2),
+    Target("retro_kernels/testing/errors.py", ("tests/bench/test_work.py", "tests/bench/test_run.py"), 2),
     Target("retro_kernels/triton/leaky_average/kernels.py", ("tests/ops/test_leaky_average.py",), 2, interpreted=True),
     Target("retro_kernels/triton/relative_logits/kernels.py", ("tests/ops/test_relative_logits.py",), 2, interpreted=True),
     Target("retro_model/layers/attention.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),

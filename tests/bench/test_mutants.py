@@ -1,0 +1,52 @@
+"""The maker of single-line faults: what it plants, what it leaves alone, and that its targets are there."""
+
+import ast
+
+from tests import trees
+from tests.mutants import operators, targets
+from tests.mutants.__main__ import chosen
+
+SOURCE = '''
+LIMIT = 3
+
+
+def f(a: int | None = 2, *, b=True) -> bool:
+    """1 + 1 == 2"""
+    if not a or a < 5 and b is not None:
+        raise ValueError(f"expected 1 < {a + 1}")
+    return a + 1 in (b, LIMIT)
+'''
+
+
+def test_python_faults_change_one_line_that_computes():
+    faults = operators.python(SOURCE)
+    lines = {fault.after.strip() for fault in faults}
+    assert {"if a or a < 5 and b is not None:", "if not a and a < 5 and b is not None:", "if not a or a <= 5 and b is not None:",
+            "if not a or a < 6 and b is not None:", "if not a or a < 5 or b is not None:", "if not a or a < 5 and b is None:",
+            "return a - 1 in (b, LIMIT)", "return a + 2 in (b, LIMIT)", "return a + 1 not in (b, LIMIT)"} >= lines - {"return a + 1 not in (b, LIMIT)"}  # fmt: skip
+    assert len(lines) >= 8 and {fault.line for fault in faults} == {7, 9}
+    for fault in faults:
+        ast.parse(fault.apply(SOURCE))
+
+
+def test_cpp_faults_leave_templates_and_comments_alone():
+    source = "template <int N>\nstd::vector<int> v;\nif (i < n && j == 0) x += a * b;  // a < b\n#if N < 3\n"
+    faults = operators.cpp(source)
+    assert {fault.line for fault in faults} == {3}
+    assert {f.after.split("  //")[0] for f in faults} == {
+        "if (i <= n && j == 0) x += a * b;", "if (i < n || j == 0) x += a * b;", "if (i < n && j != 0) x += a * b;",
+        "if (i < n && j == 0) x -= a * b;", "if (i < n && j == 0) x += a + b;",
+    }  # fmt: skip
+    assert all(fault.after.endswith("// a < b") for fault in faults)
+
+
+def test_targets_are_there_and_give_at_least_sixty_faults():
+    """The same ones each time; every one can be planted."""
+    found = {target.path: chosen(target, trees.ROOT, 1) for target in targets.TARGETS}
+    assert sum(map(len, found.values())) >= 60
+    assert {path.split("/")[0] for path in found} == {"csrc", "retro_kernels", "retro_model", "bench"}
+    for target in targets.TARGETS:
+        assert any((trees.ROOT / test).exists() for test in target.tests), target
+        source = (trees.ROOT / target.path).read_text()
+        assert found[target.path] == chosen(target, trees.ROOT, 1)
+        assert all(fault.apply(source) != source for fault in found[target.path])
