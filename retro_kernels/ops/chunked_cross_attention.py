@@ -84,7 +84,7 @@ def chunked_cross_attention(
 
     Returns:
         out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
-        natural logarithm. A token that attends nothing has out 0, lse -inf and zero gradients, even where NaN comes back for it.
+        natural logarithm. A token that attends nothing has out 0, lse -inf and zero gradients, whatever gradient it is given.
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate (through out and
     lse), once. Gradients are bitwise repeatable on one device.

@@ -94,7 +94,7 @@ def relative_attention(
 
     Returns:
         out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
-        natural logarithm. A query that sees nothing has out 0, lse -inf and zero gradients, even where NaN comes back for it.
+        natural logarithm. A query that sees nothing has out 0, lse -inf and zero gradients, whatever gradient it is given.
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
 
