@@ -1,0 +1,105 @@
+"""`ab`: two trees in processes of their own, plugins, refs, exit codes."""
+
+import pytest
+
+import bench
+from bench import environment
+from bench.commands import ab_command
+from bench.compare import ab, ab_static, gate_statistics
+
+
+def test_ab_exit_codes():
+    item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
+    one = gate_statistics.Ratio(1, 1, 1)
+
+    def code(*verdicts, worse=()):
+        compared = ab_static.Comparison(3, 1, list(worse)) if worse else None
+        return ab_command.exit_code([ab.Outcome(item, v, "", one, None, one) for v in verdicts], compared)
+
+    assert code("ok", "warn", "faster") == 0 and code("ok", "regression") == 1 and code("vanished") == 1
+    assert code("ok", worse=["spills"]) == 1 and code("regression", "numerics") == 2 and code("ok", "inconclusive") == 3
+    assert code("regression", "inconclusive") == 1 and code("new") == 5 and code() == 5
+
+
+def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
+    monkeypatch.setattr(ab, "ABBA_PAIRS", 2)
+    good = ab.Item("relative_attention", "reference", "decode", "float32", "decode")
+    absent = ab.Item("relative_attention", "cuda", "decode", "float32", "decode")
+    said = []
+    found = ab.batch(environment.ROOT, environment.ROOT, [good, absent], 1, True, said.append, worker_pairs=1)
+    ((base, head),) = found[good]
+    assert len(base) == len(head) == 4 and min(base + head) > 0
+    assert found[absent].status == "unsupported" and said == ["worker pair 1 of 1"]
+
+
+PLUGIN = """
+import os
+
+import bench
+
+
+def dies(**arguments):
+    os._exit(9)
+
+
+bench.register(bench.Case("leaky_average", "own", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
+bench.register(bench.Contender("leaky_average", "dies", dies, role="kernel"))
+"""
+
+
+def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process(monkeypatch, tmp_path):
+    """A kernel that takes its process down is a failure of its own, not of those after it, and no green run."""
+    monkeypatch.setattr(ab, "ABBA_PAIRS", 2)
+    (tmp_path / "own_cases.py").write_text(PLUGIN)
+    plugins = (("own_cases", str(tmp_path)),)
+    absent = ab.Item("leaky_average", "reference", "own", "float32", "fwd")
+    deadly = ab.Item("leaky_average", "dies", "own", "float32", "fwd", plugins)
+    good = ab.Item("leaky_average", "reference", "own", "float32", "fwd", plugins)
+    found = ab.batch(environment.ROOT, environment.ROOT, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1)
+    assert found[absent].status == "error" and "--plugin" in found[absent].reason
+    assert found[deadly] == ab.Refusal("base", "error", "the worker died with code 9")
+    ((base, head),) = found[good]
+    assert len(base) == len(head) == 4
+
+
+def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
+    (tmp_path / "more_cases.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "retro_kernels").mkdir()
+    asked = []
+    monkeypatch.setattr(ab, "compare", lambda base, head, items, *rest: asked.extend(items) or [])
+    command = ["ab", "--plugin", "more_cases", "--base", str(tmp_path), "--no-static", "--no-build", "--kernel", "leaky_average"]
+    assert bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
+    assert asked == [ab.Item("leaky_average", "cpu", "own", "float32", "fwd", (("more_cases", str(tmp_path.resolve())),))]
+
+
+@pytest.mark.parametrize("ref", ["no-such-ref-at-all", "", "--output={folder}/victim", "-h", "HEAD:README.md", "HEAD HEAD"])
+def test_ab_needs_a_ref_that_exists(ref, capsys, tmp_path):
+    """Nothing is compared with itself, and what looks like an option of git is none."""
+    if environment.git_state()["sha"] is None:
+        pytest.skip("no git repository here")
+    (tmp_path / "victim").write_text("untouched")
+    ref = ref.format(folder=tmp_path)
+    for more in (["--static-only"], ["--from-diff", "--no-static", "--no-build"]):
+        assert bench.main(["ab", f"--base={ref}", *more]) == 4
+        assert f"--base {ref!r}" in capsys.readouterr().err
+    assert (tmp_path / "victim").read_text() == "untouched"
+
+
+def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def compare(base, head, arches, parts, say):
+        asked.append((base, arches, parts))
+        return ab_static.Comparison(36, 2, ["a/triton/b: spills: 8 stack bytes, were 0"])
+
+    monkeypatch.setattr(ab_static, "compare", compare)
+    (tmp_path / "retro_kernels").mkdir()
+    path = tmp_path / "ab.md"
+    command = ["ab", "--base", str(tmp_path), "--static-only", "--arch", "80,90", "--kernel", "leaky_average", "--markdown", str(path)]
+    assert bench.main(command) == 1
+    assert asked == [(tmp_path, "80,90", ["leaky_average/"])]
+    out = capsys.readouterr().out
+    assert "1 regressions; 2 of 36 launches" in out and "spills: 8" in out and "- `a/triton/b: spills" in path.read_text()
+    monkeypatch.setattr(ab_static, "compare", lambda *_: None)
+    assert bench.main(command[:4]) == 5
