@@ -18,7 +18,7 @@ constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums togeth
 template <class E>
 struct State {
   E *query, *query_rows, *query_lines, *grad, *grad_rows, *grad_lines;  // transposed, A by row, B with k = row
-  float *z, *dz, *lse2, *delta, *dquery;
+  float *z, *dz, *lse2, *delta, *dlse, *dquery;
 
   State(const Sizes& n, Carver& carver) {
     const int width = row_width<E>(n.D);
@@ -27,7 +27,7 @@ struct State {
     query_lines = PAIRS<E> ? carver.take<E>(ROWS * width) : query_rows;
     grad_lines = PAIRS<E> ? carver.take<E>(ROWS * width) : grad_rows;
     z = carver.take<float>((n.E ? n.R : 1) * ROWS), dz = carver.take<float>((n.E ? n.R : 1) * ROWS);
-    lse2 = carver.take<float>(ROWS), delta = carver.take<float>(ROWS), dquery = carver.take<float>(ROWS * pad(n.D));
+    lse2 = carver.take<float>(ROWS), delta = carver.take<float>(ROWS), dlse = carver.take<float>(ROWS), dquery = carver.take<float>(ROWS * pad(n.D));
   }
 };
 
@@ -123,6 +123,7 @@ struct Backward {
       const bool empty = l == -INFINITY;  // also the lanes beyond the last row: their probabilities become 0
       st.lse2[i] = empty ? INFINITY : l * LOG2E;
       st.delta[i] = empty ? 0.f : delta(b, unit.row + i, unit.head);
+      st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E) return clear(st.z, ROWS);
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E, w.rel_rows);
@@ -133,7 +134,7 @@ struct Backward {
     const T *o = out.at<const T>(b, row, head), *g = dout.at<const T>(b, row, head);
     Vec acc = zero();
     for (int d = 0; d < n.D; d += LANES) acc = fma(load(o + d, n.D - d), load(g + d, n.D - d), acc);
-    return sum(acc) - (dlse ? *dlse.at<float>(b, head, row) : 0.f);
+    return sum(acc);
   }
 
   // w.p = P, and for the gate's gradient w.x = (q + u)·k
@@ -157,23 +158,47 @@ struct Backward {
   }
 
   // w.p becomes what multiplies dO in dV, w.ds what multiplies Q in dK: both with the gate; dz sums dS over the neighbours.
-  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st) const {
+  //
+  // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys decide, dP and
+  // its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
+  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, bool all) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
+    sliced(count, soon, unit, w.left_values.operand(n, w.values), st.grad, [&](int r, int i, Vec y) { store(w.ds + r * ROWS + i, y); });
     const Vec s = broadcast(scale);
-    sliced(count, soon, unit, w.left_values.operand(n, w.values), st.grad, [&](int r, int i, Vec y) {
-      const int at = r * ROWS + i;
-      const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), kept = drop ? p * load(w.keep + at) : p;
-      const Vec dp = drop ? y * g * load(w.keep + at) : y * g, ds = p * (dp - load(st.delta + i));
-      if (relative) {
-        float* z = st.dz + w.factors.z_row[r] + i;
-        store(z, load(z) + ds);
+    for (int i = 0; i < unit.lanes(); i += LANES) {
+      const auto dp_of = [&](int at, Vec g) { return drop ? load(w.ds + at) * g * load(w.keep + at) : load(w.ds + at) * g; };
+      Vec most = zero(), rest = load(st.delta + i);
+      if (all) {
+        Vec top = zero(), total = zero(), weight = zero();
+        for (int r = 0; r < count; ++r) {
+          const int at = r * ROWS + i;
+          const Vec p = load(w.p + at);
+          const Mask greater = gt(p, top);
+          most = select(greater, dp_of(at, broadcast(w.factors.gate[r])), most), top = select(greater, p, top);
+        }
+        for (int r = 0; r < count; ++r) {
+          const int at = r * ROWS + i;
+          const Vec p = load(w.p + at);
+          total = fma(p, dp_of(at, broadcast(w.factors.gate[r])) - most, total), weight = weight + p;
+        }
+        rest = select(gt(weight, zero()), total / weight, total);
       }
-      if (gate) {
-        float* sums = w.dgate + r * LANES;
-        store(sums, load(sums) + fma(kept, y, ds * s * load(w.x + at)));
+      rest = rest - load(st.dlse + i);
+      for (int r = 0; r < count; ++r) {
+        const int at = r * ROWS + i;
+        const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), y = load(w.ds + at), kept = drop ? p * load(w.keep + at) : p;
+        const Vec ds = p * (dp_of(at, g) - most - rest);
+        if (relative) {
+          float* z = st.dz + w.factors.z_row[r] + i;
+          store(z, load(z) + ds);
+        }
+        if (gate) {
+          float* sums = w.dgate + r * LANES;
+          store(sums, load(sums) + fma(kept, y, ds * s * load(w.x + at)));
+        }
+        store(w.p + at, kept * g), store(w.ds + at, ds * g);
       }
-      store(w.p + at, kept * g), store(w.ds + at, ds * g);
-    });
+    }
   }
 
   // The layouts of pairs that the three remaining products read; floats are used as they are.
@@ -192,7 +217,7 @@ struct Backward {
       for (int r = 0; r < count; ++r)
         dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
                         static_cast<uint32_t>(tokens.b), unit.lanes(), w.keep + r * ROWS);
-    score_grads(count, soon_v, unit, w, st);
+    score_grads(count, soon_v, unit, w, st, count == tokens.count);
     to_operands(count, unit, w);
     // units add up; the last one writes
     const auto grads = [=](float* sums, T* const* rows, Vec factor) {

@@ -25,7 +25,7 @@ struct Workspace {
     E *query, *rel_query, *dout, *strip, *weights;
   } pairs;  // the layouts that pairs need beside these; floats do without
   const E *query_lines, *rel_query_lines, *dout_lines;
-  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta;
+  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta, *dlse;
   uint8_t* ready;
   float* own;  // dK, dV of the task, where nobody else adds to them
   size_t bytes;
@@ -46,7 +46,7 @@ struct Workspace {
     strip = carver.take<float>(BLOCK * n.ld), weights = carver.take<float>(BLOCK * BLOCK * GROUP);
     keep = carver.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
     d_query = carver.take<float>(BLOCK * n.wide), d_rel_query = carver.take<float>(BLOCK * n.band.wide);
-    bias = carver.take<float>(wide), lse = carver.take<float>(BLOCK), delta = carver.take<float>(BLOCK);
+    bias = carver.take<float>(wide), lse = carver.take<float>(BLOCK), delta = carver.take<float>(BLOCK), dlse = carver.take<float>(BLOCK);
     own = carver.take<float>(alone ? 2 * blocks * BLOCK * n.wide : 0);
     bytes = carver.used();
   }
@@ -118,24 +118,56 @@ struct Backward {
     }
   }
 
-  // Gradients of the scores, over the scores; drops the weights afterwards, which the values' gradient needs.
-  void score_gradients(int rows, int64_t block, int blocks, Workspace<E>& w) const {
+  // The mean of a row's dP, weighted by p, in two parts: the dP of the greatest p, and the rest.
+  struct Mean {
+    Vec most, rest;
+    Mean(const float* dp, const float* p, int columns) {
+      Vec top = zero(), at = broadcast(-INFINITY), total = zero(), weight = zero();
+      for (int x = 0; x < columns; x += LANES) top = max(load(p + x), top);
+      top = broadcast(max_of(top));
+      for (int x = 0; x < columns; x += LANES) at = max(select(ge(load(p + x), top), load(dp + x), at), at);
+      most = broadcast(max_of(at));
+      for (int x = 0; x < columns; x += LANES) {
+        const Vec w = load(p + x);
+        total = fma(w, select(gt(w, zero()), load(dp + x) - most, w), total);
+        weight = weight + w;
+      }
+      const float all = sum(weight);
+      rest = broadcast(all == 0 ? 0.f : sum(total) / all);
+    }
+  };
+
+  // Gradients of the scores, p * (dP - mean of dP + d lse), over the scores; drops the weights afterwards, which the values'
+  // gradient needs. A row that sees nothing beyond this tile takes the mean from it: where one or two keys decide, dP and its mean nearly
+  // cancel, and `delta`, made from the rounded output, would not be rounded as they are.
+  void score_gradients(int64_t i, int rows, int64_t block, int blocks, Workspace<E>& w) const {
     constexpr int LD = BLOCK * GROUP;
     for (int k = 0; k < blocks; ++k) {
       float* s = w.strip + n.start + k * BLOCK;
-      const float *p = w.weights + k * BLOCK, *keep = w.keep + k * BLOCK, *delta = w.delta;
       const int steps = steps_of<E>(n.D), across = row_width<E>(n.D), row = n.row;
       const E* values = w.value + (block + k - w.visible.first_block) * steps * BLOCK;
-      if (dropout)
-        gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK, [=](int r, int x, Vec dp) {
-          store(s + r * row + x, load(p + r * LD + x) * (dp * load(keep + r * LD + x) - broadcast(delta[r])));
-        });
-      else
-        gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK,
-                   [=](int r, int x, Vec dp) { store(s + r * row + x, load(p + r * LD + x) * (dp - broadcast(delta[r]))); });
+      gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK, [=](int r, int x, Vec dp) { store(s + r * row + x, dp); });
     }
-    for (int r = 0; dropout && r < rows; ++r)
-      for (int x = 0; x < blocks * BLOCK; x += LANES) store(w.weights + r * LD + x, load(w.weights + r * LD + x) * load(w.keep + r * LD + x));
+    const int columns = blocks * BLOCK;
+    for (int r = 0; r < rows; ++r) {
+      float *s = w.strip + n.start + r * n.row, *p = w.weights + r * LD;
+      const float* keep = w.keep + r * LD;
+      if (w.lse[r] == INFINITY) {
+        clear(p, columns), clear(s, columns);
+        continue;
+      }
+      for (int x = 0; dropout && x < columns; x += LANES) store(s + x, load(s + x) * load(keep + x));
+      Vec most = zero(), rest = broadcast(w.delta[r]);
+      if (w.visible.only(i + r, block, block + blocks)) {
+        const Mean mean(s, p, columns);
+        most = mean.most, rest = mean.rest;
+      }
+      rest = rest - broadcast(w.dlse[r]);
+      for (int x = 0; x < columns; x += LANES) {
+        store(s + x, load(p + x) * (load(s + x) - most - rest));
+        if (dropout) store(p + x, load(p + x) * load(keep + x));
+      }
+    }
   }
 
   // to[m][wide] += A B for B = [k][wide]
@@ -159,11 +191,9 @@ struct Backward {
       probabilities<false>(b, i, rows, block, blocks, head, w);
     else
       probabilities<true>(b, i, rows, block, blocks, head, w);
-    score_gradients(rows, block, blocks, w);
+    score_gradients(i, rows, block, blocks, w);
     constexpr int LD = BLOCK * GROUP;
     const int columns = blocks * BLOCK;
-    for (int r = 0; r < rows; ++r)
-      if (w.lse[r] == INFINITY) clear(w.weights + r * LD, columns), clear(scores + r * n.row, columns);
     const int64_t at = first * BLOCK * n.wide;
     if (grads.value) add<false>(columns, rows, by_line(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_lines, sums.value + at);
     if (grads.key) add<false>(columns, rows, by_line(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_lines, sums.key + at);
@@ -194,10 +224,8 @@ struct Backward {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
       w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
-      if (empty)
-        forget(r, w);
-      else if (dlse)
-        w.delta[r] -= scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]);
+      w.dlse[r] = dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
+      if (empty) forget(r, w);
     }
     w.query_lines = pair_rows(w.query, rows, n.D, w.pairs.query), w.dout_lines = pair_rows(w.dout, rows, n.D, w.pairs.dout);
     if (n.band) w.rel_query_lines = pair_rows(w.rel_query, rows, n.band.E, w.pairs.rel_query);

@@ -88,12 +88,23 @@ class Visibility {
     const int64_t low = n_->low(i), high = n_->high(i + rows - 1);
     begin = low / BLOCK, end = low < high ? (high + BLOCK - 1) / BLOCK : begin;
   }
-  bool hidden(int64_t block, int64_t i, int rows) const {
+  // Whether mask and segments may leave query row i something to see in a key block.
+  bool may_see(int64_t block, int64_t i) const {
     const int64_t k = block - first_block;
-    if (!some_[k]) return true;
-    if (!c_->query_segment) return false;
+    if (!some_[k] || !c_->query_segment) return some_[k];
+    const int64_t s = queries_[i - first_row_];
+    return s >= lowest_[k] && s <= highest_[k];
+  }
+  bool hidden(int64_t block, int64_t i, int rows) const {
     for (int r = 0; r < rows; ++r)
-      if (const int64_t s = queries_[i - first_row_ + r]; s >= lowest_[k] && s <= highest_[k]) return false;
+      if (may_see(block, i + r)) return false;
+    return true;
+  }
+  // Whether query row i sees nothing outside the key blocks [begin, end).
+  bool only(int64_t i, int64_t begin, int64_t end) const {
+    const int64_t low = n_->low(i), last = n_->high(i) > low ? (n_->high(i) + BLOCK - 1) / BLOCK : 0;
+    for (int64_t block = low / BLOCK; block < last; ++block)
+      if ((block < begin || block >= end) && may_see(block, i)) return false;
     return true;
   }
   // The next tile of up to GROUP neighbouring key blocks from `block` on; 0 where there is none before `end`.

@@ -38,6 +38,8 @@ BLOCKS = {
     "two queries, bounded": dict(N=2, S=300, causal=True, rel="bounded", rel_start=20, T=70, E=16),
     "five queries, window": dict(N=5, S=300, causal=True, window=130),
     "one key": dict(N=200, S=1),
+    "one key, wide head": dict(N=40, S=1, D=200),
+    "two keys, wide head": dict(N=90, S=90, D=256, causal=True, window=2),
     "grouped heads": dict(N=70, S=140, H=4, G=2, heads="shared", E=5, causal=True),
     "more queries than keys": dict(N=260, S=70, causal=True),
     "many batch entries": dict(B=9, N=5, S=7, H=8),

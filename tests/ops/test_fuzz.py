@@ -1,0 +1,188 @@
+"""Random calls of every op on every backend, values and gradients by the one tolerance table.
+
+Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and which outputs a gradient comes back
+for. A handful here; `RETRO_KERNELS_FUZZ=100000 pytest tests/ops/test_fuzz.py` draws as many of each op, other ones every time.
+"""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import retro_kernels as rk
+from retro_kernels.testing import assert_passes, compare, guarded, inputs, poisoned, sliced
+from tests.conftest import INTERPRETER, fast_backends
+
+NIGHTLY = os.environ.get("RETRO_KERNELS_FUZZ")
+EXAMPLES = int(NIGHTLY) if NIGHTLY else 3 if INTERPRETER else 20
+fuzz = settings(max_examples=EXAMPLES, derandomize=NIGHTLY is None, database=None, print_blob=True)
+DTYPES = [torch.float32, torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
+
+VIEWS = {"dense": lambda t: t.clone(), "guarded": guarded, "sliced": sliced}
+#: what a gradient comes back for: of one output and of two
+UPSTREAM = ["out", "lse", "both"]
+common = dict(
+    seed=st.integers(0, 2**16), dtype=st.sampled_from(DTYPES), view=st.sampled_from(sorted(VIEWS)), upstream=st.sampled_from(UPSTREAM),
+    B=st.integers(1, 3),
+)  # fmt: skip
+heads = st.sampled_from([(1, 1), (2, 2), (4, 2), (3, 1)])
+widths = st.sampled_from([16, 24, 40, 64, 72, 128, 200, 256])
+relative = dict(
+    rel=st.sampled_from([None, "all", "bounded"]), heads=st.sampled_from(["each", "shared"]), rel_start=st.integers(-30, 30), T=st.integers(1, 40),
+    E=st.sampled_from([None, 1, 3, 16, 72]), biases=st.booleans(),
+)  # fmt: skip
+few_or_many = st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 160))
+
+
+def run(op: str, kw: dict, backend: str, view, upstream: str) -> dict[str, torch.Tensor]:
+    """Outputs and gradients; tensors lie in memory as `view` puts them."""
+    there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    leaves = {n: v.requires_grad_() for n, v in there.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    outs = getattr(rk, op)(**there, **({"return_lse": True} if "attention" in op else {}), backend=backend)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    result = {f"out{i}": out.detach() for i, out in enumerate(outs)}
+    chosen = [
+        out for i, out in enumerate(outs) if out.is_floating_point() and (upstream == "both" or i == (upstream == "lse") or len(outs) < 2)
+    ]
+    if not chosen:  # indices alone
+        return result
+    g = inputs.generator(kw["query" if "query" in kw else "x"].shape[1])
+    grads = [inputs.randn(g, *out.shape, dtype=out.dtype).to(out.device) for out in chosen]
+    grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(chosen, grads, strict=True)]
+    found = torch.autograd.grad(chosen, list(leaves.values()), grads, allow_unused=True)
+    return result | {f"grad_{n}": torch.zeros_like(v) if grad is None else grad for (n, v), grad in zip(leaves.items(), found, strict=True)}
+
+
+def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
+    dtype = kw["query" if "query" in kw else "x"].dtype
+    results = []
+    for name, call in (("reference", inputs.cast(kw, torch.float64)), ("eager", kw), (backend, kw)):
+        torch.manual_seed(0)
+        if name == "eager":
+            with compare.eager_types():
+                results.append(run(op, call, "reference", VIEWS["dense"], upstream))
+        else:
+            with poisoned():
+                results.append(run(op, call, name, VIEWS[view if name == backend else "dense"], upstream))
+    want, eager, got = results
+    for name, value in want.items():
+        if value.is_floating_point():
+            assert_passes(f"{op}/{backend} {name}", got[name], value, eager[name], dtype)
+        else:
+            assert torch.equal(got[name], value), f"{op}/{backend} {name}"
+
+
+def served(op: str, backend: str, kw: dict) -> bool:
+    """Whether this backend knows the call's options already."""
+    try:
+        getattr(rk, op)(**kw, backend=backend)
+    except ValueError as error:
+        if "not served yet" not in str(error):
+            raise
+        return False
+    return True
+
+
+def backends(op):
+    return pytest.mark.parametrize("backend", fast_backends(op))
+
+
+@backends("relative_attention")
+@fuzz
+@given(case=st.fixed_dictionaries(
+    common | relative | dict(
+        N=few_or_many, S=few_or_many, D=widths, grouping=heads, causal=st.booleans(), causal_gap=st.integers(0, 2),
+        window=st.sampled_from([None, None, 1, 2, 7, 60]), window_block=st.sampled_from([None, None, 1, 5, 64]),
+        query_offset=st.one_of(st.none(), st.integers(-20, 170)), each_offset=st.booleans(), key_mask=st.booleans(), segments=st.booleans(),
+        dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]), scale=st.sampled_from([None, None, 1.0]),
+    )
+))  # fmt: skip
+def test_relative_attention(backend, case):
+    case = dict(case)
+    H, G = case.pop("grouping")
+    view, upstream, each = (case.pop(n) for n in ("view", "upstream", "each_offset"))
+    if not case["causal"]:
+        case["causal_gap"] = 0
+    if case["window"]:
+        case["window_block"] = None
+    if each and case["rel"] != "all":
+        case["query_offset"] = torch.randint(-20, 170, (case["B"],), generator=inputs.generator(case["seed"]))
+    kw = inputs.self_attention(case.pop("seed"), H=H, G=G, **case)
+    if served("relative_attention", backend, kw):
+        check("relative_attention", backend, kw, view, upstream)
+
+
+@backends("chunked_cross_attention")
+@fuzz
+@given(case=st.fixed_dictionaries(
+    common | relative | dict(
+        N=few_or_many, M=st.integers(1, 80), K=st.integers(1, 3), R=st.one_of(st.integers(1, 3), st.integers(1, 70)), D=widths, grouping=heads,
+        query_start=st.integers(0, 90), each_start=st.booleans(), gate=st.booleans(), mask=st.sampled_from([None, "neighbour", "token"]),
+        extra_chunks=st.integers(0, 1), dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+    )
+))  # fmt: skip
+def test_chunked_cross_attention(backend, case):
+    case = dict(case)
+    H, G = case.pop("grouping")
+    view, upstream, each = (case.pop(n) for n in ("view", "upstream", "each_start"))
+    case["N"] = min(case["N"], 12 * case["M"])  # a dozen chunks suffice
+    case["query_start"] = min(case["query_start"], 12 * case["M"])
+    seed = case.pop("seed")
+    kw = inputs.cross_attention(seed, H=H, G=G, **case)
+    if each:
+        kw["query_start"] = torch.randint(-5, 100, (case["B"],), generator=inputs.generator(seed))
+    if served("chunked_cross_attention", backend, kw):
+        check("chunked_cross_attention", backend, kw, view, upstream)
+
+
+@backends("relative_logits")
+@fuzz
+@given(case=st.fixed_dictionaries(
+    common | dict(
+        N=few_or_many, key_len=few_or_many, H=st.integers(1, 3), E=st.sampled_from([1, 3, 16, 72, 256]), heads=st.sampled_from(["each", "shared"]),
+        biases=st.booleans(), query_offset=st.integers(-50, 50), bounded=st.one_of(st.none(), st.tuples(st.integers(-40, 40), st.integers(1, 40))),
+    )
+))  # fmt: skip
+def test_relative_logits(backend, case):
+    case = dict(case)
+    view, upstream, bounded = (case.pop(n) for n in ("view", "upstream", "bounded"))
+    if bounded:
+        case["rel_start"], case["T"] = bounded
+    check("relative_logits", backend, inputs.relative_logits(case.pop("seed"), **case), view, upstream)
+
+
+@backends("topk_chunks")
+@fuzz
+@given(case=st.fixed_dictionaries(
+    common | dict(
+        Q=few_or_many, S=few_or_many, D=st.sampled_from([1, 3, 16, 40, 130]), k=st.sampled_from([1, 2, 5, 17, 128]), shared=st.booleans(),
+        docs=st.booleans(), mask=st.booleans(), metric=st.sampled_from(["dot", "l2"]), causal_gap=st.one_of(st.none(), st.integers(-10, 40)),
+        query_offset=st.integers(-20, 150),
+    )
+))  # fmt: skip
+def test_topk_chunks(backend, case):
+    """Small integers, whose scores are exact in every type: order and ties can be compared one by one."""
+    case = dict(case)
+    view, upstream = case.pop("view"), case.pop("upstream")
+    if case["causal_gap"] is None:
+        del case["query_offset"]
+    check("topk_chunks", backend, inputs.topk(case.pop("seed"), integers=True, **case), view, upstream)
+
+
+@backends("leaky_average")
+@fuzz
+@given(case=st.fixed_dictionaries(
+    common | dict(
+        N=st.one_of(few_or_many, st.integers(1000, 2100)), H=st.integers(1, 3), D=st.integers(1, 40), initial=st.booleans(),
+        segments=st.sampled_from([0, 1, 3, 50]),
+    )
+))  # fmt: skip
+def test_leaky_average(backend, case):
+    """float32: in a half type the gradient of a decay is one number made of rounded sums, and eager's error in it a matter of luck."""
+    case = dict(case) | {"dtype": torch.float32}
+    view, upstream = case.pop("view"), case.pop("upstream")
+    kw = inputs.leaky(case.pop("seed"), **case)
+    if served("leaky_average", backend, kw):
+        check("leaky_average", backend, kw, view, upstream)
