@@ -33,16 +33,6 @@ def fast_backends(op: str) -> list[str]:
     return [name for name in names if rk.backends()[op][name]]
 
 
-def skip_unserved(op: str, kw: dict, backend: str) -> None:
-    """Skip where this backend has yet to learn an option of the call."""
-    try:
-        getattr(rk, op)(**kw, backend=backend)
-    except ValueError as error:
-        if "not served yet" not in str(error):
-            raise
-        pytest.skip(str(error))
-
-
 def in_types(cases, dtypes) -> list:
     """(name, dtype) of every case in every type; interpreted or emulated, which is slow, the cases take the types in turn."""
     pairs = [(name, dtype) for name in cases for dtype in dtypes]

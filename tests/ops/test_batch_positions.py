@@ -5,7 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs
-from tests.conftest import INTERPRETER, fast_backends, skip_unserved
+from tests.conftest import INTERPRETER, fast_backends
 
 ARGUMENT = {"relative_attention": "query_offset", "chunked_cross_attention": "query_start"}
 EVERY = [(op, backend) for op in ARGUMENT for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
@@ -56,7 +56,6 @@ def cases(op):
 )
 def test_values_and_gradients(op, backend, name, positions):
     kw = problem(op, name, positions)
-    skip_unserved(op, kw, backend)
     compare.check(op, kw, backend)
 
 
@@ -65,7 +64,6 @@ def test_values_and_gradients(op, backend, name, positions):
 def test_half_types(op, backend, dtype):
     for name in ("a token", "a prompt" if op == "relative_attention" else "a block"):
         kw = problem(op, name, (0, 5, 17), dtype=dtype)
-        skip_unserved(op, kw, backend)
         compare.check(op, kw, backend)
 
 
@@ -98,7 +96,6 @@ def test_the_definition_is_that_of_each_entry_alone(op, name):
 @every
 def test_an_entry_does_not_depend_on_the_others(op, backend):
     kw = problem(op, "a token", (0, 5, 17))
-    skip_unserved(op, kw, backend)
     out = getattr(rk, op)(**kw, backend=backend)
     other = getattr(rk, op)(**kw | {ARGUMENT[op]: kw[ARGUMENT[op]] + torch.tensor([4, 0, 1], device=out.device)}, backend=backend)
     same = [torch.equal(a, b) for a, b in zip(out, other, strict=True)]
@@ -109,7 +106,6 @@ def test_an_entry_does_not_depend_on_the_others(op, backend):
 def test_an_equal_position_gives_what_an_int_gives(op, backend):
     for name in cases(op):
         kw = problem(op, name, (5, 5, 5))
-        skip_unserved(op, kw, backend)
         torch.manual_seed(0)
         want = compare.run(op, kw | {ARGUMENT[op]: 5}, backend)
         torch.manual_seed(0)
@@ -122,7 +118,6 @@ def test_an_equal_position_gives_what_an_int_gives(op, backend):
 def test_chunks_that_do_not_exist_are_not_attended(backend):
     """Six chunks of four: positions from 27 on, and before 3, attend nothing; what the last chunk holds is met up to 26."""
     kw = problem("chunked_cross_attention", "a block", (20, -9, 100), gate=False, mask=None)
-    skip_unserved("chunked_cross_attention", kw, backend)
     kw = inputs.differentiable(kw)
     out, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)
     seen = lse.isfinite().all(1)
@@ -138,7 +133,6 @@ def test_decoding_over_a_cache_of_fixed_capacity(backend):
     n, capacity, lengths = 6, 24, torch.tensor([3, 11])
     kw = inputs.self_attention(4, N=capacity, causal=True, rel="bounded", rel_start=0, T=40)
     position = lengths.to(kw["query"].device)
-    skip_unserved("relative_attention", kw | {"query_offset": position}, backend)
     whole = rk.relative_attention(**kw, backend=backend)
     for step in range(n):
         past = torch.arange(capacity, device=position.device) > (position + step).unsqueeze(1)
@@ -163,7 +157,6 @@ def test_fullgraph_compile_replays_other_positions(op, backend):
     if INTERPRETER:
         pytest.skip("the interpreter runs eagerly whatever compiles around it")
     kw = problem(op, "a token", (0, 5, 17))
-    skip_unserved(op, kw, backend)
     torch._dynamo.reset()
     run = torch.compile(lambda kw: getattr(rk, op)(**kw, backend=backend), fullgraph=True, backend="aot_eager")
     with torch.compiler.set_stance("default"):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs, memory
-from tests.conftest import INTERPRETER, skip_unserved
+from tests.conftest import INTERPRETER
 
 OP = "leaky_average"
 # the interpreter's bf16 arithmetic is wrong, so bf16 waits for a GPU there
@@ -35,7 +35,6 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(backend, name, dtype):
     kw = inputs.leaky(3, dtype=dtype, **CASES[name])
-    skip_unserved(OP, kw, backend)
     compare.check(OP, kw, backend)
 
 
@@ -93,7 +92,6 @@ def test_sequences_join(backend):
 @given(N=st.integers(1, 70), D=st.integers(1, 20), segments=st.integers(1, 40), initial=st.booleans(), seed=st.integers(0, 99))
 def test_random_documents(backend, N, D, segments, initial, seed):
     kw = inputs.leaky(seed, N=N, D=D, segments=segments, initial=initial)
-    skip_unserved(OP, kw, backend)
     compare.check(OP, kw, backend)
 
 
@@ -101,7 +99,6 @@ def test_documents_equal_separate_calls(backend):
     """Three documents in a row, the first with a state: each is a call of its own, values and gradients; an id may return."""
     kw = inputs.differentiable(inputs.leaky(9, B=1, N=60, decay=[0.9, 0.99, 0.0]))
     packed = {**kw, "segment": torch.tensor([[5] * 20 + [-7] * 1 + [5] * 39], device=kw["x"].device)}
-    skip_unserved(OP, packed, backend)
     whole = rk.leaky_average(**packed, backend=backend)
     first = rk.leaky_average(kw["x"][:, :20], kw["decay"], initial=kw["initial"], backend=backend)
     others = [rk.leaky_average(kw["x"][:, a:b], kw["decay"], backend=backend) for a, b in ((20, 21), (21, 60))]
@@ -118,7 +115,6 @@ def test_nothing_of_a_document_reaches_another(backend, N):
     kw = inputs.leaky(10, B=1, N=N, H=1, D=4, decay=[0.9])
     kw["segment"] = torch.zeros(1, N, dtype=torch.int64, device=kw["x"].device)
     kw["segment"][:, N // 2 :] = 1
-    skip_unserved(OP, kw, backend)
     for bad in (slice(0, N // 2), slice(N // 2, N)):
         good = slice(N // 2, N) if bad.start == 0 else slice(0, N // 2)
         poisoned = inputs.differentiable({**kw, "x": kw["x"].clone()})
@@ -134,7 +130,6 @@ def test_nothing_of_a_document_reaches_another(backend, N):
 
 def test_segments_of_any_integer(backend):
     kw = inputs.leaky(11, segments=4)
-    skip_unserved(OP, kw, backend)
     want = compare.run(OP, kw, backend)
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         ids = torch.where(kw["segment"] == 1, torch.iinfo(dtype).max, kw["segment"]).to(dtype)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, inputs, memory
-from tests.conftest import INTERPRETER, in_types, skip_unserved
+from tests.conftest import INTERPRETER, in_types
 
 OP = "relative_attention"
 # the interpreter's bf16 dot is wrong, so bf16 waits for a GPU there
@@ -69,8 +69,6 @@ CASES = {
 @pytest.mark.parametrize(("name", "dtype"), in_types(CASES, DTYPES))
 def test_values_and_gradients(backend, name, dtype):
     kw = inputs.self_attention(3, dtype=dtype, **CASES[name])
-    if "blocks" in name:
-        skip_unserved(OP, kw, backend)
     compare.check(OP, kw, backend)
 
 
@@ -220,14 +218,12 @@ def test_causality(backend):
 )
 def test_random_blocks(backend, N, S, block, offset, causal, seed):
     kw = inputs.self_attention(seed, N=N, S=S, B=1, H=2, window_block=block, query_offset=offset, causal=causal, key_mask=seed % 2 == 0)
-    skip_unserved(OP, kw, backend)
     compare.check(OP, kw, backend)
 
 
 def test_a_block_sees_itself_and_the_one_before(backend):
     """Blocks of 3: key 4 is seen by its own block, rows 4 and 5 of it (causal), and by the next, rows 6, 7 and 8."""
     kw = inputs.self_attention(11, causal=True, window_block=3)
-    skip_unserved(OP, kw, backend)
     before = rk.relative_attention(**kw, backend=backend)
     kw["key"][:, 4], kw["value"][:, 4] = 7.0, -7.0
     changed = (rk.relative_attention(**kw, backend=backend) != before).any(-1).any(-1).any(0)
@@ -236,7 +232,6 @@ def test_a_block_sees_itself_and_the_one_before(backend):
 
 def test_decoding_in_blocks_equals_the_whole(backend):
     kw = inputs.self_attention(12, causal=True, window_block=4, rel="bounded", rel_start=0, T=8, E=8)
-    skip_unserved(OP, kw, backend)
     whole = rk.relative_attention(**kw, backend=backend)
     for start, n in [(i, 1) for i in range(13)] + [(2, 9), (5, 6)]:
         step = {**kw, **{name: kw[name][:, start : start + n] for name in ("query", "rel_query")}, "query_offset": start}
