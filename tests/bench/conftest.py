@@ -7,21 +7,14 @@ from bench import registry
 
 
 @pytest.fixture
-def tables(monkeypatch):
-    """The registry as copies: whatever a test registers is gone afterwards."""
-    for name in ("OPERATORS", "CASES", "CONTENDERS"):
-        copy = dict(getattr(registry, name))
-        for module in (registry, bench):
-            monkeypatch.setattr(module, name, copy)
-    from bench import plan
-    from bench.commands import list_command
-    from bench.measure import runner
-
-    for module in (plan, runner, list_command):
-        for name in ("OPERATORS", "CASES", "CONTENDERS"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, getattr(registry, name))
-    return registry
+def tables():
+    """The registry, whose tables are put back as they were: in place, for every module holds them by name."""
+    kept = {name: dict(getattr(registry, name)) for name in ("OPERATORS", "CASES", "CONTENDERS")}
+    yield registry
+    for name, before in kept.items():
+        table = getattr(registry, name)
+        table.clear()
+        table.update(before)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from bench.emulate.program import EmulationError, Program, Region
 from tests.emulate import harness
@@ -269,7 +270,7 @@ def test_counters():
 """
     )
     program = Program(text)
-    data = np.zeros((32, 8), np.uint64)
-    program.run((1,), [Region(0), Region(0)], regions=[(data.ctypes.data, data.nbytes)], shared_bytes=4096, checks=False)
+    data = torch.zeros(32, 8, dtype=torch.int64)  # begins with a sector, as NumPy's arrays need not
+    program.run((1,), [Region(0), Region(0)], regions=[(data.data_ptr(), data.nbytes)], shared_bytes=4096, checks=False)
     counted = [(c.opcode, c.requests, c.units, c.fewest) for c in program.counts() if c.requests]
     assert counted == [("ld.global.b32", 1, 32, 4), ("ld.global.b32", 1, 4, 4), ("st.shared.b32", 1, 1, 1), ("st.shared.b32", 1, 32, 1)]
