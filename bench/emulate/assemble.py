@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from .parse import Constant, Kernel, Memory, PtxError, Register, Statement, Symbol, Vector
+from .parse import Constant, Kernel, PtxError, Statement, Symbol, Vector
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
@@ -349,6 +349,3 @@ def label_of(instruction: Instruction, kernel: Kernel) -> int:
     if not isinstance(target, Symbol) or target.name not in kernel.labels:
         raise PtxError(f"a branch to {target}: no such label")
     return kernel.labels[target.name]
-
-
-__all__ = ["Instruction", "Memory", "Register", "decode", "label_of"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from retro_kernels import _dispatch, _target, aot
 from retro_kernels._target import KNOWN, Target
 
-from .program import Counted, Program, Region
+from .program import Program, Region
 
 #: so few that small tests fill them, and tiny ones don't: as under Triton's interpreter
 MULTIPROCESSORS = 12
@@ -80,10 +80,6 @@ def extent(tensor: Tensor) -> int:
     return (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
 
 
-def counts(kernel: Compiled) -> list[Counted]:
-    return kernel.program.counts()
-
-
 @contextlib.contextmanager
 def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Iterator[None]:
     """Inside, the `triton` backend serves CPU tensors: its kernels are compiled for `arch` and executed by the emulator.
@@ -113,6 +109,3 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
         _dispatch._status.cache_clear()
         stack.callback(_dispatch._status.cache_clear)
         yield
-
-
-__all__ = ["Compiled", "compiled", "counts", "emulating", "extent", "run"]
