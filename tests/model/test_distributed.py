@@ -1,19 +1,18 @@
 """DDP and FSDP2 over two gloo processes on the CPU: a training step of a tiny model equals the one process's that sees the whole batch."""
 
 import os
-import socket
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from retro_model import checkpoint, training
 from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
+from tests import processes
 from tests.conftest import INTERPRETER
 from tests.model import toys
 
@@ -45,50 +44,31 @@ def run(wrapped: nn.Module, rank: int, world_size: int, retrieves: bool) -> list
     return training.train(wrapped, optimizer, stream, SETTINGS, accumulate=2), optimizer
 
 
-def worker(rank, port, kind, name, folder, queue):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        wrapped = model(name)
-        if kind == "ddp":
-            wrapped = nn.parallel.DistributedDataParallel(wrapped)
-        else:
-            from torch.distributed.device_mesh import init_device_mesh
+def worker(rank, kind, name, folder):
+    wrapped = model(name)
+    if kind == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(wrapped)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
 
-            training.shard(wrapped, init_device_mesh("cpu", (2,)))
-        history, optimizer = run(wrapped, rank, 2, name == "retro")
-        torch.manual_seed(rank)  # processes drop different activations
-        checkpoint.save(folder, wrapped, optimizer, step=3, position=6)
-        drawn = torch.rand(8)
-        checkpoint.load(folder, wrapped, optimizer)  # shards take back what they gave
-        checkpoint.save(f"{folder}-again", wrapped, optimizer, step=3, position=6)
-        assert torch.equal(torch.rand(8), drawn)  # every process draws on as it would have
-        os.makedirs(f"{folder}-not/mine", exist_ok=True)
-        with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
-            checkpoint.save(f"{folder}-not", wrapped, optimizer)  # in every process: none waits for one that has left
-        if rank == 0:
-            queue.put(history)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+        training.shard(wrapped, init_device_mesh("cpu", (2,)))
+    history, optimizer = run(wrapped, rank, 2, name == "retro")
+    torch.manual_seed(rank)  # processes drop different activations
+    checkpoint.save(folder, wrapped, optimizer, step=3, position=6)
+    drawn = torch.rand(8)
+    checkpoint.load(folder, wrapped, optimizer)  # shards take back what they gave
+    checkpoint.save(f"{folder}-again", wrapped, optimizer, step=3, position=6)
+    assert torch.equal(torch.rand(8), drawn)  # every process draws on as it would have
+    os.makedirs(f"{folder}-not/mine", exist_ok=True)
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
+        checkpoint.save(f"{folder}-not", wrapped, optimizer)  # in every process: none waits for one that has left
+    return history
 
 
 @pytest.mark.parametrize("name", ["retro", "mosaics"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_steps_equal_one_process(kind, name, tmp_path):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=worker, args=(rank, port, kind, name, str(tmp_path / "saved"), queue)) for rank in range(2)]
-    for w in workers:
-        w.start()
-    got = queue.get(timeout=120)
-    for w in workers:
-        w.join(60)
-        assert w.exitcode == 0
+    got = processes.two(worker, kind, name, str(tmp_path / "saved"))
     whole = model(name)
     want, optimizer = run(whole, 0, 1, name == "retro")
     assert [h["tokens"] for h in got] == [h["tokens"] for h in want] and len({h["tokens"] for h in want}) > 1

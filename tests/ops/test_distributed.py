@@ -1,16 +1,13 @@
 """DDP and FSDP2 over two gloo processes on the CPU: the averaged gradient equals the one process that sees both halves."""
 
-import os
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 import retro_kernels as rk
 from retro_kernels.testing import inputs
+from tests import processes
 from tests.conftest import INTERPRETER
 
 pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
@@ -40,43 +37,24 @@ def data():
     return torch.randn(2, 11, 32, generator=g), torch.randn(2, 2, 2, 6, 32, generator=g)
 
 
-def worker(rank, port, kind, queue):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        layer = Layer()
-        if kind == "ddp":
-            layer = nn.parallel.DistributedDataParallel(layer)
-        else:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
+def worker(rank, kind):
+    layer = Layer()
+    if kind == "ddp":
+        layer = nn.parallel.DistributedDataParallel(layer)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
 
-            fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
-        x, neighbours = data()
-        layer(x[rank : rank + 1], neighbours[rank : rank + 1]).backward()
-        grads = {n.removeprefix("module."): p.grad.full_tensor() if kind == "fsdp2" else p.grad for n, p in layer.named_parameters()}
-        if rank == 0:
-            queue.put({n: g.numpy() for n, g in grads.items()})
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+    x, neighbours = data()
+    layer(x[rank : rank + 1], neighbours[rank : rank + 1]).backward()
+    grads = {n.removeprefix("module."): p.grad.full_tensor() if kind == "fsdp2" else p.grad for n, p in layer.named_parameters()}
+    return {n: g.numpy() for n, g in grads.items()}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_gradients_equal_one_process(kind):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=worker, args=(rank, port, kind, queue)) for rank in range(2)]
-    for w in workers:
-        w.start()
-    got = queue.get(timeout=120)
-    for w in workers:
-        w.join(60)
-        assert w.exitcode == 0
+    got = processes.two(worker, kind)
     layer, (x, neighbours) = Layer(), data()
     (sum(layer(x[i : i + 1], neighbours[i : i + 1]) for i in range(2)) / 2).backward()
     for name, parameter in layer.named_parameters():

@@ -1,18 +1,15 @@
 """DDP and FSDP2 over two gloo processes: a step on both losses equals the one process's that sees the whole batch."""
 
-import os
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from retro_model import training
 from retro_model.rpt import OWN
 from retro_model.rpt.supervision import Supervision
 from retro_model.training import rpt
+from tests import processes
 from tests.conftest import INTERPRETER
 from tests.model.rpt import tiny
 
@@ -43,42 +40,23 @@ def run(model: nn.Module, rows: slice):
     return [rpt.train_step(model, optimizer, tokens[rows], part, SETTINGS, LESSONS, step, index=index[rows]) for step in range(3)]
 
 
-def worker(rank, port, kind, queue):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        model = tiny.model(dtype=torch.float32, score_scale=0.2)
-        if kind == "ddp":
-            wrapped = nn.parallel.DistributedDataParallel(model)
-        else:
-            from torch.distributed.device_mesh import init_device_mesh
+def worker(rank, kind):
+    model = tiny.model(dtype=torch.float32, score_scale=0.2)
+    if kind == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
 
-            wrapped = training.shard(model, init_device_mesh("cpu", (2,)))
-        history = run(wrapped, slice(rank * 2, rank * 2 + 2))
-        weight = model.retriever.key.weight
-        weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-        if rank == 0:
-            queue.put((history, weight.detach().numpy()))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+        wrapped = training.shard(model, init_device_mesh("cpu", (2,)))
+    history = run(wrapped, slice(rank * 2, rank * 2 + 2))
+    weight = model.retriever.key.weight
+    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return (history, weight.detach().numpy())
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_steps_equal_one_process(kind):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=worker, args=(rank, port, kind, queue)) for rank in range(2)]
-    for w in workers:
-        w.start()
-    got, weight = queue.get(timeout=240)
-    for w in workers:
-        w.join(60)
-        assert w.exitcode == 0
+    got, weight = processes.two(worker, kind)
     model = tiny.model(dtype=torch.float32, score_scale=0.2)
     want = run(model, slice(0, 4))
     for a, b in zip(got, want):
