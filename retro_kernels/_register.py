@@ -126,13 +126,16 @@ _MOST_PLANS = 4096  # of some hundred bytes
 
 def _plan(op: str, call, resolved, backend: str | None) -> tuple[Callable, Callable, tuple]:
     """Holds no tensor: those are taken from each call, wherever `resolve` moved them to."""
+    moved = [i for i, (given, found) in enumerate(zip(call, resolved, strict=True)) if given is not found]
     where, options = [], []
-    for value in resolved:
-        if isinstance(value, Tensor):
-            where.append(next(i for i, given in enumerate(call) if given is value))
-        else:
+    for i, value in enumerate(resolved):
+        if not isinstance(value, Tensor):
             where.append(len(call) + len(options))
             options.append(value)
+        elif value is call[i]:  # where it was: one tensor may be given for several arguments
+            where.append(i)
+        else:
+            where.append(next(j for j in moved if call[j] is value))
     return _dispatch.choose(op, resolved, backend).forward, operator.itemgetter(*where), tuple(options)
 
 

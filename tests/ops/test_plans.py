@@ -42,6 +42,15 @@ def test_later_calls_equal_the_first(op):
     assert len(_register._PLANS) == 1
 
 
+def test_one_tensor_given_for_several_arguments():
+    """Each argument stays its own: later calls of these shapes give others."""
+    x, rest = torch.randn(1, 8, 2, 16), [torch.randn(1, 8, 2, 16) for _ in range(3)]
+    rk.relative_attention(x, x, x)
+    got = rk.relative_attention(*rest)
+    assert len(_register._PLANS) == 1
+    torch.testing.assert_close(got, rk.relative_attention(*rest, backend="reference"))
+
+
 def test_positions_that_move_into_their_own_field():
     kw = inputs.self_attention(1, B=2, N=1, S=20, causal=True, rel="bounded", rel_start=0, T=20)
     for lengths in ([3, 17], [8, 2]):
