@@ -66,6 +66,7 @@ mutants: setup
 lint: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	find csrc bench tests -regex '.*\.\(h\|cpp\|cu\|cuh\)' | xargs $(dir $(PY))clang-format --dry-run -Werror
 
 clean:
 	rm -rf build .venv bench/out retro_kernels/*.so retro_model/*.so compile_commands.json

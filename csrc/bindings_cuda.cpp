@@ -8,13 +8,16 @@ namespace py = pybind11;
 
 namespace {
 
-int64_t stride(const retro::View& view, int dimension) { return view && view.size[dimension] > 1 ? view.stride[dimension] : 0; }
+int64_t stride(const retro::View& view, int dimension) {
+  return view && view.size[dimension] > 1 ? view.stride[dimension] : 0;
+}
 int bytes(const retro::View& view) { return view.type == retro::Type::I64 ? 8 : 4; }
 
 // 0, or the CUDA error.
-int topk_chunks(const retro::View& query, const retro::View& key, const retro::View& query_doc, const retro::View& key_doc,
-                const retro::View& key_mask, const retro::View& partial, const retro::View& scores, const retro::View& indices, int k, bool l2,
-                bool causal, int causal_shift, int splits, int split_len, int blocks, uintptr_t stream) {
+int topk_chunks(const retro::View& query, const retro::View& key, const retro::View& query_doc,
+                const retro::View& key_doc, const retro::View& key_mask, const retro::View& partial,
+                const retro::View& scores, const retro::View& indices, int k, bool l2, bool causal, int causal_shift,
+                int splits, int split_len, int blocks, uintptr_t stream) {
   retro::TopkChunks call{};
   call.query = query.data;
   call.key = key.data;

@@ -30,17 +30,13 @@ struct View {
 
   int64_t element_bytes() const {
     switch (type) {
-      case Type::I64:
-        return 8;
+      case Type::I64: return 8;
       case Type::F32:
-      case Type::I32:
-        return 4;
+      case Type::I32: return 4;
       case Type::BF16:
       case Type::F16:
-      case Type::I16:
-        return 2;
-      default:
-        return 1;
+      case Type::I16: return 2;
+      default: return 1;
     }
   }
   // Entry b of the first dimension alone: a batch of one.
@@ -70,16 +66,11 @@ struct View {
 // One element of any integer type.
 inline int64_t integer(const View& v, int64_t offset) {
   switch (v.type) {
-    case Type::I64:
-      return reinterpret_cast<const int64_t*>(v.data)[offset];
-    case Type::I32:
-      return reinterpret_cast<const int32_t*>(v.data)[offset];
-    case Type::I16:
-      return reinterpret_cast<const int16_t*>(v.data)[offset];
-    case Type::I8:
-      return reinterpret_cast<const int8_t*>(v.data)[offset];
-    default:
-      return reinterpret_cast<const uint8_t*>(v.data)[offset];
+    case Type::I64: return reinterpret_cast<const int64_t*>(v.data)[offset];
+    case Type::I32: return reinterpret_cast<const int32_t*>(v.data)[offset];
+    case Type::I16: return reinterpret_cast<const int16_t*>(v.data)[offset];
+    case Type::I8: return reinterpret_cast<const int8_t*>(v.data)[offset];
+    default: return reinterpret_cast<const uint8_t*>(v.data)[offset];
   }
 }
 
@@ -94,15 +85,9 @@ inline int64_t position_of(const View& positions, int64_t b) {
 template <class F>
 inline void by_type(Type type, F&& f) {
   switch (type) {
-    case Type::BF16:
-      f(bf16{});
-      break;
-    case Type::F16:
-      f(fp16{});
-      break;
-    default:
-      f(float{});
-      break;
+    case Type::BF16: f(bf16{}); break;
+    case Type::F16: f(fp16{}); break;
+    default: f(float{}); break;
   }
 }
 

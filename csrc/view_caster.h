@@ -77,7 +77,8 @@ struct fields_caster {
   PYBIND11_TYPE_CASTER(S, const_name("tuple of an op's arguments"));
 
   bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != retro::FIELDS<S>) return false;
+    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != retro::FIELDS<S>)
+      return false;
     set(source, std::make_index_sequence<retro::FIELDS<S>>{});
     return true;
   }

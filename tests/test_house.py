@@ -21,7 +21,7 @@ STOREYS = (
 )
 BACKENDS = ("triton", "cuda", "cpu", "reference")
 LONGEST_FILE = 450  # lines
-NAMED = (".py", ".cpp", ".cu", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")
+NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")
 
 
 def imported(path: Path) -> set[str]:
@@ -144,7 +144,7 @@ def test_files_stay_readable():
         for p in (ROOT / folder).rglob("*")
         if p.is_file()
     ]
-    long = {str(p.relative_to(ROOT)): n for p in sources if p.suffix in (".py", ".cpp", ".cu", ".h")
+    long = {str(p.relative_to(ROOT)): n for p in sources if p.suffix in (".py", ".cpp", ".cu", ".cuh", ".h")
             and (n := len(p.read_text().splitlines())) > LONGEST_FILE}  # fmt: skip
     assert not long
 

@@ -12,288 +12,313 @@ namespace ptx {
 // f(T{}) with the C++ type of an integer `type`
 template <class F>
 void with_integer(Machine& m, int type, F f) {
-    switch (type) {
-        case U8:
-        case PRED: return f(uint8_t{});
-        case U16: return f(uint16_t{});
-        case U32: return f(uint32_t{});
-        case U64: return f(uint64_t{});
-        case S8: return f(int8_t{});
-        case S16: return f(int16_t{});
-        case S32: return f(int32_t{});
-        case S64: return f(int64_t{});
-        default: m.fault("this type is not an integer");
-    }
+  switch (type) {
+    case U8:
+    case PRED: return f(uint8_t{});
+    case U16: return f(uint16_t{});
+    case U32: return f(uint32_t{});
+    case U64: return f(uint64_t{});
+    case S8: return f(int8_t{});
+    case S16: return f(int16_t{});
+    case S32: return f(int32_t{});
+    case S64: return f(int64_t{});
+    default: m.fault("this type is not an integer");
+  }
 }
 
 template <class F>
 void integer_binary(Machine& m, Ins& i, F f) {
-    with_integer(m, i.type, [&](auto zero) {
-        using T = decltype(zero);
-        uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
-        m.each([&](int t) { d[t] = held(bits<T>(T(f(as<T>(a[t]), as<T>(b[t])))), i.type, i.width); });
-    });
+  with_integer(m, i.type, [&](auto zero) {
+    using T = decltype(zero);
+    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
+    m.each([&](int t) { d[t] = held(bits<T>(T(f(as<T>(a[t]), as<T>(b[t])))), i.type, i.width); });
+  });
 }
 
 inline double read_float(Machine& m, int type, uint64_t v) {
-    switch (type) {
-        case F16: return from_f16(uint16_t(v));
-        case BF16: return from_bf16(uint16_t(v));
-        case F32: return as<float>(v);
-        case F64: return as<double>(v);
-        default: m.fault("this type is not a float");
-    }
+  switch (type) {
+    case F16: return from_f16(uint16_t(v));
+    case BF16: return from_bf16(uint16_t(v));
+    case F32: return as<float>(v);
+    case F64: return as<double>(v);
+    default: m.fault("this type is not a float");
+  }
 }
 
 inline uint64_t write_float(Machine& m, int type, double v, bool ftz) {
-    switch (type) {
-        case F16: return to_f16(v);
-        case BF16: return to_bf16(v);
-        case F32: return bits(ftz ? flushed(float(v)) : float(v));
-        case F64: return bits(v);
-        default: m.fault("this type is not a float");
-    }
+  switch (type) {
+    case F16: return to_f16(v);
+    case BF16: return to_bf16(v);
+    case F32: return bits(ftz ? flushed(float(v)) : float(v));
+    case F64: return bits(v);
+    default: m.fault("this type is not a float");
+  }
 }
 
 // option 0: flush subnormal floats to zero; x2 types: the halves one by one
 template <class F>
 void float_op(Machine& m, Ins& i, F f) {
-    bool ftz = i.option[0];
-    bool packed = i.type == F16X2 || i.type == BF16X2;
-    int type = i.type == F16X2 ? F16 : i.type == BF16X2 ? BF16 : i.type;
-    uint64_t *d = m.reg(i.d[0]), *s[3];
-    int n = int(i.s.size());
-    for (int k = 0; k < n; ++k) s[k] = m.reg(i.s[k]);
-    m.each([&](int t) {
-        uint64_t out = 0;
-        for (int half = 0; half < (packed ? 2 : 1); ++half) {
-            double x[3] = {};
-            for (int k = 0; k < n; ++k) {
-                x[k] = read_float(m, type, packed ? (s[k][t] >> (16 * half)) & 0xffff : s[k][t]);
-                if (ftz && type == F32) x[k] = flushed(float(x[k]));
-            }
-            out |= write_float(m, type, f(x[0], x[1], x[2]), ftz) << (16 * half);
-        }
-        d[t] = out;
-    });
+  bool ftz = i.option[0];
+  bool packed = i.type == F16X2 || i.type == BF16X2;
+  int type = i.type == F16X2 ? F16 : i.type == BF16X2 ? BF16 : i.type;
+  uint64_t *d = m.reg(i.d[0]), *s[3];
+  int n = int(i.s.size());
+  for (int k = 0; k < n; ++k) s[k] = m.reg(i.s[k]);
+  m.each([&](int t) {
+    uint64_t out = 0;
+    for (int half = 0; half < (packed ? 2 : 1); ++half) {
+      double x[3] = {};
+      for (int k = 0; k < n; ++k) {
+        x[k] = read_float(m, type, packed ? (s[k][t] >> (16 * half)) & 0xffff : s[k][t]);
+        if (ftz && type == F32) x[k] = flushed(float(x[k]));
+      }
+      out |= write_float(m, type, f(x[0], x[1], x[2]), ftz) << (16 * half);
+    }
+    d[t] = out;
+  });
 }
 
-// Float32 sums and products are rounded once from double: exact for +, -, * and a fused multiply-add but for ties beyond 2^-53
+// Float32 sums and products are rounded once from double: exact
+// for +, -, * and a fused multiply-add but for ties beyond 2^-53
 inline double least(double a, double b, bool nan) {
-    if (a != a || b != b) return nan ? std::numeric_limits<double>::quiet_NaN() : (a != a ? b : a);
-    return a < b || (a == b && std::signbit(a)) ? a : b;
+  if (a != a || b != b) return nan ? std::numeric_limits<double>::quiet_NaN() : (a != a ? b : a);
+  return a < b || (a == b && std::signbit(a)) ? a : b;
 }
 inline double most(double a, double b, bool nan) { return -least(-a, -b, nan); }
 
 inline void add(Machine& m, Ins& i) {
-    if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a + b; });
-    integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) + uint64_t(b); });
+  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a + b; });
+  integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) + uint64_t(b); });
 }
 inline void sub(Machine& m, Ins& i) {
-    if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a - b; });
-    integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) - uint64_t(b); });
+  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a - b; });
+  integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) - uint64_t(b); });
 }
 inline void mul(Machine& m, Ins& i) {  // floats, and the low half of integers
-    if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a * b; });
-    integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) * uint64_t(b); });
+  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a * b; });
+  integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) * uint64_t(b); });
 }
 inline void mul_hi(Machine& m, Ins& i) {
-    int shift = 8 * BYTES[i.type];
-    integer_binary(m, i, [&](auto a, auto b) { return uint64_t((__int128(a) * __int128(b)) >> shift); });
+  int shift = 8 * BYTES[i.type];
+  integer_binary(m, i, [&](auto a, auto b) { return uint64_t((__int128(a) * __int128(b)) >> shift); });
 }
 inline void fma(Machine& m, Ins& i) {
-    if (i.type == F32) {
-        bool ftz = i.option[0];
-        uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
-        return m.each([&](int t) {
-            float x = as<float>(a[t]), y = as<float>(b[t]), z = as<float>(c[t]);
-            d[t] = ftz ? bits(flushed(std::fma(flushed(x), flushed(y), flushed(z)))) : bits(std::fma(x, y, z));
-        });
-    }
-    float_op(m, i, [](double a, double b, double c) { return std::fma(a, b, c); });
+  if (i.type == F32) {
+    bool ftz = i.option[0];
+    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
+    return m.each([&](int t) {
+      float x = as<float>(a[t]), y = as<float>(b[t]), z = as<float>(c[t]);
+      d[t] = ftz ? bits(flushed(std::fma(flushed(x), flushed(y), flushed(z)))) : bits(std::fma(x, y, z));
+    });
+  }
+  float_op(m, i, [](double a, double b, double c) { return std::fma(a, b, c); });
 }
 inline void div(Machine& m, Ins& i) {
-    if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a / b; });
-    integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
-        if (b == 0) return ~uint64_t(0);  // unspecified by PTX
-        if (is_signed(i.type) && int64_t(b) == -1) return uint64_t(0) - uint64_t(a);
-        return uint64_t(a / b);
-    });
+  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a / b; });
+  integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
+    if (b == 0) return ~uint64_t(0);  // unspecified by PTX
+    if (is_signed(i.type) && int64_t(b) == -1) return uint64_t(0) - uint64_t(a);
+    return uint64_t(a / b);
+  });
 }
 inline void rem(Machine& m, Ins& i) {
-    integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
-        if (b == 0) return uint64_t(a);
-        if (is_signed(i.type) && int64_t(b) == -1) return 0;
-        return uint64_t(a % b);
-    });
+  integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
+    if (b == 0) return uint64_t(a);
+    if (is_signed(i.type) && int64_t(b) == -1) return 0;
+    return uint64_t(a % b);
+  });
 }
 inline void min_(Machine& m, Ins& i) {
-    if (i.type >= F16) return float_op(m, i, [&](double a, double b, double) { return least(a, b, i.option[1]); });
-    integer_binary(m, i, [&](auto a, auto b) { auto v = a < b ? a : b; return i.option[2] && v < 0 ? decltype(v)(0) : v; });
+  if (i.type >= F16) return float_op(m, i, [&](double a, double b, double) { return least(a, b, i.option[1]); });
+  integer_binary(m, i, [&](auto a, auto b) {
+    auto v = a < b ? a : b;
+    return i.option[2] && v < 0 ? decltype(v)(0) : v;
+  });
 }
 inline void max_(Machine& m, Ins& i) {
-    if (i.type >= F16) return float_op(m, i, [&](double a, double b, double) { return most(a, b, i.option[1]); });
-    integer_binary(m, i, [&](auto a, auto b) { auto v = a > b ? a : b; return i.option[2] && v < 0 ? decltype(v)(0) : v; });
+  if (i.type >= F16) return float_op(m, i, [&](double a, double b, double) { return most(a, b, i.option[1]); });
+  integer_binary(m, i, [&](auto a, auto b) {
+    auto v = a > b ? a : b;
+    return i.option[2] && v < 0 ? decltype(v)(0) : v;
+  });
 }
 inline void neg(Machine& m, Ins& i) {
-    if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return -a; });
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    m.each([&](int t) { d[t] = zero_extended(0 - a[t], i.width); });
+  if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return -a; });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each([&](int t) { d[t] = zero_extended(0 - a[t], i.width); });
 }
 inline void abs_(Machine& m, Ins& i) {
-    if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return std::fabs(a); });
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    m.each([&](int t) { d[t] = zero_extended(uint64_t(std::abs(sign_extended(a[t], BYTES[i.type]))), i.width); });
+  if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return std::fabs(a); });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each([&](int t) { d[t] = zero_extended(uint64_t(std::abs(sign_extended(a[t], BYTES[i.type]))), i.width); });
 }
-inline void and_(Machine& m, Ins& i) { integer_binary(m, i, [](auto a, auto b) { return a & b; }); }
-inline void or_(Machine& m, Ins& i) { integer_binary(m, i, [](auto a, auto b) { return a | b; }); }
-inline void xor_(Machine& m, Ins& i) { integer_binary(m, i, [](auto a, auto b) { return a ^ b; }); }
+inline void and_(Machine& m, Ins& i) {
+  integer_binary(m, i, [](auto a, auto b) { return a & b; });
+}
+inline void or_(Machine& m, Ins& i) {
+  integer_binary(m, i, [](auto a, auto b) { return a | b; });
+}
+inline void xor_(Machine& m, Ins& i) {
+  integer_binary(m, i, [](auto a, auto b) { return a ^ b; });
+}
 inline void not_(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    m.each([&](int t) { d[t] = i.type == PRED ? !a[t] : zero_extended(~a[t], i.width); });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each([&](int t) { d[t] = i.type == PRED ? !a[t] : zero_extended(~a[t], i.width); });
 }
 inline void shl(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
-    unsigned size = 8 * BYTES[i.type];
-    m.each([&](int t) { d[t] = uint32_t(b[t]) >= size ? 0 : zero_extended(a[t] << uint32_t(b[t]), BYTES[i.type]); });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
+  unsigned size = 8 * BYTES[i.type];
+  m.each([&](int t) { d[t] = uint32_t(b[t]) >= size ? 0 : zero_extended(a[t] << uint32_t(b[t]), BYTES[i.type]); });
 }
 inline void shr(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
-    int bytes = BYTES[i.type];
-    unsigned size = 8 * bytes;
-    m.each([&](int t) {
-        unsigned n = std::min(uint32_t(b[t]), size);
-        if (is_signed(i.type)) d[t] = zero_extended(uint64_t(sign_extended(a[t], bytes) >> std::min(n, size - 1)), i.width);
-        else d[t] = n >= size ? 0 : zero_extended(a[t], bytes) >> n;
-    });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
+  int bytes = BYTES[i.type];
+  unsigned size = 8 * bytes;
+  m.each([&](int t) {
+    unsigned n = std::min(uint32_t(b[t]), size);
+    if (is_signed(i.type))
+      d[t] = zero_extended(uint64_t(sign_extended(a[t], bytes) >> std::min(n, size - 1)), i.width);
+    else
+      d[t] = n >= size ? 0 : zero_extended(a[t], bytes) >> n;
+  });
 }
 inline void mad(Machine& m, Ins& i) {  // low half
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
-    m.each([&](int t) { d[t] = zero_extended(a[t] * b[t] + c[t], BYTES[i.type]); });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
+  m.each([&](int t) { d[t] = zero_extended(a[t] * b[t] + c[t], BYTES[i.type]); });
 }
 inline void wide(Machine& m, Ins& i) {  // mul.wide, mad.wide: twice the bits of the type
-    int bytes = BYTES[i.type];
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
-    m.each([&](int t) {
-        uint64_t product = is_signed(i.type) ? uint64_t(sign_extended(a[t], bytes) * sign_extended(b[t], bytes))
-                                             : zero_extended(a[t], bytes) * zero_extended(b[t], bytes);
-        d[t] = zero_extended(product + (c ? c[t] : 0), 2 * bytes);
-    });
+  int bytes = BYTES[i.type];
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
+  m.each([&](int t) {
+    uint64_t product = is_signed(i.type) ? uint64_t(sign_extended(a[t], bytes) * sign_extended(b[t], bytes))
+                                         : zero_extended(a[t], bytes) * zero_extended(b[t], bytes);
+    d[t] = zero_extended(product + (c ? c[t] : 0), 2 * bytes);
+  });
 }
 inline void bfe(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
-    int bytes = BYTES[i.type], top = 8 * bytes - 1;
-    m.each([&](int t) {
-        int pos = int(b[t] & 0xff), len = int(c[t] & 0xff);
-        uint64_t value = zero_extended(a[t], bytes);
-        bool sign = is_signed(i.type) && len > 0 && ((value >> std::min(pos + len - 1, top)) & 1);
-        uint64_t out = sign ? ~uint64_t(0) : 0;
-        for (int k = 0; k < len && k <= top && pos + k <= top; ++k) {
-            uint64_t bit = (value >> (pos + k)) & 1;
-            out = (out & ~(uint64_t(1) << k)) | (bit << k);
-        }
-        d[t] = zero_extended(out, bytes);
-    });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
+  int bytes = BYTES[i.type], top = 8 * bytes - 1;
+  m.each([&](int t) {
+    int pos = int(b[t] & 0xff), len = int(c[t] & 0xff);
+    uint64_t value = zero_extended(a[t], bytes);
+    bool sign = is_signed(i.type) && len > 0 && ((value >> std::min(pos + len - 1, top)) & 1);
+    uint64_t out = sign ? ~uint64_t(0) : 0;
+    for (int k = 0; k < len && k <= top && pos + k <= top; ++k) {
+      uint64_t bit = (value >> (pos + k)) & 1;
+      out = (out & ~(uint64_t(1) << k)) | (bit << k);
+    }
+    d[t] = zero_extended(out, bytes);
+  });
 }
 inline void bfi(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]), *e = m.reg(i.s[3]);
-    int bytes = BYTES[i.type];
-    m.each([&](int t) {
-        int pos = int(c[t] & 0xff), len = int(e[t] & 0xff);
-        uint64_t field = len >= 64 ? ~uint64_t(0) : (uint64_t(1) << len) - 1;
-        uint64_t keep = pos >= 64 ? 0 : field << pos;
-        d[t] = zero_extended((b[t] & ~keep) | ((pos >= 64 ? 0 : a[t] << pos) & keep), bytes);
-    });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]), *e = m.reg(i.s[3]);
+  int bytes = BYTES[i.type];
+  m.each([&](int t) {
+    int pos = int(c[t] & 0xff), len = int(e[t] & 0xff);
+    uint64_t field = len >= 64 ? ~uint64_t(0) : (uint64_t(1) << len) - 1;
+    uint64_t keep = pos >= 64 ? 0 : field << pos;
+    d[t] = zero_extended((b[t] & ~keep) | ((pos >= 64 ? 0 : a[t] << pos) & keep), bytes);
+  });
 }
 inline void prmt(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
-    m.each([&](int t) {
-        uint64_t all = (a[t] & 0xffffffffu) | (b[t] << 32), out = 0;
-        for (int k = 0; k < 4; ++k) {
-            unsigned pick = (c[t] >> (4 * k)) & 0xf;
-            uint64_t byte = (all >> (8 * (pick & 7))) & 0xff;
-            if (pick & 8) byte = byte & 0x80 ? 0xff : 0;
-            out |= byte << (8 * k);
-        }
-        d[t] = out;
-    });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
+  m.each([&](int t) {
+    uint64_t all = (a[t] & 0xffffffffu) | (b[t] << 32), out = 0;
+    for (int k = 0; k < 4; ++k) {
+      unsigned pick = (c[t] >> (4 * k)) & 0xf;
+      uint64_t byte = (all >> (8 * (pick & 7))) & 0xff;
+      if (pick & 8) byte = byte & 0x80 ? 0xff : 0;
+      out |= byte << (8 * k);
+    }
+    d[t] = out;
+  });
 }
 inline void lop3(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]), *table = m.reg(i.s[3]);
-    m.each([&](int t) {
-        uint64_t out = 0;
-        for (int k = 0; k < 32; ++k) {
-            unsigned row = ((a[t] >> k) & 1) << 2 | ((b[t] >> k) & 1) << 1 | ((c[t] >> k) & 1);
-            out |= ((table[t] >> row) & 1) << k;
-        }
-        d[t] = out;
-    });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]), *table = m.reg(i.s[3]);
+  m.each([&](int t) {
+    uint64_t out = 0;
+    for (int k = 0; k < 32; ++k) {
+      unsigned row = ((a[t] >> k) & 1) << 2 | ((b[t] >> k) & 1) << 1 | ((c[t] >> k) & 1);
+      out |= ((table[t] >> row) & 1) << k;
+    }
+    d[t] = out;
+  });
 }
 inline void shf(Machine& m, Ins& i) {  // option 0: left; option 1: clamp the amount at 32, else wrap it
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
-    m.each([&](int t) {
-        unsigned n = i.option[1] ? std::min(uint32_t(c[t]), 32u) : uint32_t(c[t]) & 31;
-        uint64_t both = (b[t] << 32) | (a[t] & 0xffffffffu);
-        d[t] = i.option[0] ? ((n ? both << n : both) >> 32) & 0xffffffffu : (both >> n) & 0xffffffffu;
-    });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
+  m.each([&](int t) {
+    unsigned n = i.option[1] ? std::min(uint32_t(c[t]), 32u) : uint32_t(c[t]) & 31;
+    uint64_t both = (b[t] << 32) | (a[t] & 0xffffffffu);
+    d[t] = i.option[0] ? ((n ? both << n : both) >> 32) & 0xffffffffu : (both >> n) & 0xffffffffu;
+  });
 }
 inline void popc(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    m.each([&](int t) { d[t] = uint64_t(__builtin_popcountll(zero_extended(a[t], BYTES[i.type]))); });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each([&](int t) { d[t] = uint64_t(__builtin_popcountll(zero_extended(a[t], BYTES[i.type]))); });
 }
 inline void clz(Machine& m, Ins& i) {
-    int size = 8 * BYTES[i.type];
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    m.each([&](int t) {
-        uint64_t v = zero_extended(a[t], BYTES[i.type]);
-        d[t] = v ? uint64_t(__builtin_clzll(v) - (64 - size)) : uint64_t(size);
-    });
+  int size = 8 * BYTES[i.type];
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each([&](int t) {
+    uint64_t v = zero_extended(a[t], BYTES[i.type]);
+    d[t] = v ? uint64_t(__builtin_clzll(v) - (64 - size)) : uint64_t(size);
+  });
 }
 inline void brev(Machine& m, Ins& i) {
-    int size = 8 * BYTES[i.type];
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    m.each([&](int t) {
-        uint64_t out = 0;
-        for (int k = 0; k < size; ++k) out |= ((a[t] >> k) & 1) << (size - 1 - k);
-        d[t] = out;
-    });
+  int size = 8 * BYTES[i.type];
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each([&](int t) {
+    uint64_t out = 0;
+    for (int k = 0; k < size; ++k) out |= ((a[t] >> k) & 1) << (size - 1 - k);
+    d[t] = out;
+  });
 }
 
 template <class F>
 void unary_f32(Machine& m, Ins& i, F f) {
-    float_op(m, i, [&](double a, double, double) { return double(f(float(a))); });
+  float_op(m, i, [&](double a, double, double) { return double(f(float(a))); });
 }
-inline void ex2(Machine& m, Ins& i) { unary_f32(m, i, [](float a) { return std::exp2(a); }); }
-inline void lg2(Machine& m, Ins& i) { unary_f32(m, i, [](float a) { return std::log2(a); }); }
-inline void rcp(Machine& m, Ins& i) { unary_f32(m, i, [](float a) { return 1.0f / a; }); }
-inline void sqrt_(Machine& m, Ins& i) { unary_f32(m, i, [](float a) { return std::sqrt(a); }); }
-inline void rsqrt(Machine& m, Ins& i) { unary_f32(m, i, [](float a) { return 1.0f / std::sqrt(a); }); }
+inline void ex2(Machine& m, Ins& i) {
+  unary_f32(m, i, [](float a) { return std::exp2(a); });
+}
+inline void lg2(Machine& m, Ins& i) {
+  unary_f32(m, i, [](float a) { return std::log2(a); });
+}
+inline void rcp(Machine& m, Ins& i) {
+  unary_f32(m, i, [](float a) { return 1.0f / a; });
+}
+inline void sqrt_(Machine& m, Ins& i) {
+  unary_f32(m, i, [](float a) { return std::sqrt(a); });
+}
+inline void rsqrt(Machine& m, Ins& i) {
+  unary_f32(m, i, [](float a) { return 1.0f / std::sqrt(a); });
+}
 
 // mov: one value; several sources pack into one register, several destinations unpack it
 inline void mov(Machine& m, Ins& i) {
-    if (i.d.size() == 1 && i.s.size() == 1) {
-        uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-        m.each([&](int t) { d[t] = i.type == PRED ? a[t] != 0 : zero_extended(a[t], i.width); });
-    } else if (i.d.size() == 1) {
-        uint64_t* d = m.reg(i.d[0]);
-        int bytes = i.width / int(i.s.size());
-        m.each([&](int t) {
-            uint64_t out = 0;
-            for (size_t k = 0; k < i.s.size(); ++k) out |= zero_extended(m.reg(i.s[k])[t], bytes) << (8 * bytes * k);
-            d[t] = out;
-        });
-    } else {
-        uint64_t* a = m.reg(i.s[0]);
-        int bytes = BYTES[i.type] / int(i.d.size());
-        m.each([&](int t) {
-            uint64_t value = a[t];
-            for (size_t k = 0; k < i.d.size(); ++k) m.reg(i.d[k])[t] = zero_extended(value >> (8 * bytes * k), bytes);
-        });
-    }
+  if (i.d.size() == 1 && i.s.size() == 1) {
+    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+    m.each([&](int t) { d[t] = i.type == PRED ? a[t] != 0 : zero_extended(a[t], i.width); });
+  } else if (i.d.size() == 1) {
+    uint64_t* d = m.reg(i.d[0]);
+    int bytes = i.width / int(i.s.size());
+    m.each([&](int t) {
+      uint64_t out = 0;
+      for (size_t k = 0; k < i.s.size(); ++k) out |= zero_extended(m.reg(i.s[k])[t], bytes) << (8 * bytes * k);
+      d[t] = out;
+    });
+  } else {
+    uint64_t* a = m.reg(i.s[0]);
+    int bytes = BYTES[i.type] / int(i.d.size());
+    m.each([&](int t) {
+      uint64_t value = a[t];
+      for (size_t k = 0; k < i.d.size(); ++k) m.reg(i.d[k])[t] = zero_extended(value >> (8 * bytes * k), bytes);
+    });
+  }
 }
 inline void selp(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *p = m.reg(i.s[2]);
-    m.each([&](int t) { d[t] = zero_extended(p[t] ? a[t] : b[t], i.width); });
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *p = m.reg(i.s[2]);
+  m.each([&](int t) { d[t] = zero_extended(p[t] ? a[t] : b[t], i.width); });
 }
 
 enum Comparison { EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, NUM, NAN_ };
@@ -301,91 +326,104 @@ enum Combination { ALONE, AND, OR, XOR };
 
 template <class T>
 bool compares(int how, T a, T b) {
-    bool unordered = a != a || b != b;
-    switch (how) {
-        case EQ: return a == b;
-        case NE: return !unordered && a != b;
-        case LT: return a < b;
-        case LE: return a <= b;
-        case GT: return a > b;
-        case GE: return a >= b;
-        case EQU: return unordered || a == b;
-        case NEU: return unordered || a != b;
-        case LTU: return unordered || a < b;
-        case LEU: return unordered || a <= b;
-        case GTU: return unordered || a > b;
-        case GEU: return unordered || a >= b;
-        case NUM: return !unordered;
-        default: return unordered;
-    }
+  bool unordered = a != a || b != b;
+  switch (how) {
+    case EQ: return a == b;
+    case NE: return !unordered && a != b;
+    case LT: return a < b;
+    case LE: return a <= b;
+    case GT: return a > b;
+    case GE: return a >= b;
+    case EQU: return unordered || a == b;
+    case NEU: return unordered || a != b;
+    case LTU: return unordered || a < b;
+    case LEU: return unordered || a <= b;
+    case GTU: return unordered || a > b;
+    case GEU: return unordered || a >= b;
+    case NUM: return !unordered;
+    default: return unordered;
+  }
 }
 
-// option 0: Comparison; option 1: Combination with the third source; option 2: that source is negated; a second destination: the negation
+// option 0: Comparison; option 1: Combination with the third source;
+// option 2: that source is negated; a second destination: the negation
 inline void setp(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *e = i.d.size() > 1 ? m.reg(i.d[1]) : nullptr;
-    uint64_t *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
-    auto put = [&](int t, bool yes) {
-        auto joined = [&](bool v) {
-            bool other = c && (i.option[2] ? !c[t] : c[t]);
-            return i.option[1] == AND ? v && other : i.option[1] == OR ? v || other : i.option[1] == XOR ? v != other : v;
-        };
-        bool first = joined(yes), second = joined(!yes);
-        d[t] = first;
-        if (e) e[t] = second;
+  uint64_t *d = m.reg(i.d[0]), *e = i.d.size() > 1 ? m.reg(i.d[1]) : nullptr;
+  uint64_t *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
+  auto put = [&](int t, bool yes) {
+    auto joined = [&](bool v) {
+      bool other = c && (i.option[2] ? !c[t] : c[t]);
+      return i.option[1] == AND ? v && other : i.option[1] == OR ? v || other : i.option[1] == XOR ? v != other : v;
     };
-    int how = int(i.option[0]);
-    if (i.type >= F16) {
-        return m.each([&](int t) { put(t, compares(how, read_float(m, i.type, a[t]), read_float(m, i.type, b[t]))); });
-    }
-    with_integer(m, i.type, [&](auto zero) {
-        using T = decltype(zero);
-        m.each([&](int t) { put(t, compares(how, as<T>(a[t]), as<T>(b[t]))); });
-    });
+    bool first = joined(yes), second = joined(!yes);
+    d[t] = first;
+    if (e) e[t] = second;
+  };
+  int how = int(i.option[0]);
+  if (i.type >= F16) {
+    return m.each([&](int t) { put(t, compares(how, read_float(m, i.type, a[t]), read_float(m, i.type, b[t]))); });
+  }
+  with_integer(m, i.type, [&](auto zero) {
+    using T = decltype(zero);
+    m.each([&](int t) { put(t, compares(how, as<T>(a[t]), as<T>(b[t]))); });
+  });
 }
 
 enum Rounding { NEAREST, ZERO, DOWN, UP, AWAY };
 
 inline double to_integral(double v, int how) {
-    return how == ZERO ? std::trunc(v) : how == DOWN ? std::floor(v) : how == UP ? std::ceil(v) : std::nearbyint(v);
+  return how == ZERO ? std::trunc(v) : how == DOWN ? std::floor(v) : how == UP ? std::ceil(v) : std::nearbyint(v);
 }
 
 // type2 -> type; option 0: ftz, option 1: Rounding, option 2: saturate to [0, 1]
 inline void cvt(Machine& m, Ins& i) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    bool ftz = i.option[0];
-    int from = i.type2, to = i.type;
-    if (to == BF16X2 || to == F16X2) {  // first source above, second below
-        uint64_t* b = m.reg(i.s[1]);
-        int half = to == BF16X2 ? BF16 : F16;
-        return m.each([&](int t) { d[t] = write_float(m, half, as<float>(a[t]), false) << 16 | write_float(m, half, as<float>(b[t]), false); });
-    }
-    if (to == TF32) {  // 10 bits of mantissa; ties away from zero
-        return m.each([&](int t) { d[t] = std::isfinite(as<float>(a[t])) ? ((a[t] + 0x1000) & 0xffffe000u) : a[t]; });
-    }
-    m.each([&](int t) {
-        uint64_t out;
-        if (from >= F16 && to >= F16) {
-            double v = read_float(m, from, a[t]);
-            if (i.option[2]) v = v > 0 ? std::min(v, 1.0) : 0.0;
-            if (i.option[3]) v = to_integral(v, int(i.option[1]));  // .rni and the like between floats
-            else if (i.option[1] != NEAREST && BYTES[to] < BYTES[from]) m.fault("only rounding to nearest between floats is emulated");
-            out = write_float(m, to, v, ftz);
-        } else if (from >= F16) {
-            double v = to_integral(read_float(m, from, a[t]), int(i.option[1]));
-            int size = 8 * BYTES[to];
-            double low = is_signed(to) ? -std::ldexp(1.0, size - 1) : 0.0, high = std::ldexp(1.0, is_signed(to) ? size - 1 : size);
-            if (v != v) out = 0;
-            else if (v >= high) out = is_signed(to) ? (uint64_t(1) << (size - 1)) - 1 : zero_extended(~uint64_t(0), BYTES[to]);
-            else if (v <= low) out = is_signed(to) ? zero_extended(uint64_t(1) << (size - 1), BYTES[to]) : 0;
-            else out = is_signed(to) ? zero_extended(uint64_t(int64_t(v)), BYTES[to]) : uint64_t(v);
-        } else {
-            uint64_t v = is_signed(from) ? uint64_t(sign_extended(a[t], BYTES[from])) : zero_extended(a[t], BYTES[from]);
-            if (to < F16) out = zero_extended(v, BYTES[to]);
-            else if (to == F32) out = is_signed(from) ? bits(float(int64_t(v))) : bits(float(v));
-            else out = write_float(m, to, is_signed(from) ? double(int64_t(v)) : double(v), ftz);
-        }
-        d[t] = to < F16 ? held(out, to, i.width) : out;
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  bool ftz = i.option[0];
+  int from = i.type2, to = i.type;
+  if (to == BF16X2 || to == F16X2) {  // first source above, second below
+    uint64_t* b = m.reg(i.s[1]);
+    int half = to == BF16X2 ? BF16 : F16;
+    return m.each([&](int t) {
+      d[t] = write_float(m, half, as<float>(a[t]), false) << 16 | write_float(m, half, as<float>(b[t]), false);
     });
+  }
+  if (to == TF32) {  // 10 bits of mantissa; ties away from zero
+    return m.each([&](int t) { d[t] = std::isfinite(as<float>(a[t])) ? ((a[t] + 0x1000) & 0xffffe000u) : a[t]; });
+  }
+  m.each([&](int t) {
+    uint64_t out;
+    if (from >= F16 && to >= F16) {
+      double v = read_float(m, from, a[t]);
+      if (i.option[2]) v = v > 0 ? std::min(v, 1.0) : 0.0;
+      if (i.option[3])
+        v = to_integral(v, int(i.option[1]));  // .rni and the like between floats
+      else if (i.option[1] != NEAREST && BYTES[to] < BYTES[from])
+        m.fault("only rounding to nearest between floats is emulated");
+      out = write_float(m, to, v, ftz);
+    } else if (from >= F16) {
+      double v = to_integral(read_float(m, from, a[t]), int(i.option[1]));
+      int size = 8 * BYTES[to];
+      double low = is_signed(to) ? -std::ldexp(1.0, size - 1) : 0.0,
+             high = std::ldexp(1.0, is_signed(to) ? size - 1 : size);
+      if (v != v)
+        out = 0;
+      else if (v >= high)
+        out = is_signed(to) ? (uint64_t(1) << (size - 1)) - 1 : zero_extended(~uint64_t(0), BYTES[to]);
+      else if (v <= low)
+        out = is_signed(to) ? zero_extended(uint64_t(1) << (size - 1), BYTES[to]) : 0;
+      else
+        out = is_signed(to) ? zero_extended(uint64_t(int64_t(v)), BYTES[to]) : uint64_t(v);
+    } else {
+      uint64_t v = is_signed(from) ? uint64_t(sign_extended(a[t], BYTES[from])) : zero_extended(a[t], BYTES[from]);
+      if (to < F16)
+        out = zero_extended(v, BYTES[to]);
+      else if (to == F32)
+        out = is_signed(from) ? bits(float(int64_t(v))) : bits(float(v));
+      else
+        out = write_float(m, to, is_signed(from) ? double(int64_t(v)) : double(v), ftz);
+    }
+    d[t] = to < F16 ? held(out, to, i.width) : out;
+  });
 }
 
 }  // namespace ptx

@@ -1,4 +1,5 @@
-// The state of one CTA: registers, shared memory with what is known of each byte, global memory by region, and the faults.
+// The state of one CTA: registers, shared memory with what is
+// known of each byte, global memory by region, and the faults.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ constexpr uint64_t SHARED_BASE = 1024;  // so that address 0 is nobody's
 constexpr int REGION_BITS = 40;         // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
 
 struct Fault : std::runtime_error {
-    using std::runtime_error::runtime_error;
+  using std::runtime_error::runtime_error;
 };
 
 enum Type { U8, U16, U32, U64, S8, S16, S32, S64, F16, BF16, F32, F64, PRED, F16X2, BF16X2, TF32, TYPES };
@@ -27,212 +28,226 @@ struct Ins;
 using Handler = void (*)(Machine&, Ins&);
 
 struct Ins {
-    Handler run;
-    std::string name;           // as written, for messages
-    int type = U32, type2 = U32;
-    int64_t option[6] = {};     // what the handler needs besides: an offset, a mode, a count
-    int predicate = -1;
-    bool negate = false;
-    int width = 4;              // bytes of the destination register
-    int line = 0;               // index into the program's source lines
-    std::vector<int> d, s;      // registers; immediates and symbols are registers that hold a constant
-    // counted while running: executions by CTAs, requests by warps, sectors or wavefronts and the fewest possible
-    int64_t executed = 0, requests = 0, units = 0, fewest = 0;
+  Handler run;
+  std::string name;  // as written, for messages
+  int type = U32, type2 = U32;
+  int64_t option[6] = {};  // what the handler needs besides: an offset, a mode, a count
+  int predicate = -1;
+  bool negate = false;
+  int width = 4;          // bytes of the destination register
+  int line = 0;           // index into the program's source lines
+  std::vector<int> d, s;  // registers; immediates and symbols are registers that hold a constant
+  // counted while running: executions by CTAs, requests by warps, sectors or wavefronts and the fewest possible
+  int64_t executed = 0, requests = 0, units = 0, fewest = 0;
 };
 
 struct Region {
-    uint64_t base;   // the address that the kernel sees
-    uint8_t* host;
-    int64_t bytes;
+  uint64_t base;  // the address that the kernel sees
+  uint8_t* host;
+  int64_t bytes;
 };
 
 // What is known of two bytes of shared memory. An epoch is the time between two barriers of the whole CTA.
 struct Granule {
-    int32_t write_epoch = -1, read_epoch = -1;
-    uint32_t writers = 0, readers = 0;  // a bit a warp
-    int64_t write_time = -1;
-    int16_t async_reads = 0;            // wgmma that read it and were not waited for
-    bool written = false, in_flight = false;
+  int32_t write_epoch = -1, read_epoch = -1;
+  uint32_t writers = 0, readers = 0;  // a bit a warp
+  int64_t write_time = -1;
+  int16_t async_reads = 0;  // wgmma that read it and were not waited for
+  bool written = false, in_flight = false;
 };
 
 struct Copy {  // one cp.async that was not waited for
-    int64_t group;
-    uint64_t address;
-    int bytes;
-    uint8_t data[16];
+  int64_t group;
+  uint64_t address;
+  int bytes;
+  uint8_t data[16];
 };
 
 struct Product {  // one wgmma that was not waited for
-    int64_t group;
-    std::vector<uint32_t> granules;
-    std::vector<int> registers;
+  int64_t group;
+  std::vector<uint32_t> granules;
+  std::vector<int> registers;
 };
 
 struct Machine {
-    int threads = 0, warps = 0;
-    bool checks = true;
-    std::vector<uint64_t> registers;     // [register][thread]
-    std::vector<int64_t> register_time;  // when last written
-    std::vector<int16_t> pending;        // a register that a wgmma in flight uses
-    int pending_count = 0;
-    std::vector<uint8_t> alive, mask, scratch;
-    bool all = true;                     // every thread executes the current instruction
-    std::vector<uint8_t> shared;
-    std::vector<Granule> granules;
-    std::vector<Region> regions;
-    int32_t epoch = 0;
-    int64_t time = 0, barriers = 0;
-    std::vector<std::vector<Copy>> copies;       // by thread
-    std::vector<int64_t> copy_group;             // by thread: groups committed
-    std::vector<std::vector<Product>> products;  // by warpgroup
-    std::vector<int64_t> product_group;
-    std::vector<int64_t> fence_time, proxy_time;  // by warp: wgmma.fence, fence.proxy.async
-    const Ins* current = nullptr;
-    // what the handler of a control instruction asks for
-    bool barrier = false;
-    bool exits = false;
-    std::vector<uint8_t>* taken = nullptr;
+  int threads = 0, warps = 0;
+  bool checks = true;
+  std::vector<uint64_t> registers;     // [register][thread]
+  std::vector<int64_t> register_time;  // when last written
+  std::vector<int16_t> pending;        // a register that a wgmma in flight uses
+  int pending_count = 0;
+  std::vector<uint8_t> alive, mask, scratch;
+  bool all = true;  // every thread executes the current instruction
+  std::vector<uint8_t> shared;
+  std::vector<Granule> granules;
+  std::vector<Region> regions;
+  int32_t epoch = 0;
+  int64_t time = 0, barriers = 0;
+  std::vector<std::vector<Copy>> copies;       // by thread
+  std::vector<int64_t> copy_group;             // by thread: groups committed
+  std::vector<std::vector<Product>> products;  // by warpgroup
+  std::vector<int64_t> product_group;
+  std::vector<int64_t> fence_time, proxy_time;  // by warp: wgmma.fence, fence.proxy.async
+  const Ins* current = nullptr;
+  // what the handler of a control instruction asks for
+  bool barrier = false;
+  bool exits = false;
+  std::vector<uint8_t>* taken = nullptr;
 
-    uint64_t* reg(int index) { return registers.data() + size_t(index) * threads; }
+  uint64_t* reg(int index) { return registers.data() + size_t(index) * threads; }
 
-    [[noreturn]] void fault(const std::string& what, int thread = -1) {
-        throw Fault(what + (thread < 0 ? "" : " (thread " + std::to_string(thread) + ")"));
+  [[noreturn]] void fault(const std::string& what, int thread = -1) {
+    throw Fault(what + (thread < 0 ? "" : " (thread " + std::to_string(thread) + ")"));
+  }
+
+  template <class F>
+  void each(F f) {
+    if (all) {
+      for (int t = 0; t < threads; ++t) f(t);
+    } else {
+      for (int t = 0; t < threads; ++t)
+        if (mask[t]) f(t);
     }
+  }
 
-    template <class F>
-    void each(F f) {
-        if (all) {
-            for (int t = 0; t < threads; ++t) f(t);
-        } else {
-            for (int t = 0; t < threads; ++t)
-                if (mask[t]) f(t);
-        }
+  // f(warp) for every warp that executes; what is defined for whole warps alone is refused for parts of one
+  template <class F>
+  void each_warp(F f, bool whole = true) {
+    for (int w = 0; w < warps; ++w) {
+      int active = 0;
+      for (int lane = 0; lane < WARP; ++lane) active += mask[w * WARP + lane] != 0;
+      if (active == 0) continue;
+      if (whole && active != WARP)
+        fault("divergence: " + std::to_string(active) + " of 32 threads of warp " + std::to_string(w) + " execute it");
+      f(w);
     }
+  }
 
-    // f(warp) for every warp that executes; what is defined for whole warps alone is refused for parts of one
-    template <class F>
-    void each_warp(F f, bool whole = true) {
-        for (int w = 0; w < warps; ++w) {
-            int active = 0;
-            for (int lane = 0; lane < WARP; ++lane) active += mask[w * WARP + lane] != 0;
-            if (active == 0) continue;
-            if (whole && active != WARP) fault("divergence: " + std::to_string(active) + " of 32 threads of warp " + std::to_string(w) + " execute it");
-            f(w);
-        }
-    }
+  uint8_t* global(uint64_t address, int bytes, int thread) {
+    uint64_t index = address >> REGION_BITS;
+    if (index == 0 || index > regions.size()) fault("global address outside every tensor", thread);
+    const Region& region = regions[index - 1];
+    int64_t offset = int64_t(address - region.base);
+    if (offset < 0 || offset + bytes > region.bytes)
+      fault("out of bounds of argument tensor " + std::to_string(index - 1) + ": byte " + std::to_string(offset) +
+                " of " + std::to_string(region.bytes),
+            thread);
+    if (address % bytes)
+      fault("misaligned global address: " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset),
+            thread);
+    return region.host + offset;
+  }
 
-    uint8_t* global(uint64_t address, int bytes, int thread) {
-        uint64_t index = address >> REGION_BITS;
-        if (index == 0 || index > regions.size()) fault("global address outside every tensor", thread);
-        const Region& region = regions[index - 1];
-        int64_t offset = int64_t(address - region.base);
-        if (offset < 0 || offset + bytes > region.bytes)
-            fault("out of bounds of argument tensor " + std::to_string(index - 1) + ": byte " + std::to_string(offset) + " of " + std::to_string(region.bytes), thread);
-        if (address % bytes) fault("misaligned global address: " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset), thread);
-        return region.host + offset;
-    }
+  int64_t offset_of(uint64_t address, int bytes, int thread) {
+    int64_t offset = int64_t((address & 0xffffffffu) - SHARED_BASE);
+    if (offset < 0 || offset + bytes > int64_t(shared.size()))
+      fault("out of bounds of shared memory: byte " + std::to_string(offset) + " of " + std::to_string(shared.size()),
+            thread);
+    if (offset % bytes)
+      fault("misaligned shared address: " + std::to_string(bytes) + " bytes at " + std::to_string(offset), thread);
+    return offset;
+  }
 
-    int64_t offset_of(uint64_t address, int bytes, int thread) {
-        int64_t offset = int64_t((address & 0xffffffffu) - SHARED_BASE);
-        if (offset < 0 || offset + bytes > int64_t(shared.size()))
-            fault("out of bounds of shared memory: byte " + std::to_string(offset) + " of " + std::to_string(shared.size()), thread);
-        if (offset % bytes) fault("misaligned shared address: " + std::to_string(bytes) + " bytes at " + std::to_string(offset), thread);
-        return offset;
+  void note_read(int64_t offset, int bytes, int thread) {
+    if (!checks) return;
+    uint32_t me = 1u << (thread / WARP);
+    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
+      Granule& granule = granules[g];
+      if (granule.in_flight)
+        fault("reads shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
+      if (!granule.written) fault("reads uninitialised shared memory, byte " + std::to_string(2 * g), thread);
+      if (granule.write_epoch == epoch && !(granule.writers & me))
+        fault("race: reads what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
+      granule.readers = granule.read_epoch == epoch ? granule.readers | me : me;
+      granule.read_epoch = epoch;
     }
+  }
 
-    void note_read(int64_t offset, int bytes, int thread) {
-        if (!checks) return;
-        uint32_t me = 1u << (thread / WARP);
-        for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
-            Granule& granule = granules[g];
-            if (granule.in_flight) fault("reads shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
-            if (!granule.written) fault("reads uninitialised shared memory, byte " + std::to_string(2 * g), thread);
-            if (granule.write_epoch == epoch && !(granule.writers & me))
-                fault("race: reads what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
-            granule.readers = granule.read_epoch == epoch ? granule.readers | me : me;
-            granule.read_epoch = epoch;
-        }
+  void note_write(int64_t offset, int bytes, int thread, const uint8_t* data) {
+    if (!checks) return;
+    uint32_t me = 1u << (thread / WARP);
+    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
+      Granule& granule = granules[g];
+      if (granule.in_flight)
+        fault("writes shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
+      if (granule.async_reads)
+        fault("writes shared memory that a wgmma in flight reads, byte " + std::to_string(2 * g), thread);
+      if (granule.read_epoch == epoch && (granule.readers & ~me))
+        fault("race: writes what another warp read since the last barrier, byte " + std::to_string(2 * g), thread);
+      bool others = granule.write_epoch == epoch && (granule.writers & ~me);
+      if (others && bytes > 1) {  // equal values are no race: copies of one value in several warps
+        if (data == nullptr || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0)
+          fault("race: writes what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
+      }
+      granule.writers = others ? granule.writers | me : me;
+      granule.write_epoch = epoch;
+      granule.write_time = time;
+      granule.written = true;
     }
+  }
 
-    void note_write(int64_t offset, int bytes, int thread, const uint8_t* data) {
-        if (!checks) return;
-        uint32_t me = 1u << (thread / WARP);
-        for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
-            Granule& granule = granules[g];
-            if (granule.in_flight) fault("writes shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
-            if (granule.async_reads) fault("writes shared memory that a wgmma in flight reads, byte " + std::to_string(2 * g), thread);
-            if (granule.read_epoch == epoch && (granule.readers & ~me))
-                fault("race: writes what another warp read since the last barrier, byte " + std::to_string(2 * g), thread);
-            bool others = granule.write_epoch == epoch && (granule.writers & ~me);
-            if (others && bytes > 1) {  // equal values are no race: copies of one value in several warps
-                if (data == nullptr || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0)
-                    fault("race: writes what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
-            }
-            granule.writers = others ? granule.writers | me : me;
-            granule.write_epoch = epoch;
-            granule.write_time = time;
-            granule.written = true;
-        }
-    }
+  void read_shared(uint64_t address, int bytes, int thread, void* out) {
+    int64_t offset = offset_of(address, bytes, thread);
+    note_read(offset, bytes, thread);
+    std::memcpy(out, shared.data() + offset, bytes);
+  }
 
-    void read_shared(uint64_t address, int bytes, int thread, void* out) {
-        int64_t offset = offset_of(address, bytes, thread);
-        note_read(offset, bytes, thread);
-        std::memcpy(out, shared.data() + offset, bytes);
-    }
-
-    void write_shared(uint64_t address, int bytes, int thread, const void* data) {
-        int64_t offset = offset_of(address, bytes, thread);
-        note_write(offset, bytes, thread, static_cast<const uint8_t*>(data));
-        std::memcpy(shared.data() + offset, data, bytes);
-    }
+  void write_shared(uint64_t address, int bytes, int thread, const void* data) {
+    int64_t offset = offset_of(address, bytes, thread);
+    note_write(offset, bytes, thread, static_cast<const uint8_t*>(data));
+    std::memcpy(shared.data() + offset, data, bytes);
+  }
 };
 
 template <class T>
 T as(uint64_t value) {
-    T out;
-    std::memcpy(&out, &value, sizeof(T));
-    return out;
+  T out;
+  std::memcpy(&out, &value, sizeof(T));
+  return out;
 }
 
 template <class T>
 uint64_t bits(T value) {
-    uint64_t out = 0;
-    std::memcpy(&out, &value, sizeof(T));
-    return out;
+  uint64_t out = 0;
+  std::memcpy(&out, &value, sizeof(T));
+  return out;
 }
 
-inline uint64_t zero_extended(uint64_t value, int bytes) { return bytes >= 8 ? value : value & ((uint64_t(1) << (8 * bytes)) - 1); }
+inline uint64_t zero_extended(uint64_t value, int bytes) {
+  return bytes >= 8 ? value : value & ((uint64_t(1) << (8 * bytes)) - 1);
+}
 
 inline int64_t sign_extended(uint64_t value, int bytes) {
-    int shift = 64 - 8 * bytes;
-    return int64_t(value << shift) >> shift;
+  int shift = 64 - 8 * bytes;
+  return int64_t(value << shift) >> shift;
 }
 
 // A value of `type` as a register of `width` bytes holds it: signed ones extended by their sign
 inline uint64_t held(uint64_t value, int type, int width) {
-    int bytes = BYTES[type];
-    if (is_signed(type) && width > bytes) return zero_extended(uint64_t(sign_extended(value, bytes)), width);
-    return zero_extended(value, bytes < width ? bytes : width);
+  int bytes = BYTES[type];
+  if (is_signed(type) && width > bytes) return zero_extended(uint64_t(sign_extended(value, bytes)), width);
+  return zero_extended(value, bytes < width ? bytes : width);
 }
 
 inline float from_bf16(uint16_t b) { return as<float>(uint64_t(b) << 16); }
 
 // Round to nearest even straight from double: a float between would round twice
 inline uint16_t to_bf16(double x) {
-    if (x != x) return 0x7fff;
-    float near = float(x);
-    uint32_t b = uint32_t(bits(near));
-    uint32_t low = b & 0xffff, kept = b >> 16;
-    double rest = x - double(near);  // decides a tie that the float shows
-    bool negative = b >> 31;
-    if (negative) rest = -rest;
-    if (low > 0x8000 || (low == 0x8000 && (rest > 0 || (rest == 0 && (kept & 1))))) ++kept;
-    return uint16_t(kept);
+  if (x != x) return 0x7fff;
+  float near = float(x);
+  uint32_t b = uint32_t(bits(near));
+  uint32_t low = b & 0xffff, kept = b >> 16;
+  double rest = x - double(near);  // decides a tie that the float shows
+  bool negative = b >> 31;
+  if (negative) rest = -rest;
+  if (low > 0x8000 || (low == 0x8000 && (rest > 0 || (rest == 0 && (kept & 1))))) ++kept;
+  return uint16_t(kept);
 }
 
 inline float from_f16(uint16_t h) { return float(as<_Float16>(h)); }
 inline uint16_t to_f16(double x) { return uint16_t(bits(static_cast<_Float16>(x))); }
-inline float flushed(float x) { return (x > -1.17549435e-38f && x < 1.17549435e-38f) ? (x < 0 || (x == 0 && bits(x)) ? -0.0f : 0.0f) : x; }
+inline float flushed(float x) {
+  return (x > -1.17549435e-38f && x < 1.17549435e-38f) ? (x < 0 || (x == 0 && bits(x)) ? -0.0f : 0.0f) : x;
+}
 
 }  // namespace ptx

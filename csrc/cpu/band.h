@@ -1,9 +1,10 @@
 // The band of position logits, for queries in blocks of BLOCK rows.
 //
-// Query row i and key j meet in column c = j - i, whose row of rel_key is query_offset - rel_start - c. Columns are cut into
-// chunks: chunk m holds c = BLOCK*m + 1 .. BLOCK*(m+1). Query rows BLOCK*a.. and keys BLOCK*b.. need chunks b-a-1 and b-a,
-// and the next keys need b-a again. So a strip [query][column] that slides along the keys is multiplied once per chunk: as
-// much work as query times key. Scores lie in the strip where their column is: un-skewing is a row stride one shorter.
+// Query row i and key j meet in column c = j - i, whose row of rel_key is query_offset - rel_start -
+// c. Columns are cut into chunks: chunk m holds c = BLOCK*m + 1 .. BLOCK*(m+1). Query rows BLOCK*a..
+// and keys BLOCK*b.. need chunks b-a-1 and b-a, and the next keys need b-a again. So a strip
+// [query][column] that slides along the keys is multiplied once per chunk: as much work as query
+// times key. Scores lie in the strip where their column is: un-skewing is a row stride one shorter.
 //
 //        c:  1 2 3 4 | 5 6 7 8        BLOCK = 4, keys 4..7 of query rows 0..3 (a = 0, b = 1)
 //   row 0    . . . 4   5 6 7 .
@@ -18,8 +19,8 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int BLOCK = 64;   // rows of a query block, keys of a key block, columns of a chunk
-constexpr int NARROW = 4;   // widths up to here take inner products along the columns
+constexpr int BLOCK = 64;  // rows of a query block, keys of a key block, columns of a chunk
+constexpr int NARROW = 4;  // widths up to here take inner products along the columns
 
 inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
@@ -54,7 +55,8 @@ class BandChunks {
  public:
   BandChunks() = default;
   BandChunks(const Band& band, int64_t first, int64_t last, bool with_lines, Carver& carver)
-      : band_(&band), first_(std::max(first, band.first)), count_(std::max<int64_t>(std::min(last, band.last) - first_, 0)) {
+      : band_(&band), first_(std::max(first, band.first)),
+        count_(std::max<int64_t>(std::min(last, band.last) - first_, 0)) {
     steps_ = steps_of<E>(band.E), width_ = row_width<E>(band.E);
     columns_ = carver.take<E>(count_ * steps_ * BLOCK);
     keep_lines_ = with_lines && band.E > NARROW;
@@ -64,7 +66,8 @@ class BandChunks {
   }
   void reset() { clear(ready_, count_); }
   const E* columns(int64_t m) const { return columns_ + (m - first_) * steps_ * BLOCK; }  // [steps(E)][BLOCK]
-  E* lines(int64_t m) const { return lines_ + (m - first_) * steps_of<E>(BLOCK) * band_->wide; }  // [steps(BLOCK)][wide]
+  // [steps(BLOCK)][wide]
+  E* lines(int64_t m) const { return lines_ + (m - first_) * steps_of<E>(BLOCK) * band_->wide; }
   int steps() const { return steps_; }
   int width() const { return width_; }
 
@@ -102,7 +105,8 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
 
 // strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros where they don't matter.
 template <class T, class E>
-void band_logits(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query, float* strip, int64_t ld) {
+void band_logits(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query, float* strip,
+                 int64_t ld) {
   int begin = 0, end = 0;
   if (n.holds(m)) n.inside(m, begin, end);
   clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
@@ -124,8 +128,8 @@ RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
 //   d_table [E][BLOCK]     if not null: the chunk's relative keys, transposed
 // rel_query: lines, k = row. `rounded`: BLOCK*BLOCK/2 elements for pairs.
 template <class T, class E>
-void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query, const float* strip, int64_t ld, E* rounded,
-                    float* d_query, float* d_table) {
+void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query,
+                    const float* strip, int64_t ld, E* rounded, float* d_query, float* d_table) {
   int begin = 0, end = 0;
   if (n.holds(m)) n.inside(m, begin, end);
   if (begin >= end) return;
@@ -142,8 +146,8 @@ void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, i
   chunks.template prepare<T>(head, m);
   if (n.E > NARROW) {
     const MatrixRef<E> a = by_row(grad, ld, rows, columns, rounded, steps_of<E>(BLOCK));
-    return gemm<true>(rows, n.wide / LANES, steps_of<E>(columns), a.data, a.ld, chunks.lines(m) + steps_of<E>(begin) * n.wide, n.wide,
-                      [=](int r, int e, Vec s) {
+    return gemm<true>(rows, n.wide / LANES, steps_of<E>(columns), a.data, a.ld,
+                      chunks.lines(m) + steps_of<E>(begin) * n.wide, n.wide, [=](int r, int e, Vec s) {
                         float* to = d_query + r * n.wide + e;
                         store(to, load(to) + s);
                       });
@@ -151,7 +155,8 @@ void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, i
   for (int r = 0; r < rows; ++r)
     for (int e = 0; e < n.E; ++e) {
       Vec s = zero();
-      for (int x = begin; x < end; x += LANES) s = fma(load(strip + r * ld + x), key_column(chunks.columns(m), e, x), s);
+      for (int x = begin; x < end; x += LANES)
+        s = fma(load(strip + r * ld + x), key_column(chunks.columns(m), e, x), s);
       d_query[r * n.wide + e] += sum(s);
     }
 }
@@ -166,12 +171,14 @@ void clear_unused_rows(const Band& n, const View& to) {
 
 // d_rel_key[h] rows of chunk m = factor * total [E][BLOCK]; `temporary` [BLOCK][wide].
 template <class T>
-void write_table_gradient(const Band& n, const View& to, int h, int64_t m, const float* total, float factor, float* temporary) {
+void write_table_gradient(const Band& n, const View& to, int h, int64_t m, const float* total, float factor,
+                          float* temporary) {
   transpose(total, BLOCK, n.E, BLOCK, temporary, n.wide);
   for (int x = 0; x < BLOCK; ++x) {
     const int64_t row = n.zero - (m * BLOCK + 1 + x);
     if (row < 0 || row >= n.T) continue;
-    for (int e = 0; e < n.E; e += LANES) store(to.at<T>(h, row) + e, load(temporary + x * n.wide + e) * broadcast(factor), n.E - e);
+    for (int e = 0; e < n.E; e += LANES)
+      store(to.at<T>(h, row) + e, load(temporary + x * n.wide + e) * broadcast(factor), n.E - e);
   }
 }
 

@@ -21,21 +21,22 @@ struct CrossAttention {
 // Batch entry b as a call of its own.
 inline CrossAttention entry(const CrossAttention& c, int64_t b) {
   CrossAttention one = c;
-  for (View CrossAttention::*of_batch : {&CrossAttention::query, &CrossAttention::key, &CrossAttention::value, &CrossAttention::rel_query,
-                                         &CrossAttention::neighbour_mask, &CrossAttention::neighbour_gate})
+  for (View CrossAttention::* of_batch :
+       {&CrossAttention::query, &CrossAttention::key, &CrossAttention::value, &CrossAttention::rel_query,
+        &CrossAttention::neighbour_mask, &CrossAttention::neighbour_gate})
     one.*of_batch = (c.*of_batch).entry(b);
   one.query_start += position_of(c.batch_start, b), one.batch_start = View();
   return one;
 }
 
-// Gradients of the differentiable inputs; a null view is not wanted. Those of rel_key, the biases and the gate are float32, those
-// of rel_key and the biases, with batch_start, one a batch entry.
+// Gradients of the differentiable inputs; a null view is not wanted. Those of rel_key, the biases and the gate are
+// float32, those of rel_key and the biases, with batch_start, one a batch entry.
 struct CrossAttentionGrads {
   View query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate;
 };
 
 inline CrossAttentionGrads entry(const CrossAttentionGrads& g, int64_t b) {
-  return {g.query.entry(b),     g.key.entry(b),         g.value.entry(b),         g.rel_key.drop(b),
+  return {g.query.entry(b),     g.key.entry(b),         g.value.entry(b),        g.rel_key.drop(b),
           g.rel_query.entry(b), g.content_bias.drop(b), g.position_bias.drop(b), g.neighbour_gate.entry(b)};
 }
 

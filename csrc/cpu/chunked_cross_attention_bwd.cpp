@@ -11,7 +11,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASKS = 128;                     // wanted at least, for balance
+constexpr int TASKS = 128;                         // wanted at least, for balance
 constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together; one slot is always there
 
 // What a unit carries over the blocks of keys.
@@ -27,7 +27,8 @@ struct State {
     query_lines = PAIRS<E> ? carver.take<E>(ROWS * width) : query_rows;
     grad_lines = PAIRS<E> ? carver.take<E>(ROWS * width) : grad_rows;
     z = carver.take<float>((n.E ? n.R : 1) * ROWS), dz = carver.take<float>((n.E ? n.R : 1) * ROWS);
-    lse2 = carver.take<float>(ROWS), delta = carver.take<float>(ROWS), dlse = carver.take<float>(ROWS), dquery = carver.take<float>(ROWS * pad(n.D));
+    lse2 = carver.take<float>(ROWS), delta = carver.take<float>(ROWS), dlse = carver.take<float>(ROWS),
+    dquery = carver.take<float>(ROWS * pad(n.D));
   }
 };
 
@@ -46,8 +47,8 @@ struct Workspace {
   size_t state_bytes, bytes;
 
   Workspace(const Sizes& n, int units, bool gate, bool dropout, Carver carver)
-      : relative(n, carver), tokens{{n, carver}, {n, carver}}, keys(carver), values(carver), left_keys(n, carver), left_values(n, carver),
-        right_keys(n, carver), factors(carver) {
+      : relative(n, carver), tokens{{n, carver}, {n, carver}}, keys(carver), values(carver), left_keys(n, carver),
+        left_values(n, carver), right_keys(n, carver), factors(carver) {
     constexpr int block = KEYS * ROWS;
     const auto pairs = [&](int64_t count) { return PAIRS<E> ? carver.take<E>(count) : nullptr; };
     key_grads = carver.take<T*>(KEYS), value_grads = carver.take<T*>(KEYS);
@@ -62,7 +63,8 @@ struct Workspace {
     rel_rows = carver.take<E>(ROWS * row_width<E>(n.E)), rel_lines = pairs(ROWS * row_width<E>(n.E));
     band_rows = PAIRS<E> ? pairs(band / 2) : reinterpret_cast<E*>(strip);
     band_pairs = PAIRS<E> ? pairs(band / 2) : reinterpret_cast<E*>(strip);
-    bias = carver.take<float>(LARGEST_D), dgate = carver.take<float>(KEYS * LANES), drel_query = carver.take<float>(ROWS * pad(n.E));
+    bias = carver.take<float>(LARGEST_D), dgate = carver.take<float>(KEYS * LANES),
+    drel_query = carver.take<float>(ROWS * pad(n.E));
     Carver one(nullptr);
     State<E>(n, one);
     state_bytes = one.used();
@@ -100,9 +102,10 @@ struct Backward {
   float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
   bool want_rel_query;
 
-  Backward(const CrossAttention& call, const View& o, const View& l, const View& go, const View& gl, const CrossAttentionGrads& w, int64_t entry)
-      : c(call), out(o), lse(l), dout(go), dlse(gl), want(w), n(call), dropout(call.seed, call.dropout_p, entry), partials(n, w),
-        gate_sums(w.neighbour_gate ? n.B * n.L * n.G * n.K : 0),
+  Backward(const CrossAttention& call, const View& o, const View& l, const View& go, const View& gl,
+           const CrossAttentionGrads& w, int64_t entry)
+      : c(call), out(o), lse(l), dout(go), dlse(gl), want(w), n(call), dropout(call.seed, call.dropout_p, entry),
+        partials(n, w), gate_sums(w.neighbour_gate ? n.B * n.L * n.G * n.K : 0),
         want_rel_query(n.E && (w.position_bias || w.rel_query || (w.query && !call.rel_query))) {
     const int64_t room = SLOT_BYTES / std::max<int64_t>(n.H * partials.each * int64_t{sizeof(float)}, 1);
     slots = std::clamp<int64_t>(std::min<int64_t>((TASKS + n.G - 1) / n.G, room), 1, n.B * n.L);
@@ -126,7 +129,8 @@ struct Backward {
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E) return clear(st.z, ROWS);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E, w.rel_rows);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
+                 w.rel_rows);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_rows, scale2, w.strip, st.z);
   }
 
@@ -138,7 +142,8 @@ struct Backward {
   }
 
   // w.p = P, and for the gate's gradient w.x = (q + u)·k
-  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st) const {
+  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w,
+                     const State<E>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
     sliced(count, soon, unit, w.left_keys.operand(n, w.keys), st.query, [&](int r, int i, Vec x) {
       const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
@@ -149,7 +154,8 @@ struct Backward {
 
   // keys or values · queries or gradients, transposed; asks for the rows that will be read next.
   template <class Rows, class Emit>
-  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const Rows& rows, const E* columns, Emit emit) const {
+  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const Rows& rows, const E* columns,
+              Emit emit) const {
     for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
       gemm(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), rows.from(k), Lines<E>{columns, ROWS},
@@ -157,16 +163,21 @@ struct Backward {
     }
   }
 
-  // w.p becomes what multiplies dO in dV, w.ds what multiplies Q in dK: both with the gate; dz sums dS over the neighbours.
+  // w.p becomes what multiplies dO in dV, w.ds what multiplies Q
+  // in dK: both with the gate; dz sums dS over the neighbours.
   //
-  // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys decide, dP and
-  // its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
-  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, bool all) const {
+  // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys
+  // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
+  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w,
+                   const State<E>& st, bool all) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
-    sliced(count, soon, unit, w.left_values.operand(n, w.values), st.grad, [&](int r, int i, Vec y) { store(w.ds + r * ROWS + i, y); });
+    sliced(count, soon, unit, w.left_values.operand(n, w.values), st.grad,
+           [&](int r, int i, Vec y) { store(w.ds + r * ROWS + i, y); });
     const Vec s = broadcast(scale);
     for (int i = 0; i < unit.lanes(); i += LANES) {
-      const auto dp_of = [&](int at, Vec g) { return drop ? load(w.ds + at) * g * load(w.keep + at) : load(w.ds + at) * g; };
+      const auto dp_of = [&](int at, Vec g) {
+        return drop ? load(w.ds + at) * g * load(w.keep + at) : load(w.ds + at) * g;
+      };
       Vec most = zero(), rest = load(st.delta + i);
       if (all) {
         Vec top = zero(), total = zero(), weight = zero();
@@ -186,7 +197,8 @@ struct Backward {
       rest = rest - load(st.dlse + i);
       for (int r = 0; r < count; ++r) {
         const int at = r * ROWS + i;
-        const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), y = load(w.ds + at), kept = drop ? p * load(w.keep + at) : p;
+        const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), y = load(w.ds + at),
+                  kept = drop ? p * load(w.keep + at) : p;
         const Vec ds = p * (dp_of(at, g) - most - rest);
         if (relative) {
           float* z = st.dz + w.factors.z_row[r] + i;
@@ -209,14 +221,15 @@ struct Backward {
   }
 
   // Unit `at` of `units`, against keys [first, first + count) of the tokens.
-  void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v, const Unit& unit, int at, int units,
-             const Workspace<T, E>& w, const State<E>& st) const {
+  void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v,
+             const Unit& unit, int at, int units, const Workspace<T, E>& w, const State<E>& st) const {
     const int ld = pad(n.D), vectors = ld / LANES, across = steps_of<E>(ROWS), steps = steps_of<E>(unit.rows);
     probabilities(count, soon_k, unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
-        dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
-                        static_cast<uint32_t>(tokens.b), unit.lanes(), w.keep + r * ROWS);
+        dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row),
+                        static_cast<uint32_t>(unit.head), static_cast<uint32_t>(tokens.b), unit.lanes(),
+                        w.keep + r * ROWS);
     score_grads(count, soon_v, unit, w, st, count == tokens.count);
     to_operands(count, unit, w);
     // units add up; the last one writes
@@ -228,8 +241,12 @@ struct Backward {
         store(rows[r] + d, x * factor, n.D - d);
       };
     };
-    if (want.value) gemm<true>(count, vectors, steps, w.p_rows, across, st.grad_lines, ld, grads(w.dv, w.value_grads, broadcast(1.f)));
-    if (want.key) gemm<true>(count, vectors, steps, w.ds_rows, across, st.query_lines, ld, grads(w.dk, w.key_grads, broadcast(scale)));
+    if (want.value)
+      gemm<true>(count, vectors, steps, w.p_rows, across, st.grad_lines, ld,
+                 grads(w.dv, w.value_grads, broadcast(1.f)));
+    if (want.key)
+      gemm<true>(count, vectors, steps, w.ds_rows, across, st.query_lines, ld,
+                 grads(w.dk, w.key_grads, broadcast(scale)));
     if (want.query || want.content_bias)
       w.right_keys.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
         gemm(unit.rows, vectors, steps_of<E>(count), ByLine<E>{w.ds_pairs, ROWS}, keys,
@@ -237,9 +254,10 @@ struct Backward {
       });
   }
 
-  // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two products, a
-  // slice at a time, over what isn't zero: row i meets the columns [last - i, last - i + R).
-  void band_grads(int64_t b, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, const RelativeKeys<E>& rel, float* slot) const {
+  // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two
+  // products, a slice at a time, over what isn't zero: row i meets the columns [last - i, last - i + R).
+  void band_grads(int64_t b, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, const RelativeKeys<E>& rel,
+                  float* slot) const {
     const int ld = n.band_ld, wide = pad(n.E), last = n.top - unit.index, across = steps_of<E>(ld);
     constexpr int STEP = PAIRS<E> ? 2 : 1;
     clear(w.strip, static_cast<int64_t>(unit.rows) * ld);
@@ -247,21 +265,24 @@ struct Backward {
     by_row(w.strip, ld, unit.rows, ld, w.band_rows, across);
     by_line(w.strip, ld, unit.rows, ld, w.band_pairs, ld);
     for (int i = 0; want_rel_query && i < unit.rows; i += SLICE) {
-      const int rows = std::min(SLICE, unit.rows - i), begin = (last - i - rows + 1) / STEP, end = steps_of<E>(last - i + n.R);
-      gemm<true>(rows, wide / LANES, end - begin, w.band_rows + i * across + begin, across, rel.lines + begin * wide, wide,
-                 [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * wide + e, x); });
+      const int rows = std::min(SLICE, unit.rows - i), begin = (last - i - rows + 1) / STEP,
+                end = steps_of<E>(last - i + n.R);
+      gemm<true>(rows, wide / LANES, end - begin, w.band_rows + i * across + begin, across, rel.lines + begin * wide,
+                 wide, [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * wide + e, x); });
     }
     if (!want.rel_key) return;
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E, w.rel_rows);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
+                 w.rel_rows);
     const E* lines = pair_rows(w.rel_rows, unit.rows, n.E, w.rel_lines);
     for (int t = 0; t < n.band; t += SLICE) {
       const int columns = std::min(SLICE, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
       const int end = steps_of<E>(std::clamp(last - t + n.R, 0, unit.rows));
       if (begin >= end) continue;
-      gemm<false>(columns, wide / LANES, end - begin, w.band_pairs + begin * ld + t, ld, lines + begin * wide, wide, [&](int r, int e, Vec x) {
-        float* to = slot + (t + r) * wide + e;
-        store(to, load(to) + x);
-      });
+      gemm<false>(columns, wide / LANES, end - begin, w.band_pairs + begin * ld + t, ld, lines + begin * wide, wide,
+                  [&](int r, int e, Vec x) {
+                    float* to = slot + (t + r) * wide + e;
+                    store(to, load(to) + x);
+                  });
     }
   }
 
@@ -271,7 +292,8 @@ struct Backward {
   }
 
   void finish(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st, float* slot) const {
-    if (n.E && (want_rel_query || want.rel_key)) band_grads(b, unit, w, st, w.relative.template get<T>(c, n, id, unit.head), slot);
+    if (n.E && (want_rel_query || want.rel_key))
+      band_grads(b, unit, w, st, w.relative.template get<T>(c, n, id, unit.head), slot);
     if (want.content_bias) add_rows(st.dquery, unit.rows, pad(n.D), slot + partials.rel);
     if (want.position_bias) add_rows(w.drel_query, unit.rows, pad(n.E), slot + partials.rel + partials.content);
     const bool same = n.E && !c.rel_query;
@@ -306,7 +328,8 @@ struct Backward {
 
   // Rows of the gradient of keys or values that belong to a block.
   void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count, T** rows) const {
-    for (int r = 0; of && r < count; ++r) rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
+    for (int r = 0; of && r < count; ++r)
+      rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
   }
 
   void chunk(const Tokens& here, const Tokens* after, int g, int64_t slot, Workspace<T, E>& w) {
@@ -328,7 +351,8 @@ struct Backward {
       w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
       w.left_keys.take(n, w.keys, k.count), w.left_values.take(n, w.values, k.count);
       w.factors.fill(c, n, here, first, k.count, scale2);
-      grad_rows(want.key, here, g, first, k.count, w.key_grads), grad_rows(want.value, here, g, first, k.count, w.value_grads);
+      grad_rows(want.key, here, g, first, k.count, w.key_grads),
+          grad_rows(want.value, here, g, first, k.count, w.value_grads);
       clear(w.dgate, KEYS * LANES);
       for (int i = 0; i < count; ++i) block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.state(n, i));
       for (int r = 0; gate && r < k.count; ++r) gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
@@ -355,7 +379,8 @@ struct Backward {
     for (int d = 0; want.content_bias && d < n.D; ++d)
       want.content_bias.at<float>(head)[d] = static_cast<float>(total(head, partials.rel + d) * c.scale);
     for (int e = 0; want.position_bias && e < n.E; ++e)
-      want.position_bias.at<float>(head)[e] = static_cast<float>(total(head, partials.rel + partials.content + e) * c.scale);
+      want.position_bias.at<float>(head)[e] =
+          static_cast<float>(total(head, partials.rel + partials.content + e) * c.scale);
     if (!want.rel_key || head >= want.rel_key.size[0]) return;
     const int last = want.rel_key.size[0] == 1 ? n.H : head + 1;
     for (int row = 0; row < n.T; ++row) {
@@ -374,7 +399,10 @@ struct Backward {
     parallel_for(n.G * slots, threads, [&](int64_t task) {
       const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
       const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
-      const auto sized = [&](void* base) { return Workspace<T, E>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout), Carver(base)); };
+      const auto sized = [&](void* base) {
+        return Workspace<T, E>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout),
+                               Carver(base));
+      };
       Workspace<T, E> w = sized(scratch(sized(nullptr).bytes));
       const auto list = [&](int64_t item) { w.tokens[item % 2].list(c, n, item / n.L, item % n.L); };
       list(first);

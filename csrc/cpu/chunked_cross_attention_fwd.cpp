@@ -1,4 +1,5 @@
-// Forward: a task is one chunk and one key/value head (or some of its query heads); the softmax is carried over blocks of keys.
+// Forward: a task is one chunk and one key/value head (or some of
+// its query heads); the softmax is carried over blocks of keys.
 #include <cmath>
 
 #include "chunked_cross_attention_tile.h"
@@ -10,7 +11,7 @@ namespace {
 // What a unit carries from one block of keys to the next.
 template <class E>
 struct State {
-  E* query;               // B with k = d: [steps(D)][ROWS]
+  E* query;                    // B with k = d: [steps(D)][ROWS]
   float *z, *top, *sum, *out;  // [R][ROWS], running maximum and sum [ROWS], [rows][pad(D)]
 };
 
@@ -29,7 +30,8 @@ struct Workspace {
   size_t bytes;
 
   Workspace(const Sizes& n, int units, Carver carver)
-      : relative(n, carver), tokens(n, carver), keys(carver), values(carver), left(n, carver), right(n, carver), factors(carver) {
+      : relative(n, carver), tokens(n, carver), keys(carver), values(carver), left(n, carver), right(n, carver),
+        factors(carver) {
     rows = carver.take<E>(ROWS * std::max(row_width<E>(n.D), row_width<E>(n.E)));
     s = carver.take<float>(KEYS * ROWS);
     p = PAIRS<E> ? carver.take<E>(steps_of<E>(KEYS) * ROWS) : reinterpret_cast<E*>(s);  // floats: in place
@@ -74,22 +76,26 @@ struct Forward {
     std::fill(st.top, st.top + ROWS, -INFINITY);
     clear(st.sum, ROWS), clear(st.out, ROWS * pad(n.D));
     if (!n.E) return clear(st.z, ROWS);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E, w.rows);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
+                 w.rows);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
   // Scores of a block against a unit, and their maximum over the keys. `soon`: asked for meanwhile.
-  __attribute__((noinline)) void scores(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, Vec* top) const {
+  __attribute__((noinline)) void scores(int count, const Piece<const T>& soon, const Unit& unit,
+                                        const Workspace<T, E>& w, const State<E>& st, Vec* top) const {
     const auto keys = w.left.operand(n, w.keys);
     for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
-      for (int r = k + SLICE; r < std::min(k + 2 * SLICE, count); ++r) prefetch_row<CLOSE>(w.keys.row[r], n.D * sizeof(T));
-      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), keys.from(k), Lines<E>{st.query, ROWS}, [&](int r, int i, Vec x) {
-        r += k;
-        const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
-        store(w.s + r * ROWS + i, s);
-        top[i / LANES] = max(top[i / LANES], s);
-      });
+      for (int r = k + SLICE; r < std::min(k + 2 * SLICE, count); ++r)
+        prefetch_row<CLOSE>(w.keys.row[r], n.D * sizeof(T));
+      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), keys.from(k), Lines<E>{st.query, ROWS},
+           [&](int r, int i, Vec x) {
+             r += k;
+             const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
+             store(w.s + r * ROWS + i, s);
+             top[i / LANES] = max(top[i / LANES], s);
+           });
     }
   }
 
@@ -101,7 +107,8 @@ struct Forward {
   }
 
   // Keys [at, at + count) of the tokens.
-  __attribute__((noinline)) void softmax(int at, int count, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, const Vec* block_top) const {
+  __attribute__((noinline)) void softmax(int at, int count, const Unit& unit, const Workspace<T, E>& w,
+                                         const State<E>& st, const Vec* block_top) const {
     constexpr int MOST = ROWS / LANES;
     Vec top[MOST], sum[MOST];
     const int vectors = unit.lanes() / LANES;
@@ -137,23 +144,25 @@ struct Forward {
   }
 
   void keep(int at, const Unit& unit, const Workspace<T, E>& w, float* to) const {
-    dropout.factors(static_cast<uint32_t>(w.tokens.index(n, at)), static_cast<uint32_t>(unit.row), static_cast<uint32_t>(unit.head),
-                    static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
+    dropout.factors(static_cast<uint32_t>(w.tokens.index(n, at)), static_cast<uint32_t>(unit.row),
+                    static_cast<uint32_t>(unit.head), static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
   }
 
   // `packed`: by an earlier unit. `last` block of keys: asks for the outputs, and the queries of head `next`.
-  __attribute__((noinline)) void values(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, bool packed,
-                                        bool last, int next) const {
+  __attribute__((noinline)) void values(int count, const Piece<const T>& soon, const Unit& unit,
+                                        const Workspace<T, E>& w, const State<E>& st, bool packed, bool last,
+                                        int next) const {
     const int ld = pad(n.D), share = (KEYS * SLICE + ROWS - 1) / ROWS;
     for (int row = 0; row < unit.rows; row += SLICE) {
       prefetch(soon, n, row / SLICE * share, (row / SLICE + 1) * share);
       if (last) prefetch_unit<T, WRITE>(out, w.tokens.b, unit, unit.head, row, row + SLICE);
       if (last && next < n.H) prefetch_unit<T>(c.query, w.tokens.b, unit, next, row, row + SLICE);
       w.right.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
-        gemm(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(count), ByLine<E>{w.p + row, ROWS}, values, [&](int i, int d, Vec x) {
-          float* to = st.out + (i + row) * ld + d;
-          store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
-        });
+        gemm(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(count), ByLine<E>{w.p + row, ROWS}, values,
+             [&](int i, int d, Vec x) {
+               float* to = st.out + (i + row) * ld + d;
+               store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
+             });
       });
     }
   }
@@ -184,7 +193,8 @@ struct Forward {
     list_units(c, n, u, first, last, units);
     const int count = static_cast<int>(units.size());
     if (!count) return;
-    const int most = n.blocks * (last - first);  // the same for every task, so that the cache of relative keys stays put
+    // the same for every task, so that the cache of relative keys stays put
+    const int most = n.blocks * (last - first);
     const Workspace<T, E> sized(n, most, Carver(nullptr));
     Workspace<T, E> w(n, most, Carver(scratch(sized.bytes)));
     w.tokens.list(c, n, b, u);
@@ -192,7 +202,8 @@ struct Forward {
     const auto piece = [&](bool of_keys, int head, int at) { return Piece<const T>(c, w.tokens, of_keys, head, at); };
     for (int at = 0; at < w.tokens.count; at += KEYS) {
       const bool end = at + KEYS >= w.tokens.count;
-      const Piece<const T> k = piece(true, g, at), v = piece(false, g, at), soon = end ? piece(true, next / share, 0) : piece(true, g, at + KEYS);
+      const Piece<const T> k = piece(true, g, at), v = piece(false, g, at),
+                           soon = end ? piece(true, next / share, 0) : piece(true, g, at + KEYS);
       w.keys.take(k), w.values.take(v);
       w.left.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
       for (int i = 0; i < count; ++i) {
@@ -216,7 +227,8 @@ struct Forward {
     const int heads = share / split;
     parallel_for(whole * split, threads, [&](int64_t t) {
       const HeadOrder::Place at = HeadOrder(n.G * split, heads, RelativeCache<E>::count(n), chunks * n.B)(t);
-      task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads, (at.part + threads) * heads);
+      task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads,
+           (at.part + threads) * heads);
     });
     for (int64_t b = 0; b < n.B; ++b) nothing(b);
   }
@@ -242,12 +254,18 @@ struct Rows {
     for (; at < high && !keys.full(); ++at) {
       const int64_t a = at / n.R, j = at % n.R;
       if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
-      keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), index - j - c.rel_start, gate_of(c, b, u, static_cast<int>(a)));
+      keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), index - j - c.rel_start,
+               gate_of(c, b, u, static_cast<int>(a)));
     }
     return at < high ? at : end;
   }
-  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const { write_row<T>(out, lse, b, i, h, n.D, from, log2_sum); }
-  void run(int threads) const { attend_rows<T>(RowSizes(n.B, n.N, int64_t{n.K} * n.R, n.H, n.G, n.D, n.E), *this, c.key, c.value, c.rel_key, threads); }
+  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const {
+    write_row<T>(out, lse, b, i, h, n.D, from, log2_sum);
+  }
+  void run(int threads) const {
+    attend_rows<T>(RowSizes(n.B, n.N, int64_t{n.K} * n.R, n.H, n.G, n.D, n.E), *this, c.key, c.value, c.rel_key,
+                   threads);
+  }
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
-// What forward and backward of chunked cross-attention share: sizes, the rows and keys of a task, packing, position logits.
+// What forward and backward of chunked cross-attention share:
+// sizes, the rows and keys of a task, packing, position logits.
 //
-// Scores are kept key-major: S[key][query], queries as lanes. So keys and values are used as they lie in memory (rows to
-// broadcast from, or rows of B), only the few queries are transposed, and the softmax runs down the lanes.
+// Scores are kept key-major: S[key][query], queries as lanes. So keys and values are used as they lie in memory (rows
+// to broadcast from, or rows of B), only the few queries are transposed, and the softmax runs down the lanes.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -15,9 +16,10 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int ROWS = 64;        // queries of a unit: rows of S are 64 lanes apart
-constexpr int SLICE = 12;       // rows of a product between prefetches, a multiple of the tile's 6
-constexpr int KEYS = 128;       // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
+constexpr int ROWS = 64;   // queries of a unit: rows of S are 64 lanes apart
+constexpr int SLICE = 12;  // rows of a product between prefetches, a multiple of the tile's 6
+// of a block: keys, values and scores of a block stay in L2, each product's operands in L1
+constexpr int KEYS = 128;
 
 struct Sizes {
   int64_t B, N, L, M;
@@ -25,7 +27,7 @@ struct Sizes {
   int64_t first_chunk, last_chunk;  // chunks that some query attends, and that exist
   int top, band;                    // column t of the band is displacement top - t; `band` columns occur
   int band_ld;
-  int blocks;                       // units that the rows of a chunk and one head are cut into
+  int blocks;  // units that the rows of a chunk and one head are cut into
 
   explicit Sizes(const CrossAttention& c)
       : B(c.query.size[0]), N(c.query.size[1]), L(c.key.size[1]), M(c.chunk_len), H(int(c.query.size[2])),
@@ -53,7 +55,7 @@ struct Sizes {
 
 // Up to ROWS consecutive queries of one head.
 struct Unit {
-  int64_t row;  // of the query tensor
+  int64_t row;            // of the query tensor
   int rows, index, head;  // index of the first one inside the attending chunk
   int lanes() const { return pad(rows); }
 };
@@ -68,7 +70,8 @@ void each_idle_row(const CrossAttention& c, const Sizes& n, F&& f) {
 }
 
 // Units of the query heads [first, last) that attend chunk u.
-inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int first, int last, std::vector<Unit>& units) {
+inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int first, int last,
+                       std::vector<Unit>& units) {
   units.clear();
   const int64_t zero = Sizes::first_row(c, u), begin = std::max<int64_t>(zero, 0), end = std::min(zero + n.M, n.N);
   for (int h = first; h < last; ++h)
@@ -97,7 +100,8 @@ struct Tokens {
       for (int j = 0; j < n.R; ++j) {
         if (!whole && !*mask.at<const uint8_t>(b, u, a, j)) continue;
         neighbour[count] = a, token[count] = j;
-        key[count] = a * c.key.stride[2] + j * c.key.stride[3], value[count] = a * c.value.stride[2] + j * c.value.stride[3];
+        key[count] = a * c.key.stride[2] + j * c.key.stride[3],
+        value[count] = a * c.value.stride[2] + j * c.value.stride[3];
         ++count;
       }
     }
@@ -117,7 +121,8 @@ inline const float* bias_row(const View& bias, int head, int n, float* to) {
   return to;
 }
 
-// The relative keys of one head, in order of band columns: column t holds displacement top - t, zeros outside the table.
+// The relative keys of one head, in order of band columns:
+// column t holds displacement top - t, zeros outside the table.
 template <class E>
 struct RelativeKeys {
   E* rows;     // A by row: [band][row_width(E)]
@@ -149,22 +154,26 @@ inline void band_inside(const CrossAttention& c, const Sizes& n, int& begin, int
 // Rows of `from` (query, relative query, gradient) of a unit, plus a bias: A by row, [rows][row_width(D)].
 template <class T, class E>
 void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, E* to) {
-  for (int i = 0; i < unit.rows; ++i) pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<E>(width));
+  for (int i = 0; i < unit.rows; ++i)
+    pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<E>(width));
 }
 
-// Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows: what every neighbour's token j adds to the scores.
+// Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the
+// unit's rows: what every neighbour's token j adds to the scores.
 //
-// The product with the band, C[i][t] for t = j - i + const, is one small matrix product; reading its rows one element closer
-// than they lie apart un-skews it, so the transpose to key-major order does both.
+// The product with the band, C[i][t] for t = j - i + const, is one small matrix product; reading its rows one element
+// closer than they lie apart un-skews it, so the transpose to key-major order does both.
 template <class E>
-void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<E>& rel, const E* rel_query, float factor, float* strip, float* z) {
+void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<E>& rel, const E* rel_query, float factor,
+                     float* strip, float* z) {
   const int skip = n.top - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
   const int ld = n.band_ld;
   const Vec f = broadcast(factor);
   for (int row = 0; row < unit.rows; row += SLICE) {  // of its columns only R + rows - 1 matter
     const int rows = std::min(SLICE, unit.rows - row), begin = unit.rows - row - rows;
-    gemm<true>(rows, pad(rows + n.R - 1) / LANES, steps_of<E>(n.E), rel_query + row * row_width<E>(n.E), row_width<E>(n.E),
-               rel.columns + skip + begin, ld, [=](int r, int c, Vec x) { store(strip + (row + r) * ld + begin + c, x * f); });
+    gemm<true>(rows, pad(rows + n.R - 1) / LANES, steps_of<E>(n.E), rel_query + row * row_width<E>(n.E),
+               row_width<E>(n.E), rel.columns + skip + begin, ld,
+               [=](int r, int c, Vec x) { store(strip + (row + r) * ld + begin + c, x * f); });
   }
   transpose(strip + unit.rows - 1, ld - 1, unit.rows, n.R, z, ROWS);
 }
@@ -181,13 +190,16 @@ class RelativeCache {
   // Heads it holds.
   static int count(const Sizes& n) {
     constexpr int64_t BYTES = 2 << 20;  // of a thread: about what L2 and its share of L3 hold
-    return n.E ? static_cast<int>(std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(E)}), 1, std::min(n.H, MOST))) : 1;
+    return n.E ? static_cast<int>(
+                     std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(E)}), 1, std::min(n.H, MOST)))
+               : 1;
   }
   RelativeCache(const Sizes& n, Carver& carver) : count_(count(n)) {
     for (int i = 0; n.E && i < count_; ++i) {
       entry_[i].rows = carver.take<E>(rows(n));
       entry_[i].columns = carver.take<E>(columns(n));
-      entry_[i].lines = steps_of<E>(2) == 2 ? entry_[i].rows : carver.take<E>(static_cast<int64_t>(steps_of<E>(n.band)) * pad(n.E));
+      entry_[i].lines =
+          steps_of<E>(2) == 2 ? entry_[i].rows : carver.take<E>(static_cast<int64_t>(steps_of<E>(n.band)) * pad(n.E));
     }
   }
   template <class T>
@@ -238,7 +250,8 @@ RETRO_INLINE void prefetch(const Piece<T>& piece, const Sizes& n, int first, int
 template <class T, Use USE = READ>
 RETRO_INLINE void prefetch_unit(const View& tensor, int64_t b, const Unit& unit, int head, int first, int last) {
   const int64_t bytes = tensor.size[3] * int64_t{sizeof(T)};
-  for (int i = first; i < std::min(last, unit.rows); ++i) prefetch_row<USE>(tensor.at<const T>(b, unit.row + i, head), bytes);
+  for (int i = first; i < std::min(last, unit.rows); ++i)
+    prefetch_row<USE>(tensor.at<const T>(b, unit.row + i, head), bytes);
 }
 
 // The rows of a block of keys or values: pointers to them, and to zeros beside the last one of an odd number.
@@ -277,7 +290,8 @@ template <class T, class E>
 struct RightRows {
   E* lines;
 
-  RightRows(const Sizes& n, Carver& carver) : lines(carver.take<E>(static_cast<int64_t>(steps_of<E>(KEYS)) * pad(n.D))) {}
+  RightRows(const Sizes& n, Carver& carver)
+      : lines(carver.take<E>(static_cast<int64_t>(steps_of<E>(KEYS)) * pad(n.D))) {}
   // product(B)
   template <class F>
   void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, F&& product) const {
@@ -294,7 +308,8 @@ struct KeyFactors {
   float *gate, *scaled;  // g, g * scale * log2(e)
   int32_t* z_row;        // offset of the row of position logits
 
-  explicit KeyFactors(Carver& carver) : gate(carver.take<float>(KEYS)), scaled(carver.take<float>(KEYS)), z_row(carver.take<int32_t>(KEYS)) {}
+  explicit KeyFactors(Carver& carver)
+      : gate(carver.take<float>(KEYS)), scaled(carver.take<float>(KEYS)), z_row(carver.take<int32_t>(KEYS)) {}
 
   void fill(const CrossAttention& c, const Sizes& n, const Tokens& tokens, int at, int count, float scale2) const {
     for (int r = 0; r < count; ++r) {
@@ -315,7 +330,8 @@ struct HeadOrder {
   int parts, width;
   int64_t items;
 
-  HeadOrder(int all, int heads, int cached, int64_t count) : parts(all), width(std::clamp(cached / heads, 1, all)), items(count) {}
+  HeadOrder(int all, int heads, int cached, int64_t count)
+      : parts(all), width(std::clamp(cached / heads, 1, all)), items(count) {}
   Place operator()(int64_t t) const {
     const int64_t full = width * items, group = t / full, first = group * width;
     const int64_t here = std::min<int64_t>(width, parts - first), rest = t - group * full;

@@ -1,5 +1,5 @@
-// How a backward pass over [batch, row, head] is cut into tasks that each keep sums of their own, added up in a fixed order.
-// It follows from the sizes alone, so results don't depend on the number of threads.
+// How a backward pass over [batch, row, head] is cut into tasks that each keep sums of their own, added up in a fixed
+// order. It follows from the sizes alone, so results don't depend on the number of threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,8 +9,9 @@
 namespace retro::RETRO_ISA {
 
 struct Cut {
-  static constexpr int64_t FEW = 16;   // tasks below which the rows of a head are cut into parts
-  static constexpr int64_t MANY = 64;  // tasks above which several batch entries share a task's sums, so their memory is bounded
+  static constexpr int64_t FEW = 16;  // tasks below which the rows of a head are cut into parts
+  // tasks above which several batch entries share a task's sums, so their memory is bounded
+  static constexpr int64_t MANY = 64;
 
   int64_t batch, rows, heads;
   int64_t part_rows, parts;  // of the rows
@@ -34,9 +35,15 @@ struct Cut {
   // Where the sums of (batch entry, head, part) are.
   int64_t slot(int64_t b, int64_t head, int64_t part) const { return (b / batches * heads + head) * parts + part; }
   Share share(int64_t task) const {
-    const int64_t part = parts - 1 - task / (groups * heads), group = task / heads % groups, head = task % heads;  // the last rows see most
+    // the last rows see most
+    const int64_t part = parts - 1 - task / (groups * heads), group = task / heads % groups, head = task % heads;
     const int64_t begin = group * batches;
-    return {slot(begin, head, part), begin, std::min(batch, begin + batches), part * part_rows, std::min(rows, (part + 1) * part_rows), static_cast<int>(head)};
+    return {slot(begin, head, part),
+            begin,
+            std::min(batch, begin + batches),
+            part * part_rows,
+            std::min(rows, (part + 1) * part_rows),
+            static_cast<int>(head)};
   }
   // Calls f(slot) for every slot of a head, in order; head < 0: of all heads.
   template <class F>

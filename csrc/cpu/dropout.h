@@ -10,7 +10,8 @@ struct Dropout {
   float kept = 1.f;        // what a kept probability is multiplied by
   uint32_t first_batch;    // of the call that this is a part of
 
-  Dropout(const View& seed, double p, int64_t entry = 0) : kept(static_cast<float>(1.0 / (1.0 - p))), first_batch(static_cast<uint32_t>(entry)) {
+  Dropout(const View& seed, double p, int64_t entry = 0)
+      : kept(static_cast<float>(1.0 / (1.0 - p))), first_batch(static_cast<uint32_t>(entry)) {
     if (!(p > 0)) return;
     const auto value = static_cast<uint64_t>(*seed.at<int64_t>());
     seed_low = static_cast<uint32_t>(value), seed_high = static_cast<uint32_t>(value >> 32);

@@ -1,7 +1,7 @@
 // Small matrix products in registers: C[m][n] = sum over k of A[m][k] * B[k][n], handed row by row to the caller.
 //
-// B lies in rows of whole vectors, A is broadcast one element at a time. An element is a float, or a pair of bf16 that are
-// consecutive in k (uint32_t): then a step covers two k, one instruction on avx512bf16.
+// B lies in rows of whole vectors, A is broadcast one element at a time. An element is a float, or a pair of bf16 that
+// are consecutive in k (uint32_t): then a step covers two k, one instruction on avx512bf16.
 //
 //   gemm(m, vectors, steps, a, b, emit)
 //     a    ByRow: data[r*ld + k]; ByLine: data[k*ld + r]; RowList: a pointer for each row, wherever it lies
@@ -15,7 +15,8 @@
 
 namespace retro::RETRO_ISA {
 
-// Width and height of the accumulator tile: as many accumulators as registers allow beside one row of B and a broadcast.
+// Width and height of the accumulator tile: as many accumulators
+// as registers allow beside one row of B and a broadcast.
 #if RETRO_ISA_LEVEL >= 2
 constexpr int TILE_VECTORS = 4;  // 32 registers: 6x4, 8x3, 12x2, 12x1
 constexpr int tile_rows(int vectors) { return vectors >= 4 ? 6 : vectors == 3 ? 8 : 12; }
@@ -110,10 +111,12 @@ template <class T>
 RETRO_INLINE Vec line_of(const T* const* rows, int k, int c, const float*) {
   return load(rows[k] + c);
 }
-RETRO_INLINE Pairs line_of(const bf16* const* rows, int k, int c, const uint32_t*) { return interleave(rows[2 * k] + c, rows[2 * k + 1] + c); }
+RETRO_INLINE Pairs line_of(const bf16* const* rows, int k, int c, const uint32_t*) {
+  return interleave(rows[2 * k] + c, rows[2 * k + 1] + c);
+}
 
-// The first tile of rows reads B where it lies, and packs it into `data` for the others: the copy hides behind the products.
-// Whole vectors are read. Pairs are of rows 2k and 2k + 1: both must be there.
+// The first tile of rows reads B where it lies, and packs it into `data` for the others: the copy hides behind the
+// products. Whole vectors are read. Pairs are of rows 2k and 2k + 1: both must be there.
 template <class T, class E>
 struct PackLines {
   const T* const* rows;
@@ -168,7 +171,9 @@ __attribute__((noinline)) void strip(int m, int steps, const A& a, const B& whol
   constexpr int ROWS = tile_rows(VECTORS);
   const B b = whole.from(column);
   if constexpr (!std::is_same_v<B, decltype(b.packed())>) {  // one tile packs
-    if (m >= ROWS) return tile<ROWS, VECTORS>(steps, a, b, 0, column, emit), tiles<ROWS, VECTORS>(ROWS, m, steps, a, b.packed(), column, emit);
+    if (m >= ROWS)
+      return tile<ROWS, VECTORS>(steps, a, b, 0, column, emit),
+             tiles<ROWS, VECTORS>(ROWS, m, steps, a, b.packed(), column, emit);
     tile<1, VECTORS>(steps, a, b, 0, column, emit);
     return tiles<ROWS, VECTORS>(1, m, steps, a, b.packed(), column, emit);
   }

@@ -26,18 +26,18 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
 #define RETRO_HAVE_AVX512BF16 0
 #endif
 
-#define RETRO_EVERY_ISA(...)              \
-  namespace retro::portable {             \
-  __VA_ARGS__                             \
-  }                                       \
-  namespace retro::avx2 {                 \
-  __VA_ARGS__                             \
-  }                                       \
-  namespace retro::avx512 {               \
-  __VA_ARGS__                             \
-  }                                       \
-  namespace retro::avx512bf16 {           \
-  __VA_ARGS__                             \
+#define RETRO_EVERY_ISA(...)    \
+  namespace retro::portable {   \
+  __VA_ARGS__                   \
+  }                             \
+  namespace retro::avx2 {       \
+  __VA_ARGS__                   \
+  }                             \
+  namespace retro::avx512 {     \
+  __VA_ARGS__                   \
+  }                             \
+  namespace retro::avx512bf16 { \
+  __VA_ARGS__                   \
   }
 
 #if RETRO_HAVE_AVX2
@@ -66,7 +66,9 @@ struct IsaTable {
 }  // namespace retro
 
 // One function pointer per instruction set, indexed by active_isa(), which never names one that wasn't compiled.
-#define RETRO_TABLE(name)                                                                                 \
-  ::retro::IsaTable<decltype(&retro::portable::name)> {                                                   \
-    { &retro::portable::name, RETRO_AVX2(name), RETRO_AVX512(name), RETRO_AVX512BF16(name) }              \
+#define RETRO_TABLE(name)                                                                  \
+  ::retro::IsaTable<decltype(&retro::portable::name)> {                                    \
+    {                                                                                      \
+      &retro::portable::name, RETRO_AVX2(name), RETRO_AVX512(name), RETRO_AVX512BF16(name) \
+    }                                                                                      \
   }

@@ -1,9 +1,11 @@
-// A scan with float32 state: one pass over memory, the lanes h,d side by side, state and decays of a strip of lanes in cache.
+// A scan with float32 state: one pass over memory, the lanes h,d
+// side by side, state and decays of a strip of lanes in cache.
 //
-// A task is a strip of one batch entry: whole rows, unless there are fewer entries than threads. A lane's sums don't depend on
-// its neighbours, so nor do its bits on the strips. Where a segment begins the state is cleared. Where there are too few lanes to occupy several threads, time is cut as well:
-// some spans, as many as caches hold, first find their own final states from zero, a short serial pass chains them, and a second
-// scan starts from the right states. That does change the bits, and where time is cut follows from the sizes alone.
+// A task is a strip of one batch entry: whole rows, unless there are fewer entries than threads. A lane's sums don't
+// depend on its neighbours, so nor do its bits on the strips. Where a segment begins the state is cleared. Where there
+// are too few lanes to occupy several threads, time is cut as well: some spans, as many as caches hold, first find
+// their own final states from zero, a short serial pass chains them, and a second scan starts from the right states.
+// That does change the bits, and where time is cut follows from the sizes alone.
 #include "leaky_average.h"
 
 #include <algorithm>
@@ -20,8 +22,9 @@ namespace {
 constexpr int64_t WIDEST = 8192;    // lanes of a strip: state, decays and products take a part of L2
 constexpr int64_t FEW_LANES = 256;  // B*H*D below which time is cut too
 constexpr int64_t SPAN = 1024;      // time steps of a cut
-constexpr int64_t FOLD = 64;        // steps after which the running sum of d decay moves to a second one, of doubles (rounding)
-constexpr int ROWS = 4;             // time steps for which a state stays in its register; divides FOLD
+// steps after which the running sum of d decay moves to a second one, of doubles (rounding)
+constexpr int64_t FOLD = 64;
+constexpr int ROWS = 4;  // time steps for which a state stays in its register; divides FOLD
 
 struct Sizes {
   int64_t batch, time, heads, dim, strip, strips, spans;
@@ -95,7 +98,8 @@ struct Lanes {
 
 // `COUNT` steps over `n` lanes: state = in + decay * state, written to `out` unless null.
 template <int COUNT, class T>
-RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, const T* other, int64_t other_step, const Lanes& lanes, int64_t n) {
+RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, const T* other, int64_t other_step,
+                        const Lanes& lanes, int64_t n) {
   const auto some = [&](int64_t i, auto... left) {
     Vec state = load(lanes.state + i, left...), total = zero();
     const Vec decay = load(lanes.decay + i, left...);
@@ -116,13 +120,15 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
 
 // `count` steps over `heads` heads; heads that lie side by side in every tensor are one run of lanes.
 template <class T>
-void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& other, int64_t count, int64_t heads, int64_t dim, const Lanes& lanes) {
+void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& other, int64_t count, int64_t heads,
+          int64_t dim, const Lanes& lanes) {
   const bool dense = in.dense(dim) && out.dense(dim) && other.dense(dim);
   const int64_t runs = dense ? 1 : heads, width = dense ? heads * dim : dim;
   const auto some = [&](auto rows, int64_t t) {
     for (int64_t h = 0; h < runs; ++h) {
       const Lanes mine{lanes.state + h * dim, lanes.decay + h * dim, lanes.sum ? lanes.sum + h * dim : nullptr};
-      steps<rows>(in.at(t, h), in.step, out.data ? out.at(t, h) : nullptr, out.step, other.data ? other.at(t, h) : nullptr, other.step, mine, width);
+      steps<rows>(in.at(t, h), in.step, out.data ? out.at(t, h) : nullptr, out.step,
+                  other.data ? other.at(t, h) : nullptr, other.step, mine, width);
     }
   };
   int64_t t = 0;
@@ -132,7 +138,8 @@ void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& othe
 
 // The decay of each lane of a strip.
 void spread_decay(const View& decay, const Sizes& n, Strip s, float* to) {
-  for (int64_t h = s.first; h < s.last; ++h) std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h * decay.stride[0]));
+  for (int64_t h = s.first; h < s.last; ++h)
+    std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h * decay.stride[0]));
 }
 
 struct Call {
@@ -155,9 +162,11 @@ struct Backward {
   const View &y, &dy, &decay, &initial, &segment, &dx;
 };
 
-// From the last step to the first; `partial` += the gradient times the previous y, unless null. `space`: two vectors of the strip.
+// From the last step to the first; `partial` += the gradient times
+// the previous y, unless null. `space`: two vectors of the strip.
 template <class T>
-void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, double* partial, float* space) {
+void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, double* partial,
+                   float* space) {
   const int64_t begin = n.span_begin(span), end = n.span_end(span);
   const int64_t heads = s.last - s.first, width = heads * n.dim;
   const Lanes lanes{state, space, space + width};
@@ -173,14 +182,16 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
     scan<T>(Walk<const T>(g.dy, s, t, -1), Walk<T>(g.dx, s, t, -1), before, count, heads, n.dim, lanes);
     t -= count;
     if (first && run == 0 && g.initial)
-      for (int64_t i = 0; i < width; ++i) lanes.sum[i] = state[i] * to_float(g.initial.at<const T>(s.b, s.first + i / n.dim)[i % n.dim]);
+      for (int64_t i = 0; i < width; ++i)
+        lanes.sum[i] = state[i] * to_float(g.initial.at<const T>(s.b, s.first + i / n.dim)[i % n.dim]);
     for (int64_t i = 0; partial && i < width; ++i) partial[i] += lanes.sum[i];
     if (t < run && restarts.at(run)) std::fill_n(state, width, 0.f);
   }
 }
 
 // The state with which span `to` starts, [B, heads, dim], from what span `from` adds to the one with which it starts.
-void chain(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, int64_t from, int64_t to) {
+void chain(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, int64_t from,
+           int64_t to) {
   const int64_t lanes = n.batch * n.heads * n.dim;
   const double length = static_cast<double>(n.span_end(from) - n.span_begin(from));
   for (int64_t b = 0; b < n.batch; ++b) {
@@ -193,15 +204,17 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
   }
 }
 
-// Calls ends(span, next, strip) for every span but the last, which sets what it adds to the state that enters `next`, then
-// whole(span, strip) for every span, in the order of the scan.
+// Calls ends(span, next, strip) for every span but the last, which sets what it adds to the state that enters `next`,
+// then whole(span, strip) for every span, in the order of the scan.
 template <class Ends, class Whole>
-void in_spans(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, bool reverse, int threads, Ends&& ends, Whole&& whole) {
+void in_spans(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, bool reverse,
+              int threads, Ends&& ends, Whole&& whole) {
   const int64_t pieces = n.batch * n.strips, group = threads > 1 ? 2 * threads : 1;
   const auto span = [&](int64_t k) { return reverse ? n.spans - 1 - k : k; };
   for (int64_t k = 0; k < n.spans; k += group) {
     const int64_t last = std::min(n.spans - 1, k + group), end = std::min(n.spans, k + group);
-    parallel_for(pieces * (last - k), threads, [&](int64_t t) { ends(span(k + t / pieces), span(k + t / pieces + 1), Strip(n, t % pieces)); });
+    parallel_for(pieces * (last - k), threads,
+                 [&](int64_t t) { ends(span(k + t / pieces), span(k + t / pieces + 1), Strip(n, t % pieces)); });
     for (int64_t next = k + 1; next <= last; ++next) chain(n, decay, segment, carry, span(next - 1), span(next));
     parallel_for(pieces * (end - k), threads, [&](int64_t t) { whole(span(k + t / pieces), Strip(n, t % pieces)); });
   }
@@ -211,7 +224,8 @@ template <class T>
 void start(const View& initial, const Sizes& n, Strip s, float* state) {
   const int dim = static_cast<int>(n.dim);
   for (int64_t h = s.first; h < s.last; ++h)
-    for (int d = 0; d < dim; ++d) state[(h - s.first) * dim + d] = initial ? to_float(initial.at<const T>(s.b, h)[d]) : 0.f;
+    for (int d = 0; d < dim; ++d)
+      state[(h - s.first) * dim + d] = initial ? to_float(initial.at<const T>(s.b, h)[d]) : 0.f;
 }
 
 template <class T>
@@ -222,9 +236,14 @@ void forward(const Call& c, const View& initial, int threads) {
   const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
   const auto space = [&] { return static_cast<float*>(scratch(2 * most * sizeof(float))); };
   std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
-  const auto carried = [&](int64_t span, Strip s) { return carry.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
-  for (int64_t p = 0; n.spans > 1 && p < n.batch * n.strips; ++p) start<T>(initial, n, Strip(n, p), carried(0, Strip(n, p)));
-  const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_forward<T>(unseen, n, s, span, carried(next, s), space()); };
+  const auto carried = [&](int64_t span, Strip s) {
+    return carry.data() + span * lanes + (s.b * n.heads + s.first) * n.dim;
+  };
+  for (int64_t p = 0; n.spans > 1 && p < n.batch * n.strips; ++p)
+    start<T>(initial, n, Strip(n, p), carried(0, Strip(n, p)));
+  const auto ends = [&](int64_t span, int64_t next, Strip s) {
+    scan_forward<T>(unseen, n, s, span, carried(next, s), space());
+  };
   in_spans(n, c.decay, c.segment, carry, false, threads, ends, [&](int64_t span, Strip s) {
     float* state = space();
     if (n.spans > 1)
@@ -242,10 +261,14 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
   const auto space = [&] { return static_cast<float*>(scratch(3 * most * sizeof(float))); };
   std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
   std::vector<double> partial(ddecay ? n.spans * lanes : 0);
-  const auto at = [&](auto& v, int64_t span, Strip s) { return v.data() + span * lanes + (s.b * n.heads + s.first) * n.dim; };
+  const auto at = [&](auto& v, int64_t span, Strip s) {
+    return v.data() + span * lanes + (s.b * n.heads + s.first) * n.dim;
+  };
   const View none;
   const Backward alone{none, g.dy, g.decay, none, g.segment, none};
-  const auto ends = [&](int64_t span, int64_t next, Strip s) { scan_backward<T>(alone, n, s, span, at(carry, next, s), nullptr, space()); };
+  const auto ends = [&](int64_t span, int64_t next, Strip s) {
+    scan_backward<T>(alone, n, s, span, at(carry, next, s), nullptr, space());
+  };
   in_spans(n, g.decay, g.segment, carry, true, threads, ends, [&](int64_t span, Strip s) {
     const int64_t width = (s.last - s.first) * n.dim;
     float* state = space();
@@ -257,7 +280,8 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
     if (span > 0 || !dinitial) return;
     for (int64_t h = s.first; h < s.last; ++h)
       for (int64_t d = 0; d < n.dim; ++d)
-        from_float(scalar(g.decay, h * g.decay.stride[0]) * state[(h - s.first) * n.dim + d], dinitial.at<T>(s.b, h) + d);
+        from_float(scalar(g.decay, h * g.decay.stride[0]) * state[(h - s.first) * n.dim + d],
+                   dinitial.at<T>(s.b, h) + d);
   });
   if (!ddecay) return;
   for (int64_t h = 0; h < n.heads; ++h) {
@@ -270,7 +294,8 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
 
 }  // namespace
 
-void leaky_average_forward(const View& x, const View& decay, const View& initial, const View& segment, const View& y, int threads) {
+void leaky_average_forward(const View& x, const View& decay, const View& initial, const View& segment, const View& y,
+                           int threads) {
   by_type(x.type, [&](auto t) { forward<decltype(t)>(Call{x, decay, segment, y}, initial, threads); });
 }
 

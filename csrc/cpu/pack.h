@@ -1,7 +1,8 @@
-// Rows of a tensor into the layouts that gemm.h reads. A row is D elements of T; E is float, or a pair of bf16 (uint32_t).
+// Rows of a tensor into the layouts that gemm.h reads. A row is
+// D elements of T; E is float, or a pair of bf16 (uint32_t).
 //
-//   pack_row      one row, plus a bias, times a factor                     -> A by row: [rows][ld], ld = row_width<E>(D)
-//   pair_rows     A by row -> B with k = row: [steps][pad(D)]              (floats: already that, a no-op)
+//   pack_row      one row, plus a bias -> A by row: [rows][ld], ld = row_width<E>(D)
+//   pair_rows     A by row -> B with k = row: [steps][pad(D)] (floats: already that, a no-op)
 //   transpose     A by row -> B with k = column: [steps][columns]
 //
 // and floats that a kernel has computed, for a further product (floats: as they are, a no-op):
@@ -63,7 +64,8 @@ void pack_lines(const T* const* rows, int steps, int width, float* to, int64_t l
 }
 inline void pack_lines(const bf16* const* rows, int steps, int width, uint32_t* to, int64_t ld) {
   for (int k = 0; k < steps; ++k)
-    for (int c = 0; c < width; c += LANES) store_pairs(to + k * ld + c, interleave(rows[2 * k] + c, rows[2 * k + 1] + c, width - c));
+    for (int c = 0; c < width; c += LANES)
+      store_pairs(to + k * ld + c, interleave(rows[2 * k] + c, rows[2 * k + 1] + c, width - c));
 }
 
 template <class E>
@@ -75,7 +77,8 @@ struct MatrixRef {
 RETRO_INLINE MatrixRef<float> by_row(const float* from, int64_t ld, int, int, float*, int64_t) { return {from, ld}; }
 inline MatrixRef<uint32_t> by_row(const float* from, int64_t ld, int rows, int columns, uint32_t* to, int64_t to_ld) {
   for (int r = 0; r < rows; ++r)
-    for (int x = 0; x < columns; x += LANES) store(reinterpret_cast<bf16*>(to + r * to_ld) + x, load(from + r * ld + x));
+    for (int x = 0; x < columns; x += LANES)
+      store(reinterpret_cast<bf16*>(to + r * to_ld) + x, load(from + r * ld + x));
   return {to, to_ld};
 }
 
@@ -112,7 +115,8 @@ inline void transpose(const float* from, int64_t from_stride, int rows, int colu
     }
 }
 // A transpose moves 32-bit elements without looking at them.
-inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int columns, uint32_t* to, int64_t to_stride) {
+inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int columns, uint32_t* to,
+                      int64_t to_stride) {
   transpose(reinterpret_cast<const float*>(from), from_stride, rows, columns, reinterpret_cast<float*>(to), to_stride);
 }
 
@@ -126,10 +130,8 @@ inline void by_storage(Type type, F&& f) {
 #else
       return f(bf16{}, float{});
 #endif
-    case Type::F16:
-      return f(fp16{}, float{});
-    default:
-      return f(float{}, float{});
+    case Type::F16: return f(fp16{}, float{});
+    default: return f(float{}, float{});
   }
 }
 

@@ -27,7 +27,8 @@
 namespace retro {
 namespace {
 
-constexpr int FEWEST = 16;  // threads that may be asked for on any machine: more than it has processors gains nothing, and shows faults
+// threads that may be asked for on any machine: more than it has processors gains nothing, and shows faults
+constexpr int FEWEST = 16;
 constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little more than a wake-up costs
 
 thread_local bool inside_task = false;
@@ -159,7 +160,8 @@ void* scratch(size_t bytes) {
 
 void advise_huge_pages([[maybe_unused]] uintptr_t address, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
-  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = (address + page - 1) / page * page, end = (address + bytes) / page * page;
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = (address + page - 1) / page * page,
+                  end = (address + bytes) / page * page;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }

@@ -8,8 +8,8 @@ namespace retro {
 
 using Task = void (*)(void* context, int64_t task);
 
-// Runs task(context, t) for t = 0..tasks-1 on up to `threads` threads, the caller's included, in about that order. No more threads
-// than processors, or than 16 where there are fewer, are ever started.
+// Runs task(context, t) for t = 0..tasks-1 on up to `threads` threads, the caller's included, in about that order. No
+// more threads than processors, or than 16 where there are fewer, are ever started.
 // Rethrows the first exception of a task. Inside a task it runs serially.
 void run_tasks(int64_t tasks, int threads, Task task, void* context);
 

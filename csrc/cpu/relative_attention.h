@@ -23,21 +23,22 @@ struct RelativeAttention {
 // Batch entry b as a call of its own.
 inline RelativeAttention entry(const RelativeAttention& c, int64_t b) {
   RelativeAttention one = c;
-  for (View RelativeAttention::*of_batch : {&RelativeAttention::query, &RelativeAttention::key, &RelativeAttention::value, &RelativeAttention::rel_query,
-                                            &RelativeAttention::key_mask, &RelativeAttention::query_segment, &RelativeAttention::key_segment})
+  for (View RelativeAttention::* of_batch :
+       {&RelativeAttention::query, &RelativeAttention::key, &RelativeAttention::value, &RelativeAttention::rel_query,
+        &RelativeAttention::key_mask, &RelativeAttention::query_segment, &RelativeAttention::key_segment})
     one.*of_batch = (c.*of_batch).entry(b);
   one.query_offset += position_of(c.batch_offset, b), one.batch_offset = View();
   return one;
 }
 
-// Gradients of the differentiable inputs; a null view is not wanted. Those of rel_key and the biases are float32, and with
-// batch_offset one a batch entry.
+// Gradients of the differentiable inputs; a null view is not wanted. Those of
+// rel_key and the biases are float32, and with batch_offset one a batch entry.
 struct RelativeAttentionGrads {
   View query, key, value, rel_key, rel_query, content_bias, position_bias;
 };
 
 inline RelativeAttentionGrads entry(const RelativeAttentionGrads& g, int64_t b) {
-  return {g.query.entry(b),     g.key.entry(b),         g.value.entry(b),        g.rel_key.drop(b),
+  return {g.query.entry(b),     g.key.entry(b),         g.value.entry(b),       g.rel_key.drop(b),
           g.rel_query.entry(b), g.content_bias.drop(b), g.position_bias.drop(b)};
 }
 

@@ -1,6 +1,6 @@
-// Backward: one pass over tiles, each recomputed once. A task is a part of the query blocks of one key head's query heads,
-// and adds to gradients of its own: dQ in registers and scratch, dK, dV and the sums over rows in partial buffers that are added
-// up afterwards in a fixed order. How the work is cut follows from the sizes alone.
+// Backward: one pass over tiles, each recomputed once. A task is a part of the query blocks of one key head's query
+// heads, and adds to gradients of its own: dQ in registers and scratch, dK, dV and the sums over rows in partial
+// buffers that are added up afterwards in a fixed order. How the work is cut follows from the sizes alone.
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -13,13 +13,14 @@ namespace retro::RETRO_ISA {
 namespace {
 
 constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
-constexpr int LONGEST_CHAIN = 128;  // terms added one after the other before their rounding outweighs what the order is for
+// terms added one after the other before their rounding outweighs what the order is for
+constexpr int LONGEST_CHAIN = 128;
 
 template <class E>
 struct Workspace {
   Visibility visible;
   BandChunks<E> chunks;
-  E *key, *key_lines, *value;  // per key block: [steps(D)][BLOCK], [steps(BLOCK)][wide], [steps(D)][BLOCK]
+  E *key, *key_lines, *value;          // per key block: [steps(D)][BLOCK], [steps(BLOCK)][wide], [steps(D)][BLOCK]
   E *rows, *query, *rel_query, *dout;  // by row
   struct {
     E *query, *rel_query, *dout, *strip, *weights;
@@ -30,10 +31,12 @@ struct Workspace {
   float* own;  // dK, dV of the task, where nobody else adds to them
   size_t bytes;
 
-  Workspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row, int64_t last_row, bool alone, Carver carver)
+  Workspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row,
+            int64_t last_row, bool alone, Carver carver)
       : visible(c, n, first_row, last_row, carver) {
     const int64_t blocks = visible.last_block - visible.first_block;
-    chunks = BandChunks<E>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1, visible.last_block - first_row / BLOCK, true, carver);
+    chunks = BandChunks<E>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1,
+                           visible.last_block - first_row / BLOCK, true, carver);
     const int wide = std::max(n.wide, n.band.wide);
     const int across = row_width<E>(n.D), rel_across = row_width<E>(n.band.E);
     const auto paired = [&](int64_t count) { return carver.take<E>(PAIRS<E> ? count : 0); };
@@ -42,11 +45,13 @@ struct Workspace {
     ready = carver.take<uint8_t>(blocks);
     rows = carver.take<E>(BLOCK * across), dout = carver.take<E>(BLOCK * across);
     query = carver.take<E>(BLOCK * across), rel_query = carver.take<E>(BLOCK * rel_across);
-    pairs = {paired(BLOCK * across), paired(BLOCK * rel_across), paired(BLOCK * across), paired(BLOCK * BLOCK * GROUP / 2), paired(BLOCK * BLOCK * GROUP / 2)};
+    pairs = {paired(BLOCK * across), paired(BLOCK * rel_across), paired(BLOCK * across),
+             paired(BLOCK * BLOCK * GROUP / 2), paired(BLOCK * BLOCK * GROUP / 2)};
     strip = carver.take<float>(BLOCK * n.ld), weights = carver.take<float>(BLOCK * BLOCK * GROUP);
     keep = carver.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
     d_query = carver.take<float>(BLOCK * n.wide), d_rel_query = carver.take<float>(BLOCK * n.band.wide);
-    bias = carver.take<float>(wide), lse = carver.take<float>(BLOCK), delta = carver.take<float>(BLOCK), dlse = carver.take<float>(BLOCK);
+    bias = carver.take<float>(wide), lse = carver.take<float>(BLOCK), delta = carver.take<float>(BLOCK),
+    dlse = carver.take<float>(BLOCK);
     own = carver.take<float>(alone ? 2 * blocks * BLOCK * n.wide : 0);
     bytes = carver.used();
   }
@@ -73,7 +78,8 @@ struct Backward {
   int64_t table_size, content_size, position_size;  // of a task's partial sums
   std::unique_ptr<float[]> partial_keys, partial_tables, partial_content, partial_position;
 
-  Backward(const RelativeAttention& call, const View& o, const View& l, const View& go, const View& gl, const RelativeAttentionGrads& g, int64_t entry)
+  Backward(const RelativeAttention& call, const View& o, const View& l, const View& go, const View& gl,
+           const RelativeAttentionGrads& g, int64_t entry)
       : c(call), out(o), lse(l), dout(go), dlse(gl), grads(g), n(call), dropout(call.seed, call.dropout_p, entry) {
     any_key = g.key || g.value;
     any_query = g.query || g.content_bias || (!call.rel_query && g.query);
@@ -114,7 +120,9 @@ struct Backward {
         const Vec e = exp2(fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r])));
         store(p + x, MASKED ? row.hide(e, x, zero()) : e);
       }
-      if (dropout) dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), columns, w.keep + r * BLOCK * GROUP);
+      if (dropout)
+        dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), columns,
+                               w.keep + r * BLOCK * GROUP);
     }
   }
 
@@ -137,16 +145,17 @@ struct Backward {
     }
   };
 
-  // Gradients of the scores, p * (dP - mean of dP + d lse), over the scores; drops the weights afterwards, which the values'
-  // gradient needs. A row that sees nothing beyond this tile takes the mean from it: where one or two keys decide, dP and its mean nearly
-  // cancel, and `delta`, made from the rounded output, would not be rounded as they are.
+  // Gradients of the scores, p * (dP - mean of dP + d lse), over the scores; drops the weights afterwards, which the
+  // values' gradient needs. A row that sees nothing beyond this tile takes the mean from it: where one or two keys
+  // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
   void score_gradients(int64_t i, int rows, int64_t block, int blocks, Workspace<E>& w) const {
     constexpr int LD = BLOCK * GROUP;
     for (int k = 0; k < blocks; ++k) {
       float* s = w.strip + n.start + k * BLOCK;
       const int steps = steps_of<E>(n.D), across = row_width<E>(n.D), row = n.row;
       const E* values = w.value + (block + k - w.visible.first_block) * steps * BLOCK;
-      gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK, [=](int r, int x, Vec dp) { store(s + r * row + x, dp); });
+      gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK,
+                 [=](int r, int x, Vec dp) { store(s + r * row + x, dp); });
     }
     const int columns = blocks * BLOCK;
     for (int r = 0; r < rows; ++r) {
@@ -174,10 +183,12 @@ struct Backward {
   template <bool BY_ROW>
   void add(int m, int k, const MatrixRef<E>& a, const E* b, float* to) const {
     const int wide = n.wide;
-    gemm<BY_ROW>(m, wide / LANES, steps_of<E>(k), a.data, a.ld, b, wide, [=](int r, int d, Vec x) { store(to + r * wide + d, load(to + r * wide + d) + x); });
+    gemm<BY_ROW>(m, wide / LANES, steps_of<E>(k), a.data, a.ld, b, wide,
+                 [=](int r, int d, Vec x) { store(to + r * wide + d, load(to + r * wide + d) + x); });
   }
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w, const Sums& sums) const {
+  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w,
+            const Sums& sums) const {
     const E* keys[GROUP];
     const int64_t first = block - w.visible.first_block;
     for (int k = 0; k < blocks; ++k) {
@@ -195,10 +206,14 @@ struct Backward {
     constexpr int LD = BLOCK * GROUP;
     const int columns = blocks * BLOCK;
     const int64_t at = first * BLOCK * n.wide;
-    if (grads.value) add<false>(columns, rows, by_line(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_lines, sums.value + at);
-    if (grads.key) add<false>(columns, rows, by_line(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_lines, sums.key + at);
+    if (grads.value)
+      add<false>(columns, rows, by_line(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_lines,
+                 sums.value + at);
+    if (grads.key)
+      add<false>(columns, rows, by_line(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_lines, sums.key + at);
     if (any_query)
-      add<true>(rows, columns, by_row(scores, n.row, rows, columns, w.pairs.strip, steps_of<E>(LD)), w.key_lines + first * n.wide * steps_of<E>(BLOCK), w.d_query);
+      add<true>(rows, columns, by_row(scores, n.row, rows, columns, w.pairs.strip, steps_of<E>(LD)),
+                w.key_lines + first * n.wide * steps_of<E>(BLOCK), w.d_query);
   }
 
   // Chunks [begin, end) of the strip are complete: they go to the relative queries and keys.
@@ -206,7 +221,9 @@ struct Backward {
     const int table = n.band.tables() > 1 ? head % n.share : 0;
     for (int k = begin; k < end; ++k) {
       const int64_t m = chunk + k;
-      float* d_table = grads.rel_key && n.band.holds(m) ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK : nullptr;
+      float* d_table = grads.rel_key && n.band.holds(m)
+                           ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK
+                           : nullptr;
       band_gradients<T>(n.band, w.chunks, head, m, rows, w.rel_query_lines, w.strip + k * BLOCK, n.ld, w.pairs.strip,
                         any_rel_query ? w.d_rel_query : nullptr, d_table);
     }
@@ -215,7 +232,8 @@ struct Backward {
   void begin(int64_t b, int64_t i, int rows, int head, Workspace<E>& w) const {
     pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
     if (n.band)
-      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head, bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
+      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head,
+                      bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
     clear(w.d_query, BLOCK * n.wide), clear(w.d_rel_query, BLOCK * n.band.wide);
     pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
     pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
@@ -224,10 +242,12 @@ struct Backward {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
       w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
-      w.dlse[r] = dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
+      w.dlse[r] =
+          dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
       if (empty) forget(r, w);
     }
-    w.query_lines = pair_rows(w.query, rows, n.D, w.pairs.query), w.dout_lines = pair_rows(w.dout, rows, n.D, w.pairs.dout);
+    w.query_lines = pair_rows(w.query, rows, n.D, w.pairs.query),
+    w.dout_lines = pair_rows(w.dout, rows, n.D, w.pairs.dout);
     if (n.band) w.rel_query_lines = pair_rows(w.rel_query, rows, n.band.E, w.pairs.rel_query);
   }
 
@@ -235,19 +255,21 @@ struct Backward {
   void forget(int r, Workspace<E>& w) const {
     const int across = row_width<E>(n.D), rel_across = row_width<E>(n.band.E);
     w.delta[r] = 0.f;
-    clear(w.dout + r * across, across), clear(w.query + r * across, across), clear(w.rel_query + r * rel_across, rel_across);
+    clear(w.dout + r * across, across), clear(w.query + r * across, across),
+        clear(w.rel_query + r * rel_across, rel_across);
   }
 
-  // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key, the two
-  // cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN add up by lanes: the error of
-  // delta goes into every score of its row, that of dP into one.
+  // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one
+  // key, the two cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN
+  // add up by lanes: the error of delta goes into every score of its row, that of dP into one.
   void deltas(int r, int count, Workspace<E>& w) const {
     const int steps = steps_of<E>(n.D), across = row_width<E>(n.D);
     const E *a = w.dout + r * across, *o = w.rows + r * across;
     if (steps > LONGEST_CHAIN) {
       for (int k = 0; k < count; ++k) {
         Vec product = zero();
-        for (int d = 0; d < steps; d += LANES) product = step(product, wide(a + k * across + d), wide(o + k * across + d));
+        for (int d = 0; d < steps; d += LANES)
+          product = step(product, wide(a + k * across + d), wide(o + k * across + d));
         w.delta[r + k] = sum(product);
       }
       return;
@@ -272,13 +294,15 @@ struct Backward {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
     for (int r = 0; r < rows; ++r)  // 0 times a NaN that it does not see
-      if (w.lse[r] == INFINITY) clear(w.d_query + r * n.wide, n.wide), clear(w.d_rel_query + r * n.band.wide, n.band.wide);
+      if (w.lse[r] == INFINITY)
+        clear(w.d_query + r * n.wide, n.wide), clear(w.d_rel_query + r * n.band.wide, n.band.wide);
     if (grads.content_bias) add_rows(sums.content + own * n.wide, w.d_query, rows, n.wide, f);
     if (grads.position_bias) add_rows(sums.position + own * n.band.wide, w.d_rel_query, rows, n.band.wide, f);
     for (int r = 0; r < rows; ++r) {
       float *dq = w.d_query + r * n.wide, *dr = w.d_rel_query + r * n.band.wide;
       if (grads.rel_query)
-        for (int e = 0; e < n.band.E; e += LANES) store(grads.rel_query.at<T>(b, i + r, head) + e, load(dr + e) * f, n.band.E - e);
+        for (int e = 0; e < n.band.E; e += LANES)
+          store(grads.rel_query.at<T>(b, i + r, head) + e, load(dr + e) * f, n.band.E - e);
       if (!grads.query) continue;
       const bool same = n.band && !c.rel_query;
       for (int d = 0; d < n.D; d += LANES)
@@ -309,7 +333,8 @@ struct Backward {
     finish(b, i, rows, head, w, sums);
   }
 
-  void write_keys(int64_t b, int g, int64_t first, int64_t last, const float* const* key, int parts, int64_t stride) const {
+  void write_keys(int64_t b, int g, int64_t first, int64_t last, const float* const* key, int parts,
+                  int64_t stride) const {
     for (int which = 0; which < 2; ++which) {
       const View& to = which ? grads.value : grads.key;
       if (!to) continue;
@@ -345,10 +370,12 @@ struct Backward {
       if (sums.key) clear(sums.key, size), clear(sums.value, size);
       for (int head = g * n.share; head < (g + 1) * n.share; ++head) {
         if (n.band && n.band.tables() > 1 && n.share > 1) w.chunks.reset();
-        for (int64_t i = first_row; i < last_row; i += BLOCK) block(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w, sums);
+        for (int64_t i = first_row; i < last_row; i += BLOCK)
+          block(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w, sums);
       }
       if (!alone) continue;
-      const int64_t first = std::min(w.visible.first_block * BLOCK, n.S), last = std::min(w.visible.last_block * BLOCK, n.S);
+      const int64_t first = std::min(w.visible.first_block * BLOCK, n.S),
+                    last = std::min(w.visible.last_block * BLOCK, n.S);
       const float* key = w.own;
       write_keys(b, g, 0, first, nullptr, 0, 0);
       write_keys(b, g, first, last, &key, 1, size);
@@ -365,9 +392,11 @@ struct Backward {
       Carver none(nullptr);
       const Visibility seen(c, n, part * cut.part_rows, std::min(n.N, (part + 1) * cut.part_rows), none);
       if (at < seen.first_block || at >= seen.last_block) continue;
-      found.push_back(partial_keys.get() + (cut.slot(b, g, part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.wide);
+      found.push_back(partial_keys.get() +
+                      (cut.slot(b, g, part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.wide);
     }
-    write_keys(b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()), key_blocks * BLOCK * n.wide);
+    write_keys(b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()),
+               key_blocks * BLOCK * n.wide);
   }
 
   // One chunk of the gradient of one table of relative keys.
@@ -384,7 +413,9 @@ struct Backward {
     for (int h = 0; to && h < n.H; ++h)
       for (int d = 0; d < width; d += LANES) {
         Vec total = zero();
-        cut.each_slot(h / n.share, [&](int64_t slot) { total = total + load(partial + slot * size + h % n.share * pad(width) + d); });
+        cut.each_slot(h / n.share, [&](int64_t slot) {
+          total = total + load(partial + slot * size + h % n.share * pad(width) + d);
+        });
         store(to.at<float>(h) + d, total, width - d);
       }
   }
@@ -402,8 +433,8 @@ struct Backward {
 
 }  // namespace
 
-void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout, const View& dlse,
-                                 const RelativeAttentionGrads& grads, int threads) {
+void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout,
+                                 const View& dlse, const RelativeAttentionGrads& grads, int threads) {
   by_scores(call, [&](auto t, auto e) {
     using Backward = Backward<decltype(t), decltype(e)>;
     if (!call.batch_offset) return Backward(call, out, lse, dout, dlse, grads, 0).run(threads);

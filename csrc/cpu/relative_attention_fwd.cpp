@@ -1,5 +1,5 @@
-// Forward: a task is some query blocks of the heads of one key head; it packs keys, values and relative keys when they are
-// first needed, and carries the softmax over tiles of keys.
+// Forward: a task is some query blocks of the heads of one key head; it packs keys, values and relative keys when they
+// are first needed, and carries the softmax over tiles of keys.
 #include <cmath>
 
 #include "relative_attention_tile.h"
@@ -8,8 +8,9 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a task: packing the keys then costs about 1% of multiplying them; fewer for idle threads
-constexpr int64_t FEW_TASKS = 16;     // below which the heads of a key head are split
+// queries of a task: packing the keys then costs about 1% of multiplying them; fewer for idle threads
+constexpr int TASK_ROWS = 4 * BLOCK;
+constexpr int64_t FEW_TASKS = 16;  // below which the heads of a key head are split
 
 template <class E>
 struct Workspace {
@@ -23,7 +24,8 @@ struct Workspace {
   int64_t slots;  // key blocks held packed
   size_t bytes;
 
-  Workspace(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, int heads, Carver carver)
+  Workspace(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, int heads,
+            Carver carver)
       : visible(c, n, first_row, last_row, carver) {
     const int64_t blocks = visible.last_block - visible.first_block;
     const int64_t first = first_row / BLOCK, last = (last_row - 1) / BLOCK;
@@ -61,7 +63,9 @@ struct Forward {
   int64_t slot(const Workspace<E>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
 
   E* keys_of(const Workspace<E>& w, int64_t block) const { return w.key + slot(w, block) * steps_of<E>(n.D) * BLOCK; }
-  E* values_of(const Workspace<E>& w, int64_t block) const { return w.value + slot(w, block) * n.wide * steps_of<E>(BLOCK); }
+  E* values_of(const Workspace<E>& w, int64_t block) const {
+    return w.value + slot(w, block) * n.wide * steps_of<E>(BLOCK);
+  }
 
   void pack(int64_t b, int64_t block, int g, Workspace<E>& w) const {
     const int64_t k = block - w.visible.first_block;
@@ -94,7 +98,9 @@ struct Forward {
       const Vec alpha = exp2(broadcast(old - top));
       w.top[r] = now;
       store(w.alpha + r, alpha, 1);
-      if (dropout) dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), blocks * BLOCK, w.keep);
+      if (dropout)
+        dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), blocks * BLOCK,
+                               w.keep);
       Vec total = load(w.sum + r * LANES) * alpha;
       for (int v = 0; v < vectors; ++v) {
         Vec p = exp2(x[v] - broadcast(top));
@@ -124,24 +130,28 @@ struct Forward {
       softmax<true>(b, i, rows, block, blocks, head, w);
     for (int k = 0; k < blocks; ++k) {
       const E *weights = w.weights + k * steps_of<E>(BLOCK), *values = values_of(w, block + k);
-      gemm<true>(rows, n.wide / LANES, steps_of<E>(BLOCK), weights, w.weight_ld, values, n.wide, [&](int r, int d, Vec x) {
-        float* to = w.out + r * n.wide + d;
-        store(to, k ? load(to) + x : fma(load(to), broadcast(w.alpha[r]), x));
-      });
+      gemm<true>(rows, n.wide / LANES, steps_of<E>(BLOCK), weights, w.weight_ld, values, n.wide,
+                 [&](int r, int d, Vec x) {
+                   float* to = w.out + r * n.wide + d;
+                   store(to, k ? load(to) + x : fma(load(to), broadcast(w.alpha[r]), x));
+                 });
     }
   }
 
   void attend(int64_t b, int64_t i, int rows, int head, Workspace<E>& w) const {
     pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
     if (n.band)
-      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head, bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
+      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head,
+                      bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
     std::fill(w.top, w.top + BLOCK, -INFINITY);
     clear(w.sum, BLOCK * LANES), clear(w.out, BLOCK * n.wide);
     int64_t block, end, after = -1;
     int previous = 0;
     w.visible.range(i, rows, block, end);
-    for (int blocks; (blocks = w.visible.next(block, end, i, rows)); block += blocks, previous = blocks, after = block) {
-      if (w.slots < w.visible.last_block - w.visible.first_block) clear(w.ready + block - w.visible.first_block, blocks);
+    for (int blocks; (blocks = w.visible.next(block, end, i, rows));
+         block += blocks, previous = blocks, after = block) {
+      if (w.slots < w.visible.last_block - w.visible.first_block)
+        clear(w.ready + block - w.visible.first_block, blocks);
       tile(b, i, rows, block, blocks, block == after ? previous : 0, head, w);
     }
     for (int r = 0; r < rows; ++r) {
@@ -161,7 +171,8 @@ struct Forward {
     if (n.band) w.chunks.reset();
     for (int head = first_head; head < last_head; ++head) {
       if (n.band && n.band.tables() > 1) w.chunks.reset();
-      for (int64_t i = first_row; i < last_row; i += BLOCK) attend(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w);
+      for (int64_t i = first_row; i < last_row; i += BLOCK)
+        attend(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w);
     }
   }
 
@@ -190,7 +201,8 @@ struct Rows {
 
   void queries(int64_t b, int64_t i, float* query, float* rel_query) const {
     row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, query);
-    if (n.band) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.band.E, scale2, rel_query);
+    if (n.band)
+      row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.band.E, scale2, rel_query);
   }
   int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
     const View &q = c.query_segment, &k = c.key_segment;
@@ -204,8 +216,12 @@ struct Rows {
     }
     return at < high ? at : end;
   }
-  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const { write_row<T>(out, lse, b, i, h, n.D, from, log2_sum); }
-  void run(int threads) const { attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), *this, c.key, c.value, c.rel_key, threads); }
+  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const {
+    write_row<T>(out, lse, b, i, h, n.D, from, log2_sum);
+  }
+  void run(int threads) const {
+    attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), *this, c.key, c.value, c.rel_key, threads);
+  }
 };
 
 }  // namespace

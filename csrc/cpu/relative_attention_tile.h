@@ -1,6 +1,7 @@
 // What forward and backward of relative attention share: sizes, what is visible, packed keys, a tile of scores.
 //
-// Scores are query-major, keys as lanes, and lie skewed in the strip of position logits (band.h): S[r][x] = strip[start + r*row + x].
+// Scores are query-major, keys as lanes, and lie skewed in the strip
+// of position logits (band.h): S[r][x] = strip[start + r*row + x].
 #pragma once
 #include "band.h"
 #include "dropout.h"
@@ -9,7 +10,8 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int ROWS_AHEAD = 16;  // rows of a head lie heads*D apart, where no hardware prefetcher follows: asked for this long before they are packed
+// rows of a head lie heads*D apart, where no hardware prefetcher follows: asked for this long before they are packed
+constexpr int ROWS_AHEAD = 16;
 constexpr int GROUP = 2;  // key blocks of a tile: one softmax step covers GROUP * BLOCK keys
 
 struct AttentionSizes {
@@ -23,10 +25,11 @@ struct AttentionSizes {
   int ld, row, start;
 
   explicit AttentionSizes(const RelativeAttention& c)
-      : B(c.query.size[0]), N(c.query.size[1]), S(c.key.size[1]), H(int(c.query.size[2])), G(int(c.key.size[2])), D(int(c.query.size[3])),
-        wide(pad(D)), share(H / G), offset(c.query_offset), gap(c.causal_gap), window(c.window), block(c.window_block),
-        causal(c.causal), band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, reach() >= 0 ? offset - reach() + 1 : 1 - N),
-                               std::min(S, causal ? offset - gap + 1 : S)) {
+      : B(c.query.size[0]), N(c.query.size[1]), S(c.key.size[1]), H(int(c.query.size[2])), G(int(c.key.size[2])),
+        D(int(c.query.size[3])), wide(pad(D)), share(H / G), offset(c.query_offset), gap(c.causal_gap),
+        window(c.window), block(c.window_block), causal(c.causal),
+        band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, reach() >= 0 ? offset - reach() + 1 : 1 - N),
+             std::min(S, causal ? offset - gap + 1 : S)) {
     first_key = low(0), last_key = std::max(first_key, high(N - 1));
     ld = BLOCK * (GROUP + (band ? 1 : 0)) + LANES;  // not a power of two apart
     row = band ? ld - 1 : ld, start = band ? BLOCK - 1 : 0;
@@ -42,13 +45,15 @@ struct AttentionSizes {
   int64_t high(int64_t i) const { return causal ? std::clamp<int64_t>(i + offset - gap + 1, 0, S) : S; }
 };
 
-// What the queries [first_row, last_row) of one batch entry can see, beyond causality and window: key mask and segments.
+// What the queries [first_row, last_row) of one batch entry
+// can see, beyond causality and window: key mask and segments.
 class Visibility {
  public:
   Visibility() = default;
   Visibility(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, Carver& carver)
       : c_(&c), n_(&n), first_row_(first_row), rows_(last_row - first_row) {
-    first_block = n.low(first_row) / BLOCK, last_block = std::max(first_block, (n.high(last_row - 1) + BLOCK - 1) / BLOCK);
+    first_block = n.low(first_row) / BLOCK,
+    last_block = std::max(first_block, (n.high(last_row - 1) + BLOCK - 1) / BLOCK);
     const int64_t blocks = last_block - first_block;
     filtered_ = c.key_mask || c.query_segment;
     seen_ = carver.take<uint8_t>(filtered_ ? blocks * BLOCK : 0);
@@ -160,11 +165,11 @@ class Visibility {
   int64_t block_ = 0, blocks_ = 0, segment_of_allowed_ = 0;
 };
 
-// Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may see.
-// `next` and its block are what will be packed after this.
+// Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may
+// see. `next` and its block are what will be packed after this.
 template <class T, class E>
-void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g, E* to, const View& next,
-               int64_t next_block) {
+void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
+               E* to, const View& next, int64_t next_block) {
   const int width = row_width<E>(n.D);
   for (int r = 0; r < BLOCK; ++r) {
     const int64_t j = block * BLOCK + r;
@@ -190,27 +195,31 @@ const float* bias_of(const View& bias, int head, int width, float* to) {
 template <class T, class E>
 void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, E* to) {
   for (int r = 0; r < rows; ++r) {
-    if (const int64_t soon = i + r + ROWS_AHEAD; soon < from.size[1]) prefetch_row(from.at<const T>(b, soon, head), width * sizeof(T));
+    if (const int64_t soon = i + r + ROWS_AHEAD; soon < from.size[1])
+      prefetch_row(from.at<const T>(b, soon, head), width * sizeof(T));
     pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<E>(width));
   }
 }
 
-// Brings the strip to the key blocks [block, block+blocks) of query block `a`; `previous` of the `previous_blocks` before it
-// are in the strip now (0: nothing is).
+// Brings the strip to the key blocks [block, block+blocks) of query block `a`; `previous` of the `previous_blocks`
+// before it are in the strip now (0: nothing is).
 template <class T, class E>
-void slide(const AttentionSizes& n, BandChunks<E>& chunks, int head, int64_t a, int rows, int64_t block, int blocks, int previous_blocks,
-           const E* rel_query, float* strip) {
+void slide(const AttentionSizes& n, BandChunks<E>& chunks, int head, int64_t a, int rows, int64_t block, int blocks,
+           int previous_blocks, const E* rel_query, float* strip) {
   if (!n.band) return;
   const int64_t chunk = block - a - 1;
   if (previous_blocks)
     for (int r = 0; r < rows; ++r)
-      for (int x = 0; x < BLOCK; x += LANES) store(strip + r * n.ld + x, load(strip + r * n.ld + previous_blocks * BLOCK + x));
+      for (int x = 0; x < BLOCK; x += LANES)
+        store(strip + r * n.ld + x, load(strip + r * n.ld + previous_blocks * BLOCK + x));
   else
     band_logits<T>(n.band, chunks, head, chunk, rows, rel_query, strip, n.ld);
-  for (int k = 1; k <= blocks; ++k) band_logits<T>(n.band, chunks, head, chunk + k, rows, rel_query, strip + k * BLOCK, n.ld);
+  for (int k = 1; k <= blocks; ++k)
+    band_logits<T>(n.band, chunks, head, chunk + k, rows, rel_query, strip + k * BLOCK, n.ld);
 }
 
-// Scores of a tile, before scaling: the product with the transposed keys [steps(D)][BLOCK] of each block, onto the position logits.
+// Scores of a tile, before scaling: the product with the transposed
+// keys [steps(D)][BLOCK] of each block, onto the position logits.
 template <class E>
 void multiply_keys(const AttentionSizes& n, int rows, int blocks, const E* query, const E* const* keys, float* scores) {
   const int steps = steps_of<E>(n.D), width = row_width<E>(n.D);
@@ -218,9 +227,11 @@ void multiply_keys(const AttentionSizes& n, int rows, int blocks, const E* query
     float* s = scores + k * BLOCK;
     const int row = n.row;
     if (n.band)
-      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
+      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK,
+                 [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
     else
-      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK, [=](int r, int x, Vec v) { store(s + r * row + x, v); });
+      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK,
+                 [=](int r, int x, Vec v) { store(s + r * row + x, v); });
   }
 }
 

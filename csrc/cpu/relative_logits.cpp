@@ -21,7 +21,8 @@ struct Workspace {
   Workspace(const Band& n, int64_t first, int64_t last, bool gradients, Carver carver) {
     chunks = BandChunks<E>(n, first, last, gradients, carver);
     query = carver.take<E>(BLOCK * row_width<E>(n.E)), strip = carver.take<float>(BLOCK * BLOCK);
-    query_lines = carver.take<E>(PAIRS<E> && gradients ? steps_of<E>(BLOCK) * n.wide : 0), rounded = carver.take<E>(PAIRS<E> && gradients ? BLOCK * BLOCK / 2 : 0);
+    query_lines = carver.take<E>(PAIRS<E> && gradients ? steps_of<E>(BLOCK) * n.wide : 0),
+    rounded = carver.take<E>(PAIRS<E> && gradients ? BLOCK * BLOCK / 2 : 0);
     d_query = carver.take<float>(BLOCK * n.wide), bias = carver.take<float>(n.wide);
     bytes = carver.used();
   }
@@ -44,13 +45,16 @@ struct Logits {
   // Columns [begin, end) of chunk m whose key exists for query row i; the key of column 0 is returned.
   int64_t keys(int64_t m, int64_t i, int& begin, int& end) const {
     const int64_t zero = m * BLOCK + 1 + i;
-    begin = static_cast<int>(std::clamp<int64_t>(-zero, 0, BLOCK)), end = static_cast<int>(std::clamp<int64_t>(S - zero, begin, BLOCK));
+    begin = static_cast<int>(std::clamp<int64_t>(-zero, 0, BLOCK)),
+    end = static_cast<int>(std::clamp<int64_t>(S - zero, begin, BLOCK));
     return zero;
   }
 
   void load_queries(int64_t b, int64_t i, int rows, int h, Workspace<E>& w) const {
     if (c.position_bias) pack_row(c.position_bias.at<const T>(h), nullptr, n.E, w.bias);
-    for (int r = 0; r < rows; ++r) pack_row(c.query.at<const T>(b, i + r, h), c.position_bias ? w.bias : nullptr, n.E, w.query + r * row_width<E>(n.E));
+    for (int r = 0; r < rows; ++r)
+      pack_row(c.query.at<const T>(b, i + r, h), c.position_bias ? w.bias : nullptr, n.E,
+               w.query + r * row_width<E>(n.E));
   }
 
   void store_chunk(int64_t b, int64_t i, int rows, int h, int64_t m, const float* strip) const {
@@ -105,10 +109,10 @@ struct Logits {
 template <class T, class E>
 struct LogitsBackward : Logits<T, E> {
   using Base = Logits<T, E>;
-  using Base::n;
-  using Base::H;
-  using Base::N;
   using Base::B;
+  using Base::H;
+  using Base::n;
+  using Base::N;
 
   const View &dquery, &drel_key, &dbias;
   Cut cut{B, H, N};
@@ -125,7 +129,8 @@ struct LogitsBackward : Logits<T, E> {
     for (int64_t m = this->first_chunk(i / BLOCK); m < this->last_chunk(i / BLOCK); ++m) {
       if (!n.holds(m)) continue;
       this->load_chunk(b, i, rows, h, m, w.strip);
-      band_gradients<T>(n, w.chunks, h, m, rows, lines, w.strip, BLOCK, w.rounded, dquery || dbias ? w.d_query : nullptr,
+      band_gradients<T>(n, w.chunks, h, m, rows, lines, w.strip, BLOCK, w.rounded,
+                        dquery || dbias ? w.d_query : nullptr,
                         drel_key ? table + (m - n.first) * n.E * BLOCK : nullptr);
     }
     for (int r = 0; r < rows; ++r)
@@ -138,7 +143,8 @@ struct LogitsBackward : Logits<T, E> {
 
   void task(int64_t t) const {
     const Cut::Share mine = cut.share(t);
-    const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK), last = this->last_chunk(mine.first_row / BLOCK);
+    const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK),
+                  last = this->last_chunk(mine.first_row / BLOCK);
     const Workspace<E> sized(n, first, last, true, Carver(nullptr));
     Workspace<E> w(n, first, last, true, Carver(scratch(sized.bytes)));
     float *table = tables.get() + mine.slot * table_size, *bias = biases.get() + mine.slot * n.wide;
@@ -176,10 +182,11 @@ void relative_logits_forward(const RelativeLogits& call, const View& logits, int
   by_storage(call.query.type, [&](auto t, auto e) { Logits<decltype(t), decltype(e)>(call, logits).run(threads); });
 }
 
-void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key, const View& dposition_bias,
-                              int threads) {
-  by_storage(call.query.type,
-             [&](auto t, auto e) { LogitsBackward<decltype(t), decltype(e)>(call, dlogits, dquery, drel_key, dposition_bias).run(threads); });
+void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key,
+                              const View& dposition_bias, int threads) {
+  by_storage(call.query.type, [&](auto t, auto e) {
+    LogitsBackward<decltype(t), decltype(e)>(call, dlogits, dquery, drel_key, dposition_bias).run(threads);
+  });
 }
 
 }  // namespace retro::RETRO_ISA

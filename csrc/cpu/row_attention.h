@@ -1,7 +1,9 @@
-// Attention of single query rows, all heads at once, over keys as they lie in memory: a key that is used once doesn't repay packing.
+// Attention of single query rows, all heads at once, over keys as
+// they lie in memory: a key that is used once doesn't repay packing.
 //
-// A task is a range of keys of one row. It walks all heads of a few keys, then the next keys: heads lie side by side, while the
-// rows of one head lie a page apart. Ranges follow from the sizes alone, and their results are merged in order.
+// A task is a range of keys of one row. It walks all heads of a few keys, then the
+// next keys: heads lie side by side, while the rows of one head lie a page apart.
+// Ranges follow from the sizes alone, and their results are merged in order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -13,15 +15,17 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int64_t FEW_ROWS = 2;  // queries of a sequence up to which keys are not packed; with 4 it depends on sizes, with 8 packing wins
+// queries of a sequence up to which keys are not packed; with 4 it depends on sizes, with 8 packing wins
+constexpr int64_t FEW_ROWS = 2;
 
 template <class Call>
 bool few_rows(const Call& call) {
   return call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0);
 }
 
-// by_storage for a backward pass: rows that were attended one by one had scores of floats, and their log-sum-exp must fit the
-// scores that are computed again: a query of bf16 plus its bias, rounded to bf16, moves a probability by a percent.
+// by_storage for a backward pass: rows that were attended one by one had scores
+// of floats, and their log-sum-exp must fit the scores that are computed again: a
+// query of bf16 plus its bias, rounded to bf16, moves a probability by a percent.
 template <class Call, class F>
 void by_scores(const Call& call, F&& f) {
   by_storage(call.query.type, [&](auto t, auto e) {
@@ -33,12 +37,14 @@ void by_scores(const Call& call, F&& f) {
 }
 
 struct RowSizes {
-  static constexpr int64_t RANGE = 256, MOST = 64;  // keys of a range at least; ranges of all rows at most, but one each
+  // keys of a range at least; ranges of all rows at most, but one each
+  static constexpr int64_t RANGE = 256, MOST = 64;
   int64_t batch, rows;  // rows: of a batch entry
   int H, G, D, E;       // E: width of relative keys, 0: none
   int64_t ranges, range;
 
-  RowSizes(int64_t batch_, int64_t rows_, int64_t keys, int h, int g, int d, int e) : batch(batch_), rows(rows_), H(h), G(g), D(d), E(e) {
+  RowSizes(int64_t batch_, int64_t rows_, int64_t keys, int h, int g, int d, int e)
+      : batch(batch_), rows(rows_), H(h), G(g), D(d), E(e) {
     const int64_t most = std::max<int64_t>(1, MOST / std::max<int64_t>(1, batch * rows));
     range = std::max(RANGE, (keys + most - 1) / most);
     ranges = std::max<int64_t>(1, (keys + range - 1) / range);
@@ -55,7 +61,9 @@ struct RowKeys {
   int64_t relative[COUNT];             // row of rel_key, outside the table: adds nothing
   float gate[COUNT];                   // multiplies key and value
 
-  void add(const T* k, const T* v, int64_t row, float g) { key[count] = k, value[count] = v, relative[count] = row, gate[count++] = g; }
+  void add(const T* k, const T* v, int64_t row, float g) {
+    key[count] = k, value[count] = v, relative[count] = row, gate[count++] = g;
+  }
   bool full() const { return count == COUNT; }
 };
 
@@ -89,7 +97,8 @@ RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int 
 
 // out[h] += sum of COUNT weighted values
 template <int COUNT, class T>
-RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, int64_t head, const float* weights, float* out) {
+RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, int64_t head, const float* weights,
+                             float* out) {
   for (int h = 0; h < n.H; ++h, weights += RowKeys<T>::COUNT, out += pad(n.D)) {
     const int64_t offset = h / (n.H / n.G) * head;
     Vec p[COUNT];
@@ -109,7 +118,8 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, int64_t 
 
 // `head_key`, `head_value`: elements from one key head to the next.
 template <class T>
-void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const View& rel_key, const RowState& w) {
+void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const View& rel_key,
+                const RowState& w) {
   constexpr int COUNT = RowKeys<T>::COUNT;
   static const T NOTHING[LARGEST_D] = {};
   const int share = n.H / n.G, wide = pad(n.D), count = pad(keys.count);
@@ -118,7 +128,8 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
   std::fill(keys.gate + keys.count, keys.gate + count, 1.f);
   for (int x = 0; x < count; x += LANES)
     for (int h = 0; h < n.H; ++h)
-      store(w.scores + h * COUNT + x, dots(w.query + h * wide, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
+      store(w.scores + h * COUNT + x,
+            dots(w.query + h * wide, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
   for (int h = 0; n.E && h < n.H; ++h)
     for (int x = 0; x < count; x += LANES) {
       const T* rows[LANES];
@@ -137,7 +148,8 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
       store(last, select(first(left), load(last), most));
     }
     for (int x = 0; x < count; x += LANES) most = max(load(s + x), most);
-    const float now = std::max(w.top[h], max_of(most)), top = now == -INFINITY ? 0.f : now;  // -inf minus -inf would be NaN
+    // -inf minus -inf would be NaN
+    const float now = std::max(w.top[h], max_of(most)), top = now == -INFINITY ? 0.f : now;
     const Vec alpha = exp2(broadcast(w.top[h] - top));
     for (int x = 0; x < count; x += LANES) {
       const Vec p = exp2(load(s + x) - broadcast(top));
@@ -177,7 +189,8 @@ inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t 
 
 // to[h] = factor * (from[b][i][h] + bias[h]) for every head; zeros beyond `width`.
 template <class T>
-void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int heads, int width, float factor, float* to) {
+void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int heads, int width, float factor,
+                 float* to) {
   for (int h = 0; h < heads; ++h, to += pad(width)) {
     pack_row(from.at<const T>(b, i, h), nullptr, width, to);
     for (int d = 0; d < width; d += LANES) {
@@ -188,7 +201,8 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
 }
 
 template <class T>
-void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, int width, const float* from, float log2_sum) {
+void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, int width, const float* from,
+               float log2_sum) {
   for (int d = 0; d < width; d += LANES) store(out.at<T>(b, i, h) + d, load(from + d), width - d);
   *lse.at<float>(b, h, i) = log2_sum * LN2;
 }
@@ -198,12 +212,16 @@ void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, in
 //   list(b, i, at, end, keys)             lists the next keys of [at, end) until `keys` is full; returns where to go on
 //   write(b, i, head, out, log2 of sum)
 template <class T, class Source>
-void attend_rows(const RowSizes& n, const Source& source, const View& key, const View& value, const View& rel_key, int threads) {
+void attend_rows(const RowSizes& n, const Source& source, const View& key, const View& value, const View& rel_key,
+                 int threads) {
   const int64_t head_key = key.stride[key.rank - 2], head_value = value.stride[value.rank - 2];
   std::unique_ptr<float[]> states(new float[n.batch * n.rows * n.ranges * n.state()]);
-  const auto state = [&](int64_t b, int64_t i, int64_t range) { return states.get() + ((b * n.rows + i) * n.ranges + range) * n.state(); };
+  const auto state = [&](int64_t b, int64_t i, int64_t range) {
+    return states.get() + ((b * n.rows + i) * n.ranges + range) * n.state();
+  };
   parallel_for(n.batch * n.ranges * n.rows, threads, [&](int64_t task) {
-    const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;  // rows that share keys follow one another
+    // rows that share keys follow one another
+    const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;
     const auto carve = [&](RowState& w, Carver carver) {
       w.query = carver.take<float>(n.H * pad(n.D)), w.rel_query = carver.take<float>(n.H * pad(n.E));
       w.scores = carver.take<float>(n.H * RowKeys<T>::COUNT);

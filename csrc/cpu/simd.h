@@ -1,4 +1,5 @@
-// One thin vector of floats per instruction set, in the namespace of that instruction set; kernels are written once over it.
+// One thin vector of floats per instruction set, in the namespace
+// of that instruction set; kernels are written once over it.
 //
 //   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
@@ -10,8 +11,8 @@
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane (one instruction on avx512bf16)
 //   load_pairs broadcast_pair interleave to_pairs
 //
-// A header that uses it must stay inside namespace retro::RETRO_ISA as well: an inline function compiled for AVX-512 must
-// never be the copy that the linker keeps for everybody.
+// A header that uses it must stay inside namespace retro::RETRO_ISA as well: an inline function compiled for AVX-512
+// must never be the copy that the linker keeps for everybody.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -53,7 +54,8 @@ inline float to_float(fp16 x) {
 RETRO_INLINE void from_float(float x, float* to) { *to = x; }
 RETRO_INLINE void from_float(float x, bf16* to) {
   const uint32_t bits = as_bits(x);
-  to->bits = x != x ? static_cast<uint16_t>(bits >> 16 | 0x40u) : static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  to->bits = x != x ? static_cast<uint16_t>(bits >> 16 | 0x40u)
+                    : static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 inline void from_float(float x, fp16* to) {
   const uint32_t bits = as_bits(x), sign = bits >> 16 & 0x8000u, rest = bits & 0x7fffffffu;
@@ -73,12 +75,9 @@ inline void from_float(float x, fp16* to) {
 // One element of any supported float type.
 RETRO_INLINE float scalar(const View& v, int64_t offset) {
   switch (v.type) {
-    case Type::BF16:
-      return to_float(reinterpret_cast<const bf16*>(v.data)[offset]);
-    case Type::F16:
-      return to_float(reinterpret_cast<const fp16*>(v.data)[offset]);
-    default:
-      return reinterpret_cast<const float*>(v.data)[offset];
+    case Type::BF16: return to_float(reinterpret_cast<const bf16*>(v.data)[offset]);
+    case Type::F16: return to_float(reinterpret_cast<const fp16*>(v.data)[offset]);
+    default: return reinterpret_cast<const float*>(v.data)[offset];
   }
 }
 
@@ -132,7 +131,8 @@ enum Use { READ, CLOSE, WRITE };  // into L2, into L1, into L2 to be written
 // Asks for a row that will be used soon; a hardware prefetcher stops at the end of a page.
 template <Use USE = READ>
 RETRO_INLINE void prefetch_row(const void* row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(static_cast<const char*>(row) + i, USE == WRITE, USE == CLOSE ? 3 : 2);
+  for (int64_t i = 0; i < bytes; i += LINE)
+    __builtin_prefetch(static_cast<const char*>(row) + i, USE == WRITE, USE == CLOSE ? 3 : 2);
 }
 
 }  // namespace retro::RETRO_ISA

@@ -18,7 +18,9 @@ RETRO_INLINE __m256i first_bits(int n) {
 }
 RETRO_INLINE Mask first(int n) { return {_mm256_castsi256_ps(first_bits(n))}; }
 
-RETRO_INLINE Vec widen(__m128i halves, bf16) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16)); }
+RETRO_INLINE Vec widen(__m128i halves, bf16) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
 RETRO_INLINE Vec widen(__m128i halves, fp16) { return _mm256_cvtph_ps(halves); }
 
 // 16-bit elements have no masked load before AVX-512: the tail goes through the stack.
@@ -73,7 +75,9 @@ RETRO_INLINE Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_
 // x * 2^n, n integral in [-252, 252]: in two steps, since 2^n alone may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
-  const auto power = [](__m256i e) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23)); };
+  const auto power = [](__m256i e) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+  };
   return x * power(half) * power(_mm256_sub_epi32(whole, half));
 }
 
@@ -115,7 +119,9 @@ RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
 }
 
 RETRO_INLINE Vec even_of(Pairs x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
-RETRO_INLINE Vec odd_of(Pairs x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
+RETRO_INLINE Vec odd_of(Pairs x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 
 // x[r][c] becomes x[c][r].

@@ -13,7 +13,9 @@ RETRO_INLINE Vec zero() { return _mm512_setzero_ps(); }
 RETRO_INLINE Vec broadcast(float x) { return _mm512_set1_ps(x); }
 RETRO_INLINE Mask first(int n) { return n >= LANES ? Mask(0xffff) : n <= 0 ? Mask(0) : Mask((1u << n) - 1u); }
 
-RETRO_INLINE Vec widen(__m256i halves, bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)); }
+RETRO_INLINE Vec widen(__m256i halves, bf16) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
 RETRO_INLINE Vec widen(__m256i halves, fp16) { return _mm512_cvtph_ps(halves); }
 
 RETRO_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
@@ -79,11 +81,14 @@ RETRO_INLINE Pairs zip(__m512i halves) {
                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return _mm512_permutexvar_epi16(_mm512_load_si512(ORDER), halves);
 }
-RETRO_INLINE __m512i beside(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
+RETRO_INLINE __m512i beside(__m256i low, __m256i high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
 
 // Lane i: (even[i], odd[i]); null pointers can't be passed, n lanes are read.
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd) {
-  return zip(beside(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
+  return zip(beside(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)),
+                    _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
 }
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n) {
   return zip(beside(_mm256_maskz_loadu_epi16(first(n), even), _mm256_maskz_loadu_epi16(first(n), odd)));
@@ -97,7 +102,9 @@ RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
 }
 
 RETRO_INLINE Vec even_of(Pairs x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
-RETRO_INLINE Vec odd_of(Pairs x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
+RETRO_INLINE Vec odd_of(Pairs x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
 
 #if RETRO_ISA_LEVEL >= 3
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }

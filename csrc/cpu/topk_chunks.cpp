@@ -3,8 +3,9 @@
 // are cut over the keys as well: the partial lists are then merged in the order of the keys. (score descending, index
 // ascending) is a total order and a score's bits don't depend on the cut, so neither does the result.
 //
-// l2: the scan compares 2 q.k - q.q - k.k, which cancels, against the k-th score less a bound on its rounding error; what
-// passes is scored by its differences. So the lists hold no cancelled score and nothing that belongs there is lost.
+// l2: the scan compares 2 q.k - q.q - k.k, which cancels, against the k-th score
+// less a bound on its rounding error; what passes is scored by its differences.
+// So the lists hold no cancelled score and nothing that belongs there is lost.
 #include "topk_chunks.h"
 
 #include <algorithm>
@@ -16,12 +17,12 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t GROUP_BYTES = 256 << 10;   // packed queries of a task: a part of L2
-constexpr int64_t PARTIAL_BYTES = 8 << 20;   // all partial lists together
-constexpr int64_t TASKS_PER_THREAD = 4;      // so that an unlucky thread delays the end little
-constexpr int64_t LEAST_KEYS = 2048;         // of a range: below, filling the lists costs more than the threads gain
-constexpr float HUGE_SQUARE = 1e37f;         // norms below it can't overflow a product or a difference
-constexpr float TINY = 1e-35f;               // more than the subnormals that D products can lose
+constexpr int64_t GROUP_BYTES = 256 << 10;  // packed queries of a task: a part of L2
+constexpr int64_t PARTIAL_BYTES = 8 << 20;  // all partial lists together
+constexpr int64_t TASKS_PER_THREAD = 4;     // so that an unlucky thread delays the end little
+constexpr int64_t LEAST_KEYS = 2048;        // of a range: below, filling the lists costs more than the threads gain
+constexpr float HUGE_SQUARE = 1e37f;        // norms below it can't overflow a product or a difference
+constexpr float TINY = 1e-35f;              // more than the subnormals that D products can lose
 
 struct Problem {
   const View &query, &key, &query_doc, &key_doc, &key_mask;
@@ -34,7 +35,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The batch entry of a tensor that may be shared by all.
 int64_t entry(const View& v, int64_t b) { return v.size[0] > 1 ? b : 0; }
 
-int64_t integer(const View& v, int64_t b, int64_t i) { return retro::integer(v, entry(v, b) * v.stride[0] + i * v.stride[1]); }
+int64_t integer(const View& v, int64_t b, int64_t i) {
+  return retro::integer(v, entry(v, b) * v.stride[0] + i * v.stride[1]);
+}
 
 // Sorted lists of k scores and key indices, one a row.
 struct Lists {
@@ -88,22 +91,26 @@ class Scan {
       : p_(p), b_(b), kb_(entry(p.key, b)), first_(first), last_(last), lists_(lists) {
     tiles_ = ceil_div(last - first, LANES);
     words_ = ceil_div(p.dim, WIDTH);
-    stride_ = (words_ + LINE / 4) * WIDTH;  // of a copied row; one line more, so that equal elements of two rows never share a set
+    // of a copied row; one line more, so that equal elements of two rows never share a set
+    stride_ = (words_ + LINE / 4) * WIDTH;
     const int64_t lanes = tiles_ * LANES;
     const int64_t lists_size = p.k <= LaneLists::LARGEST_K && p.keys < INT32_MAX ? LaneLists::floats(p.k) : 0;
-    auto* memory = static_cast<char*>(scratch(4 * (lanes * words_ + 2 * lanes + tiles_ * lists_size + KEYS * (words_ + LINE / 4))));
+    auto* memory = static_cast<char*>(
+        scratch(4 * (lanes * words_ + 2 * lanes + tiles_ * lists_size + KEYS * (words_ + LINE / 4))));
     packed_ = reinterpret_cast<uint32_t*>(memory);
     threshold_ = reinterpret_cast<float*>(packed_ + lanes * words_);
     discount_ = threshold_ + lanes;
     best_ = lists_size ? discount_ + lanes : nullptr;
     copy_ = reinterpret_cast<K*>(discount_ + lanes + tiles_ * lists_size);
-    // the error of a sum of n terms, n - 1 additions and n products, times 4: q.k twice, q.q, k.k, and the distance itself
+    // the error of a sum of n terms, n - 1 additions and n products,
+    // times 4: q.k twice, q.q, k.k, and the distance itself
     const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH) + p.dim / FOLD + 8);
     kept_ = static_cast<float>(0.5 * (1 - 4 * n * 0x1p-24));
     pack();
   }
 
-  // Rows [first, last) of batch entry b will probably be packed next by this thread: asks for them between the products.
+  // Rows [first, last) of batch entry b will probably be packed
+  // next by this thread: asks for them between the products.
   void expect(int64_t b, int64_t first, int64_t last) {
     if (p_.query.stride[1] != p_.dim) return;
     soon_ = p_.query.at<const char>(0) + (b * p_.query.stride[0] + first * p_.dim) * static_cast<int64_t>(sizeof(T));
@@ -134,7 +141,8 @@ class Scan {
     for (int64_t next = begin; next < end;) {
       next = gather(next, end);
       if (count_ == 0) return;
-      for (int64_t t = 0; t < tiles_; t += TILES) sweep<TILES>(t, static_cast<int>(std::min<int64_t>(TILES, tiles_ - t)));
+      for (int64_t t = 0; t < tiles_; t += TILES)
+        sweep<TILES>(t, static_cast<int>(std::min<int64_t>(TILES, tiles_ - t)));
     }
   }
 
@@ -188,7 +196,8 @@ class Scan {
   void look_ahead(int64_t left) {
     const int64_t bytes = KEYS * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
     const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
-    ahead_ = left >= tiles * KEYS ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes : nullptr;
+    ahead_ = left >= tiles * KEYS ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes
+                                  : nullptr;
   }
 
   void measure() {
@@ -207,7 +216,9 @@ class Scan {
   }
 
   // The first key that no row of tile t sees.
-  int64_t limit(int64_t t) const { return p_.causal ? std::min(last_, first_ + (t + 1) * LANES) + p_.shift : INT64_MAX; }
+  int64_t limit(int64_t t) const {
+    return p_.causal ? std::min(last_, first_ + (t + 1) * LANES) + p_.shift : INT64_MAX;
+  }
 
   // Query tiles [t, t + count), MQ at most.
   template <int MQ>
@@ -270,7 +281,8 @@ class Scan {
     const int64_t row = first_ + r;
     if (!candidate(row, key)) return;
     const Lists list = lists_.row(r);
-    if (list.insert(exact(row, key, score), key)) threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
+    if (list.insert(exact(row, key, score), key))
+      threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
   }
 
   // The lanes `hits` of tile t, which are those of `above` unless the comparison was forced.
@@ -296,15 +308,15 @@ class Scan {
   int64_t b_, kb_, first_, last_;
   Lists lists_;
   int64_t tiles_, words_, stride_;
-  bool force_;            // force: some query is too large for the comparison of l2
-  uint32_t* packed_;      // [tiles][words][LANES]
-  float* threshold_;      // [tiles][LANES] what q.k less the key's discount must beat
-  float* discount_;       // [tiles][LANES] l2: a half of q.q, less the bound
-  float* best_;           // [tiles] lane lists; null where k is too large for them
-  K* copy_;               // [KEYS][stride]
-  float kept_;            // l2: a half less the relative error bound
+  bool force_;        // force: some query is too large for the comparison of l2
+  uint32_t* packed_;  // [tiles][words][LANES]
+  float* threshold_;  // [tiles][LANES] what q.k less the key's discount must beat
+  float* discount_;   // [tiles][LANES] l2: a half of q.q, less the bound
+  float* best_;       // [tiles] lane lists; null where k is too large for them
+  K* copy_;           // [KEYS][stride]
+  float kept_;        // l2: a half less the relative error bound
   Tile<K> tile_{};
-  const char* ahead_ = nullptr;  // keys soon needed; null where they are masked or the range ends
+  const char* ahead_ = nullptr;                       // keys soon needed; null where they are masked or the range ends
   const char *soon_ = nullptr, *soon_end_ = nullptr;  // queries of another task
   int count_ = 0;
   int64_t index_[KEYS];
@@ -335,7 +347,8 @@ void forward(const Problem& p, const Lists& out, int threads) {
   const auto place = [&](int64_t task) {
     const int64_t group = plan.groups - 1 - task / plan.ranges % plan.groups;  // long causal rows first
     const int64_t first = group * plan.tiles * LANES;
-    return Place{task % plan.ranges, task / (plan.ranges * plan.groups), first, std::min(p.queries, first + plan.tiles * LANES)};
+    return Place{task % plan.ranges, task / (plan.ranges * plan.groups), first,
+                 std::min(p.queries, first + plan.tiles * LANES)};
   };
   parallel_for(plan.tasks(p), threads, [&](int64_t task) {
     const Place at = place(task);
@@ -353,10 +366,10 @@ void forward(const Problem& p, const Lists& out, int threads) {
 }  // namespace
 
 void topk_chunks_forward(const View& query, const View& key, const View& query_doc, const View& key_doc,
-                         const View& key_mask, const View& scores, const View& indices, bool l2, bool causal, int64_t shift,
-                         int threads) {
-  const Problem p{query,  key,           query_doc,     key_doc,     key_mask,      l2,            causal,
-                  shift,  query.size[0], query.size[1], key.size[1], query.size[2], scores.size[2]};
+                         const View& key_mask, const View& scores, const View& indices, bool l2, bool causal,
+                         int64_t shift, int threads) {
+  const Problem p{query,         key,           query_doc,   key_doc,       key_mask,      l2, causal, shift,
+                  query.size[0], query.size[1], key.size[1], query.size[2], scores.size[2]};
   const Lists out{scores.at<float>(), indices.at<int64_t>(), p.k};
   by_type(query.type, [&](auto t) { forward<decltype(t)>(p, out, threads); });
 }

@@ -4,8 +4,8 @@
 #include "isa.h"
 
 RETRO_EVERY_ISA(
-    // query [B,Q,D], key [B or 1,S,D]; query_doc [B,Q], key_doc and key_mask [B or 1,S], or none; scores [B,Q,k] float32 and
-    // indices [B,Q,k] int64, both contiguous. causal: key j is a candidate of query i where j <= i + shift.
+    // query [B,Q,D], key [B or 1,S,D]; query_doc [B,Q], key_doc and key_mask [B or 1,S], or none; scores [B,Q,k]
+    // float32 and indices [B,Q,k] int64, both contiguous. causal: key j is a candidate of query i where j <= i + shift.
     void topk_chunks_forward(const View& query, const View& key, const View& query_doc, const View& key_doc,
                              const View& key_mask, const View& scores, const View& indices, bool l2, bool causal,
                              int64_t shift, int threads);

@@ -1,5 +1,6 @@
-// Gradients of the chosen scores alone. dquery gathers its k keys. dkey sorts the slots by key (a counting sort, so each
-// key's slots stay in ascending order) and gathers the queries of each key: no atomics, and one order whatever the threads.
+// Gradients of the chosen scores alone. dquery gathers its k keys. dkey sorts the
+// slots by key (a counting sort, so each key's slots stay in ascending order) and
+// gathers the queries of each key: no atomics, and one order whatever the threads.
 #include <algorithm>
 #include <vector>
 
@@ -10,8 +11,8 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t ROWS = 16;    // rows of a task
-constexpr int COLUMNS = 4;      // vectors of a row held in registers
+constexpr int64_t ROWS = 16;  // rows of a task
+constexpr int COLUMNS = 4;    // vectors of a row held in registers
 
 struct Problem {
   const View &query, &key, &indices, &dscores;
@@ -79,10 +80,11 @@ void query_gradient(const Problem& p, const View& dquery, int threads) {
   parallel_for((rows + ROWS - 1) / ROWS, threads, [&](int64_t task) {
     for (int64_t r = task * ROWS; r < std::min(rows, (task + 1) * ROWS); ++r) {
       const int64_t slot = r * p.k;
-      combine(dquery.at<T>(r / p.queries, r % p.queries), p.l2 ? p.query_row<T>(slot) : nullptr, p.query.size[2], p.k, [&](int64_t i) {
-        const int64_t key = p.key_of(slot + i);
-        return key < 0 ? Term<T>{0, nullptr} : Term<T>{p.weight(slot + i), p.key_row<T>(key)};
-      });
+      combine(dquery.at<T>(r / p.queries, r % p.queries), p.l2 ? p.query_row<T>(slot) : nullptr, p.query.size[2], p.k,
+              [&](int64_t i) {
+                const int64_t key = p.key_of(slot + i);
+                return key < 0 ? Term<T>{0, nullptr} : Term<T>{p.weight(slot + i), p.key_row<T>(key)};
+              });
     }
   });
 }
@@ -100,16 +102,16 @@ void key_gradient(const Problem& p, const View& dkey, int threads) {
   parallel_for((rows + ROWS - 1) / ROWS, threads, [&](int64_t task) {
     for (int64_t r = task * ROWS; r < std::min(rows, (task + 1) * ROWS); ++r) {
       const int64_t* mine = sorted.data() + begin[r];
-      combine(dkey.at<T>(r / p.key.size[1], r % p.key.size[1]), p.l2 ? p.key_row<T>(r) : nullptr, p.key.size[2], begin[r + 1] - begin[r],
-              [&](int64_t i) { return Term<T>{p.weight(mine[i]), p.query_row<T>(mine[i])}; });
+      combine(dkey.at<T>(r / p.key.size[1], r % p.key.size[1]), p.l2 ? p.key_row<T>(r) : nullptr, p.key.size[2],
+              begin[r + 1] - begin[r], [&](int64_t i) { return Term<T>{p.weight(mine[i]), p.query_row<T>(mine[i])}; });
     }
   });
 }
 
 }  // namespace
 
-void topk_chunks_backward(const View& query, const View& key, const View& indices, const View& dscores, const View& dquery,
-                          const View& dkey, bool l2, int threads) {
+void topk_chunks_backward(const View& query, const View& key, const View& indices, const View& dscores,
+                          const View& dquery, const View& dkey, bool l2, int threads) {
   const Problem p{query, key, indices, dscores, l2, query.size[1], indices.size[2]};
   by_type(query.type, [&](auto t) {
     if (dquery) query_gradient<decltype(t)>(p, dquery, threads);

@@ -1,8 +1,8 @@
 // Scores of a tile of keys against a few tiles of queries: 16 queries are the lanes of a register, keys are broadcast
 // from memory, every score has one accumulator. Only tiles that hold a score above a row's current k-th are written.
 //
-// A score is summed in the order of the embedding's elements wherever the key lies in its tile and the query in its own,
-// so its bits don't depend on how the work is cut.
+// A score is summed in the order of the embedding's elements wherever the key lies in its tile and the query in its
+// own, so its bits don't depend on how the work is cut.
 #pragma once
 #include <utility>
 
@@ -12,11 +12,12 @@ namespace retro::RETRO_ISA {
 
 // A part of 6 keys: also rows 4096 bytes apart, which share one set of L1, leave room there for the packed queries.
 constexpr int PART = 6;
-constexpr int TILES = LANES == 16 ? 4 : 2;   // query tiles at a time: the accumulators that registers hold beside the operands
-constexpr int KEYS = 24;                     // keys gathered at a time
-constexpr int64_t FOLD = 512;                // steps after which the running sums move to a second one (rounding)
-constexpr int64_t Q_AHEAD = 16;              // steps: packed queries beyond L1 come from L2 in time
-constexpr int64_t KEYS_AHEAD = 48 << 10;     // bytes: enough to hide memory's latency, little enough to stay in cache
+// query tiles at a time: the accumulators that registers hold beside the operands
+constexpr int TILES = LANES == 16 ? 4 : 2;
+constexpr int KEYS = 24;                  // keys gathered at a time
+constexpr int64_t FOLD = 512;             // steps after which the running sums move to a second one (rounding)
+constexpr int64_t Q_AHEAD = 16;           // steps: packed queries beyond L1 come from L2 in time
+constexpr int64_t KEYS_AHEAD = 48 << 10;  // bytes: enough to hide memory's latency, little enough to stay in cache
 
 #if RETRO_ISA_LEVEL >= 3
 using NarrowKey = bf16;  // multiplied as it is, in pairs
@@ -64,10 +65,10 @@ struct Operand<bf16> {
 template <class K>
 struct Tile {
   const K* rows;
-  int64_t stride;        // elements
-  const char* ahead;     // memory soon needed, to be prefetched; null: it isn't known, or cached
-  const float* discount; // [KEYS] subtracted from a score before it is compared
-  bool force;            // the comparison can't be trusted: every score goes on
+  int64_t stride;         // elements
+  const char* ahead;      // memory soon needed, to be prefetched; null: it isn't known, or cached
+  const float* discount;  // [KEYS] subtracted from a score before it is compared
+  bool force;             // the comparison can't be trusted: every score goes on
 };
 
 // acc[m][j] += q_m . key_j over the steps [s, to)
@@ -75,7 +76,8 @@ template <class K, int MQ, int NK>
 RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int64_t stride, int64_t s, int64_t to,
                            const char*& ahead, Vec (&acc)[MQ][NK]) {
   using O = Operand<K>;
-  constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);  // a row's address is then fetched once for several products
+  // a row's address is then fetched once for several products
+  constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
     decltype(O::lanes(q)) lanes[MQ][UNROLL];
@@ -182,7 +184,8 @@ struct LaneLists {
   // Behind its equals, for keys come in ascending order; -inf and NaN beat nothing.
   RETRO_INLINE void insert(Vec score, int32_t index) const {
     Vec at = broadcast(as_float(static_cast<uint32_t>(index)));
-    Mask moves = gt(score, broadcast(INFINITY));  // none yet; once a lane's score has found its place, what it displaced moves on
+    // none yet; once a lane's score has found its place, what it displaced moves on
+    Mask moves = gt(score, broadcast(INFINITY));
     for (int64_t j = 0; j < k; ++j) {
       float* p = best + j * 2 * LANES;
       const Vec held = load(p), held_at = load(p + LANES);

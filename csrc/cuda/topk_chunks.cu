@@ -1,10 +1,13 @@
 // Exact top-k of thousands of queries against up to 2^31 keys: the case that is bound by the tensor cores.
 //
-// A block holds 128 queries and walks tiles of 256 keys of one split, in ascending order. 8 warps multiply (topk_tile.cuh);
-// cp.async fills a ring of stages that runs on across tiles, so the epilogue overlaps the next tile's loads.
-// Epilogue: each accumulator is compared with its row's k-th score so far. A tile that beats none costs that comparison.
-// Otherwise 16 columns at a time go through shared memory to the warp that owns the row, which applies the masks, appends
-// the survivors to the row's pending list, and sorts them into the row's list of k when the pending list is full.
+// A block holds 128 queries and walks tiles of 256 keys of one split, in ascending order. 8 warps multiply
+// (topk_tile.cuh); cp.async fills a ring of stages that runs on across tiles, so the epilogue overlaps the next
+// tile's loads.
+//
+// Epilogue: each accumulator is compared with its row's k-th score so far. A tile that beats none costs that
+// comparison. Otherwise 16 columns at a time go through shared memory to the warp that owns the row, which applies the
+// masks, appends the survivors to the row's pending list, and sorts them into the row's list of k when the pending list
+// is full.
 //
 // Columns reach a row in ascending order, so "higher than the k-th" is the whole tie rule. No atomics: a position in a
 // pending list is a count of votes. Every list holds distinct values, so the result depends on neither the number of
@@ -16,319 +19,332 @@
 namespace topk {
 
 constexpr int ROWS_PER_WARP = TILE_Q / WARPS;  // rows whose lists a warp owns
-constexpr int CHUNK = 16;        // columns that go through shared memory at once
+constexpr int CHUNK = 16;                      // columns that go through shared memory at once
 constexpr int CHUNKS = TILE_S / CHUNK;
-constexpr int PENDING = 48;      // survivors a row may wait with; a chunk adds up to 16
+constexpr int PENDING = 48;  // survivors a row may wait with; a chunk adds up to 16
 constexpr int STAGED_PITCH = CHUNK + 1;
 
 template <class T>
 struct Shared {
-    unsigned char stage[T::STAGES][(TILE_Q + TILE_S) * T::STEP_D * 2];  // queries, then keys
-    int64_t pending[TILE_Q][PENDING];
-    float staged[TILE_Q][STAGED_PITCH];
-    float limit[TILE_Q];       // the k-th score of the row's list; -inf while it is not full
-    float query_norm[TILE_Q];
-    float key_norm[TILE_S];
-    int count[TILE_Q];         // pending survivors
-    int have[TILE_Q];          // 0, or k once the row's list exists
-    unsigned chunks[WARPS];    // bit c: chunk c of this warp's columns holds a survivor
+  unsigned char stage[T::STAGES][(TILE_Q + TILE_S) * T::STEP_D * 2];  // queries, then keys
+  int64_t pending[TILE_Q][PENDING];
+  float staged[TILE_Q][STAGED_PITCH];
+  float limit[TILE_Q];  // the k-th score of the row's list; -inf while it is not full
+  float query_norm[TILE_Q];
+  float key_norm[TILE_S];
+  int count[TILE_Q];       // pending survivors
+  int have[TILE_Q];        // 0, or k once the row's list exists
+  unsigned chunks[WARPS];  // bit c: chunk c of this warp's columns holds a survivor
 };
 
 static_assert(sizeof(Shared<MmaSync<true>>) == retro::TOPK_CHUNKS_SCAN.shared_bytes, "correct it in topk_chunks.h");
 static_assert(sizeof(Shared<Wgmma<true>>) == retro::TOPK_CHUNKS_SCAN_WGMMA.shared_bytes, "correct it in topk_chunks.h");
-static_assert(THREADS == retro::TOPK_CHUNKS_SCAN_WGMMA.threads && THREADS == retro::TOPK_CHUNKS_MERGE.threads, "one size of block");
+static_assert(THREADS == retro::TOPK_CHUNKS_SCAN_WGMMA.threads && THREADS == retro::TOPK_CHUNKS_MERGE.threads,
+              "one size of block");
 
 struct Work {
-    int batch, first_query, first_key, end_key, split;
+  int batch, first_query, first_key, end_key, split;
 };
 
 // Neighbouring blocks scan the same keys for different queries, so that L2 serves all but the first.
 __device__ __forceinline__ Work work_item(const retro::TopkChunks& call, int item) {
-    const int q_blocks = (call.Q + TILE_Q - 1) / TILE_Q;
-    Work work;
-    // the last queries have the most keys to scan where causal: they start first
-    work.first_query = (q_blocks - 1 - item % q_blocks) * TILE_Q;
-    work.split = item / q_blocks % call.splits;
-    work.batch = item / q_blocks / call.splits;
-    work.first_key = work.split * call.split_len;
-    const int64_t split_end = static_cast<int64_t>(work.first_key) + call.split_len;
-    work.end_key = split_end < call.S ? static_cast<int>(split_end) : call.S;
-    if (call.causal) {
-        const int last_query = (work.first_query + TILE_Q < call.Q ? work.first_query + TILE_Q : call.Q) - 1;
-        const int causal_end = last_query + call.causal_shift + 1;
-        work.end_key = causal_end < work.end_key ? causal_end : work.end_key;
-    }
-    return work;
+  const int q_blocks = (call.Q + TILE_Q - 1) / TILE_Q;
+  Work work;
+  // the last queries have the most keys to scan where causal: they start first
+  work.first_query = (q_blocks - 1 - item % q_blocks) * TILE_Q;
+  work.split = item / q_blocks % call.splits;
+  work.batch = item / q_blocks / call.splits;
+  work.first_key = work.split * call.split_len;
+  const int64_t split_end = static_cast<int64_t>(work.first_key) + call.split_len;
+  work.end_key = split_end < call.S ? static_cast<int>(split_end) : call.S;
+  if (call.causal) {
+    const int last_query = (work.first_query + TILE_Q < call.Q ? work.first_query + TILE_Q : call.Q) - 1;
+    const int causal_end = last_query + call.causal_shift + 1;
+    work.end_key = causal_end < work.end_key ? causal_end : work.end_key;
+  }
+  return work;
 }
 
 __device__ __forceinline__ int64_t document(const void* docs, int bytes, int64_t at) {
-    return bytes == 8 ? static_cast<const int64_t*>(docs)[at] : static_cast<const int32_t*>(docs)[at];
+  return bytes == 8 ? static_cast<const int64_t*>(docs)[at] : static_cast<const int32_t*>(docs)[at];
 }
 
 __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, const Work& work, int q, int s) {
-    if (q >= call.Q || s >= work.end_key) return false;
-    if (call.causal && s > q + call.causal_shift) return false;
-    if (call.key_mask && !call.key_mask[work.batch * call.stride_mb + s * call.stride_ms]) return false;
-    if (call.query_doc) {
-        const int64_t mine = document(call.query_doc, call.query_doc_bytes, work.batch * call.stride_qdb + q * call.stride_qdn);
-        if (mine == document(call.key_doc, call.key_doc_bytes, work.batch * call.stride_kdb + s * call.stride_kds)) return false;
-    }
-    return true;
+  if (q >= call.Q || s >= work.end_key) return false;
+  if (call.causal && s > q + call.causal_shift) return false;
+  if (call.key_mask && !call.key_mask[work.batch * call.stride_mb + s * call.stride_ms]) return false;
+  if (call.query_doc) {
+    const int64_t mine =
+        document(call.query_doc, call.query_doc_bytes, work.batch * call.stride_qdb + q * call.stride_qdn);
+    if (mine == document(call.key_doc, call.key_doc_bytes, work.batch * call.stride_kdb + s * call.stride_kds))
+      return false;
+  }
+  return true;
 }
 
 // Starts the copies of step `step` of the tile at `first_key` into one stage, in 16-byte pieces.
 template <class T>
-__device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work, unsigned char* stage, int first_key, int step) {
-    const uint16_t* query = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb;
-    const uint16_t* key = static_cast<const uint16_t*>(call.key) + work.batch * call.stride_kb;
-    constexpr int PIECES = T::STEP_D / 8;  // a row
-    const int piece = threadIdx.x % PIECES;
-    const int d = step * T::STEP_D + piece * 8;
+__device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work, unsigned char* stage,
+                                           int first_key, int step) {
+  const uint16_t* query = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb;
+  const uint16_t* key = static_cast<const uint16_t*>(call.key) + work.batch * call.stride_kb;
+  constexpr int PIECES = T::STEP_D / 8;  // a row
+  const int piece = threadIdx.x % PIECES;
+  const int d = step * T::STEP_D + piece * 8;
 #pragma unroll 4
-    for (int i = 0; i < (TILE_Q + TILE_S) * PIECES / THREADS; ++i) {
-        const int row = threadIdx.x / PIECES + i * (THREADS / PIECES);
-        const bool of_query = row < TILE_Q;
-        const int number = of_query ? work.first_query + row : first_key + row - TILE_Q;
-        const bool valid = d < call.D && number < (of_query ? call.Q : work.end_key);
-        const uint16_t* source = of_query ? query + number * call.stride_qn + d : key + number * call.stride_ks + d;
-        simt::cp_async16(stage + T::place(row, piece), valid ? source : (of_query ? query : key), valid);
-    }
+  for (int i = 0; i < (TILE_Q + TILE_S) * PIECES / THREADS; ++i) {
+    const int row = threadIdx.x / PIECES + i * (THREADS / PIECES);
+    const bool of_query = row < TILE_Q;
+    const int number = of_query ? work.first_query + row : first_key + row - TILE_Q;
+    const bool valid = d < call.D && number < (of_query ? call.Q : work.end_key);
+    const uint16_t* source = of_query ? query + number * call.stride_qn + d : key + number * call.stride_ks + d;
+    simt::cp_async16(stage + T::place(row, piece), valid ? source : (of_query ? query : key), valid);
+  }
 }
 
 // Sum of squares of key row `threadIdx.x` in this stage.
 template <class T>
 __device__ __forceinline__ float stage_square(const unsigned char* stage) {
-    float total = 0.0f;
+  float total = 0.0f;
 #pragma unroll
-    for (int piece = 0; piece < T::STEP_D / 8; ++piece) {
-        const uint4 words = *reinterpret_cast<const uint4*>(stage + T::place(TILE_Q + threadIdx.x, piece));
-        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+  for (int piece = 0; piece < T::STEP_D / 8; ++piece) {
+    const uint4 words = *reinterpret_cast<const uint4*>(stage + T::place(TILE_Q + threadIdx.x, piece));
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float low, high;
-            simt::widen<T::BF16>(word[i], low, high);
-            total += low * low;
-            total += high * high;
-        }
+    for (int i = 0; i < 4; ++i) {
+      float low, high;
+      simt::widen<T::BF16>(word[i], low, high);
+      total += low * low;
+      total += high * high;
     }
-    return total;
+  }
+  return total;
 }
 
 template <class T>
-__device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int warp, int lane) {
-    for (int i = 0; i < ROWS_PER_WARP; ++i) {
-        const int row = warp * ROWS_PER_WARP + i, q = work.first_query + row;
-        const uint16_t* source = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb + q * call.stride_qn;
-        float total = 0.0f;
-        for (int d = lane * 2; q < call.Q && d < call.D; d += WARP * 2) {
-            float low, high;
-            simt::widen<T::BF16>(*reinterpret_cast<const uint32_t*>(source + d), low, high);
-            total += low * low;
-            total += high * high;
-        }
-        for (int lanes = WARP / 2; lanes > 0; lanes /= 2) total += simt::shuffle_xor(total, lanes);
-        if (lane == 0) shared.query_norm[row] = total;
+__device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work, Shared<T>& shared,
+                                            int warp, int lane) {
+  for (int i = 0; i < ROWS_PER_WARP; ++i) {
+    const int row = warp * ROWS_PER_WARP + i, q = work.first_query + row;
+    const uint16_t* source =
+        static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb + q * call.stride_qn;
+    float total = 0.0f;
+    for (int d = lane * 2; q < call.Q && d < call.D; d += WARP * 2) {
+      float low, high;
+      simt::widen<T::BF16>(*reinterpret_cast<const uint32_t*>(source + d), low, high);
+      total += low * low;
+      total += high * high;
     }
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) total += simt::shuffle_xor(total, lanes);
+    if (lane == 0) shared.query_norm[row] = total;
+  }
 }
 
 // -||q-k||^2 from the products; a comparison keeps NaN, and rounding may not leave a distance below 0.
 template <class T>
 __device__ __forceinline__ void to_l2(typename T::Sums& sums, const Shared<T>& shared, int warp, int lane) {
-    const float* key_norm = shared.key_norm + warp % T::WARPS_N * (T::FRAGMENTS_N * 8);
-    each_sum<T>([&](int m, int n, int i) {
-        const float norms = shared.query_norm[fragment_row<T>(warp, lane, m, i)] + key_norm[fragment_column(lane, n, i)];
-        const float score = 2.0f * sums[m][n][i] - norms;
-        sums[m][n][i] = score > 0.0f ? 0.0f : score;
-    });
+  const float* key_norm = shared.key_norm + warp % T::WARPS_N * (T::FRAGMENTS_N * 8);
+  each_sum<T>([&](int m, int n, int i) {
+    const float norms = shared.query_norm[fragment_row<T>(warp, lane, m, i)] + key_norm[fragment_column(lane, n, i)];
+    const float score = 2.0f * sums[m][n][i] - norms;
+    sums[m][n][i] = score > 0.0f ? 0.0f : score;
+  });
 }
 
 // Bit c: some score of chunk c of this warp's columns beats its row's k-th. NaN and -inf beat nothing.
 template <class T>
-__device__ __forceinline__ unsigned surviving_chunks(const typename T::Sums& sums, const Shared<T>& shared, int warp, int lane) {
-    unsigned chunks = 0;
-    each_sum<T>([&](int m, int n, int i) { chunks |= sums[m][n][i] > shared.limit[fragment_row<T>(warp, lane, m, i)] ? 1u << (n / 2) : 0u; });
-    unsigned any = 0;
+__device__ __forceinline__ unsigned surviving_chunks(const typename T::Sums& sums, const Shared<T>& shared, int warp,
+                                                     int lane) {
+  unsigned chunks = 0;
+  each_sum<T>([&](int m, int n, int i) {
+    chunks |= sums[m][n][i] > shared.limit[fragment_row<T>(warp, lane, m, i)] ? 1u << (n / 2) : 0u;
+  });
+  unsigned any = 0;
 #pragma unroll
-    for (int c = 0; c < T::FRAGMENTS_N / 2; ++c) any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
-    return any;
+  for (int c = 0; c < T::FRAGMENTS_N / 2; ++c) any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
+  return any;
 }
 
 // Chunk `c` of this warp's columns to shared memory.
 template <class T>
-__device__ __forceinline__ void stage_chunk(const typename T::Sums& sums, Shared<T>& shared, int c, int warp, int lane) {
-    each_sum<T>([&](int m, int n, int i) {
-        if (n / 2 == c) shared.staged[fragment_row<T>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
-    });
+__device__ __forceinline__ void stage_chunk(const typename T::Sums& sums, Shared<T>& shared, int c, int warp,
+                                            int lane) {
+  each_sum<T>([&](int m, int n, int i) {
+    if (n / 2 == c) shared.staged[fragment_row<T>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
+  });
 }
 
 __device__ __forceinline__ int64_t* row_list(const retro::TopkChunks& call, const Work& work, int row) {
-    const int64_t q = static_cast<int64_t>(work.batch) * call.Q + work.first_query + row;
-    return call.partial + (q * call.splits + work.split) * call.k;
+  const int64_t q = static_cast<int64_t>(work.batch) * call.Q + work.first_query + row;
+  return call.partial + (q * call.splits + work.split) * call.k;
 }
 
 // The pending survivors of `row` go into its list of k. A warp does this together.
 template <class T, int R>
 __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int row, int lane) {
-    const int count = shared.count[row], have = shared.have[row];
-    const int64_t last = merge_into<R>(row_list(call, work, row), have, shared.pending[row], count, call.k, lane);
-    __syncwarp();  // every lane has read the row's state
-    if (lane == 0) {
-        shared.limit[row] = score_of(last);
-        shared.count[row] = 0;
-        shared.have[row] = call.k;
-    }
-    __syncwarp();
+  const int count = shared.count[row], have = shared.have[row];
+  const int64_t last = merge_into<R>(row_list(call, work, row), have, shared.pending[row], count, call.k, lane);
+  __syncwarp();  // every lane has read the row's state
+  if (lane == 0) {
+    shared.limit[row] = score_of(last);
+    shared.count[row] = 0;
+    shared.have[row] = call.k;
+  }
+  __syncwarp();
 }
 
 // The staged chunk, whose first column is key `first_key`: this warp's rows, two at a time.
 template <class T, int R>
-__device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int first_key, int warp, int lane) {
-    const int half = lane / CHUNK, column = lane % CHUNK;
+__device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<T>& shared,
+                                             int first_key, int warp, int lane) {
+  const int half = lane / CHUNK, column = lane % CHUNK;
 #pragma unroll 1
-    for (int i = 0; i < ROWS_PER_WARP; i += 2) {
-        const int pair = warp * ROWS_PER_WARP + i, row = pair + half;
-        const float score = shared.staged[row][column];
-        if (!simt::ballot(score > shared.limit[row])) continue;
+  for (int i = 0; i < ROWS_PER_WARP; i += 2) {
+    const int pair = warp * ROWS_PER_WARP + i, row = pair + half;
+    const float score = shared.staged[row][column];
+    if (!simt::ballot(score > shared.limit[row])) continue;
 #pragma unroll 1
-        for (int r = pair; r < pair + 2; ++r) {
-            if (shared.count[r] > PENDING - CHUNK) flush<T, R>(call, work, shared, r, lane);
-        }
-        const bool enters = score > shared.limit[row] && is_candidate(call, work, work.first_query + row, first_key + column);
-        const unsigned mine = simt::ballot(enters) >> (half * CHUNK) & ((1u << CHUNK) - 1);
-        const int count = shared.count[row];
-        if (enters) shared.pending[row][count + __popc(mine & ((1u << column) - 1))] = pack(score, first_key + column);
-        __syncwarp();
-        if (column == 0) shared.count[row] = count + __popc(mine);
-        __syncwarp();
+    for (int r = pair; r < pair + 2; ++r) {
+      if (shared.count[r] > PENDING - CHUNK) flush<T, R>(call, work, shared, r, lane);
     }
+    const bool enters =
+        score > shared.limit[row] && is_candidate(call, work, work.first_query + row, first_key + column);
+    const unsigned mine = simt::ballot(enters) >> (half * CHUNK) & ((1u << CHUNK) - 1);
+    const int count = shared.count[row];
+    if (enters) shared.pending[row][count + __popc(mine & ((1u << column) - 1))] = pack(score, first_key + column);
+    __syncwarp();
+    if (column == 0) shared.count[row] = count + __popc(mine);
+    __syncwarp();
+  }
 }
 
 template <class T, int R>
 __device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, const Work& work, Shared<T>& shared,
                                                const typename T::Sums& sums, int first_key, int warp, int lane) {
-    constexpr int WARP_CHUNKS = T::FRAGMENTS_N / 2;
-    const unsigned mine = surviving_chunks<T>(sums, shared, warp, lane);
-    if (lane == 0) shared.chunks[warp] = mine;
-    __syncthreads();
-    unsigned all = 0;
-    for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % T::WARPS_N * WARP_CHUNKS);
+  constexpr int WARP_CHUNKS = T::FRAGMENTS_N / 2;
+  const unsigned mine = surviving_chunks<T>(sums, shared, warp, lane);
+  if (lane == 0) shared.chunks[warp] = mine;
+  __syncthreads();
+  unsigned all = 0;
+  for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % T::WARPS_N * WARP_CHUNKS);
 #pragma unroll 1  // the sums fill the registers: no code may be kept twice
-    for (int c = 0; c < CHUNKS; ++c) {
-        if (!(all >> c & 1)) continue;
-        if (warp % T::WARPS_N == c / WARP_CHUNKS) stage_chunk<T>(sums, shared, c % WARP_CHUNKS, warp, lane);
-        __syncthreads();
-        append_chunk<T, R>(call, work, shared, first_key + c * CHUNK, warp, lane);
-        __syncthreads();  // before the next chunk is staged, and before limits are read again
-    }
+  for (int c = 0; c < CHUNKS; ++c) {
+    if (!(all >> c & 1)) continue;
+    if (warp % T::WARPS_N == c / WARP_CHUNKS) stage_chunk<T>(sums, shared, c % WARP_CHUNKS, warp, lane);
+    __syncthreads();
+    append_chunk<T, R>(call, work, shared, first_key + c * CHUNK, warp, lane);
+    __syncthreads();  // before the next chunk is staged, and before limits are read again
+  }
 }
 
 template <class T, int R>
 __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const Work& work, Shared<T>& shared) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (threadIdx.x < TILE_Q) {
-        shared.limit[threadIdx.x] = -INFINITY;
-        shared.count[threadIdx.x] = shared.have[threadIdx.x] = 0;
+  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  if (threadIdx.x < TILE_Q) {
+    shared.limit[threadIdx.x] = -INFINITY;
+    shared.count[threadIdx.x] = shared.have[threadIdx.x] = 0;
+  }
+  if (call.l2) query_norms<T>(call, work, shared, warp, lane);
+  __syncthreads();
+
+  const int keys = work.end_key - work.first_key;
+  const int steps = (call.D + T::STEP_D - 1) / T::STEP_D;
+  const int total = (keys > 0 ? (keys + TILE_S - 1) / TILE_S : 0) * steps;  // at most 2^22 tiles of 2^7 steps
+  int load_key = work.first_key, load_step = 0, load_at = 0;  // what the next load fetches, and into which stage
+  int loaded = 0;
+  auto load_next = [&] {
+    if (loaded < total) load_stage<T>(call, work, shared.stage[load_at], load_key, load_step);
+    simt::cp_async_commit();  // empty past the end, so that the count of groups still tells the stage
+    ++loaded;
+    load_at = (load_at + 1) % T::STAGES;
+    if (++load_step == steps) load_step = 0, load_key += TILE_S;
+  };
+  for (int i = 0; i < T::STAGES - 1; ++i) load_next();
+
+  typename T::Sums sums;
+  each_sum<T>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
+  float square = 0.0f;
+  int key = work.first_key, step = 0, at = 0;
+  for (int done = 0; done < total; ++done) {
+    simt::cp_async_wait<T::STAGES - 2>();
+    T::publish();
+    __syncthreads();  // everyone's pieces of this stage are in, and everyone has left the stage that is filled next
+    load_next();
+    T::multiply(sums, shared.stage[at], warp, lane);
+    if (call.l2) square += stage_square<T>(shared.stage[at]);
+    at = (at + 1) % T::STAGES;
+    if (++step < steps) continue;
+    if (call.l2) {
+      shared.key_norm[threadIdx.x] = square;
+      __syncthreads();
+      to_l2<T>(sums, shared, warp, lane);
     }
-    if (call.l2) query_norms<T>(call, work, shared, warp, lane);
-    __syncthreads();
-
-    const int keys = work.end_key - work.first_key;
-    const int steps = (call.D + T::STEP_D - 1) / T::STEP_D;
-    const int total = (keys > 0 ? (keys + TILE_S - 1) / TILE_S : 0) * steps;  // at most 2^22 tiles of 2^7 steps
-    int load_key = work.first_key, load_step = 0, load_at = 0;  // what the next load fetches, and into which stage
-    int loaded = 0;
-    auto load_next = [&] {
-        if (loaded < total) load_stage<T>(call, work, shared.stage[load_at], load_key, load_step);
-        simt::cp_async_commit();  // empty past the end, so that the count of groups still tells the stage
-        ++loaded;
-        load_at = (load_at + 1) % T::STAGES;
-        if (++load_step == steps) load_step = 0, load_key += TILE_S;
-    };
-    for (int i = 0; i < T::STAGES - 1; ++i) load_next();
-
-    typename T::Sums sums;
+    take_survivors<T, R>(call, work, shared, sums, key, warp, lane);
     each_sum<T>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
-    float square = 0.0f;
-    int key = work.first_key, step = 0, at = 0;
-    for (int done = 0; done < total; ++done) {
-        simt::cp_async_wait<T::STAGES - 2>();
-        T::publish();
-        __syncthreads();  // everyone's pieces of this stage are in, and everyone has left the stage that is filled next
-        load_next();
-        T::multiply(sums, shared.stage[at], warp, lane);
-        if (call.l2) square += stage_square<T>(shared.stage[at]);
-        at = (at + 1) % T::STAGES;
-        if (++step < steps) continue;
-        if (call.l2) {
-            shared.key_norm[threadIdx.x] = square;
-            __syncthreads();
-            to_l2<T>(sums, shared, warp, lane);
-        }
-        take_survivors<T, R>(call, work, shared, sums, key, warp, lane);
-        each_sum<T>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
-        square = 0.0f;
-        step = 0;
-        key += TILE_S;
-    }
-    simt::cp_async_wait<0>();
-    __syncthreads();
-    for (int i = 0; i < ROWS_PER_WARP; ++i) {
-        const int row = warp * ROWS_PER_WARP + i;
-        // a list that never came to be is written too: the merge reads it
-        if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0)) flush<T, R>(call, work, shared, row, lane);
-    }
-    __syncthreads();  // before the next item starts over
+    square = 0.0f;
+    step = 0;
+    key += TILE_S;
+  }
+  simt::cp_async_wait<0>();
+  __syncthreads();
+  for (int i = 0; i < ROWS_PER_WARP; ++i) {
+    const int row = warp * ROWS_PER_WARP + i;
+    // a list that never came to be is written too: the merge reads it
+    if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0))
+      flush<T, R>(call, work, shared, row, lane);
+  }
+  __syncthreads();  // before the next item starts over
 }
 
 template <class T, int R>
 __device__ __forceinline__ void scan(const retro::TopkChunks& call, unsigned char* memory) {
-    Shared<T>& shared = *reinterpret_cast<Shared<T>*>(memory);
-    const int items = call.B * ((call.Q + TILE_Q - 1) / TILE_Q) * call.splits;
-    for (int item = blockIdx.x; item < items; item += gridDim.x) scan_item<T, R>(call, work_item(call, item), shared);
+  Shared<T>& shared = *reinterpret_cast<Shared<T>*>(memory);
+  const int items = call.B * ((call.Q + TILE_Q - 1) / TILE_Q) * call.splits;
+  for (int item = blockIdx.x; item < items; item += gridDim.x) scan_item<T, R>(call, work_item(call, item), shared);
 }
 
 template <bool BF16, int R>
 __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan(const retro::TopkChunks call) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    scan<MmaSync<BF16>, R>(call, memory);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  scan<MmaSync<BF16>, R>(call, memory);
 }
 
 // Empty but for sm_90a, where alone it is launched.
 template <bool BF16, int R>
 __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro::TopkChunks call) {
 #ifdef RETRO_WGMMA
-    extern __shared__ __align__(1024) unsigned char memory[];
-    scan<Wgmma<BF16>, R>(call, memory);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  scan<Wgmma<BF16>, R>(call, memory);
 #endif
 }
 
 // One warp a row: the k best of its splits' lists.
 template <int R>
 __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkChunks call) {
-    const int lane = threadIdx.x % WARP;
-    const int64_t row = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
-    if (row >= static_cast<int64_t>(call.B) * call.Q) return;  // a whole warp
-    const int64_t many = static_cast<int64_t>(call.splits) * call.k;
-    const int64_t* from = call.partial + row * many;
-    int64_t v[R];
+  const int lane = threadIdx.x % WARP;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
+  if (row >= static_cast<int64_t>(call.B) * call.Q) return;  // a whole warp
+  const int64_t many = static_cast<int64_t>(call.splits) * call.k;
+  const int64_t* from = call.partial + row * many;
+  int64_t v[R];
 #pragma unroll
-    for (int r = 0; r < R; ++r) v[r] = NOTHING;
-    for (int64_t start = 0; start < many; start += WARP * R - call.k) {
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-            const int e = r * WARP + lane;
-            if (e >= call.k) v[r] = start + e - call.k < many ? from[start + e - call.k] : NOTHING;
-        }
-        sort_descending<R>(v, lane);
-    }
+  for (int r = 0; r < R; ++r) v[r] = NOTHING;
+  for (int64_t start = 0; start < many; start += WARP * R - call.k) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-        const int e = r * WARP + lane;
-        if (e < call.k) {
-            call.scores[row * call.k + e] = score_of(v[r]);
-            call.indices[row * call.k + e] = index_of(v[r]);
-        }
+      const int e = r * WARP + lane;
+      if (e >= call.k) v[r] = start + e - call.k < many ? from[start + e - call.k] : NOTHING;
     }
+    sort_descending<R>(v, lane);
+  }
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const int e = r * WARP + lane;
+    if (e < call.k) {
+      call.scores[row * call.k + e] = score_of(v[r]);
+      call.indices[row * call.k + e] = index_of(v[r]);
+    }
+  }
 }
 
 }  // namespace topk
@@ -339,39 +355,40 @@ namespace {
 
 // The wgmma scan is in the sm_90a code alone; every other device runs the other one.
 cudaError_t on_hopper(bool& yes) {
-    int device = 0, major = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    yes = major == 9;
-    return error;
+  int device = 0, major = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  yes = major == 9;
+  return error;
 }
 
 template <bool BF16, int R>
 cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
-    bool hopper = false;
-    cudaError_t error = on_hopper(hopper);
-    if (error != cudaSuccess) return error;
-    const int bytes = hopper ? TOPK_CHUNKS_SCAN_WGMMA.shared_bytes : TOPK_CHUNKS_SCAN.shared_bytes;
-    auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, R> : topk::topk_chunks_scan<BF16, R>;
-    error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess) return error;
-    scan<<<blocks, topk::THREADS, bytes, stream>>>(call);
-    const int64_t rows = static_cast<int64_t>(call.B) * call.Q;
-    topk::topk_chunks_merge<R><<<static_cast<unsigned>((rows + topk::WARPS - 1) / topk::WARPS), topk::THREADS, 0, stream>>>(call);
-    return cudaGetLastError();
+  bool hopper = false;
+  cudaError_t error = on_hopper(hopper);
+  if (error != cudaSuccess) return error;
+  const int bytes = hopper ? TOPK_CHUNKS_SCAN_WGMMA.shared_bytes : TOPK_CHUNKS_SCAN.shared_bytes;
+  auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, R> : topk::topk_chunks_scan<BF16, R>;
+  error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  scan<<<blocks, topk::THREADS, bytes, stream>>>(call);
+  const int64_t rows = static_cast<int64_t>(call.B) * call.Q;
+  topk::topk_chunks_merge<R>
+      <<<static_cast<unsigned>((rows + topk::WARPS - 1) / topk::WARPS), topk::THREADS, 0, stream>>>(call);
+  return cudaGetLastError();
 }
 
 // A list of k and the pending survivors are sorted together: 32*R values hold both.
 template <bool BF16>
 cudaError_t launch_width(const TopkChunks& call, int blocks, cudaStream_t stream) {
-    return call.k + topk::PENDING <= 128 ? launch<BF16, 4>(call, blocks, stream) : launch<BF16, 8>(call, blocks, stream);
+  return call.k + topk::PENDING <= 128 ? launch<BF16, 4>(call, blocks, stream) : launch<BF16, 8>(call, blocks, stream);
 }
 
 }  // namespace
 
 int topk_chunks(const TopkChunks& call, int blocks, void* stream) {
-    auto* s = static_cast<cudaStream_t>(stream);
-    return call.bf16 ? launch_width<true>(call, blocks, s) : launch_width<false>(call, blocks, s);
+  auto* s = static_cast<cudaStream_t>(stream);
+  return call.bf16 ? launch_width<true>(call, blocks, s) : launch_width<false>(call, blocks, s);
 }
 
 }  // namespace retro

@@ -6,22 +6,22 @@
 namespace retro {
 
 struct TopkChunks {
-    const void* query;         // [B,Q,D] bfloat16 or float16, rows 16-byte aligned
-    const void* key;           // [B or 1,S,D]
-    const void* query_doc;     // [B,Q] int32 or int64, or null
-    const void* key_doc;       // [B or 1,S]
-    const uint8_t* key_mask;   // [B or 1,S], or null
-    int64_t* partial;          // scratch [B*Q,splits,k]
-    float* scores;             // [B*Q,k]
-    int64_t* indices;          // [B*Q,k]
-    int64_t stride_qb, stride_qn, stride_kb, stride_ks;  // in elements; 0 over a batch of 1
-    int64_t stride_qdb, stride_qdn, stride_kdb, stride_kds, stride_mb, stride_ms;
-    int B, Q, S, D, k;         // D a multiple of 8, k from 1 to 128
-    int causal;                // key j is a candidate of query i where j <= i + causal_shift
-    int causal_shift;
-    int splits, split_len;     // split_len a multiple of the key tile
-    int query_doc_bytes, key_doc_bytes;  // 4 or 8
-    int bf16, l2;
+  const void* query;                                   // [B,Q,D] bfloat16 or float16, rows 16-byte aligned
+  const void* key;                                     // [B or 1,S,D]
+  const void* query_doc;                               // [B,Q] int32 or int64, or null
+  const void* key_doc;                                 // [B or 1,S]
+  const uint8_t* key_mask;                             // [B or 1,S], or null
+  int64_t* partial;                                    // scratch [B*Q,splits,k]
+  float* scores;                                       // [B*Q,k]
+  int64_t* indices;                                    // [B*Q,k]
+  int64_t stride_qb, stride_qn, stride_kb, stride_ks;  // in elements; 0 over a batch of 1
+  int64_t stride_qdb, stride_qdn, stride_kdb, stride_kds, stride_mb, stride_ms;
+  int B, Q, S, D, k;  // D a multiple of 8, k from 1 to 128
+  int causal;         // key j is a candidate of query i where j <= i + causal_shift
+  int causal_shift;
+  int splits, split_len;               // split_len a multiple of the key tile
+  int query_doc_bytes, key_doc_bytes;  // 4 or 8
+  int bf16, l2;
 };
 
 // Enqueues the scan and the merge on `stream`; 0, or the CUDA error. `blocks`: how many the device holds at once.
@@ -30,9 +30,10 @@ int topk_chunks(const TopkChunks& call, int blocks, void* stream);
 constexpr int TOPK_TILE_Q = 128;  // queries a tile
 constexpr int TOPK_TILE_S = 256;  // keys a tile
 
-// Threads a block and bytes of dynamic shared memory of each kernel, under its name; `python -m bench static` reads these lines.
+// Threads a block and bytes of dynamic shared memory of each kernel,
+// under its name; `python -m bench static` reads these lines.
 struct LaunchShape {
-    int threads, shared_bytes;
+  int threads, shared_bytes;
 };
 constexpr LaunchShape TOPK_CHUNKS_SCAN{256, 159264};
 constexpr LaunchShape TOPK_CHUNKS_SCAN_WGMMA{256, 208416};

@@ -1,8 +1,8 @@
 // Packed candidates and the lists that a warp keeps of them.
 //
-// A candidate is one int64: the score's bits, mapped so that signed comparison orders them, above the inverted key index.
-// Larger is a higher score or, at equal scores, a lower index; no two keys pack to the same value. retro_kernels/triton
-// packs the same way, and a test holds the two together.
+// A candidate is one int64: the score's bits, mapped so that signed comparison orders them, above the inverted key
+// index. Larger is a higher score or, at equal scores, a lower index; no two keys pack to the same value.
+// retro_kernels/triton packs the same way, and a test holds the two together.
 #pragma once
 
 #include "simt.cuh"
@@ -15,74 +15,75 @@ constexpr int64_t NOTHING = INT64_MIN;  // below every candidate
 __device__ __forceinline__ int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 
 __device__ __forceinline__ int64_t pack(float score, int index) {
-    score = score == 0.0f ? 0.0f : score;  // -0.0 equals 0.0: the same bits
-    const uint64_t high = static_cast<uint32_t>(ordered(__float_as_int(score)));
-    return static_cast<int64_t>(high << 32 | static_cast<uint32_t>(0x7fffffff - index));
+  score = score == 0.0f ? 0.0f : score;  // -0.0 equals 0.0: the same bits
+  const uint64_t high = static_cast<uint32_t>(ordered(__float_as_int(score)));
+  return static_cast<int64_t>(high << 32 | static_cast<uint32_t>(0x7fffffff - index));
 }
 
 __device__ __forceinline__ float score_of(int64_t packed) {
-    return packed == NOTHING ? -INFINITY : __int_as_float(ordered(static_cast<int32_t>(packed >> 32)));
+  return packed == NOTHING ? -INFINITY : __int_as_float(ordered(static_cast<int32_t>(packed >> 32)));
 }
 
 __device__ __forceinline__ int64_t index_of(int64_t packed) {
-    return packed == NOTHING ? -1 : 0x7fffffff - static_cast<int64_t>(packed & 0x7fffffff);
+  return packed == NOTHING ? -1 : 0x7fffffff - static_cast<int64_t>(packed & 0x7fffffff);
 }
 
 // Bitonic sort, descending, of the 32*R values of a warp; value e is v[e / 32] of lane e % 32.
 template <int R>
 __device__ __forceinline__ void sort_descending(int64_t (&v)[R], int lane) {
 #pragma unroll
-    for (int size = 2; size <= WARP * R; size *= 2) {
+  for (int size = 2; size <= WARP * R; size *= 2) {
 #pragma unroll
-        for (int stride = size / 2; stride > 0; stride /= 2) {
+    for (int stride = size / 2; stride > 0; stride /= 2) {
 #pragma unroll
-            for (int r = 0; r < R; ++r) {
-                const int e = r * WARP + lane;
-                if (stride < WARP) {
-                    const int64_t other = simt::shuffle_xor(v[r], stride);
-                    const bool keep_larger = ((e & size) == 0) == ((e & stride) == 0);
-                    v[r] = (v[r] > other) == keep_larger ? v[r] : other;
-                } else if ((r & (stride / WARP)) == 0) {  // the pair is in this lane
-                    const int p = r + stride / WARP;
-                    const bool down = (e & size) == 0;
-                    const int64_t a = v[r], b = v[p];
-                    v[r] = (a > b) == down ? a : b;
-                    v[p] = (a > b) == down ? b : a;
-                }
-            }
+      for (int r = 0; r < R; ++r) {
+        const int e = r * WARP + lane;
+        if (stride < WARP) {
+          const int64_t other = simt::shuffle_xor(v[r], stride);
+          const bool keep_larger = ((e & size) == 0) == ((e & stride) == 0);
+          v[r] = (v[r] > other) == keep_larger ? v[r] : other;
+        } else if ((r & (stride / WARP)) == 0) {  // the pair is in this lane
+          const int p = r + stride / WARP;
+          const bool down = (e & size) == 0;
+          const int64_t a = v[r], b = v[p];
+          v[r] = (a > b) == down ? a : b;
+          v[p] = (a > b) == down ? b : a;
         }
+      }
     }
+  }
 }
 
 // Value e of a warp's 32*R, in every lane. e is the same in all lanes.
 template <int R>
 __device__ __forceinline__ int64_t element(const int64_t (&v)[R], int e) {
-    int64_t mine = 0;
-    // masks, not selects: a chain of selects becomes an array in local memory
+  int64_t mine = 0;
+  // masks, not selects: a chain of selects becomes an array in local memory
 #pragma unroll
-    for (int r = 0; r < R; ++r) mine |= v[r] & -static_cast<int64_t>(e / WARP == r);
-    return simt::shuffle(mine, e % WARP);
+  for (int r = 0; r < R; ++r) mine |= v[r] & -static_cast<int64_t>(e / WARP == r);
+  return simt::shuffle(mine, e % WARP);
 }
 
 // list[0, k) = the k best of list[0, have) and extra[0, count), descending, the rest NOTHING; the new k-th is returned.
 // A warp does this together; have is 0 or k, and k + count <= 32*R.
 template <int R>
-__device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int64_t* extra, int count, int k, int lane) {
-    int64_t v[R];
+__device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int64_t* extra, int count, int k,
+                                              int lane) {
+  int64_t v[R];
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-        const int e = r * WARP + lane;
-        v[r] = e < have ? list[e] : NOTHING;
-        if (e >= k && e < k + count) v[r] = extra[e - k];
-    }
-    sort_descending<R>(v, lane);
+  for (int r = 0; r < R; ++r) {
+    const int e = r * WARP + lane;
+    v[r] = e < have ? list[e] : NOTHING;
+    if (e >= k && e < k + count) v[r] = extra[e - k];
+  }
+  sort_descending<R>(v, lane);
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-        const int e = r * WARP + lane;
-        if (e < k) list[e] = v[r];
-    }
-    __syncwarp();
-    return element<R>(v, k - 1);
+  for (int r = 0; r < R; ++r) {
+    const int e = r * WARP + lane;
+    if (e < k) list[e] = v[r];
+  }
+  __syncwarp();
+  return element<R>(v, k - 1);
 }
 
 }  // namespace topk

@@ -1,5 +1,5 @@
-// How a block multiplies its 128 queries by 256 keys: one struct an instruction set. Both say where a stage keeps a 16-byte
-// piece, which rows and columns a thread's sums belong to, and add a stage to them.
+// How a block multiplies its 128 queries by 256 keys: one struct an instruction set. Both say where a stage keeps a
+// 16-byte piece, which rows and columns a thread's sums belong to, and add a stage to them.
 #pragma once
 
 #include "simt.cuh"
@@ -16,67 +16,72 @@ constexpr int WARPS = THREADS / WARP;
 // mma.sync, from sm_80 on: warps 2 x 4, 64x64 each, fragments by ldmatrix.
 template <bool BF16_>
 struct MmaSync {
-    static constexpr bool BF16 = BF16_;
-    static constexpr int STEP_D = 32;  // elements of D a stage: rows of 64 bytes
-    static constexpr int STAGES = 4;
-    static constexpr int WARPS_N = 4;  // warps side by side along the keys
-    static constexpr int FRAGMENTS_M = 4, FRAGMENTS_N = 8;  // 16x8 sums each
-    using Sums = float[FRAGMENTS_M][FRAGMENTS_N][4];
+  static constexpr bool BF16 = BF16_;
+  static constexpr int STEP_D = 32;  // elements of D a stage: rows of 64 bytes
+  static constexpr int STAGES = 4;
+  static constexpr int WARPS_N = 4;                       // warps side by side along the keys
+  static constexpr int FRAGMENTS_M = 4, FRAGMENTS_N = 8;  // 16x8 sums each
+  using Sums = float[FRAGMENTS_M][FRAGMENTS_N][4];
 
-    // Eight rows that are read at once fall into eight different 16-byte banks.
-    static __device__ __forceinline__ int place(int row, int piece) { return row * 64 + ((piece ^ ((row >> 1) & 3)) << 4); }
+  // Eight rows that are read at once fall into eight different 16-byte banks.
+  static __device__ __forceinline__ int place(int row, int piece) {
+    return row * 64 + ((piece ^ ((row >> 1) & 3)) << 4);
+  }
 
-    static __device__ __forceinline__ void publish() {}
+  static __device__ __forceinline__ void publish() {}
 
-    static __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int warp, int lane) {
-        const int row_a = warp / WARPS_N * 64 + lane % 16;
-        const int row_b = TILE_Q + warp % WARPS_N * 64 + lane % 8 + lane / 16 * 8;
+  static __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int warp, int lane) {
+    const int row_a = warp / WARPS_N * 64 + lane % 16;
+    const int row_b = TILE_Q + warp % WARPS_N * 64 + lane % 8 + lane / 16 * 8;
 #pragma unroll
-        for (int k16 = 0; k16 < STEP_D / 16; ++k16) {
-            uint32_t a[FRAGMENTS_M][4], b[FRAGMENTS_N / 2][4];
+    for (int k16 = 0; k16 < STEP_D / 16; ++k16) {
+      uint32_t a[FRAGMENTS_M][4], b[FRAGMENTS_N / 2][4];
 #pragma unroll
-            for (int m = 0; m < FRAGMENTS_M; ++m) simt::ldmatrix_x4(a[m], stage + place(row_a + m * 16, k16 * 2 + lane / 16));
+      for (int m = 0; m < FRAGMENTS_M; ++m) simt::ldmatrix_x4(a[m], stage + place(row_a + m * 16, k16 * 2 + lane / 16));
 #pragma unroll
-            for (int n = 0; n < FRAGMENTS_N / 2; ++n) simt::ldmatrix_x4(b[n], stage + place(row_b + n * 16, k16 * 2 + lane / 8 % 2));
+      for (int n = 0; n < FRAGMENTS_N / 2; ++n)
+        simt::ldmatrix_x4(b[n], stage + place(row_b + n * 16, k16 * 2 + lane / 8 % 2));
 #pragma unroll
-            for (int m = 0; m < FRAGMENTS_M; ++m) {
+      for (int m = 0; m < FRAGMENTS_M; ++m) {
 #pragma unroll
-                for (int n = 0; n < FRAGMENTS_N; ++n) simt::mma16816<BF16>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-            }
-        }
+        for (int n = 0; n < FRAGMENTS_N; ++n)
+          simt::mma16816<BF16>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+      }
     }
+  }
 };
 
 // wgmma, sm_90a alone: two warpgroups, 64x256 each, both factors straight from shared memory.
 template <bool BF16_>
 struct Wgmma {
-    static constexpr bool BF16 = BF16_;
-    static constexpr int STEP_D = 64;  // rows of 128 bytes: one span of the 128-byte swizzle
-    static constexpr int STAGES = 3;
-    static constexpr int WARPS_N = 1;
-    static constexpr int FRAGMENTS_M = 1, FRAGMENTS_N = 32;
-    using Sums = float[FRAGMENTS_M][FRAGMENTS_N][4];
+  static constexpr bool BF16 = BF16_;
+  static constexpr int STEP_D = 64;  // rows of 128 bytes: one span of the 128-byte swizzle
+  static constexpr int STAGES = 3;
+  static constexpr int WARPS_N = 1;
+  static constexpr int FRAGMENTS_M = 1, FRAGMENTS_N = 32;
+  using Sums = float[FRAGMENTS_M][FRAGMENTS_N][4];
 
-    // The hardware's swizzle: bits 4-6 of an address, exclusive-or bits 7-9. Stages start at multiples of 1024.
-    static __device__ __forceinline__ int place(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+  // The hardware's swizzle: bits 4-6 of an address, exclusive-or bits 7-9. Stages start at multiples of 1024.
+  static __device__ __forceinline__ int place(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 
-    // What cp.async wrote, the tensor cores read through another proxy.
-    static __device__ __forceinline__ void publish() { simt::fence_proxy_async(); }
+  // What cp.async wrote, the tensor cores read through another proxy.
+  static __device__ __forceinline__ void publish() { simt::fence_proxy_async(); }
 
-    static __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int warp, int) {
-        const uint64_t a = simt::swizzled128_descriptor(stage + warp / 4 * 64 * 128);
-        const uint64_t b = simt::swizzled128_descriptor(stage + TILE_Q * 128);
-        simt::wgmma_begin();
+  static __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int warp, int) {
+    const uint64_t a = simt::swizzled128_descriptor(stage + warp / 4 * 64 * 128);
+    const uint64_t b = simt::swizzled128_descriptor(stage + TILE_Q * 128);
+    simt::wgmma_begin();
+    // a step of 16 elements is 32 bytes, 2 units of a descriptor
 #pragma unroll
-        for (int k16 = 0; k16 < STEP_D / 16; ++k16) simt::wgmma_64x256x16<BF16>(sums[0], a + k16 * 2, b + k16 * 2);  // 32 bytes on
-        simt::wgmma_end();
-    }
+    for (int k16 = 0; k16 < STEP_D / 16; ++k16) simt::wgmma_64x256x16<BF16>(sums[0], a + k16 * 2, b + k16 * 2);
+    simt::wgmma_end();
+  }
 };
 
 // The row of the tile, and the column of the warp's own, of sum `i` of fragment (m, n).
 template <class T>
 __device__ __forceinline__ int fragment_row(int warp, int lane, int m, int i) {
-    return warp / T::WARPS_N * (T::FRAGMENTS_M * 16) + m * 16 + lane / 4 + i / 2 * 8;
+  return warp / T::WARPS_N * (T::FRAGMENTS_M * 16) + m * 16 + lane / 4 + i / 2 * 8;
 }
 __device__ __forceinline__ int fragment_column(int lane, int n, int i) { return n * 8 + lane % 4 * 2 + i % 2; }
 
@@ -84,13 +89,13 @@ __device__ __forceinline__ int fragment_column(int lane, int n, int i) { return 
 template <class T, class F>
 __device__ __forceinline__ void each_sum(F&& f) {
 #pragma unroll
-    for (int m = 0; m < T::FRAGMENTS_M; ++m) {
+  for (int m = 0; m < T::FRAGMENTS_M; ++m) {
 #pragma unroll
-        for (int n = 0; n < T::FRAGMENTS_N; ++n) {
+    for (int n = 0; n < T::FRAGMENTS_N; ++n) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) f(m, n, i);
-        }
+      for (int i = 0; i < 4; ++i) f(m, n, i);
     }
+  }
 }
 
 }  // namespace topk

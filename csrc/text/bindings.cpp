@@ -23,9 +23,12 @@ constexpr int64_t CHUNKS_A_TASK = 32;
 
 Span span(const Array<int32_t>& array) { return {array.data(), array.size()}; }
 
-// prefix[i] of every token of every chunk: the longest prefix of the chunk from there that occurs in one of its K sources
-void prefixes(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const Array<int32_t>& sources, Array<int32_t> out, int threads) {
-  const int64_t n = chunks.shape(0), width = chunks.shape(1), sources_each = sources.shape(1), source_width = sources.shape(2);
+// prefix[i] of every token of every chunk: the longest prefix
+// of the chunk from there that occurs in one of its K sources
+void prefixes(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const Array<int32_t>& sources,
+              Array<int32_t> out, int threads) {
+  const int64_t n = chunks.shape(0), width = chunks.shape(1), sources_each = sources.shape(1),
+                source_width = sources.shape(2);
   const int32_t *chunk = chunks.data(), *source = sources.data();
   const int64_t* length = lengths.data();
   int32_t* result = out.mutable_data();
@@ -34,8 +37,8 @@ void prefixes(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const
     for (int64_t c = task * CHUNKS_A_TASK; c < std::min(n, (task + 1) * CHUNKS_A_TASK); ++c) {
       std::fill_n(result + c * width, width, 0);
       for (int64_t k = 0; k < sources_each; ++k)
-        raise_prefix_lengths({chunk + c * width, length[c]}, {source + (c * sources_each + k) * source_width, source_width},
-                             result + c * width);
+        raise_prefix_lengths({chunk + c * width, length[c]},
+                             {source + (c * sources_each + k) * source_width, source_width}, result + c * width);
     }
   });
 }
@@ -50,7 +53,8 @@ py::tuple substring(const Array<int32_t>& a, const Array<int32_t>& b) {
   return py::make_tuple(found.length, found.start_a, found.start_b);
 }
 
-void signatures(const Array<int32_t>& tokens, const Array<int64_t>& offsets, int64_t ngram, uint64_t seed, Array<uint32_t> out, int threads) {
+void signatures(const Array<int32_t>& tokens, const Array<int64_t>& offsets, int64_t ngram, uint64_t seed,
+                Array<uint32_t> out, int threads) {
   const int64_t documents = out.shape(0), permutations = out.shape(1);
   const int32_t* token = tokens.data();
   const int64_t* offset = offsets.data();
@@ -61,18 +65,19 @@ void signatures(const Array<int32_t>& tokens, const Array<int64_t>& offsets, int
   });
 }
 
-void jaccards(const Array<int32_t>& tokens, const Array<int64_t>& offsets, const Array<int64_t>& pairs, int64_t ngram, Array<double> out,
-              int threads) {
+void jaccards(const Array<int32_t>& tokens, const Array<int64_t>& offsets, const Array<int64_t>& pairs, int64_t ngram,
+              Array<double> out, int threads) {
   const int32_t* token = tokens.data();
   const int64_t *offset = offsets.data(), *pair = pairs.data(), count = pairs.shape(0);
   double* result = out.mutable_data();
   py::gil_scoped_release released;
   const auto document = [&](int64_t d) { return Span{token + offset[d], offset[d + 1] - offset[d]}; };
-  parallel_for(count, threads, [&](int64_t p) { result[p] = jaccard(document(pair[2 * p]), document(pair[2 * p + 1]), ngram); });
+  parallel_for(count, threads,
+               [&](int64_t p) { result[p] = jaccard(document(pair[2 * p]), document(pair[2 * p + 1]), ngram); });
 }
 
-void bm25(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const Array<int32_t>& queries, const Array<int64_t>& sizes,
-          double k1, double b, Array<float> out, int threads) {
+void bm25(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const Array<int32_t>& queries,
+          const Array<int64_t>& sizes, double k1, double b, Array<float> out, int threads) {
   const int64_t n = chunks.shape(0), count = queries.shape(0), width = queries.shape(1);
   const int32_t *chunk = chunks.data(), *query = queries.data();
   const int64_t *length = lengths.data(), *size = sizes.data(), chunk_width = chunks.shape(1);
@@ -94,12 +99,12 @@ PYBIND11_MODULE(_text, module) {
   module.def("substring", &substring, arg("a").noconvert(), arg("b").noconvert());
   module.def("prefixes", &prefixes, arg("chunks").noconvert(), arg("lengths").noconvert(), arg("sources").noconvert(),
              arg("out").noconvert(), arg("threads"));
-  module.def("signatures", &signatures, arg("tokens").noconvert(), arg("offsets").noconvert(), arg("ngram"), arg("seed"),
-             arg("out").noconvert(), arg("threads"));
-  module.def("jaccards", &jaccards, arg("tokens").noconvert(), arg("offsets").noconvert(), arg("pairs").noconvert(), arg("ngram"),
-             arg("out").noconvert(), arg("threads"));
-  module.def("bm25", &bm25, arg("chunks").noconvert(), arg("lengths").noconvert(), arg("queries").noconvert(), arg("sizes").noconvert(),
-             arg("k1"), arg("b"), arg("out").noconvert(), arg("threads"));
+  module.def("signatures", &signatures, arg("tokens").noconvert(), arg("offsets").noconvert(), arg("ngram"),
+             arg("seed"), arg("out").noconvert(), arg("threads"));
+  module.def("jaccards", &jaccards, arg("tokens").noconvert(), arg("offsets").noconvert(), arg("pairs").noconvert(),
+             arg("ngram"), arg("out").noconvert(), arg("threads"));
+  module.def("bm25", &bm25, arg("chunks").noconvert(), arg("lengths").noconvert(), arg("queries").noconvert(),
+             arg("sizes").noconvert(), arg("k1"), arg("b"), arg("out").noconvert(), arg("threads"));
   py::enum_<Method>(module, "Method")
       .value("automatic", Method::automatic)
       .value("bits", Method::bits)

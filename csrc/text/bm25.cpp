@@ -8,7 +8,8 @@ namespace retro::text {
 
 constexpr double FLOOR = 0.25;  // a negative idf becomes this times the mean one, as in Python's rank_bm25
 
-Bm25::Bm25(const int32_t* tokens, const int64_t* lengths, int64_t chunks, int64_t width, double k1, double b) : chunks_(chunks) {
+Bm25::Bm25(const int32_t* tokens, const int64_t* lengths, int64_t chunks, int64_t width, double k1, double b)
+    : chunks_(chunks) {
   std::vector<std::pair<int32_t, int32_t>> at;  // (token, chunk)
   for (int64_t c = 0; c < chunks; ++c)
     for (int64_t i = 0; i < lengths[c]; ++i) at.emplace_back(tokens[c * width + i], static_cast<int32_t>(c));

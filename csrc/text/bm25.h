@@ -6,13 +6,15 @@
 namespace retro::text {
 
 // For every distinct token the chunks that hold it, and what one occurrence in a query adds to their scores:
-//   idf * tf (k1 + 1) / (tf + k1 (1 - b + b size / mean size)),  idf = log((N - n + .5) / (n + .5)), where negative 0.25 * mean idf.
+//   idf * tf (k1 + 1) / (tf + k1 (1 - b + b size / mean size)),  idf = log((N - n + .5) / (n + .5)), where negative
+//   0.25 * mean idf.
 class Bm25 {
  public:
   // tokens: `chunks` rows of `width`, of which the first lengths[c] are real
   Bm25(const int32_t* tokens, const int64_t* lengths, int64_t chunks, int64_t width, double k1, double b);
 
-  // out[c], c < chunks: the score of chunk c for a query; a token that stands twice in it counts twice. `sums` is scratch.
+  // out[c], c < chunks: the score of chunk c for a query; a token
+  // that stands twice in it counts twice. `sums` is scratch.
   void score(const int32_t* query, int64_t size, std::vector<double>& sums, float* out) const;
 
  private:

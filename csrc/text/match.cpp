@@ -1,4 +1,5 @@
-// Common substrings: with bit sets of positions where that is little work (a chunk and its neighbours), else by suffix automaton.
+// Common substrings: with bit sets of positions where that is little
+// work (a chunk and its neighbours), else by suffix automaton.
 #include "match.h"
 
 #include <algorithm>
@@ -14,7 +15,8 @@ std::atomic<Method> method{Method::automatic};
 
 constexpr int64_t WORD = 64;
 
-// Typically a word operation is a nanosecond and a position costs few of them; a token of an automaton costs about 200 ns.
+// Typically a word operation is a nanosecond and a position
+// costs few of them; a token of an automaton costs about 200 ns.
 bool by_bits(Span a, Span b) {
   const Method chosen = method.load(std::memory_order_relaxed);
   if (chosen != Method::automatic) return chosen == Method::bits;

@@ -47,7 +47,9 @@ std::vector<Gram> distinct_ngrams(Span document, int64_t ngram) {
     if (a.hash != b.hash) return a.hash < b.hash;
     return std::lexicographical_compare(a.tokens, a.tokens + length, b.tokens, b.tokens + length);
   });
-  const auto same = [=](const Gram& a, const Gram& b) { return a.hash == b.hash && std::equal(a.tokens, a.tokens + length, b.tokens); };
+  const auto same = [=](const Gram& a, const Gram& b) {
+    return a.hash == b.hash && std::equal(a.tokens, a.tokens + length, b.tokens);
+  };
   grams.erase(std::unique(grams.begin(), grams.end(), same), grams.end());
   return grams;
 }
@@ -76,7 +78,8 @@ double jaccard(Span a, Span b, int64_t ngram) {
     const int32_t *x = left[i].tokens, *y = right[j].tokens;
     if (left[i].hash == right[j].hash && std::equal(x, x + length_a, y)) {
       ++common, ++i, ++j;
-    } else if (left[i].hash != right[j].hash ? left[i].hash < right[j].hash : std::lexicographical_compare(x, x + length_a, y, y + length_a)) {
+    } else if (left[i].hash != right[j].hash ? left[i].hash < right[j].hash
+                                             : std::lexicographical_compare(x, x + length_a, y, y + length_a)) {
       ++i;
     } else {
       ++j;

@@ -6,8 +6,8 @@
 
 namespace retro::text {
 
-// Least hash of the document's n-grams under each of `permutations` hash functions drawn from `seed`. A document shorter
-// than `ngram` is one n-gram, itself; an empty one has none and all its hashes are the largest number.
+// Least hash of the document's n-grams under each of `permutations` hash functions drawn from `seed`. A document
+// shorter than `ngram` is one n-gram, itself; an empty one has none and all its hashes are the largest number.
 void minhash(Span document, int64_t ngram, int64_t permutations, uint64_t seed, uint32_t* signature);
 
 // |A n B| / |A u B| over the sets of n-grams, by comparing tokens; 0 where both are empty.

@@ -1,4 +1,5 @@
-// Suffix automaton over an integer alphabet (Blumer et al., 1985): every substring of a sequence, in linear time and memory.
+// Suffix automaton over an integer alphabet (Blumer et al., 1985):
+// every substring of a sequence, in linear time and memory.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -77,7 +78,8 @@ class SuffixAutomaton {
       return;
     }
     const int32_t clone = new_state({states_[from].length + 1, states_[next].link, states_[next].first_end, NONE});
-    for (int32_t at = states_[next].edges; at != NONE; at = edges_[at].next) add_edge(clone, edges_[at].token, edges_[at].target);
+    for (int32_t at = states_[next].edges; at != NONE; at = edges_[at].next)
+      add_edge(clone, edges_[at].token, edges_[at].target);
     for (; from != NONE; from = states_[from].link) {
       Edge& edge = edges_[slot(from, token)];
       if (edge.target != next) break;
