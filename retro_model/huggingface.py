@@ -63,6 +63,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         self.model = model
         self.generation_config = model.decoder.generation_config
         self._retrieve: Retrieve | None = None
+        # what the Trainer expects to miss when it resumes from a checkpoint: see `trained_state_dict`
+        self._keys_to_ignore_on_save = sorted(self.state_dict().keys() - self.trained_state_dict().keys())
 
     @classmethod
     def from_decoder(cls, decoder: PreTrainedModel, **changes) -> RetrofitForCausalLM:
@@ -73,6 +75,12 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module) -> None:
         """Nothing: `retrofit` has."""
+
+    def trained_state_dict(self) -> dict[str, Tensor]:
+        """What `save_pretrained` writes, and all that training moves: the added weights, and PEFT's in the decoder."""
+        trained = {f"model.{name}" for name, p in self.model.named_parameters() if p.requires_grad or not name.startswith("decoder.")}
+        trained |= {f"model.{name}" for name in self.model.added_state_dict()}
+        return {name: tensor for name, tensor in self.state_dict().items() if name in trained}
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, neighbours: Tensor | None = None,
@@ -168,7 +176,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         whole = not tuned and (self.config.base is None if whole is None else whole)
         config = RetrofitConfig(self.config.decoder, self.config.retrieval, None if whole else self.config.base)
         config.save_pretrained(folder)
-        save_file({name: tensor.contiguous() for name, tensor in self.model.added_state_dict().items()}, folder / WEIGHTS)
+        save_file({name: tensor.contiguous() for name, tensor in self.trained_state_dict().items()}, folder / WEIGHTS)
         if whole or tuned:
             decoder.save_pretrained(folder / DECODER)
 
@@ -192,12 +200,15 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             decoder = PeftModel.from_pretrained(decoder, saved, is_trainable=True)
         fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")
         changes = {name: value for name, value in config.retrieval.items() if name not in fixed}
-        model = retrofit(decoder, **changes)
-        lacking = model.load_state_dict(state := load_file(Path(folder) / WEIGHTS), strict=False).missing_keys
-        lacking = [name for name in lacking if not name.startswith("decoder.")]
-        if lacking or state.keys() != model.added_state_dict().keys():
-            raise ValueError(f"folder: expected the added weights of its configuration; got a file without {', '.join(lacking) or 'some'}")
-        return cls(config, model)
+        model = cls(config, retrofit(decoder, **changes))
+        state, expected = load_file(Path(folder) / WEIGHTS), model.trained_state_dict().keys()
+        if state.keys() != expected:
+            odd = sorted(state.keys() ^ expected)
+            raise ValueError(
+                f"folder: expected the {len(expected)} weights of its configuration; got {len(state)}, without or beside {odd[0]}"
+            )
+        model.load_state_dict(state, strict=False)
+        return model
 
 
 class NeighbourCollator:

@@ -18,6 +18,8 @@ import numpy as np
 from retro_model import disk
 
 from . import files
+from .documents import Document, as_documents
+from .hub import as_encoder
 from .tokens import BOS, PAD, Encoder
 
 MANIFEST = "store.json"
@@ -28,14 +30,6 @@ FORM = files.Form(
 )
 ENCODED_AT_ONCE = 64  # documents
 ROWS_AT_ONCE = 1 << 18  # whose token ids are checked
-
-
-class Document(NamedTuple):
-    """What a store is written from: text, or token ids [any integer type]."""
-
-    name: str
-    group: str
-    content: str | np.ndarray
 
 
 class Entry(NamedTuple):
@@ -55,7 +49,8 @@ class TokenStore:
     Attributes:
         tokens [num_chunks,M] (uint16 or uint32), lengths [num_chunks]: how many are real, chunk_doc [num_chunks]: the document's
         number, chunk_bytes [num_chunks]: UTF-8 bytes behind the chunk's tokens. documents: list of Entry.
-        chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name; identity: hash of all content.
+        chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name; bos_id: the tokenizer's BOS (None: it has none);
+        identity: hash of all content.
 
     Args:
         folder: where `build_store` wrote it.
@@ -72,6 +67,7 @@ class TokenStore:
         files.check_files(self.folder / MANIFEST, FORM, manifest, verify=verify)
         settings, facts = manifest["settings"], manifest["facts"]
         self.chunk_len, self.vocab_size, self.tokenizer_name = settings["chunk_len"], settings["vocab_size"], settings["tokenizer"]
+        self.bos_id: int | None = settings.get("bos_id", BOS)
         self.num_chunks, self.num_tokens, self.num_bytes = facts["chunks"], facts["tokens"], facts["bytes"]
         self.identity = hashlib.sha256(json.dumps([settings, manifest["files"]], sort_keys=True).encode()).hexdigest()[:16]
         self.tokens = files.mapped(self.folder / "tokens.bin", settings["token_type"], (self.num_chunks, self.chunk_len))
@@ -128,11 +124,14 @@ class TokenStore:
 
 def build_store(
     folder: str | Path,
-    documents: Iterable[Document | tuple],
-    tokenizer: Encoder,
+    documents: Iterable,
+    tokenizer,
     *,
     chunk_len: int = 64,
     bos: bool = False,
+    text_field: str = "text",
+    name_field: str | None = None,
+    group_field: str | None = None,
     commit_every: int = 256,
     progress: bool = False,
 ) -> TokenStore:
@@ -143,10 +142,11 @@ def build_store(
 
     Args:
         folder: made if need be.
-        documents: (name, group, text or token ids) each.
-        tokenizer: a `Tokenizer`, or another `Encoder`.
+        documents: (name, group, text or token ids) each, dicts (rows of `datasets`) or plain strings: see `as_documents`.
+        tokenizer: a `Tokenizer`, another `Encoder`, or any tokenizer of transformers or tokenizers (`HubTokenizer`).
         chunk_len: M, tokens a row.
-        bos: BOS before every document.
+        bos: the tokenizer's BOS before every document.
+        text_field, name_field, group_field: the fields of a dict that hold its text, its name and its group; see `as_documents`.
         commit_every: documents between two points where a killed run continues.
         progress: show a bar (rich).
 
@@ -157,14 +157,20 @@ def build_store(
     for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
-    token_type = _token_type(tokenizer.vocab_size)
+    tokenizer = as_encoder(tokenizer)
+    token_type, bos_id = _token_type(tokenizer.vocab_size), getattr(tokenizer, "bos_id", BOS)
+    if bos and bos_id is None:
+        raise ValueError(f"bos: expected False for {tokenizer.name}, which has no token that begins a text; got True")
     settings = {
         "chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size), "token_type": token_type, "bos": bos,
     }  # fmt: skip
+    if bos_id != BOS:
+        settings["bos_id"] = bos_id
     folder = Path(folder)
     with files.Build(folder / MANIFEST, FORM, settings) as build:
-        writer = _Writer(build, tokenizer, chunk_len, bos, token_type)
-        incoming = files.track(documents, "tokens", enabled=progress)
+        writer = _Writer(build, tokenizer, chunk_len, bos_id if bos else None, token_type)
+        fields = {"text_field": text_field, "name_field": name_field, "group_field": group_field}
+        incoming = files.track(as_documents(documents, **fields), "tokens", enabled=progress)
         _skip_written(folder, incoming, build)
         if build.complete:
             if (extra := next(incoming, None)) is not None:
@@ -179,8 +185,8 @@ def build_store(
 class _Writer:
     """Appends documents to the files of a build and counts them."""
 
-    def __init__(self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos: bool, token_type: str) -> None:
-        self.build, self.tokenizer, self.chunk_len, self.bos, self.token_type = build, tokenizer, chunk_len, bos, token_type
+    def __init__(self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos_id: int | None, token_type: str) -> None:
+        self.build, self.tokenizer, self.chunk_len, self.bos_id, self.token_type = build, tokenizer, chunk_len, bos_id, token_type
         self.byte_lengths = np.asarray(tokenizer.byte_lengths)
         self.facts = build.facts or {"documents": 0, "chunks": 0, "tokens": 0, "bytes": 0}
 
@@ -202,7 +208,7 @@ class _Writer:
         if ids.min() < 0 or ids.max() >= self.tokenizer.vocab_size:
             raise ValueError(f"document {name!r}: expected token ids below {self.tokenizer.vocab_size}; got {ids.min()} .. {ids.max()}")
         ids = ids.astype(np.int64)
-        return np.concatenate([[BOS], ids]) if self.bos else ids
+        return ids if self.bos_id is None else np.concatenate([[self.bos_id], ids])
 
     def _one(self, document: Document, digest: str, ids: np.ndarray) -> None:
         rows = -(-len(ids) // self.chunk_len)
@@ -275,6 +281,8 @@ def _check_settings(path: Path, settings: dict) -> None:
         value = settings.get(name)
         if type(value) is not kind or (kind is int and value < 1):
             raise ValueError(f"{path}: the manifest is corrupt ({name} is {value!r})")
+    if type(settings.get("bos_id", 0)) not in (int, type(None)):
+        raise ValueError(f"{path}: the manifest is corrupt (bos_id is {settings['bos_id']!r})")
     if settings["token_type"] != _token_type(settings["vocab_size"]):
         raise ValueError(f"{path}: the manifest is corrupt (token_type is {settings['token_type']!r})")
 

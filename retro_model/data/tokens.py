@@ -6,6 +6,7 @@ says; then the 256 bytes, then the merges. So any text has tokens, and their byt
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,8 @@ SPECIAL = ("<pad>", "<bos>")
 class Encoder(Protocol):
     """What a `TokenStore` is written with.
 
-    name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size].
+    name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size]. An attribute `bos_id` may say
+    which token begins a text (None: none); without it that is `BOS`.
     """
 
     name: str
@@ -50,7 +52,7 @@ class Tokenizer:
             raise ValueError(f"model: expected {SPECIAL} at ids {PAD}, {BOS}; got {ids}")
         self.model, self.vocab_size = model, model.get_vocab_size()
         model.encode_special_tokens = True  # "<pad>" in a text is five characters
-        byte_of = _byte_alphabet()
+        byte_of = byte_alphabet()
         try:
             tokens = [model.id_to_token(i) for i in range(len(SPECIAL), self.vocab_size)]
             self.token_bytes = [b"", b"", *(bytes(byte_of[c] for c in token) for token in tokens)]
@@ -117,7 +119,8 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
 
-def _byte_alphabet() -> dict[str, int]:
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
     """The printable character that stands for each byte in a byte-level vocabulary: itself, or one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [b for b in range(256) if b not in printable]

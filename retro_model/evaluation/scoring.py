@@ -107,7 +107,8 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
         (_, losses), vocab_size = batch_loss(model, batch)
     # The window's first token has no logits; it is a document's first (a uniform code) or was scored by an earlier window.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
-    begins = batch.tokens[:, 0] == BOS
+    bos_id = getattr(store, "bos_id", BOS)
+    begins = batch.tokens[:, 0] == (-1 if bos_id is None else bos_id)
     losses[:, 0, 0] = torch.where(begins, 0.0, math.log(vocab_size))
     per_chunk = losses.sum(-1).cpu().numpy()
     count = batch.real.view(len(jobs), longest, m).sum(-1)

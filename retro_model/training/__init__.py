@@ -12,6 +12,7 @@ result. Nothing is kept between steps but the model, the optimiser and two count
 
     optimiser.py   settings, AdamW, the schedule
     batches.py     chunk rows and their neighbours, a stream without end
+    windows.py     the same as a dataset for DataLoader, Trainer, Lightning
     step.py        losses, one step, many steps; sharding
     rpt.py         the losses, schedules and step of RPT; adabelief.py its optimiser
     checkpoint.py  saves and resumes exactly; checkpoint_folder.py: a kill leaves the old or the new
@@ -21,12 +22,14 @@ from . import checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
 from .step import batch_loss, loss, progress, shard, token_losses, train, train_step
+from .windows import WindowDataset
 
 __all__ = [
     "AUTOCAST",
     "TABLE_10",
     "Batch",
     "Settings",
+    "WindowDataset",
     "batch_loss",
     "batches",
     "check_neighbours",

@@ -85,14 +85,14 @@ def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.nda
 
 
 def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None, k: int | None = None,
-            starts: np.ndarray | None = None, start: int = 0, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
+            starts: np.ndarray | None = None, start: int = 0, every: int = 1, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
     """Batches without end, a pure function of (store, window, batch_size, seed) and the position.
 
     An epoch cuts the store into windows of `window` tokens from a random first row, and visits them in random order.
     Process `rank` of `world_size` takes its share of each batch, so that the batch as a whole does not depend on them.
 
     window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first rows of the
-    windows to draw from, in place of all. start: position (batches already taken) to go on from. neighbours, database, k: see `gather`.
+    windows to draw from, in place of all. start: position (batches already taken) to go on from. every: of the batches from there, only each of so many. neighbours, database, k: see `gather`.
     Returns: an iterator over Batch.
     Raises: ValueError where the store is smaller than a batch, or sizes do not divide.
     """
@@ -101,6 +101,8 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
         raise ValueError(f"window must be a positive multiple of the chunk length ({store.chunk_len}), got {window}")
     if batch_size < 1 or batch_size % world_size:
         raise ValueError(f"batch_size must be a positive multiple of world_size ({world_size}), got {batch_size}")
+    if start < 0 or every < 1:
+        raise ValueError(f"start must not be negative and every must be at least 1, got {start} and {every}")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
     check_neighbours(store, neighbours, database)
@@ -117,10 +119,10 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
     if len(firsts) < batch_size:
         raise ValueError(f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one more")
     read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k)
-    return _stream(read, per_window, batch_size, firsts, shift, seed, start, rank, world_size)
+    return _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size)
 
 
-def _stream(read, per_window, batch_size, firsts, shift, seed, start, rank, world_size):
+def _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size):
     position, epoch, order, first_row, per_epoch = start, -1, None, 0, len(firsts) // batch_size
     while True:
         if position // per_epoch != epoch:
@@ -131,4 +133,4 @@ def _stream(read, per_window, batch_size, firsts, shift, seed, start, rank, worl
         at = position % per_epoch * batch_size
         mine = firsts[order[at : at + batch_size][rank::world_size]]
         yield read(first_row + mine[:, None] + np.arange(per_window))
-        position += 1
+        position += every

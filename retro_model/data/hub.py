@@ -1,0 +1,89 @@
+"""Tokenizers of the Hugging Face libraries as a store takes them. transformers is not imported: its objects come from the caller."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+
+import numpy as np
+
+from .tokens import Encoder, byte_alphabet
+
+
+class HubTokenizer:
+    """Any tokenizer of `transformers`, or of `tokenizers`, as an `Encoder`.
+
+        store = build_store(folder, rows, AutoTokenizer.from_pretrained("gpt2"), bos=True)
+
+    Text is text: "</s>" in a document is four characters, never the end of a sequence. The bytes behind a token are exact for byte-level
+    vocabularies (GPT-2, Llama 3, Qwen). SentencePiece's begin every text with a space that is not there; others, such as WordPiece, lose
+    spaces and capitals: bits per byte then count the bytes of what is left, with a warning.
+
+    Attributes: name, vocab_size (added tokens included), byte_lengths int64 [vocab_size], bos_id (None where it has none), exact.
+
+    Args:
+        tokenizer: theirs; it is not changed.
+    """
+
+    def __init__(self, tokenizer) -> None:
+        self.theirs = tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer if hasattr(tokenizer, "to_str") else None)
+        self._fast, decoder = None, ""
+        if backend is not None:
+            self._fast = type(backend).from_str(backend.to_str())  # a copy: padding, truncation and the rest stay as the caller set them
+            self._fast.no_padding()
+            self._fast.no_truncation()
+            self._fast.encode_special_tokens = True
+            decoder = json.dumps(json.loads(backend.to_str()).get("decoder"))
+        vocabulary = tokenizer.get_vocab()
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.bos_id = getattr(tokenizer, "bos_token_id", None)
+        special = set(getattr(tokenizer, "all_special_ids", ()))
+        self.exact = "ByteLevel" in decoder
+        self.byte_lengths = np.zeros(self.vocab_size, np.int64)
+        for token, number in vocabulary.items():
+            self.byte_lengths[number] = 0 if number in special else _bytes_of(token, self.exact)
+        if not self.exact:
+            warnings.warn(
+                f"tokenizer: {type(tokenizer).__name__} is not byte-level; bytes are counted of what its tokens decode to", stacklevel=3
+            )
+        digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
+        digest.update(backend.to_str().encode() if backend is not None else type(tokenizer).__name__.encode())
+        self.name = f"{type(tokenizer).__name__}-{self.vocab_size}-{digest.hexdigest()[:16]}"
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of each text, int64, without special tokens."""
+        if self._fast is not None:
+            return [np.array(e.ids, np.int64) for e in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+        return [np.array(self.theirs.encode(text, add_special_tokens=False), np.int64) for text in texts]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of one text, int64."""
+        return self.encode_batch([text])[0]
+
+    def decode(self, ids) -> str:
+        """The text behind token ids."""
+        return self.theirs.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
+
+
+def as_encoder(tokenizer) -> Encoder:
+    """What a store is written with, of an `Encoder` or any Hugging Face tokenizer. Raises: TypeError for anything else."""
+    if all(hasattr(tokenizer, name) for name in ("name", "vocab_size", "byte_lengths", "encode_batch")):
+        return tokenizer
+    if hasattr(tokenizer, "get_vocab") and (hasattr(tokenizer, "to_str") or hasattr(tokenizer, "convert_ids_to_tokens")):
+        return HubTokenizer(tokenizer)
+    raise TypeError(
+        "tokenizer: expected a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a tokenizer of transformers or "
+        f"tokenizers; got {type(tokenizer).__name__}"
+    )
+
+
+def _bytes_of(token: str, byte_level: bool) -> int:
+    """Bytes of text behind a token as its vocabulary writes it."""
+    if byte_level:
+        known = byte_alphabet()
+        return len(token) if all(character in known for character in token) else len(token.encode())
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # SentencePiece's byte fallback
+        return 1
+    return len(token.removeprefix("##").replace("▁", " ").replace("</w>", " ").encode())

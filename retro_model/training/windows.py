@@ -1,0 +1,71 @@
+"""The stream of `batches` as a `torch.utils.data.IterableDataset`: for DataLoader workers, the Hugging Face Trainer, Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from .batches import Batch, batches
+
+IGNORED = -100  # the label of a token that does not count
+
+
+class WindowDataset(IterableDataset):
+    """Windows of a store without end, one a row, with the neighbours of their chunks.
+
+        rows = WindowDataset(store, window=2048, batch_size=8, seed=0, neighbours=neighbours, database=database, k=2)
+        loader = DataLoader(rows, batch_size=8, num_workers=2, prefetch_factor=4)
+        Trainer(RetrofitForCausalLM.from_decoder(decoder), arguments, train_dataset=rows)
+
+    The batches of a DataLoader of the same batch_size are those of `training.batches`, whatever num_workers: worker w of W makes each
+    W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding), neighbours [L,K,R] and neighbour_mask [L,K,R]
+    where there are neighbours.
+
+    To go on exactly where a run has stopped, give `start`: the batches that were taken (`set_start` moves it later). The Trainer does so
+    by itself when it resumes, by reading past them; with `ignore_data_skip=True` and `start` nothing is read twice.
+
+    Args:
+        store, window, seed, neighbours, database, k, starts, start: see `batches`.
+        batch_size: the DataLoader's, of each process.
+        rank, world_size: this process and their number, where each has a DataLoader of its own (Lightning with
+            use_distributed_sampler=False); the Trainer's accelerate deals the rows out itself.
+
+    Raises:
+        ValueError: as `batches`, when it is made.
+    """
+
+    def __init__(
+        self, store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None, k: int | None = None,
+        starts: np.ndarray | None = None, start: int = 0, rank: int = 0, world_size: int = 1,
+    ):  # fmt: skip
+        super().__init__()
+        self.store, self.start = store, start
+        self.options = {
+            "window": window, "batch_size": batch_size * world_size, "seed": seed, "neighbours": neighbours, "database": database, "k": k,
+            "starts": starts, "rank": rank, "world_size": world_size,
+        }  # fmt: skip
+        batches(store, start=start, **self.options)  # checks the arguments; reads nothing
+
+    def set_start(self, start: int) -> None:
+        """Iterators made from now on begin after so many batches."""
+        batches(self.store, start=start, **self.options)
+        self.start = start
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        worker = get_worker_info()
+        first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for batch in batches(self.store, start=self.start + first, every=every, **self.options):
+            yield from rows(batch)
+
+
+def rows(batch: Batch) -> Iterator[dict[str, Tensor]]:
+    """Each window of a batch as a dict: input_ids, labels, and neighbours with their mask."""
+    for i, tokens in enumerate(batch.tokens):
+        row = {"input_ids": tokens, "labels": torch.where(batch.real[i], tokens, IGNORED)}
+        if batch.neighbours is not None:
+            row |= {"neighbours": batch.neighbours[i], "neighbour_mask": batch.neighbour_mask[i]}
+        yield row

@@ -1,0 +1,132 @@
+"""Windows for DataLoader, Trainer and Lightning: the batches of `training.batches`, with workers, resumed exactly."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from retro_model import Retro, training
+from retro_model.training import WindowDataset, batches
+from tests.model import tiny, toys
+
+M, V = 4, 17
+
+
+def given(k=2, **changes):
+    store = toys.random_store(40, M, V)
+    database = toys.Database(store)
+    neighbours = np.random.default_rng(0).integers(0, len(store.lengths), (len(store.lengths), 3))
+    options = {"window": 3 * M, "batch_size": 4, "seed": 5, "neighbours": neighbours, "database": database, "k": k}
+    return store, options | changes
+
+
+def first(loader, count):
+    return [batch for batch, _ in zip(loader, range(count))]
+
+
+def assert_same(loaded, wanted):
+    for got, want in zip(loaded, wanted, strict=True):
+        assert torch.equal(got["input_ids"], want.tokens)
+        assert torch.equal(got["labels"], torch.where(want.real, want.tokens, -100))
+        assert torch.equal(got["neighbours"], want.neighbours) and torch.equal(got["neighbour_mask"], want.neighbour_mask)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_and_prefetching_change_nothing(workers):
+    store, options = given()
+    want = first(batches(store, **options), 7)
+    prefetch = {"prefetch_factor": 2} if workers else {}
+    loaded = first(DataLoader(WindowDataset(store, **options), batch_size=4, num_workers=workers, **prefetch), 7)
+    assert_same(loaded, want)
+    resumed = WindowDataset(store, **options)
+    resumed.set_start(3)
+    assert_same(first(DataLoader(resumed, batch_size=4, num_workers=workers, **prefetch), 4), want[3:])
+
+
+def test_processes_share_each_batch():
+    store, options = given(batch_size=2)
+    whole = first(batches(store, **options | {"batch_size": 4}), 3)
+    parts = [first(DataLoader(WindowDataset(store, rank=r, world_size=2, **options), batch_size=2), 3) for r in (0, 1)]
+    for want, *got in zip(whole, *parts):
+        assert all(torch.equal(want.tokens[r::2], got[r]["input_ids"]) for r in (0, 1))
+
+
+def test_refuses():
+    store, options = given()
+    with pytest.raises(ValueError, match="window must be a positive multiple"):
+        WindowDataset(store, **options | {"window": 5})
+    with pytest.raises(ValueError, match="start must not be negative"):
+        WindowDataset(store, **options).set_start(-1)
+
+
+def retrofit_of(store):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from retro_model.huggingface import RetrofitForCausalLM
+
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    torch.manual_seed(0)
+    decoder = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, max_position_embeddings=64, **sizes))
+    encoder = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
+    return transformers, RetrofitForCausalLM.from_decoder(decoder, cca_layers=(2,), chunk_len=M, cca_output="fresh", **encoder)
+
+
+@pytest.mark.parametrize("workers, skip", [(0, True), (2, False)])
+def test_the_trainer_resumes_exactly(tmp_path, workers, skip):
+    """Stopped after 2 of 4 steps and resumed, by reading past what was taken or by `start`: the weights of an uninterrupted run."""
+    store, options = given(batch_size=2)
+
+    def run(folder, dataset, steps, resume=None):
+        transformers, model = retrofit_of(store)
+        arguments = transformers.TrainingArguments(
+            folder, max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2, save_steps=2,
+            lr_scheduler_type="constant", report_to="none", use_cpu=True, disable_tqdm=True, dataloader_num_workers=workers,
+            ignore_data_skip=skip,
+        )  # fmt: skip
+        transformers.Trainer(model, arguments, train_dataset=dataset).train(resume_from_checkpoint=resume)
+        return {name: p.detach() for name, p in model.named_parameters()}
+
+    want = run(tmp_path / "whole", WindowDataset(store, **options), 4)
+    run(tmp_path / "parts", WindowDataset(store, **options), 2)
+    again = WindowDataset(store, start=4 if skip else 0, **options)
+    got = run(tmp_path / "parts", again, 4, resume=str(tmp_path / "parts" / "checkpoint-2"))
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    other = run(tmp_path / "other", WindowDataset(store, start=1, **options), 4)
+    assert not all(torch.equal(other[name], want[name]) for name in want)
+
+
+def test_lightning_trains_from_it(tmp_path):
+    lightning = pytest.importorskip("pytorch_lightning")
+    store, options = given()
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.retro, self.losses = Retro(tiny.config(vocab_size=V, chunk_len=M, neighbour_len=2 * M)), []
+
+        def training_step(self, batch, _):
+            counted = batch["labels"] != -100
+            found = {name: batch[name] for name in ("neighbours", "neighbour_mask")}
+            loss = self.retro(batch["input_ids"], **found, loss_mask=counted).total / counted[:, 1:].sum()
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    model = Model()
+    trainer = lightning.Trainer(
+        max_steps=4, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(WindowDataset(store, **options), batch_size=4, num_workers=1))
+    ours = Model().retro
+    optimizer, losses = torch.optim.SGD(ours.parameters(), lr=0.1), []
+    for batch in first(batches(store, **options), 4):
+        loss = training.batch_loss(ours, batch)[0].total / batch.real[:, 1:].sum()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert model.losses == pytest.approx(losses, rel=1e-5)
