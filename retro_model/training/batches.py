@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,10 +31,16 @@ class Batch:
         given = {"tokens": self.tokens}
         return given if self.neighbours is None else given | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
 
+    @property
+    def counted(self) -> Tensor:
+        """Which tokens a loss counts, bool [B,n]: those with something before them."""
+        return self.real[:, 1:]
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731
-        return Batch(move(self.tokens), move(self.real), move(self.neighbours), move(self.neighbour_mask))
+        moved = {name: move(getattr(self, name)) for name in ("tokens", "real", "neighbours", "neighbour_mask")}
+        return dataclasses.replace(self, **moved)
 
 
 def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
