@@ -60,7 +60,7 @@ def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, databa
     """
     rows = np.asarray(rows)
     there, safe = rows >= 0, np.maximum(rows, 0)
-    lengths = np.where(there, np.asarray(store.lengths)[safe], 0)
+    lengths = np.where(there, store.lengths[safe], 0)
     real = np.arange(store.chunk_len) < lengths[..., None]  # [B, L, M]
     tokens = np.where(real, np.asarray(store.tokens[safe]), 0).astype(np.int64)
     flat = [torch.from_numpy(a.reshape(len(rows), -1)) for a in (tokens, real)]
@@ -86,7 +86,7 @@ def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.nda
     """
     there, safe = rows >= 0, np.maximum(rows, 0)
     ids = np.where(there[..., None], np.asarray(neighbours[safe]), -1)
-    inside = np.where(there, database.documents_of(store)[np.asarray(store.chunk_doc)[safe]], -1)  # [B, L]
+    inside = np.where(there, database.documents_of(store)[store.chunk_doc[safe]], -1)  # [B, L]
     shown = (database.document_of(ids)[..., None] == inside[:, None, None, :]).any(-1)
     return np.where(shown, -1, ids)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import nn
 from retro_model import disk
 
 from .checkpoint import first_process
-from .checkpoint_folder import CheckpointError
+from .checkpoint_folder import CheckpointError, sha256_of
 
 FORMAT = "sharded-1"
 STATE = "state.json"
@@ -43,13 +44,12 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     first_process(lambda: lock.append(_begin(path)))
     try:
         name = _agreed(f"shards-{uuid.uuid4().hex}")
-        save(
-            _tensors(model, optimizer),
-            storage_writer=FileSystemWriter(path / name, single_file_per_rank=True),
-            no_dist=not dist.is_initialized(),
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is what is meant
+            writer = FileSystemWriter(path / name, single_file_per_rank=True)
+            save(_tensors(model, optimizer), storage_writer=writer, no_dist=not dist.is_initialized())
         config = getattr(getattr(model, "module", model), "config", None)
-        state = {"format": FORMAT, "shards": name, "step": step, "position": position, "extra": extra or {}, "processes": _processes(),
+        state = {"format": FORMAT, "shards": name, "step": step, "position": position, "extra": extra or {}, "processes": _processes(), "files": _digests(path / name),
                  "optimizer": optimizer is not None, "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
         first_process(_finish, path, state)
     finally:
@@ -76,14 +76,17 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     state = read_state(path)
     if optimizer is not None and not state["optimizer"]:
         raise CheckpointError(f"{path} was saved without an optimiser")
+    _check_files(path / state["shards"], state["files"])
     tensors = _tensors(model, optimizer, processes=state["processes"])
     reader = FileSystemReader(path / state["shards"])
     try:
         _check_forms(path, reader.read_metadata().state_dict_metadata, tensors)
-        load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
-    except CheckpointError:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:  # of pickle, of the files, of another process
+    except BaseException as error:  # torch's CheckpointException, of this process or another, is no Exception
         raise CheckpointError(f"{path / state['shards']} cannot be read: {error}") from error
     options = StateDictOptions(strict=False, flatten_optimizer_state_dict=True)
     set_model_state_dict(model, tensors["model"], options=options)
@@ -109,6 +112,8 @@ def read_state(path: str | os.PathLike) -> dict:
     counts = ("step", "position", "processes")
     if not isinstance(state, dict) or state.get("format") != FORMAT or any(type(state.get(c)) is not int for c in counts):
         raise CheckpointError(f"{file}: expected a checkpoint of format {FORMAT}; `checkpoint.load` reads the one-file form")
+    if not isinstance(state.get("files"), dict):
+        raise CheckpointError(f"{file} is corrupt: it names no files")
     if not isinstance(state.get("shards"), str) or not SHARDS.fullmatch(state["shards"]) or not (Path(path) / state["shards"]).is_dir():
         raise CheckpointError(f"{file}: the folder of shards {state.get('shards')!r} is missing")
     return state
@@ -128,6 +133,29 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processe
             if torch.cuda.is_available():
                 found["random"][f"{rank}.cuda"] = torch.cuda.get_rng_state()
     return found
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of all files, each process computing its part; every process calls."""
+    if dist.is_initialized():
+        dist.barrier()
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    mine = {file.name: sha256_of(file) for file in sorted(folder.iterdir())[rank::size]}
+    every = [mine]
+    if dist.is_initialized():
+        every = [None] * size
+        dist.all_gather_object(every, mine)
+    return {name: found for part in every for name, found in part.items()}
+
+
+def _check_files(folder: Path, wanted: dict) -> None:
+    """CheckpointError, in every process, unless the files are those of the save: before anything is loaded."""
+    found = _digests(folder)
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found or name not in wanted:
+            raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
+        if found[name] != wanted[name]:
+            raise CheckpointError(f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}")
 
 
 def _check_forms(path: Path, saved: dict, tensors: dict[str, Any]) -> None:

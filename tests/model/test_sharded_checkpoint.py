@@ -75,7 +75,7 @@ def saved(tmp_path):
 def test_refusals(saved, tmp_path):
     path, model, optimizer = saved
     Error = checkpoint.CheckpointError
-    with pytest.raises(Error, match=r"table.weight is \[3, 3\], the model has \[4, 4\]"):
+    with pytest.raises(Error, match=r"scale.weight is \[3, 3\], the model has \[4, 4\]"):
         sharded_checkpoint.load(path, toys.Bigram(vocab=4))
     with pytest.raises(Error, match=r"state\.json is missing"):
         sharded_checkpoint.load(tmp_path / "none", model)
@@ -92,7 +92,7 @@ def test_refusals(saved, tmp_path):
         sharded_checkpoint.save(path, model, optimizer)
     next((path / sharded_checkpoint.read_state(path)["shards"]).glob("*.distcp")).write_bytes(b"short")
     before = model.table.weight.detach().clone()
-    with pytest.raises(Error, match="cannot be read"):
+    with pytest.raises(Error, match="truncated or corrupt"):
         sharded_checkpoint.load(path, model, optimizer)
     assert torch.equal(model.table.weight, before)
     only = sharded_checkpoint.save(tmp_path / "only", model)
