@@ -19,10 +19,12 @@ result. Nothing is kept between steps but the model, the optimiser and two count
                    sharded_checkpoint.py: no process holds the whole
 """
 
+from retro_model.progress import training as progress
+
 from . import checkpoint, sharded_checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
-from .step import batch_loss, loss, progress, shard, token_losses, train, train_step
+from .step import batch_loss, loss, shard, token_losses, train, train_step
 from .windows import WindowDataset
 
 __all__ = [

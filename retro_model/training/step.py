@@ -143,23 +143,3 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[B
         if report is not None:
             report(step, history[-1])
     return history
-
-
-@contextlib.contextmanager
-def progress(title: str, steps: int, quiet: bool = False):
-    """A rich progress bar over `steps`; yields a `report` for `train`: loss (smoothed), tokens a second, time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-               TimeElapsedColumn(), TimeRemainingColumn()]  # fmt: skip
-    with Progress(*columns, disable=quiet) as bar:
-        task = bar.add_task(title, total=steps, note="")
-        smooth = None
-
-        def report(step: int, results: dict) -> None:
-            nonlocal smooth
-            smooth = results["loss"] if smooth is None else 0.95 * smooth + 0.05 * results["loss"]
-            speed = bar.tasks[task].speed
-            bar.update(task, advance=1, note=f"loss {smooth:.3f}" + (f", {speed * results['tokens']:,.0f} tokens/s" if speed else ""))
-
-        yield report
