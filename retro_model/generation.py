@@ -39,6 +39,8 @@ class Decodes(Protocol):
             takes neighbours from outside, as `neighbours` [B,L,K,R] and `neighbour_mask` of the chunks of `chunk_len` tokens that
             complete within the call.
         decodes_ragged: whether rows of different lengths share a cache (`Cache.join`); else each length is decoded by itself.
+        pads_prompts: whether they do so by going in together, padded on the left under `attention_mask` [B,N], in place of `Cache.join`; may
+            be absent.
         generation_options: names of further keyword options of both calls, which `generate` hands on; may be absent.
     """
 
@@ -109,7 +111,7 @@ def generate(
             batches = [order] if model.decodes_ragged else [list(same) for _, same in itertools.groupby(order, lambda i: len(rows[i]))]
             texts = {}
             for batch in batches:
-                neighbours = None if retrieve is None else _Neighbours(retrieve, model.config, rows[0].device)
+                neighbours = None if retrieve is None else ChunkNeighbours(retrieve, model.config, rows[0].device)
                 here = _rows_of(options, batch)
                 sampler = _Sampler(model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here)
                 texts |= zip(batch, sampler.run(), strict=True)
@@ -141,7 +143,7 @@ class _Sampler:
     """The state of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
 
     def __init__(
-        self, model, rows: list[Tensor], max_new_tokens, neighbours: _Neighbours | None, sampling: dict, stop_token, options: dict
+        self, model, rows: list[Tensor], max_new_tokens, neighbours: ChunkNeighbours | None, sampling: dict, stop_token, options: dict
     ):
         self.model, self.rows, self.neighbours = model, rows, neighbours
         self.sampling, self.stop_token, self.options = sampling, stop_token, options
@@ -180,9 +182,15 @@ class _Sampler:
 
     def _prefill(self) -> tuple[Tensor, Cache]:
         """Logits [B,V] after the prompts, and the cache that holds them: prompts of one length go through the model together."""
+        one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
+        if not one_length and getattr(self.model, "pads_prompts", False):
+            cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
+            given = {} if self.neighbours is None else self.neighbours.of_padded(self.rows)
+            starts = torch.tensor(self.starts, device=self.tokens.device)
+            given["attention_mask"] = (torch.arange(self.columns, device=starts.device) >= starts[:, None]).long()
+            return self.model.last_logits(self.tokens[:, : self.columns], cache=cache, **given, **self.options), cache
         found = itertools.repeat({}) if self.neighbours is None else iter(self.neighbours.of_prompts(self.rows))
         caches, logits, first = [], [], 0
-        one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
         for length, group in itertools.groupby(self.rows, len):
             rows = list(group)
             cache = self.model.make_cache(len(rows), self.tokens.shape[1] if one_length else length)
@@ -202,7 +210,7 @@ class _Sampler:
         return self.neighbours.of_rows(rows, self.tokens[rows, column + 1 - chunk_len : column + 1], len(self.rows)) if rows else {}
 
 
-class _Neighbours:
+class ChunkNeighbours:
     """What `retrieve` gives for the chunks that complete, checked, on the model's device, as the model takes it."""
 
     def __init__(self, retrieve: Retrieve, config, device: torch.device):
@@ -220,6 +228,19 @@ class _Neighbours:
             first = here.stop
             given.append(self._named(t[here].unflatten(0, (count, chunks)) for t in found) if chunks else {})
         return given
+
+    def of_padded(self, rows: list[Tensor]) -> dict:
+        """The neighbours [B,L,K,R] of the complete chunks of all rows, L those of the longest; all masked where a row has fewer."""
+        m = self.chunk_len
+        counts = [len(row) // m for row in rows]
+        if not max(counts):
+            return {}
+        found = self._find(torch.cat([row[: count * m].view(-1, m) for row, count in zip(rows, counts)]))
+        given = [t.new_zeros(len(rows), max(counts), *t.shape[1:]) for t in found]
+        for target, t in zip(given, found):
+            for row, part in enumerate(t.split(counts)):
+                target[row, : counts[row]] = part
+        return self._named(given)
 
     def of_rows(self, rows: list[int], chunks: Tensor, batch: int) -> dict:
         """Neighbours [batch,1,K,R] where `rows` complete `chunks` [n,M]; all masked in the other rows."""

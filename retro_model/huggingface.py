@@ -89,18 +89,28 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:  # fmt: skip
         """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
 
+        In training with labels the logits are None: those of all tokens are never in memory together.
         neighbours, neighbour_mask: of complete chunks, as in `RetrofittedDecoder`. past_key_values: the library's, in `generate`.
         """
+        given = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
+        if labels is not None and self.training:
+            total = self.model(input_ids, **given, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
+            return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
         if past_key_values is None or not use_cache:
-            logits = self.model(input_ids, neighbours, neighbour_mask=neighbour_mask, attention_mask=attention_mask)
+            logits = self.model(input_ids, **given)
         else:
             logits = self._decode(input_ids, attention_mask, past_key_values)
         loss = None
         if labels is not None:
             targets = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED, reduction="sum")
-            loss = loss / ((targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch)
+            loss = loss / self._count(labels, num_items_in_batch)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    @staticmethod
+    def _count(labels: Tensor, given: Tensor | int | None) -> Tensor | int:
+        """Tokens whose loss counts: those with a label and a token before them, or what the Trainer says."""
+        return (labels[:, 1:] != IGNORED).sum().clamp(min=1) if given is None else given
 
     def generate(self, *args, retrieve: Retrieve | None = None, **options):
         """The library's `generate`; `retrieve` is called with the chunks that complete, as in `retro_model.generate`.

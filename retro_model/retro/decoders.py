@@ -59,6 +59,26 @@ def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) 
 
 
 @torch.no_grad()
+def readout_of(decoder: nn.Module) -> str | None:
+    """The name of the linear map whose output is the decoder's logits as it is (no bias, no cap); None where there is none. Tried out, as
+    `check_blocks` does."""
+    base, where = base_of(decoder), next(decoder.parameters()).device
+    head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
+    if type(head) is not nn.Linear or head.bias is not None or where.type == "meta":
+        return None
+    given: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    try:
+        out = decoder(torch.arange(4, device=where)[None] % base.config.vocab_size)
+    finally:
+        handle.remove()
+    logits = getattr(out, "logits", out)
+    if len(given) != 1 or not torch.equal(logits, head(given[0])):
+        return None
+    return next(name for name, module in decoder.named_modules() if module is head)
+
+
+@torch.no_grad()
 def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str) -> None:
     """ValueError unless each block adds its attention's output to its input and goes on from the sum alone: then, and only then, does a
     block give the same where that output is moved into its input. Tried with one pass of four tokens; not for a meta device.

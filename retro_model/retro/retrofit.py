@@ -9,18 +9,21 @@ Source: Borgeaud et al., arXiv 2112.04426, section 4.2 and appendix C ("Retrofit
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_model.layers import ChunkedCrossAttention, initialise
+from retro_model import checks
+from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, initialise, next_token_loss
 
 from .cache import ChunkCache, left_mask
 from .config import RetroConfig
-from .decoders import adapters, base_of, check_blocks, config_of, find_blocks, freeze
+from .decoders import adapters, base_of, check_blocks, config_of, find_blocks, freeze, readout_of
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs, row_starts
 from .model import Retro
@@ -29,6 +32,9 @@ from .retrieval import Encoded, Retrieval
 #: Fields that the decoder fixes; ours also has its heads, another's chunked cross-attention may have more or fewer.
 FIXED = ("vocab_size", "d_model", "d_ff", "num_layers")
 FIXED_IN_OURS = (*FIXED, "num_heads", "head_dim")
+#: What the Hugging Face library does with its models, and with `RetrofitForCausalLM`.
+THEIRS = ("generate", "save_pretrained", "push_to_hub")
+ABROAD = "its Trainer, generate and save_pretrained take huggingface.RetrofitForCausalLM.from_decoder(decoder, ...)"
 
 
 def retrofit(
@@ -120,6 +126,9 @@ class RetrofittedDecoder(nn.Module):
 
     What PEFT has added to the decoder trains on beside what is added here; so PEFT goes first, `retrofit(get_peft_model(...))`.
 
+    For the Hugging Face library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`, which holds one of
+    these. `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours.
+
     A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. The encoder is conditioned on x + a of
     the first such block. The frozen decoder stays in evaluation mode: its dropout would only add noise to what it has learnt.
 
@@ -146,6 +155,7 @@ class RetrofittedDecoder(nn.Module):
         for part in (self.cca, self.cca_norm):
             initialise(part, branches=2 * config.num_layers + len(names))
         self._pass: _Pass | None = None
+        self._readout: str | None = readout_of(decoder)  # its name: the module itself belongs to the decoder
         for layer in config.cca_layers:
             block = blocks[layer - 1]
             block.register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
@@ -184,11 +194,22 @@ class RetrofittedDecoder(nn.Module):
         """A block that is computed again finds the retrieval of the pass it belongs to."""
         return nullcontext(), _Again(self, self._pass)
 
+    def __getattr__(self, name: str):
+        if name in THEIRS:
+            raise AttributeError(f"{name}: a RetrofittedDecoder is no model of the Hugging Face library; {ABROAD}")
+        return super().__getattr__(name)
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """What the Trainer asks of a model before it touches it. Raises: TypeError, for it trains `RetrofitForCausalLM`."""
+        raise TypeError(f"model: a RetrofittedDecoder is no model of the Hugging Face library; {ABROAD}")
+
     def forward(
-        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetrofitCache | None = None,
-        attention_mask: Tensor | None = None, **options,
-    ) -> Tensor:  # fmt: skip
-        """Logits [B,N,V] of tokens [B,N].
+        self, tokens: Tensor | None = None, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None,
+        cache: RetrofitCache | None = None, attention_mask: Tensor | None = None, loss_mask: Tensor | None = None,
+        targets: Tensor | None = None, input_ids: Tensor | None = None, labels: Tensor | None = None, **options,
+    ) -> Tensor | NextTokenLoss:  # fmt: skip
+        """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
             neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache); None: none.
@@ -196,11 +217,23 @@ class RetrofittedDecoder(nn.Module):
             cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is differentiable.
             attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks are counted from
                 its first token, and L is that of the longest row. With a cache, in its first call only.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts: see `Retro.forward`. The logits of all tokens are never in
+                memory together, unless the decoder caps or shifts them.
+            targets: int64 [B,N], in place of the tokens as what is to be predicted; needs `loss_mask`.
+            input_ids, labels: refused: what the Trainer calls is a `RetrofitForCausalLM`.
             options: handed to the decoder.
 
         Raises:
             TypeError, ValueError: naming the argument.
         """
+        if tokens is None or input_ids is not None or labels is not None:
+            raise TypeError(
+                f"tokens: expected int64 [B,N]; got input_ids or labels, as the Hugging Face library calls its models; {ABROAD}"
+            )
+        if loss_mask is not None:
+            return self._losses(
+                tokens, neighbours, loss_mask, targets, neighbour_mask=neighbour_mask, attention_mask=attention_mask, **options
+            )
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
                 raise ValueError(
@@ -252,11 +285,45 @@ class RetrofittedDecoder(nn.Module):
         finally:
             self._pass = None
 
-    decodes_ragged = False  # the decoder's own cache wants rows of one length
+    sums_losses = True  # takes `loss_mask`
+    pads_prompts = True  # rows of different lengths go in together under `attention_mask`
+
+    @property
+    def decodes_ragged(self) -> bool:
+        """Whether rows of different lengths share a cache: where the decoder takes a mask and positions."""
+        return {"attention_mask", "position_ids"} <= inspect.signature(base_of(self.decoder).forward).parameters.keys()
 
     def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
-        """Logits [B,V] after the last token. Arguments as in `forward`."""
-        return self(tokens, neighbours, **options)[:, -1]
+        """Logits [B,V] after the last token alone, where the decoder's readout is known. Arguments as in `forward`."""
+        with self._last_only():
+            return self(tokens, neighbours, **options)[:, -1]
+
+    @contextmanager
+    def _last_only(self):
+        """Within, the readout makes logits of the last column alone; yields what it was given, [B,N,d] in a list."""
+        given: list[Tensor] = []
+
+        def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
+            given.append(args[0])
+            return (args[0][:, -1:],)
+
+        handle = None if self._readout is None else self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow)
+        try:
+            yield given
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def _losses(self, tokens: Tensor, neighbours: Tensor | None, loss_mask: Tensor, targets: Tensor | None, **options) -> NextTokenLoss:
+        checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
+        targets = tokens if targets is None else targets
+        with self._last_only() as given:
+            logits = self(tokens, neighbours, **options)
+        if given:
+            return next_token_loss(given[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
+        counted, logits = loss_mask[:, 1:], logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+        losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none").view(counted.shape) * counted
+        return NextTokenLoss(losses.sum(), losses.detach())
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
         """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""

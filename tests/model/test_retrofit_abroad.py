@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from retro_kernels.testing import assert_passes
+from retro_model.generation import generate
 from retro_model.retro.retrofit import retrofit
 from tests.model.test_retrofit import ADDED, LAYERS, K, M, N, R, V, batch, gpt2, llama, retrofitted
 
@@ -169,3 +170,68 @@ def test_lora_dropout_follows_the_mode_and_the_decoders_own_does_not():
     tokens = batch()[0]
     assert torch.equal(model.eval()(tokens), model(tokens))
     assert not torch.equal(model.train()(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_loss_without_all_logits(make, bias):
+    """Values and gradients of the plain cross-entropy; the readout makes one column, unless it is no plain matrix."""
+    before, model = retrofitted(make, effect=True)
+    if bias:
+        before.lm_head = torch.nn.Linear(32, V)
+        model = retrofit(before, **ADDED, cca_output="fresh")
+    model.double().train()
+    tokens, neighbours, mask = batch()
+    counted = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) > 0.3
+    columns = []
+    model.decoder.lm_head.register_forward_hook(lambda *call: columns.append(call[-1].shape[1]))
+    for targets in (None, tokens.flip(1)):
+        got = model(tokens, neighbours, neighbour_mask=mask, loss_mask=counted, targets=targets)
+        got.total.backward()
+        assert columns.pop() == (N if bias else 1)
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        logits = model(tokens, neighbours, neighbour_mask=mask)
+        aims = (tokens if targets is None else targets)[:, 1:]
+        want = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), aims, reduction="none") * counted[:, 1:]
+        want.sum().backward()
+        torch.testing.assert_close(got.losses, want.detach(), rtol=1e-10, atol=1e-12)
+        for name, p in model.named_parameters():
+            if p.grad is not None:
+                torch.testing.assert_close(gradients.pop(name), p.grad, rtol=1e-9, atol=1e-11)
+        assert not gradients
+        model.zero_grad()
+        columns.clear()
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_prompts_of_different_lengths_are_decoded_together(make):
+    """Each as alone; the decoder is called as often as for the longest."""
+    _, model = retrofitted(make, effect=True)
+    model.double()
+
+    def retrieve(chunks):
+        return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
+
+    prompts = [[3, 1, 4], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], list(range(M)), list(range(2 * M + 1))]
+    alone = [generate(model, [p], 2 * M + 3, retrieve=retrieve)[0] for p in prompts]
+    calls = []
+    model.decoder.register_forward_hook(lambda *_: calls.append(1))
+    together = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
+    assert [t.tolist() for t in together] == [t.tolist() for t in alone]
+    assert len(calls) == 2 * M + 3
+    assert [t.tolist() for t in generate(model, prompts, 9)] == [generate(model, [p], 9)[0].tolist() for p in prompts]
+
+
+def test_the_trainer_is_told_what_it_trains(tmp_path):
+    pytest.importorskip("accelerate")
+    _, model = retrofitted(llama)
+    where = r"huggingface\.RetrofitForCausalLM\.from_decoder"
+    arguments = transformers.TrainingArguments(tmp_path, max_steps=1, report_to="none", use_cpu=True, disable_tqdm=True)
+    with pytest.raises(TypeError, match=f"model: a RetrofittedDecoder is no model .*{where}"):
+        transformers.Trainer(model, arguments, train_dataset=[{}])
+    with pytest.raises(TypeError, match=f"tokens: .* got input_ids or labels, .*{where}"):
+        model(input_ids=batch()[0], labels=batch()[0])
+    for name in ("generate", "save_pretrained"):
+        with pytest.raises(AttributeError, match=f"{name}: a RetrofittedDecoder is no model .*{where}"):
+            getattr(model, name)
