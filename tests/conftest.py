@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _eager
 from retro_kernels.testing import inputs
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -49,9 +48,8 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(autouse=True)
-def _afresh():
+def _seeded():
     torch.manual_seed(0)
-    _eager.forget()  # what another test patched while a plan was made
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retro_model.progress import track
-
 from . import files
 from .embed import Embedder
 from .faiss_index import FaissSearcher
@@ -63,7 +61,7 @@ class ChunkDatabase:
         with files.Build(Path(folder) / MANIFEST, FORM, settings, {KEYS: header}) as build:
             if not build.complete:
                 done = build.facts.get("chunks", 0)
-                for start in track(range(done, len(store), block), "embeddings", enabled=progress):
+                for start in files.track(range(done, len(store), block), "embeddings", enabled=progress):
                     rows = np.arange(start, min(start + block, len(store)))
                     build.append(KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]))
                     build.commit(chunks=start + len(rows))

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from retro_model.progress import track
-
 from . import files
 from .database import ChunkDatabase
 from .store import TokenStore
@@ -55,7 +53,7 @@ def precompute_neighbours(
     header = files.npy_header((len(store), k), np.int64)
     with files.Build(Path(folder) / MANIFEST, FORM, settings, {FILE: header}) as build:
         if not build.complete:
-            for start in track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
+            for start in files.track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
                 build.append(FILE, database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude[rows]))
                 build.commit(chunks=start + len(rows))

@@ -5,22 +5,29 @@ rpt.py        RPT: documents token by token, the retriever against the reference
 leaks.py      what of it the training text holds, bits-per-byte by that share
 results.py    table, plot and bootstrap that compare models
 colouring.py  samples coloured by longest common prefix
+suffixes.py   the likelihood of a suffix: last words, summaries
+question_answering.py  passages as neighbours, exact match
+knn_lm.py     the paper's baseline
+tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.harness`)
 """
 
 from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, curve, leakage
 from .results import bootstrap, plot, table
 from .scoring import Scores, bits_per_byte, score, windows
+from .suffixes import Suffix, score_suffixes
 
 __all__ = [
     "LEAKAGE_LENGTH",
     "LEAKAGE_NEIGHBOURS",
     "Scores",
+    "Suffix",
     "bits_per_byte",
     "bootstrap",
     "curve",
     "leakage",
     "plot",
     "score",
+    "score_suffixes",
     "table",
     "windows",
 ]

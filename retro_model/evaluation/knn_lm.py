@@ -1,0 +1,130 @@
+"""kNN-LM, the paper's baseline: the next token of similar contexts, mixed into a language model's probabilities.
+
+p = lambda p_kNN + (1 - lambda) p_LM,  p_kNN(w) ~ sum over the k nearest stored contexts followed by w of exp(-alpha d),  d squared L2
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import retro_kernels as rk
+from retro_model.data.tokens import BOS
+from retro_model.training import gather
+
+from .scoring import Scores, document_rows, windows
+
+LAMBDA, ALPHA = 0.118, 0.00785  # tuned on Wikitext103, for embeddings of 1024 (section 4.1, appendix C.2)
+NEIGHBOURS = 10
+KEYS_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True)
+class TokenDatastore:
+    """Contexts and what followed them. keys: float32 [T,d], activations before the readout. values: int64 [T]."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def build(cls, model: nn.Module, store, *, window: int, stride: int, batch_size: int = 8, documents=None) -> TokenDatastore:
+        """The contexts of all tokens of a store's documents but their first, each with the most context that a window gives.
+
+        documents: ordinals, all by default.
+        """
+        parts = [
+            (hidden.float().cpu(), targets.cpu())
+            for _, hidden, targets in _contexts(model, store, window=window, stride=stride, batch_size=batch_size, documents=documents)
+        ]
+        return cls(*(torch.cat(column) for column in zip(*parts)))
+
+    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Squared distances and next tokens [n,k] of the k stored contexts nearest to queries [n,d]."""
+        stream = rk.TopkStream(queries[None].float().cpu(), k, metric="l2")
+        for first in range(0, len(self.keys), KEYS_AT_ONCE):
+            stream.update(self.keys[first : first + KEYS_AT_ONCE][None])
+        ids = stream.result()[1][0].long()
+        return (queries[:, None].float().cpu() - self.keys[ids]).square().sum(-1), self.values[ids]
+
+
+@torch.no_grad()
+def score_knn(
+    model: nn.Module, datastore: TokenDatastore, store, *, window: int, stride: int, k: int = NEIGHBOURS, mixture: float = LAMBDA,
+    alpha: float = ALPHA, batch_size: int = 8, documents=None,
+) -> Scores:  # fmt: skip
+    """As `score`, by kNN-LM: the same tokens, the same windows, so that the two compare.
+
+        datastore = TokenDatastore.build(baseline, train, window=512, stride=256)
+        print(bits_per_byte(score_knn(baseline, datastore, validation, window=512, stride=256)))
+
+    Args:
+        model: without retrieval, e.g. the baseline; a Retro is used with retrieval off.
+        datastore: of the same model.
+        mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's standard deviation is a
+            beginning, see `typical_alpha`.
+
+    Raises:
+        ValueError: naming the argument.
+
+    Source: Khandelwal et al., arXiv 1911.00172; section 4.1 and appendix C.2 of arXiv 2112.04426.
+    """
+    if not 0 <= mixture < 1:
+        raise ValueError(f"mixture: expected a share from 0 to below 1; got {mixture}")
+    if not 1 <= k <= len(datastore.keys):
+        raise ValueError(f"k: expected from 1 to the datastore's {len(datastore.keys)} contexts; got {k}")
+    nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
+    for rows, hidden, targets in _contexts(model, store, window=window, stride=stride, batch_size=batch_size, documents=documents):
+        own = torch.log_softmax(model.readout(hidden).float(), -1).gather(-1, targets[:, None])[:, 0].double().cpu()
+        distances, followers = datastore.nearest(hidden, k)
+        weights = torch.softmax(-alpha * distances.double(), -1)
+        other = (weights * (followers == targets.cpu()[:, None])).sum(-1)
+        loss = -torch.log((1 - mixture) * own.exp() + mixture * other).numpy()
+        np.add.at(nats, rows, loss)
+        np.add.at(tokens, rows, 1)
+    _add_first_tokens(model, store, nats, tokens, documents)
+    return Scores(nats, tokens, np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64))
+
+
+def typical_alpha(datastore: TokenDatastore) -> float:
+    """The inverse of the standard deviation of the keys' norms, where the paper's search for alpha begins."""
+    return float(1 / datastore.keys.norm(dim=-1).std())
+
+
+def _contexts(model, store, *, window: int, stride: int, batch_size: int, documents):
+    """For batches of windows: the store's row of each scored token [n], the activations before it [n,d], the token [n]."""
+    m, found = store.chunk_len, document_rows(store)
+    chosen = found if documents is None else [found[d] for d in documents]
+    jobs = [(a + first, a + end, a + scored) for a, b in chosen for first, end, scored in windows(b - a, window // m, stride // m)]
+    jobs.sort(key=lambda job: job[1] - job[0])
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    try:
+        for at in range(0, len(jobs), batch_size):
+            part = jobs[at : at + batch_size]
+            longest = max(end - first for first, end, _ in part)
+            rows = np.full((len(part), longest), -1)
+            for i, (first, end, _) in enumerate(part):
+                rows[i, : end - first] = np.arange(first, end)
+            batch = gather(store, rows).to(device)
+            new = np.repeat(rows >= np.array([scored for *_, scored in part])[:, None], m, 1)  # tokens that no earlier window scored
+            counted = torch.from_numpy(new).to(device) & batch.real
+            counted[:, 0] = False  # nothing comes before it in its window
+            hidden = model.activations(batch.tokens)
+            here = counted[:, 1:]
+            yield np.repeat(rows, m, 1)[:, 1:][here.cpu().numpy()], hidden[:, :-1][here], batch.tokens[:, 1:][here]
+    finally:
+        model.train(training)
+
+
+def _add_first_tokens(model, store, nats: np.ndarray, tokens: np.ndarray, documents) -> None:
+    """A document's first token, as `score` counts it: BOS is free, any other costs a uniform code."""
+    bos_id, found = getattr(store, "bos_id", BOS), document_rows(store)
+    for row, _ in found if documents is None else [found[d] for d in documents]:
+        if int(store.tokens[row][0]) != bos_id:
+            nats[row] += math.log(model.config.vocab_size)
+            tokens[row] += 1

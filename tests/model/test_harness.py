@@ -1,0 +1,112 @@
+"""Our models in lm_eval: the paper's tasks over small local files, against scores and samples made without the harness."""
+
+import json
+
+import pytest
+import torch
+
+from retro_model import Retro, RetroConfig, evaluation, generate
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.store import build_store
+from retro_model.data.tokens import BOS, Tokenizer
+from retro_model.evaluation import question_answering as qa
+from retro_model.evaluation import tasks
+
+lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval, the extra `harness`")
+
+from retro_model.harness import RetroLM  # noqa: E402
+
+TEXTS = ["the cat sat on the mat and the dog sat on the cat", "a dog is a cat, or so the mat said to the dog on the mat"]
+M = 8
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("harness")
+    tokenizer = Tokenizer.train(TEXTS, 280)
+    store = build_store(folder / "store", [(str(i), "", t) for i, t in enumerate(TEXTS)], tokenizer, chunk_len=M, bos=True)
+    database = ChunkDatabase.build(folder / "keys", store, HashedTfidf(16).fit(store))
+    torch.manual_seed(0)
+    sizes = dict(num_heads=2, head_dim=16, encoder_layers=1, encoder_d_model=32, encoder_d_ff=32, encoder_heads=2, encoder_head_dim=16)
+    config = RetroConfig(
+        tokenizer.vocab_size, 32, 64, num_layers=2, cca_layers=(2,), chunk_len=M, neighbour_len=2 * M, max_len=128, **sizes
+    )
+    model = Retro(config).eval()
+
+    def retrieve(chunks):
+        return database.values(database.search(chunks, k=2))
+
+    return folder, tokenizer, store, model, retrieve
+
+
+def lines(folder, name, rows):
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(lm, task):
+    results = lm_eval.simple_evaluate(lm, tasks=[task], bootstrap_iters=0, log_samples=True)
+    return results["results"][task["task"]], results["samples"][task["task"]]
+
+
+def test_wikitext103_is_our_own_score(made, tmp_path):
+    """Rolling likelihoods in windows of 3 chunks equal `evaluation.score`, with and without retrieval."""
+    folder, tokenizer, _, model, retrieve = made
+    task = tasks.wikitext103(lines(tmp_path, "wikitext", [{"text": t * 2} for t in TEXTS]))
+    new = build_store(tmp_path / "new", [(f"new {i}", "", t * 2) for i, t in enumerate(TEXTS)], tokenizer, chunk_len=M, bos=True)
+    database = ChunkDatabase.build(folder / "keys", made[2], HashedTfidf(16).fit(made[2]))
+    ids = database.search(new.chunks(range(len(new))), 2, lengths=new.lengths)
+    for options, neighbours in (({"retrieve": retrieve}, (ids, database)), ({}, ())):
+        lm = RetroLM(model, tokenizer, window=3 * M, stride=M, **options)
+        found, samples = run(lm, task)
+        want = evaluation.score(model, new, *neighbours, window=3 * M, stride=M)
+        total = sum(sample["bits_per_byte"][0] for sample in samples)
+        assert total == pytest.approx(-want.nats.sum(), rel=1e-4)
+        assert found["bits_per_byte,none"] == pytest.approx(evaluation.bits_per_byte(want), rel=1e-4)
+
+
+def test_lambada_and_curation(made, tmp_path):
+    _, tokenizer, _, model, retrieve = made
+    lm = RetroLM(model, tokenizer, retrieve=retrieve)
+    rows = [{"text": f"{TEXTS[0]} {word}"} for word in ("mat", "dog", "cat")]
+    found, samples = run(lm, tasks.lambada(lines(tmp_path, "lambada", rows)))
+    context = tokenizer.encode(TEXTS[0]).tolist()
+    words = [tokenizer.encode(row["text"]).tolist()[len(context) :] for row in rows]
+    want = evaluation.score_suffixes(model, [[BOS, *context]] * 3, words, retrieve=retrieve)
+    assert [s["resps"][0][0][0] for s in samples] == pytest.approx([-w.nats for w in want], rel=1e-5)
+    assert found["acc,none"] == pytest.approx(sum(w.greedy for w in want) / 3)
+    rows = [{"article": TEXTS[0], "summary": "a cat sat"}]
+    found, _ = run(lm, tasks.curation(lines(tmp_path, "curation", rows)))
+    whole = tokenizer.encode(f"{TEXTS[0]}{tasks.TL_DR} a cat sat").tolist()
+    context = tokenizer.encode(TEXTS[0] + tasks.TL_DR).tolist()
+    [want] = evaluation.score_suffixes(model, [[BOS, *context]], [whole[len(context) :]], retrieve=retrieve)
+    assert found["bits_per_byte,none"] == pytest.approx(want.nats / torch.tensor(2.0).log().item() / len(" a cat sat"), rel=1e-5)
+
+
+def test_questions_are_answered_from_their_passages(made, tmp_path):
+    _, tokenizer, _, model, _ = made
+    passages = [{"title": "Cats", "text": TEXTS[0]}, {"title": "Dogs", "text": TEXTS[1]}]
+    rows = [{"question": "who sat on the mat?", "answers": ["?"], "passages": passages}, {"question": "who?", "answers": ["x"]}]
+    prompts = [qa.aligned_prompt([BOS, *tokenizer.encode(qa.PROMPT.format(question=r["question"])).tolist()], M) for r in rows]
+    given = qa.passage_neighbours(tasks.passages_of(rows[0]), tokenizer.encode, 2 * M, 4)
+    answers = []
+    for prompt, retrieve in zip(prompts, (qa.same_for_every_chunk(*given), None)):
+        text = tokenizer.decode(generate(model, [prompt], 6, retrieve=retrieve)[0][len(prompt) :])
+        answers.append(text.split("\n")[0])
+    rows[0]["answers"] = ["something else", answers[0].upper()]
+    task = tasks.question_answering(lines(tmp_path, "questions", rows), max_new_tokens=6)
+    found, samples = run(RetroLM(model, tokenizer, passages=tasks.passages_of, num_passages=4), task)
+    assert [s["resps"][0][0] for s in sorted(samples, key=lambda s: s["doc_id"])] == answers
+    assert found["exact_match,none"] == 0.5
+
+
+def test_refuses(made):
+    _, tokenizer, _, model, _ = made
+    with pytest.raises(ValueError, match="window: expected a positive multiple of chunk_len=8; got 12"):
+        RetroLM(model, tokenizer, window=12)
+    with pytest.raises(ValueError, match="window: expected more than stride=16"):
+        RetroLM(model, tokenizer, window=16, stride=16)
+    with pytest.raises(FileNotFoundError, match="path: expected a file of JSON lines"):
+        tasks.lambada("nowhere.jsonl")

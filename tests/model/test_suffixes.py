@@ -1,0 +1,143 @@
+"""Suffixes, answers and kNN-LM: against one row at a time, against the definition in NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model import evaluation
+from retro_model.evaluation.knn_lm import TokenDatastore, score_knn, typical_alpha
+from retro_model.evaluation.question_answering import aligned_prompt, exact_match, normalised, passage_neighbours, same_for_every_chunk
+from retro_model.evaluation.suffixes import score_suffixes
+from tests.model import tiny
+from tests.model.data import store_of
+
+M, R, V = 4, 6, tiny.VOCAB
+
+
+def retrieve(chunks):
+    """Two neighbours that depend on the chunk."""
+    first = (chunks.sum(1, keepdim=True) + torch.arange(R)) % V
+    return torch.stack([first, (first + 7) % V], 1), None
+
+
+def alone(model, context, suffix, pad=0):
+    """One row by itself, without padding: the definition."""
+    row = torch.tensor([[0] * pad + list(context) + list(suffix)])
+    neighbours = None
+    if chunks := row.shape[1] // M:
+        neighbours = retrieve(row[0, : chunks * M].view(chunks, M))[0][None]
+    found = torch.log_softmax(model(row, neighbours)[0], -1)
+    at = range(row.shape[1] - len(suffix), row.shape[1])
+    nats = -sum(found[i - 1, row[0, i]].item() for i in at)
+    return nats, all(int(found[i - 1].argmax()) == int(row[0, i]) for i in at)
+
+
+def given(seed=0):
+    g = np.random.default_rng(seed)
+    contexts = [g.integers(1, V, n).tolist() for n in (1, 9, 4, 17, 2)]
+    suffixes = [g.integers(1, V, n).tolist() for n in (3, 1, 5, 2, 6)]
+    return contexts, suffixes
+
+
+@pytest.mark.parametrize("align", [False, True])
+def test_each_suffix_costs_what_it_costs_alone(align):
+    model = tiny.model(dtype=torch.float64)
+    contexts, suffixes = given()
+    model.train()
+    got = score_suffixes(model, contexts, suffixes, retrieve=retrieve, align=align, batch_size=3)
+    assert model.training
+    model.eval()
+    for suffix, c, s in zip(got, contexts, suffixes):
+        nats, greedy = alone(model, c, s, -len(c) % M if align else 0)
+        assert suffix.nats == pytest.approx(nats, rel=1e-5) and suffix.greedy == greedy and suffix.tokens == len(s)
+    off = score_suffixes(model, contexts, suffixes, align=align)
+    assert [o.nats for o in off] != pytest.approx([s.nats for s in got])
+
+
+def test_greedy_is_what_greedy_sampling_gives():
+    model = tiny.model()
+    context = given()[0][3]
+    row = torch.tensor([context])
+    for _ in range(3):
+        row = torch.cat([row, model(row)[:, -1:].argmax(-1)], 1)
+    likeliest = row[0, len(context) :].tolist()
+    other = [*likeliest[:2], (likeliest[2] + 1) % V]
+    assert [s.greedy for s in score_suffixes(model, [context] * 2, [likeliest, other])] == [True, False]
+
+
+def test_a_long_context_loses_its_beginning():
+    model = tiny.model(dtype=torch.float64)
+    context, suffix = np.arange(100) % V, [3, 4, 5]
+    for align, kept in ((False, 61), (True, 60)):
+        [got] = score_suffixes(model, [context], [suffix], retrieve=retrieve, align=align)
+        assert got.nats == pytest.approx(alone(model, context[-kept:].tolist(), suffix)[0], rel=1e-5)
+    with pytest.raises(ValueError, match="suffixes: expected at most 60 tokens each"):
+        score_suffixes(model, [context], [[1] * 61], align=True)
+    with pytest.raises(ValueError, match="contexts, suffixes: expected as many of each, none empty"):
+        score_suffixes(model, [context], [[]])
+
+
+def test_passages_become_neighbours():
+    """A title and its text, cut and masked; the same for every chunk of a prompt that ends with one."""
+    encode = lambda text: [ord(c) % V for c in text]  # noqa: E731
+    neighbours, mask = passage_neighbours([("a", "b"), ("long", "x" * 50)], encode, 24, k=3)
+    whole = "title: a, source: b"
+    assert neighbours[0, : len(whole)].tolist() == encode(whole) and mask.sum(1).tolist() == [len(whole), 24, 0]
+    found, there = same_for_every_chunk(neighbours, mask)(torch.zeros(5, M, dtype=torch.int64))
+    assert found.shape == (5, 3, 24) and torch.equal(found[4], neighbours) and torch.equal(there[0], mask)
+    assert aligned_prompt([5, 6, 7, 8, 9], 4) == [0, 0, 0, 5, 6, 7, 8, 9] and aligned_prompt([1] * 8, 4) == [1] * 8
+
+
+def test_exact_match():
+    assert normalised("The  Eiffel-Tower, a tower!") == "eiffeltower tower"
+    assert exact_match(" paris.\t", ["London", "Paris"]) and not exact_match("Paris, France", ["Paris"])
+
+
+def stores(folder):
+    g = np.random.default_rng(0)
+    documents = [[1, *g.integers(2, V, n)] for n in (18, 7, 11)] + [g.integers(2, V, 9)]
+    return store_of(folder / "train", documents[::-1], chunk_len=M, vocab_size=V), store_of(
+        folder / "new", documents, chunk_len=M, vocab_size=V
+    )
+
+
+def test_knn_lm_is_its_definition(tmp_path):
+    train, new = stores(tmp_path)
+    model = tiny.model()
+    datastore = TokenDatastore.build(model, train, window=12, stride=4)
+    assert len(datastore.keys) == len(datastore.values) == train.num_tokens - 4
+    options = {"window": 12, "stride": 4, "batch_size": 2}
+    plain = evaluation.score(model, new, **options)
+    none = score_knn(model, datastore, new, mixture=0.0, k=3, **options)
+    np.testing.assert_allclose(none.nats, plain.nats, rtol=1e-5)
+    assert np.array_equal(none.tokens, plain.tokens) and np.array_equal(none.bytes, plain.bytes)
+    alpha, mixture, k = 0.1, 0.4, 3
+    got = score_knn(model, datastore, new, mixture=mixture, alpha=alpha, k=k, documents=[1], **options)
+    tokens = torch.from_numpy(new.document_tokens(1))[None]  # one window holds it
+    hidden = model.activations(tokens)[0].detach()
+    own = torch.softmax(model.readout(hidden), -1).detach().numpy()
+    keys, values, total = datastore.keys.numpy(), datastore.values.numpy(), 0.0
+    for t in range(1, tokens.shape[1]):
+        away = ((keys - hidden[t - 1].numpy()) ** 2).sum(1)
+        nearest = np.argsort(away)[:k]
+        weights = np.exp(-alpha * away[nearest])
+        p = (weights * (values[nearest] == int(tokens[0, t]))).sum() / weights.sum()
+        total -= math.log(mixture * p + (1 - mixture) * own[t - 1, int(tokens[0, t])])
+    assert got.nats.sum() == pytest.approx(total, rel=1e-4) and got.tokens.sum() == tokens.shape[1] - 1
+
+
+def test_knn_lm_remembers(tmp_path):
+    """Of a text that is in the datastore each context's nearest is itself."""
+    train, new = stores(tmp_path)
+    model = tiny.model()
+    datastore = TokenDatastore.build(model, train, window=12, stride=4)
+    options = {"window": 12, "stride": 4}
+    seen = score_knn(model, datastore, new, mixture=0.9, alpha=1e4, k=2, documents=[3], **options)
+    per_token = (seen.nats.sum() - math.log(V)) / (seen.tokens.sum() - 1)  # its first token has no context
+    assert per_token < -math.log(0.9) + 0.01 and typical_alpha(datastore) > 0
+    with pytest.raises(ValueError, match="mixture: expected a share"):
+        score_knn(model, datastore, new, mixture=1.0, **options)
+    with pytest.raises(ValueError, match="k: expected from 1 to"):
+        score_knn(model, datastore, new, k=10**6, **options)
