@@ -49,7 +49,7 @@ class MosaicsCache:
         if evict not in EVICTIONS:
             raise ValueError(f"evict: expected one of {', '.join(EVICTIONS)}; got {evict!r}")
         self.evict, self.length = evict, 0  # tokens of the longest row
-        self.contextual = [ContextualState(batch, self.capacity, evict) for _ in range(config.num_layers)]
+        self.contextual = [ContextualState(self.capacity, evict) for _ in range(config.num_layers)]
         self.persistent = [PersistentState() for _ in range(config.num_layers)]
 
     @property
@@ -86,11 +86,12 @@ class PersistentState:
 class ContextualState:
     """One layer's memories: columns `first` to `end` of `keys` and `values` [B,room,h,hd] are held, for `reads` [B,room,h] times.
 
-    The first `absent[b]` of them hold nothing for row b, whose sequence is shorter.
+    Where sequences differ in length, `present` [B,room] says which hold something for a row: the shortest lacks the first `missing`.
     """
 
-    def __init__(self, batch: int, capacity: int | None, evict: str):
-        self.capacity, self.evict, self.absent = capacity, evict, [0] * batch
+    def __init__(self, capacity: int | None, evict: str):
+        self.capacity, self.evict, self.missing = capacity, evict, 0
+        self.present: Tensor | None = None
         self.average: Tensor | None = None  # [B,h,hd]
         self.last_key: Tensor | None = None  # k_T [B,1,h,hd] of the last token
         self.last_projected: Tensor | None = None  # W_psi x_T [B,1,h,hd], for its value
@@ -112,10 +113,8 @@ class ContextualState:
         # copies: a view would keep a whole prompt's tensors alive
         self.average, self.last_key, self.last_projected = average[:, -1].clone(), key[:, -1:].clone(), projected[:, -1:].clone()
         self._append(keys[:, :-1], values(following))
-        mask = None
-        if any(self.absent):
-            mask = torch.arange(self.held, device=key.device) >= torch.tensor(self.absent, device=key.device)[:, None]
-        return self.keys[:, self.first : self.end], self.values[:, self.first : self.end], mask
+        held = slice(self.first, self.end)
+        return self.keys[:, held], self.values[:, held], None if self.present is None else self.present[:, held]
 
     def settle(self, query: Tensor, lse: Tensor, mask: Tensor | None) -> None:
         """After a read by `query` [B,N,h,hd] with its `lse` [B,h,N]: counts it and cuts the memory to its capacity."""
@@ -134,8 +133,12 @@ class ContextualState:
                 table = getattr(self, name)[:, self.first : self.end]
                 index = kept if name == "reads" else kept.unsqueeze(-1).expand(-1, -1, -1, table.shape[-1])
                 self._replace(name, table.gather(1, index), self.keys.shape[1])
+            if self.present is not None:  # what a row lacks goes first in every head
+                self._replace("present", self.present[:, self.first : self.end].gather(1, kept[..., 0]), self.keys.shape[1])
             self.first, self.end = 0, self.capacity
-        self.absent = [max(count - surplus, 0) for count in self.absent]
+        self.missing = max(self.missing - surplus, 0)
+        if not self.missing:
+            self.present = None
 
     def _count(self, query: Tensor, lse: Tensor, mask: Tensor | None) -> None:
         """Each token of the call fades what was read before and adds its weights softmax_i(query·k_i)."""
@@ -162,19 +165,22 @@ class ContextualState:
             for name, like in (("keys", key), ("values", value), ("reads", reads)):
                 table = getattr(self, name)
                 self._replace(name, like[:, :0] if table is None else table[:, old], room)
+            if self.present is not None:
+                self._replace("present", self.present[:, old], room)
             self.first, self.end = 0, held
         self.keys[:, self.end : self.end + n], self.values[:, self.end : self.end + n] = key, value
         self.end += n
 
     def _replace(self, name: str, held: Tensor, room: int) -> None:
-        setattr(self, name, F.pad(held, (0, 0) * (held.dim() - 2) + (0, room - held.shape[1])))
+        # whoever comes next is there in every row
+        setattr(self, name, F.pad(held, (0, 0) * (held.dim() - 2) + (0, room - held.shape[1]), value=name == "present"))
 
     @classmethod
     def join(cls, states: Sequence[ContextualState], capacity: int | None) -> ContextualState:
         """One state of all rows, moved so that their last pairs stand in one column."""
         longest = max(state.held for state in states)
-        joined = cls(0, capacity, states[0].evict)
-        joined.absent = [count + longest - state.held for state in states for count in state.absent]
+        joined = cls(capacity, states[0].evict)
+        joined.missing = max(longest - state.held + state.missing for state in states)
         for name in ("average", "last_key", "last_projected"):
             setattr(joined, name, torch.cat([getattr(state, name) for state in states]))
         room = longest if capacity is None else max(capacity, longest)
@@ -182,5 +188,9 @@ class ContextualState:
             parts = [getattr(state, name)[:, state.first : state.end] for state in states]
             pads = [(0, 0) * (part.dim() - 2) + (longest - part.shape[1], room - longest) for part in parts]
             setattr(joined, name, torch.cat([F.pad(part, pad) for part, pad in zip(parts, pads)]))
+        if joined.missing:
+            theirs = [state.average.new_ones(len(state.average), state.held, dtype=torch.bool) if state.present is None
+                      else state.present[:, state.first : state.end] for state in states]  # fmt: skip
+            joined._replace("present", torch.cat([F.pad(t, (longest - t.shape[1], 0)) for t in theirs]), room)
         joined.end = longest
         return joined

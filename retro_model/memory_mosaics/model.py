@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retro_kernels._validate import INTEGERS
 from retro_model import checks
+from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import MosaicsCache
 from .config import MosaicsConfig
@@ -57,6 +58,7 @@ class MemoryMosaics(nn.Module):
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, section 5 and figure 8.
     """
 
+    sums_losses = True  # takes `loss_mask`
     decodes_ragged = True  # rows of different lengths share a cache
 
     def __init__(self, config: MosaicsConfig, backend: str | None = None, device=None, dtype=None, *, checkpoint: bool = False):
@@ -79,18 +81,28 @@ class MemoryMosaics(nn.Module):
             block.context.reset_parameters(self.config.num_layers)
             block.persistent.reset_parameters(self.config.num_layers)
 
-    def forward(self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None) -> Tensor:
-        """Logits [B,N,V] of the token after each of `tokens` [B,N].
+    def forward(
+        self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None, loss_mask: Tensor | None = None
+    ) -> Tensor | NextTokenLoss:
+        """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
             tokens: int64, any N. With a cache, those that follow what it holds.
             segment: int64 [B,N], for documents packed into one row: everything restarts where it changes. Not with a cache.
             cache: holds the tokens before these and takes these in; see `MosaicsCache`. Such a call is not differentiable.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts; a document's first never does, for nothing is before
+                it. The result is then a `NextTokenLoss`, and the logits of all tokens are never in memory together.
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU.
         """
-        return self.readout(self.activations(tokens, segment=segment, cache=cache))
+        x = self.activations(tokens, segment=segment, cache=cache)
+        if loss_mask is None:
+            return self.readout(x)
+        checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
+        if segment is not None:
+            loss_mask = F.pad(loss_mask[:, 1:] * (segment[:, 1:] == segment[:, :-1]), (1, 0))
+        return next_token_loss(x * self.config.logit_scale, self.embedding.weight, tokens, loss_mask)
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits [...,V] of final activations [...,d]."""

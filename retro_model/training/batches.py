@@ -15,25 +15,26 @@ from torch import Tensor
 class Batch:
     """Windows of consecutive chunk rows and what was retrieved for each chunk.
 
-    tokens: int64 [B, N]. real: bool [B, N], False on padding. neighbours: int64 [B, L, K, R] or None. neighbour_mask: bool
-    [B, L, K, R] or None.
+    tokens: int64 [B, N]. real: bool [B, N], False on padding, and on what shall not be learned. neighbours: int64 [B, L, K, R] or None.
+    neighbour_mask: bool [B, L, K, R] or None. segment: int64 [B, N] or None, documents packed into a row, for a model that takes it.
     """
 
     tokens: Tensor
     real: Tensor
     neighbours: Tensor | None = None
     neighbour_mask: Tensor | None = None
+    segment: Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What a model is called with: `tokens`, and `neighbours` with `neighbour_mask` where there are any."""
-        given = {"tokens": self.tokens}
+        """What a model is called with: `tokens`, with `neighbours` and `neighbour_mask`, or `segment`, where there are any."""
+        given = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
         return given if self.neighbours is None else given | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731
-        return Batch(move(self.tokens), move(self.real), move(self.neighbours), move(self.neighbour_mask))
+        return Batch(*(move(t) for t in (self.tokens, self.real, self.neighbours, self.neighbour_mask, self.segment)))
 
 
 def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:

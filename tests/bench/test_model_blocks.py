@@ -36,3 +36,19 @@ def test_a_mask_that_leaks_the_target_fails(plugin, monkeypatch, capsys):
     monkeypatch.setattr(torch.Tensor, "triu", lambda self, k, triu=torch.Tensor.triu: triu(self, k + 1))
     assert bench.main(CHECK) == 2
     assert "by_matrices" in capsys.readouterr().out
+
+
+def test_whole_steps_of_every_way_have_one_loss(plugin):
+    """The authors' way is the same model: the same losses, before a step and after it."""
+    from bench import model_steps
+    from retro_model.memory_mosaics import MosaicsConfig
+
+    said: list[str] = []
+    config = MosaicsConfig(40, d_model=64, num_heads=1, num_layers=2, persistent_slots=224)
+    rows = {(r["dtype"], r["model"]): r for r in model_steps.run(config, (2, 24), rounds=1, steps=2, say=said.append)}
+    assert len(rows) == len(said) == 6
+    for dtype, rel in (("float32", 1e-5), ("bfloat16", 2e-2)):
+        ours, authors = (rows[dtype, name] for name in (model_steps.MOSAICS, model_steps.AUTHORS))
+        assert [s["loss"] for s in ours["samples"]] == pytest.approx([s["loss"] for s in authors["samples"]], rel=rel)
+        assert ours["over_transformer"]["seconds"] == ours["seconds"] / rows[dtype, model_steps.TRANSFORMER]["seconds"]
+        assert rows[dtype, model_steps.TRANSFORMER]["over_transformer"] == {"seconds": 1.0, "cpu_seconds": 1.0}

@@ -9,6 +9,8 @@ Source: Zhang et al., arXiv 2405.06394, section 3, figures 4 to 6; data as in th
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,22 +147,27 @@ def analytic(contexts) -> dict[int, list[float]]:
     return {heads: generation_error(Moons(heads).double().as_identity(), x, contexts) for heads in (1, 3)}
 
 
-def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False) -> dict:
-    """Trains, scores on the held-out moons, draws; the numbers of results.json."""
-    report = Report(folder, quiet)
+def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
+    """Trains, scores on the held-out moons, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes on."""
+    report = Report(folder, dataclasses.replace(plan, seeds=1), quiet, minutes)  # more seeds are more parts
     moons = periods(HELD_OUT, plan.length)
     longest, joint = max(moons), plan.length / JOINT_PERIODS
     claimed = round(1.1 * longest)
     contexts = sorted({*range(plan.every, plan.length - AHEAD, plan.every), claimed})
     start = torch.linspace(0, joint, plan.sequences + 1, dtype=torch.float64)[:-1]
     x = observe(moons, plan.length, start).to(torch.complex64)
+
+    def trained(heads: int, seed: int) -> dict:
+        model = train(heads, plan, seed)
+        weights = [torch.view_as_complex(w.detach()).abs().tolist() for w in (model.key, model.value, model.output)]
+        return {"errors": generation_error(model, x, contexts), "apart": separation(model), "weights": weights}
+
     errors, apart, weights = {}, {}, {}
     for heads in (1, 3):
         for seed in range(plan.seeds):
-            name, model = f"{heads} head{'s' * (heads > 1)}, seed {seed}", train(heads, plan, seed)
-            errors[name] = generation_error(model, x, contexts)
-            apart[name] = separation(model)
-            weights[name] = [torch.view_as_complex(w.detach()).abs().tolist() for w in (model.key, model.value, model.output)]
+            name = f"{heads} head{'s' * (heads > 1)}, seed {seed}"
+            found = report.part(f"{heads} heads {seed}", functools.partial(trained, heads, seed))
+            errors[name], apart[name], weights[name] = (found[key] for key in ("errors", "apart", "weights"))
             report.say(f"{name}: error {errors[name][contexts.index(claimed)]:.3f} after {claimed} observations")
     shown = [t for t in contexts if t in (contexts[0], claimed) or t % (plan.length // 8) < plan.every]
     title = (

@@ -55,7 +55,7 @@ class Plan:
 SMOKE = Plan(
     d_model=32, num_layers=1, num_heads=2, longest_word=4, train_sequences=24, test_sequences=6, steps=4, batch_size=4, scored_steps=2
 )
-THOROUGH = Plan(steps=2000, seeds=3, rates=(1e-3, 2e-3, 4e-3))
+THOROUGH = Plan(steps=600, seeds=3, rates=(2e-3, 5e-3), scored_steps=20)
 
 
 def make(name: str, plan: Plan, seed: int) -> nn.Module:
@@ -89,8 +89,8 @@ def stream(rows: list[automata.Sequence], batch_size: int, seed: int):
             yield training.Batch(*automata.padded([rows[i] for i in order[first : first + batch_size]]))
 
 
-def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, quiet: bool) -> dict:
-    """One training run: its scores along the way, seconds, parameters."""
+def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, quiet: bool) -> dict:
+    """One training run: its scores along the way, its accuracy on `others` at the end, seconds, parameters."""
     model = make(name, plan, seed)
     settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
     optimizer, batches = training.make_optimizer(model, settings), stream(rows, plan.batch_size, seed)
@@ -100,48 +100,64 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, quiet: b
             start, stop = time.perf_counter(), min(first + every, plan.steps)
             history = training.train(model, optimizer, batches, settings, start=first, stop=stop, report=progress)
             seconds += time.perf_counter() - start
-            curve.append({"step": stop, "loss": history[-1]["loss"]} | automata.score(scored_on, predictions(model, scored_on)))
+            loss = sum(h["loss"] for h in history) / len(history)
+            curve.append({"step": stop, "loss": loss} | automata.score(scored_on, predictions(model, scored_on)))
     return {
-        "curve": curve,
-        "seconds": round(seconds, 1),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "rate": rate,
-        "seed": seed,
-    }
+        "curve": curve, "tuning": automata.score(others, predictions(model, others))["accuracy"], "seconds": round(seconds, 1),
+        "parameters": sum(p.numel() for p in model.parameters()), "rate": rate, "seed": seed,
+    }  # fmt: skip
 
 
-def best_rate(name: str, plan: Plan, rows, quiet: bool) -> tuple[float, dict[str, float]]:
-    """The rate with the best accuracy on automata of neither training nor test, and every rate's accuracy."""
-    if len(plan.rates) == 1:
-        return plan.rates[0], {}
-    others, once = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word), dataclasses.replace(plan, scored_steps=1)
-    tried = {rate: fit(name, once, rate, 100, rows, others, quiet)["curve"][-1]["accuracy"] for rate in plan.rates}
-    return max(tried, key=tried.get), {f"{rate:g}": accuracy for rate, accuracy in tried.items()}
+def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
+    """A run a seed, at the rate that is best with seed 0 on automata of neither training nor test; the rates' accuracies there."""
+    others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
+
+    def run(rate: float, seed: int) -> dict:
+        return report.part(f"{name} {rate:g} {seed}", lambda: fit(name, plan, rate, seed, rows, test, others, quiet))
+
+    first = {rate: run(rate, 0) for rate in plan.rates}
+    best = max(first, key=lambda rate: first[rate]["tuning"])
+    return [first[best], *(run(best, seed) for seed in range(1, plan.seeds))], {f"{rate:g}": r["tuning"] for rate, r in first.items()}
 
 
-def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False) -> dict:
-    """Trains, scores, draws; the numbers of results.json."""
-    report = Report(folder, quiet)
+def last_quarter(curve: list[dict], metric: str) -> float:
+    """What a straight line through the last quarter of a run's points gains or loses over that quarter."""
+    points = curve[-max(2, len(curve) // 4 + 1) :]
+    if len(points) < 2:
+        return math.nan
+    steps = [point["step"] for point in points]
+    return float(np.polyfit(steps, [point[metric] for point in points], 1)[0] * (steps[-1] - steps[0]))
+
+
+def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes on."""
+    report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)  # more seeds and rates are more parts
     rows = automata.sequences(plan.train_sequences, TRAINING_SEED, plan.longest_word)
     test = automata.sequences(plan.test_sequences, TEST_SEED, plan.longest_word)
     grams = {f"in-context {n}-gram": automata.score(test, [automata.ngram(row, n) for row in test]) for n in ORDERS}
     runs, tuning = {}, {}
     for name in MODELS:
-        rate, tuning[name] = best_rate(name, plan, rows, quiet)
-        runs[name] = [fit(name, plan, rate, seed, rows, test, quiet) for seed in range(plan.seeds)]
-        report.say(f"{name}: {runs[name][0]['parameters']:,} parameters, rate {rate:g}, {sum(r['seconds'] for r in runs[name]):.0f} s")
+        runs[name], tuning[name] = fits(name, plan, report, rows, test, quiet)
+        facts = f"{runs[name][0]['parameters']:,} parameters, {sum(r['seconds'] for r in runs[name]):.0f} s"
+        tried = ", ".join(f"{rate}: {accuracy:.3f}" for rate, accuracy in tuning[name].items())
+        report.say(f"{name}: {facts}, rate {runs[name][0]['rate']:g} (accuracy on {plan.test_sequences // 2} other automata: {tried})")
     steps = [point["step"] for point in runs[MODELS[0]][0]["curve"]]
     for metric, title in (("accuracy", "Share of predictions that the automaton allows"), ("tv", "Total variation to its distribution")):
         table = [[f"{name}, seed {r['seed']}", *(point[metric] for point in r["curve"])] for name in MODELS for r in runs[name]]
         table += [[name, *([""] * (len(steps) - 1)), found[metric]] for name, found in grams.items()]
         report.table(f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps)], table)
     last = {name: [r["curve"][-1] for r in runs[name]] for name in MODELS}
+    slopes = {
+        name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in ("accuracy", "tv", "loss")} for name in MODELS
+    }
     for name in MODELS:
-        mean, spread = (f([point["accuracy"] for point in last[name]]) for f in (np.mean, np.std))
-        report.say(f"{name} after {plan.steps} steps: accuracy {mean:.3f}" + (f" (sd {spread:.3f} over seeds)" if plan.seeds > 1 else ""))
+        for metric in ("accuracy", "tv"):
+            ends = ", ".join(f"{point[metric]:.3f}" for point in last[name])
+            gains = ", ".join(f"{gain:+.3f}" for gain in slopes[name][metric])
+            report.say(f"{name} after {plan.steps} steps, {metric} by seed: {ends}; change over the last quarter of the steps: {gains}")
     draw(report, runs, grams)
     return report.finish({
-        "plan": dataclasses.asdict(plan), "runs": runs, "tuning": tuning, "ngrams": grams,
+        "plan": dataclasses.asdict(plan), "runs": runs, "tuning": tuning, "last_quarter": slopes, "ngrams": grams,
         "tokens_per_sequence": float(np.mean([len(row.tokens) for row in rows])), "chance_loss": math.log(automata.SYMBOLS),
     })  # fmt: skip
 

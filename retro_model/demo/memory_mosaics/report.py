@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import os
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,18 +17,36 @@ from rich.table import Table
 
 
 class Report:
-    """Prints, and keeps what was printed.
+    """Prints, and keeps what was printed and what was trained.
 
     Args:
         folder: made where it is missing.
+        plan: what parts depend on; parts of another plan are made anew.
         quiet: print nothing, keep all.
+        minutes: after so many no new part is begun.
     """
 
-    def __init__(self, folder: Path, quiet: bool = False):
+    def __init__(self, folder: Path, plan: object, quiet: bool = False, minutes: float = math.inf):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.start = folder, time.perf_counter()
+        self.folder, self.plan, self.minutes, self.start = folder, repr(plan), minutes, time.perf_counter()
+        self.earlier = 0.0  # seconds that parts took in processes before this one
         self.console = Console(record=True, width=130, file=io.StringIO() if quiet else None)
         self.quiet = quiet
+
+    def part(self, name: str, make: Callable[[], dict]) -> dict:
+        """What `make` gives, numbers and tensors, from the folder if it is there: what was stopped goes on after its last whole part."""
+        path, start = self.folder / "parts" / f"{name.replace(' ', '-')}.pt", time.perf_counter()
+        kept = torch.load(path, weights_only=True) if path.exists() else {}
+        if kept.get("plan") == self.plan:
+            self.earlier += kept["seconds"]
+            return kept["made"]
+        if start - self.start > 60 * self.minutes:
+            sys.exit(f"stopped after {self.minutes:g} minutes, before {name}; the same command goes on")
+        kept = {"plan": self.plan, "made": make(), "seconds": time.perf_counter() - start}
+        path.parent.mkdir(exist_ok=True)
+        torch.save(kept, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)
+        return kept["made"]
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)
@@ -49,7 +71,7 @@ class Report:
 
     def finish(self, results: dict) -> dict:
         """Writes results.json, with the time that all took, and report.txt; the results."""
-        seconds = round(time.perf_counter() - self.start, 1)
+        seconds = round(self.earlier + time.perf_counter() - self.start, 1)
         results = results | {"seconds": seconds, "torch": torch.__version__, "threads": torch.get_num_threads()}
         (self.folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
         self.say(f"{seconds:.0f} s; report.txt, results.json and pictures lie in {self.folder}")

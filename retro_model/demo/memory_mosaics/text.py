@@ -9,6 +9,8 @@ Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +30,18 @@ from .corpora import CORPORA
 from .report import Report
 from .transformer import Transformer, TransformerConfig
 
-MOSAICS, LEARNED, ROTARY = "Memory Mosaics", "transformer, learned positions", "transformer, rotary"
+NAMES = MOSAICS, LEARNED, ROTARY = "Memory Mosaics", "transformer, learned positions", "transformer, rotary"
+SCORED_STEPS = 20  # times that a run is scored on a few held-out windows
 BUCKETS = 16  # of positions, in a curve
 PIECE = 16  # tokens that a bounded memory takes in at a time
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context 512."""
+    """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context 512.
+
+    rates: learning rates; of several each model takes the one whose training loss is least at the end of a run of `tuning_steps`.
+    """
 
     corpus: str = "stdlib"
     other: str = "kjv"  # scored too, without training on it; left out where this machine lacks it
@@ -47,7 +53,8 @@ class Plan:
     longest: int = 1024
     steps: int = 500
     batch_size: int = 8
-    max_lr: float = 2e-3
+    rates: tuple[float, ...] = (2e-3,)
+    tuning_steps: int = 200
     weight_decay: float = 0.1
     seed: int = 0
     train_characters: int = 4_000_000
@@ -59,6 +66,12 @@ class Plan:
 SMOKE = Plan(
     vocab_size=300, d_model=32, num_layers=1, num_heads=2, context=32, longest=64, steps=3, batch_size=2, train_characters=60_000,
     windows=4, capacities=(8,), bounded_windows=2,
+)  # fmt: skip
+
+
+KJV = Plan(
+    corpus="kjv", other="stdlib", vocab_size=512, num_layers=2, context=128, batch_size=16, steps=1500, rates=(3e-3, 8e-3),
+    tuning_steps=150, capacities=(32, 64, 128, 256),
 )  # fmt: skip
 
 
@@ -130,19 +143,40 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     return float(gap.mean()), float(gap.std() / len(gap) ** 0.5)
 
 
-def fit(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, quiet: bool) -> tuple[nn.Module, dict]:
+def fit(name: str, plan: Plan, vocab_size: int, rate: float, ids: np.ndarray, few: Tensor, quiet: bool) -> tuple[nn.Module, dict]:
+    """A model trained for plan.steps, its curve (mean training loss since the last point, loss on windows `few`), seconds."""
     model = make(name, plan, vocab_size)
-    settings = training.Settings(plan.steps, plan.max_lr, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
-    start = time.perf_counter()
-    with training.progress(name, plan.steps, quiet) as progress:
-        history = training.train(model, training.make_optimizer(model, settings), stream(ids, plan), settings, report=progress)
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "seconds": round(time.perf_counter() - start, 1)}
-    return model, facts | {"losses": [round(h["loss"], 4) for h in history]}
+    settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
+    optimizer, batches, curve, seconds = training.make_optimizer(model, settings), stream(ids, plan), [], 0.0
+    points = np.linspace(0, plan.steps, min(plan.steps, SCORED_STEPS) + 1).astype(int).tolist()
+    with training.progress(f"{name}, rate {rate:g}", plan.steps, quiet) as progress:
+        for first, stop in itertools.pairwise(points):
+            start = time.perf_counter()
+            history = training.train(model, optimizer, batches, settings, start=first, stop=stop, report=progress)
+            seconds += time.perf_counter() - start
+            loss = sum(h["loss"] for h in history) / len(history)
+            curve.append({"step": stop, "loss": loss, "held_out": float(losses(model, few).mean())})
+    parameters = sum(p.numel() for p in model.parameters())
+    return model, {"parameters": parameters, "seconds": round(seconds, 1), "rate": rate, "curve": curve}
 
 
-def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False) -> dict:
-    """Trains, scores, draws; the numbers of results.json."""
-    report = Report(folder, quiet)
+def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dict[str, Tensor], quiet: bool) -> dict:
+    """One model at its best rate: facts of its training, losses of each corpus within the training length and beyond, weights."""
+    rate, tried, few = plan.rates[0], {}, scored[plan.corpus][:4].reshape(-1, plan.context)
+    if len(plan.rates) > 1:
+        short = dataclasses.replace(plan, steps=plan.tuning_steps)
+        tried = {r: fit(name, short, vocab_size, r, ids, few[:1], quiet)[1]["curve"][-1]["loss"] for r in plan.rates}
+        rate = min(tried, key=tried.get)
+    model, facts = fit(name, plan, vocab_size, rate, ids, few, quiet)
+    whole = lambda tokens: None if name == LEARNED else losses(model, tokens)  # noqa: E731 - learned positions end
+    found = {corpus: {"within": losses(model, t.reshape(-1, plan.context)), "whole": whole(t)} for corpus, t in scored.items()}
+    facts["tuning"] = {f"{r:g}": loss for r, loss in tried.items()}
+    return {"facts": facts, "losses": found, "weights": model.state_dict()}
+
+
+def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes on."""
+    report = Report(folder, plan, quiet, minutes)
     documents, held_out = CORPORA[plan.corpus]()
     shuffled = [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
     kept = [text for text, end in zip(shuffled, np.cumsum([len(text) for text in shuffled])) if end <= plan.train_characters]
@@ -152,24 +186,22 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False) -> dict:
         scored[plan.other] = windows(encode(tokenizer, CORPORA[plan.other]()[1]), plan)
     except FileNotFoundError as why:
         report.say(f"{plan.other} is left out: {why}")
-    models, runs, found = {}, {}, {}
-    for name in (MOSAICS, LEARNED, ROTARY):
-        models[name], runs[name] = fit(name, plan, tokenizer.vocab_size, ids, quiet)
-        found[name] = {}
-        for corpus, tokens in scored.items():
-            within = losses(models[name], tokens.reshape(-1, plan.context))
-            whole = None if name == LEARNED else losses(models[name], tokens)
-            found[name][corpus] = {"within": within, "whole": whole}
+    runs, found, weights = {}, {}, {}
+    for name in NAMES:
+        made = report.part(name, lambda name=name: trained(name, plan, tokenizer.vocab_size, ids, scored, quiet))
+        runs[name], found[name], weights[name] = (made[key] for key in ("facts", "losses", "weights"))
     _tables(report, plan, runs, found, len(ids))
     few = scored[plan.corpus][: plan.bounded_windows]
     limits = [(None, "oldest"), *((c, evict) for c in plan.capacities for evict in ("oldest", "least_read"))]
-    forgetting = [bounded(models[MOSAICS], few, plan, c, evict) for c, evict in limits]
+    mosaics = make(MOSAICS, plan, tokenizer.vocab_size)
+    mosaics.load_state_dict(weights[MOSAICS])
+    forgetting = report.part("bounded", lambda: {"rows": [bounded(mosaics, few, plan, c, evict) for c, evict in limits]})["rows"]
     report.table(
         f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored from token {plan.context} on",
         ["pairs kept", "which go", "nats", "ms a token", "cache, MB"],
         [[f["capacity"] or "all", f["evict"] if f["capacity"] else "", f["nats"], f["ms_per_token"], f["bytes"] / 1e6] for f in forgetting],
     )
-    blocks = inspection.inspect(models[MOSAICS], few[:4, : plan.context])
+    blocks = inspection.inspect(mosaics, few[:4, : plan.context])
     report.table(
         "Skill of each memory: 1 - squared error of its prediction / that of the mean of all values before",
         ["block", *(f"head {h}" for h in range(plan.num_heads))],
@@ -194,13 +226,13 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False) -> dict:
 def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens: int) -> None:
     rows = []
     for name, r in runs.items():
-        cells = [name, f"{r['parameters']:,}", f"{r['seconds']:.0f}"]
+        cells = [name, f"{r['parameters']:,}", f"{r['rate']:g}", f"{r['seconds']:.0f}"]
         rows.append(cells + [float(t["within"].mean()) for t in found[name].values()])
     corpora = list(found[MOSAICS])
     report.table(
         f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of {plan.batch_size} windows, "
         f"{training_tokens:,} training tokens of {plan.corpus}",
-        ["model", "parameters", "seconds", *corpora],
+        ["model", "parameters", "rate", "seconds", *corpora],
         rows,
     )
     for corpus in corpora:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_model import checks
-from retro_model.layers import FeedForward
+from retro_model.layers import FeedForward, NextTokenLoss, next_token_loss
 
 ROTARY_BASE = 10_000.0  # longest wavelength / 2 pi: Su et al., arXiv 2104.09864, section 3.2
 NORM_EPS = 1e-5
@@ -100,8 +100,10 @@ class Transformer(nn.Module):
                 updates = (2 if gpt2 else 1) * config.num_layers if id(module) in writers else 1
                 nn.init.normal_(module.weight, std=std / updates**0.5)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B,N,V] after each of tokens [B,N]; ValueError where learned positions do not reach."""
+    sums_losses = True  # takes `loss_mask`
+
+    def forward(self, tokens: Tensor, *, loss_mask: Tensor | None = None) -> Tensor | NextTokenLoss:
+        """Logits [B,N,V] after each of tokens [B,N], or their loss as in `MemoryMosaics`; ValueError where learned positions do not reach."""
         x = self.embedding(tokens)
         if self.positions is not None:
             if tokens.shape[1] > self.config.max_len:
@@ -109,4 +111,5 @@ class Transformer(nn.Module):
             x = x + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+        x = self.norm(x)
+        return F.linear(x, self.embedding.weight) if loss_mask is None else next_token_loss(x, self.embedding.weight, tokens, loss_mask)

@@ -131,6 +131,21 @@ def test_ragged_rows_forget_as_if_alone(evict, capacity):
     assert relative_error(decoded(model, more, 1, MosaicsCache.join(caches, 99)), torch.cat(alone)) < EXACT
 
 
+def test_a_ragged_step_reads_its_mask_from_the_cache():
+    """What rows lack is kept as a table that only grows, and is dropped once it has been forgotten in every row."""
+    model, caches = tiny.model(dtype=torch.float64), []
+    for prompt in ([[3, 1]], [[1, 5, 2, 8, 8, 1, 4]]):
+        caches.append(model.make_cache(1))
+        model(torch.tensor(prompt), cache=caches[-1])
+    cache = MosaicsCache.join(caches, 8)
+    tables = []
+    for token in tiny.tokens(B=2, N=7, seed=2).split(1, 1):
+        state = cache.contextual[0]
+        model(token, cache=cache)
+        tables.append(None if state.present is None else state.present[:, state.first : state.end].sum(1).tolist())
+    assert tables == [[2, 7], [3, 8], [4, 8], [5, 8], [6, 8], [7, 8], None]
+
+
 def test_capacity_that_is_never_reached_changes_nothing():
     model, tokens = tiny.model(dtype=torch.float64), tiny.tokens()
     for evict in ("oldest", "least_read"):

@@ -1,6 +1,7 @@
 """The demonstrations: each command at smoke size, and what their numbers rest on."""
 
 import argparse
+import dataclasses
 import itertools
 import json
 
@@ -30,12 +31,34 @@ def test_a_command_leaves_tables_numbers_and_pictures(name, tmp_path):
 
 def test_an_option_changes_a_plan_and_a_wrong_one_is_refused(tmp_path, monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(regbench, "run", lambda folder, plan, quiet: seen.append(plan))
+    monkeypatch.setattr(regbench, "run", lambda folder, plan, **_: seen.append(plan))
     command.main(["regbench", "--out", str(tmp_path), "--rates", "0.001", "0.002", "--seeds", "2"])
     assert seen[0] == regbench.Plan(rates=(0.001, 0.002), seeds=2)
     with pytest.raises(SystemExit):
         command.main(["regbench", "--moons", "3"])
     assert "--moons" in capsys.readouterr().err
+
+
+def test_a_stopped_experiment_goes_on_after_its_last_whole_part(tmp_path, monkeypatch):
+    trained, fit = [], regbench.fit
+    monkeypatch.setattr(
+        regbench, "fit", lambda name, plan, rate, seed, *rest: trained.append((name, rate, seed)) or fit(name, plan, rate, seed, *rest)
+    )
+    with pytest.raises(SystemExit, match="before Memory Mosaics"):
+        regbench.run(tmp_path, regbench.SMOKE, quiet=True, minutes=0)
+    first = regbench.run(tmp_path, regbench.SMOKE, quiet=True)
+    assert trained == [(name, 2e-3, 0) for name in regbench.MODELS]
+    more = dataclasses.replace(regbench.SMOKE, seeds=2)
+    second = regbench.run(tmp_path, more, quiet=True)
+    assert trained[2:] == [(name, 2e-3, 1) for name in regbench.MODELS]
+    assert second["seconds"] > first["seconds"] and second["runs"]["transformer"][0] == first["runs"]["transformer"][0]
+    regbench.run(tmp_path, dataclasses.replace(regbench.SMOKE, steps=5), quiet=True)
+    assert len(trained) == 6  # another plan's parts are not taken
+
+
+def test_the_last_quarter_of_a_curve():
+    curve = [{"step": 10 * i, "tv": 1.0 if i < 7 else 1.0 - 0.1 * (i - 6)} for i in range(1, 9)]
+    assert regbench.last_quarter(curve, "tv") == pytest.approx(-0.2)  # points 6, 7 and 8
 
 
 def test_the_identity_tracks_each_moon_after_its_period_and_one_head_after_the_joint_one():

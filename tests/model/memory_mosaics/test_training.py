@@ -46,6 +46,34 @@ def test_it_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
+def test_the_loss_of_marked_tokens_is_that_of_their_logits():
+    model, tokens = tiny.model(dtype=torch.float64, logit_scale=0.5), tiny.tokens()
+    marked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.7
+    losses, _ = training.token_losses(model(tokens), training.Batch(tokens, marked))
+    found = model(tokens, loss_mask=marked)
+    torch.testing.assert_close(found.losses, losses.detach())
+    torch.testing.assert_close(found.total, losses.sum())
+    with pytest.raises(ValueError, match=r"loss_mask: expected \[B,N\]"):
+        model(tokens, loss_mask=marked[:, 1:])
+
+
+def test_a_step_on_packed_documents_is_one_on_each_alone():
+    """Nothing is learned from one document's end about another's start."""
+    lengths, tokens = (4, 9, 6), tiny.tokens(B=1)
+    segment = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).unsqueeze(0)
+    packed, alone = (tiny.model(dtype=torch.float64) for _ in range(2))
+    loss, _ = training.batch_loss(packed, training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), segment=segment))
+    loss.total.backward()
+    total = 0.0
+    for part in tokens.split(lengths, 1):
+        one, _ = training.batch_loss(alone, training.Batch(part, torch.ones_like(part, dtype=torch.bool)))
+        one.total.backward()
+        total += float(one.total.detach())
+    assert float(loss.total.detach()) == pytest.approx(total, rel=1e-12)
+    for (name, p), q in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-9, atol=1e-12, msg=name)
+
+
 def test_resuming_is_bitwise_the_uninterrupted_run(tmp_path):
     whole, optimizer = make()
     history = run(whole, optimizer, 0, 6)
