@@ -7,6 +7,7 @@
 
 #include "../cpu/parallel.h"
 #include "bm25.h"
+#include "lexical.h"
 #include "match.h"
 #include "minhash.h"
 
@@ -91,6 +92,35 @@ void bm25(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const Arr
   });
 }
 
+void count_chunks_of(const Array<int32_t>& tokens, const Array<int32_t>& lengths, Array<int64_t> counts) {
+  const int64_t chunks = tokens.shape(0), width = tokens.shape(1);
+  const int32_t *token = tokens.data(), *length = lengths.data();
+  int64_t* count = counts.mutable_data();
+  py::gil_scoped_release released;
+  count_chunks(token, length, chunks, width, count);
+}
+
+// Merges one block of chunks into the k best of every query, `best` and `ids` [queries,k].
+void lexical_search(const Array<int32_t>& tokens, const Array<int32_t>& lengths, const Array<int64_t>& documents,
+                    int64_t first, const Array<float>& idf, double k1, double b, double mean,
+                    const Array<int32_t>& queries, const Array<int64_t>& sizes, const Array<int64_t>& excluded,
+                    Array<float> best, Array<int64_t> ids, int threads) {
+  const int64_t count = queries.shape(0), width = queries.shape(1), k = ids.shape(1), chunks = tokens.shape(0);
+  const int64_t chunk_width = tokens.shape(1), vocabulary = idf.shape(0);
+  const int32_t *token = tokens.data(), *length = lengths.data(), *query = queries.data();
+  const int64_t *document = documents.data(), *size = sizes.data(), *excludes = excluded.data();
+  const float* weight = idf.data();
+  float* score = best.mutable_data();
+  int64_t* id = ids.mutable_data();
+  py::gil_scoped_release released;
+  const LexicalBlock block(token, length, chunks, chunk_width, weight, vocabulary, k1, b, mean, first);
+  parallel_for((count + CHUNKS_A_TASK - 1) / CHUNKS_A_TASK, threads, [&](int64_t task) {
+    std::vector<float> sums;
+    for (int64_t q = task * CHUNKS_A_TASK; q < std::min(count, (task + 1) * CHUNKS_A_TASK); ++q)
+      block.search(query + q * width, size[q], document, excludes[q], k, sums, score + q * k, id + q * k);
+  });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_text, module) {
@@ -105,6 +135,12 @@ PYBIND11_MODULE(_text, module) {
              arg("ngram"), arg("out").noconvert(), arg("threads"));
   module.def("bm25", &bm25, arg("chunks").noconvert(), arg("lengths").noconvert(), arg("queries").noconvert(),
              arg("sizes").noconvert(), arg("k1"), arg("b"), arg("out").noconvert(), arg("threads"));
+  module.def("count_chunks", &count_chunks_of, arg("tokens").noconvert(), arg("lengths").noconvert(),
+             arg("counts").noconvert());
+  module.def("lexical_search", &lexical_search, arg("tokens").noconvert(), arg("lengths").noconvert(),
+             arg("documents").noconvert(), arg("first"), arg("idf").noconvert(), arg("k1"), arg("b"), arg("mean"),
+             arg("queries").noconvert(), arg("sizes").noconvert(), arg("excluded").noconvert(),
+             arg("best").noconvert(), arg("ids").noconvert(), arg("threads"));
   py::enum_<Method>(module, "Method")
       .value("automatic", Method::automatic)
       .value("bits", Method::bits)

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from . import files
+from . import files, shards
 from .embed import Embedder
+from .executors import each
 from .faiss_index import FaissSearcher
 from .search import DenseSearcher, LexicalSearcher, Searcher
 from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
-FORM = files.Form(
-    "chunk database", (KEYS,), ("chunks",), lambda settings, facts: {KEYS: len(files.npy_header((0, 0), np.float32)) + facts["chunks"] * settings["dim"] * 4}
-)  # fmt: skip
+KEY_TYPES = ("float32", "float16")
+
+
+def _sizes(settings: dict, facts: dict) -> dict[str, int]:
+    dtype = np.dtype(_key_type(settings))
+    return {KEYS: len(files.npy_header((0, 0), dtype)) + facts["chunks"] * settings["dim"] * dtype.itemsize}
+
+
+def _key_type(settings: dict) -> str:
+    """Of the keys on disk; the first databases had float32 only and do not say so."""
+    found = settings.get("key_type", KEY_TYPES[0])
+    return found if found in KEY_TYPES else KEY_TYPES[0]
+
+
+FORM = files.Form("chunk database", (KEYS,), ("chunks",), _sizes)
 
 
 class ChunkDatabase:
@@ -38,40 +55,44 @@ class ChunkDatabase:
         self.store, self.searcher = store, searcher
         self.identity = f"{store.identity} {searcher.name}"
         self._documents_of: dict[str, np.ndarray] = {}
+        self._again: Callable[[], ChunkDatabase] | None = None
 
     @classmethod
     def build(
         cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
-        device: str = "cpu", block: int = 4096, progress: bool = False,
+        device: str = "cpu", block: int = 4096, key_type: str = "float32", executor: Executor | None = None, progress: bool = False,
     ) -> ChunkDatabase:  # fmt: skip
         """Embeds a store's chunks into `folder` in one pass and opens the result; after a kill the same call continues.
 
         Args:
+            store: of one shard or many: the keys have the same shards.
             index: a FAISS index factory string; None: exact search.
             nprobe: lists that an IVF index visits.
             device: where the exact search runs.
             block: chunks embedded between two points where a killed run continues.
+            key_type: "float16" takes half the disk; distances are computed in float32.
+            executor: embeds the shards, and fills an index's, see `executors`; None: here. The embedder must be one that can be pickled.
             progress: show a bar (rich).
 
         Raises:
             ValueError: the folder holds a database of another store or embedder, or a corrupt file, by name.
         """
-        settings = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": block}
-        header = files.npy_header((len(store), embedder.dim), np.float32)
-        with files.Build(Path(folder) / MANIFEST, FORM, settings, {KEYS: header}) as build:
-            if not build.complete:
-                done = build.facts.get("chunks", 0)
-                for start in files.track(range(done, len(store), block), "embeddings", enabled=progress):
-                    rows = np.arange(start, min(start + block, len(store)))
-                    build.append(KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]))
-                    build.commit(chunks=start + len(rows))
-                build.finish(chunks=len(store))
-        return cls.open(folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False)
+        if key_type not in KEY_TYPES:
+            raise ValueError(f"key_type: expected one of {', '.join(KEY_TYPES)}; got {key_type!r}")
+        folder, parts = Path(folder), shards.shards_of(store)
+        if not isinstance(store, shards.ShardedStore):
+            _embed(folder, store, embedder, block, key_type, progress)
+        else:
+            with shards.building(folder, FORM.kind):
+                calls = [(folder / shards.name_of(s), part, embedder, block, key_type, False) for s, part in enumerate(parts)]
+                each(_embed, calls, executor)
+                shards.write_manifest(folder, FORM.kind, MANIFEST, len(parts))
+        return cls.open(folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False, executor=executor)
 
     @classmethod
     def open(
         cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
-        device: str = "cpu", verify: bool = True,
+        device: str = "cpu", verify: bool = True, executor: Executor | None = None,
     ) -> ChunkDatabase:  # fmt: skip
         """Opens what `build` wrote, memory-mapped; its store and embedder must be the same. `verify`: compare checksums.
 
@@ -79,22 +100,33 @@ class ChunkDatabase:
             FileNotFoundError, ValueError: naming the file, or what is another.
         """
         folder = Path(folder)
-        manifest = files.read_manifest(folder / MANIFEST, FORM, complete=True)
-        wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": manifest["settings"].get("block")}
-        files.same_settings(folder / MANIFEST, wanted, manifest["settings"])
-        files.check_files(folder / MANIFEST, FORM, manifest, verify=verify, chunks=len(store))
-        keys = files.mapped_npy(folder / KEYS, np.float32, (len(store), embedder.dim))
+        parts, stores = shards.folders(folder, FORM.kind, MANIFEST), shards.shards_of(store)
+        if len(parts) != len(stores):
+            raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
+        found = [_keys(part, of, embedder, verify) for part, of in zip(parts, stores)]
+        keys = found[0][0] if len(parts) == 1 else shards.Joined([keys for keys, _ in found])
         searcher = DenseSearcher(embedder, keys, store.chunk_doc, device=device)
         if index is not None:
             name = "".join(c if c.isalnum() else "-" for c in index)
-            path = folder / f"{name}-{manifest['files'][KEYS]['crc32']:08x}.faiss"  # one index for these keys
-            searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path)
-        return cls(store, searcher)
+            crc = found[0][1] if len(parts) == 1 else zlib.crc32(repr([crc for _, crc in found]).encode())
+            path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
+            searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path, executor=executor)
+        made = cls(store, searcher)
+        made._again = functools.partial(cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False)
+        return made
 
     @classmethod
     def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
         """By BM25, in memory; `options` of `LexicalSearcher`."""
-        return cls(store, LexicalSearcher(store, **options))
+        made = cls(store, LexicalSearcher(store, **options))
+        made._again = functools.partial(cls.lexical, store, **options)
+        return made
+
+    def __reduce__(self):
+        """In another process: opened again there, over the same files."""
+        if self._again is None:
+            raise TypeError("database: expected one that `open`, `build` or `lexical` made, to be sent to another process")
+        return self._again, ()
 
     def __len__(self) -> int:
         return len(self.store)
@@ -196,6 +228,35 @@ class ChunkDatabase:
             mask[..., part, :] = there[..., None] & (np.arange(m) < self.store.lengths[at][..., None])
             tokens[..., part, :] = np.where(mask[..., part, :], self.store.tokens[at], 0)
         return tokens.reshape(*ids.shape, 2 * m), mask.reshape(*ids.shape, 2 * m)
+
+
+def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_type: str, progress: bool) -> None:
+    """The keys of one shard: `folder` then holds them, wherever this is run and however often."""
+    settings = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": block}
+    if key_type != KEY_TYPES[0]:
+        settings["key_type"] = key_type
+    header = files.npy_header((len(store), embedder.dim), key_type)
+    with files.Build(folder / MANIFEST, FORM, settings, {KEYS: header}) as build:
+        if not build.complete:
+            done = build.facts.get("chunks", 0)
+            for start in files.track(range(done, len(store), block), "embeddings", enabled=progress):
+                rows = np.arange(start, min(start + block, len(store)))
+                build.append(KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]).astype(key_type))
+                build.commit(chunks=start + len(rows))
+            build.finish(chunks=len(store))
+
+
+def _keys(folder: Path, store: TokenStore, embedder: Embedder, verify: bool) -> tuple[np.ndarray, int]:
+    """One shard's keys, memory-mapped, and their checksum."""
+    manifest = files.read_manifest(folder / MANIFEST, FORM, complete=True)
+    settings = manifest["settings"]
+    wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": settings.get("block")}
+    if "key_type" in settings:
+        wanted["key_type"] = _key_type(settings)
+    files.same_settings(folder / MANIFEST, wanted, settings)
+    files.check_files(folder / MANIFEST, FORM, manifest, verify=verify, chunks=len(store))
+    keys = files.mapped_npy(folder / KEYS, np.dtype(_key_type(settings)), (len(store), embedder.dim))
+    return keys, manifest["files"][KEYS]["crc32"]
 
 
 def checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:

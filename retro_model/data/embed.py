@@ -6,13 +6,17 @@ All follow `Embedder`. A row of the result depends on its chunk alone, never on 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .executors import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
 BUCKETS = 1 << 20  # n-grams that share a document frequency
@@ -59,14 +63,19 @@ class HashedTfidf:
         state = hashlib.sha256(self.frequency.tobytes()).hexdigest()[:16]
         return f"hashed-tfidf-{self.dim}-{'+'.join(map(str, self.orders))}-{self.seed}-{self.num_chunks}-{state}"
 
-    def fit(self, store, *, block: int = 8192) -> HashedTfidf:
-        """Counts in how many chunks of a store every n-gram's bucket occurs. Returns self."""
-        self.num_chunks, self.frequency = len(store), np.zeros(BUCKETS, np.int64)
-        for start in range(0, len(store), block):
-            rows = slice(start, start + block)
-            _, features, _ = self._features(np.asarray(store.tokens[rows]), np.asarray(store.lengths[rows]))
-            self.frequency += np.bincount(features % np.uint64(BUCKETS), minlength=BUCKETS)
+    def fit(self, store, *, block: int = 8192, executor: Executor | None = None) -> HashedTfidf:
+        """Counts in how many chunks of a store every n-gram's bucket occurs; the shards' counts add up. Returns self.
+
+        executor: counts in the shards, see `executors`; None: here.
+        """
+        empty = type(self)(self.dim, self.orders, self.seed)
+        counts = each(_count, [(empty, part, block) for part in getattr(store, "shards", [store])], executor)
+        self.num_chunks, self.frequency = len(store), sum(counts)
         return self
+
+    def __reduce__(self):
+        """With what was counted, compressed: it goes with every task of an executor."""
+        return _unpacked, (self.dim, self.orders, self.seed, self.num_chunks, zlib.compress(self.frequency.tobytes(), 1))
 
     def save(self, path: str | Path) -> None:
         """To one .npz file."""
@@ -132,6 +141,22 @@ class HashedTfidf:
         row, hashed = row[order], hashed[order]
         first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (hashed[1:] != hashed[:-1])][: len(row)])
         return row[first], hashed[first], np.diff(np.r_[first, len(row)])
+
+
+def _unpacked(dim: int, orders: tuple[int, ...], seed: int, num_chunks: int, frequency: bytes) -> HashedTfidf:
+    made = HashedTfidf(dim, orders, seed)
+    made.num_chunks, made.frequency = num_chunks, np.frombuffer(zlib.decompress(frequency), np.int64)
+    return made
+
+
+def _count(embedder: HashedTfidf, store, block: int) -> np.ndarray:
+    """In how many chunks of a shard every bucket occurs."""
+    frequency = np.zeros(BUCKETS, np.int64)
+    for start in range(0, len(store), block):
+        rows = slice(start, start + block)
+        _, features, _ = embedder._features(np.asarray(store.tokens[rows]), np.asarray(store.lengths[rows]))
+        frequency += np.bincount(features % np.uint64(BUCKETS), minlength=BUCKETS)
+    return frequency
 
 
 class EncoderEmbedder:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 
 from retro_model import disk
 
-from . import files
+from . import files, index_shards
 from .search import KEYS_AT_ONCE, DenseSearcher
+from .shards import Joined
 
 EXCLUDED_AT_FIRST = 8  # neighbours that a search fetches beyond k
 FETCHED_AT_MOST = 2048  # after which the exact search takes over
 TRAINING_KEYS = 1 << 17  # that an index is trained on, at least
 KEYS_A_LIST = 64  # FAISS warns below 39 for each centroid and uses 256 at most
+LOSSY, RERANKED = ("PQ", "SQ", "RQ", "ITQ", "LSH"), 8  # codes that order candidates but roughly; candidates sorted anew for a neighbour
+QUERIES_AT_ONCE = 64  # whose candidates' keys are in memory
 RECALL_AT, RECALL_SAMPLE = (1, 2, 10), 512  # numbers of neighbours; keys that are searched for
 
 
@@ -31,17 +35,29 @@ class FaissSearcher:
         exact: the searcher of the same keys.
         index: a FAISS index of them with L2 metric, or an index factory string ("Flat", "IVF256,Flat", "HNSW32"): built here.
         nprobe: lists an IVF index visits.
+        rerank: candidates fetched for each neighbour and sorted by their exact distances, from the stored keys; None: 8 where the factory
+            string names a lossy code (PQ, SQ, ...), else 0, the index's own order.
+        executor: fills the shards of an IVF index, see `executors`; None: here.
         path: where an index built from a string is kept and found again, its recall in the manifest beside it.
 
     Raises:
         ValueError: no such index, too few keys to train it on; a kept file that is truncated, corrupt or of other keys, by name.
     """
 
-    def __init__(self, exact: DenseSearcher, index, *, nprobe: int = 16, path: Path | None = None) -> None:
-        self.exact, self.nprobe, self.recall = exact, nprobe, {}
+    def __init__(
+        self, exact: DenseSearcher, index, *, nprobe: int = 16, rerank: int | None = None, path: Path | None = None,
+        executor: Executor | None = None,
+    ) -> None:  # fmt: skip
+        self.exact, self.nprobe, self.recall, self.executor = exact, nprobe, {}, executor
+        if rerank is None:
+            rerank = RERANKED if isinstance(index, str) and any(code in index for code in LOSSY) else 0
+        self.rerank = rerank
         self.name = f"faiss {index if isinstance(index, str) else type(index).__name__} nprobe={nprobe} {exact.embedder.name}"
+        self.name += f" rerank={rerank}" if rerank else ""
         if not isinstance(index, str):
             self._use(index)
+        elif path is not None and isinstance(exact.keys, Joined) and "IVF" in index:
+            self._build_shards(index, path)
         elif path is None:
             self._use(_trained_index(exact.keys, index))
             self.recall = measured_recall(self)
@@ -76,20 +92,41 @@ class FaissSearcher:
                 build.adopt(path.name, unfinished)
                 build.finish(recall=_written_recall(self.recall, self.nprobe))
 
+    def _build_shards(self, factory: str, path: Path) -> None:
+        """`_build` of an index whose shards are filled side by side and whose lists are mapped, not read."""
+        manifest, form = path.with_name(path.name + ".json"), index_shards.form(path)
+        settings = {"factory": factory, "vectors": list(self.exact.keys.shape)}
+        if manifest.exists() and files.read_manifest(manifest, form)["complete"]:
+            found = files.read_manifest(manifest, form, complete=True)
+            files.same_settings(manifest, settings, found["settings"])
+            files.check_files(manifest, form, found, verify=False)
+            self._use(index_shards.opened(path))
+            known = found["facts"].get("recall", {})
+            self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
+            files.amend(manifest, form, recall=known | _written_recall(self.recall, self.nprobe))
+            return
+        with files.Build(manifest, form, settings) as build:
+            if not build.complete:
+                index_shards.fill_and_merge(lambda: _trained(self.exact.keys, factory), self.exact.keys, path, build, self.executor)
+                self._use(index_shards.opened(path))
+                self.recall = measured_recall(self)
+                build.finish(recall=_written_recall(self.recall, self.nprobe))
+
     def search(self, chunks, lengths, k, exclude_doc):
         return self.nearest(self.exact.embedder(chunks, lengths), k, exclude_doc)
 
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
         """ids int64 [n,k] for queries that are embedded already, float32 [n, dim]."""
         found = np.full((len(queries), k), -1, np.int64)
-        left, fetch = np.arange(len(queries)), k if exclude_doc is None else k + EXCLUDED_AT_FIRST
+        left, fetch = np.arange(len(queries)), max(k if exclude_doc is None else k + EXCLUDED_AT_FIRST, self.rerank * k)
         while len(left):
             fetch = min(fetch, self.index.ntotal)
             ids = self.index.search(np.ascontiguousarray(queries[left]), fetch)[1]
             usable = ids >= 0
             if exclude_doc is not None:
                 usable &= self.exact.chunk_doc[np.maximum(ids, 0)] != np.asarray(exclude_doc)[left, None]
-            order = np.argsort(~usable, axis=1, kind="stable")[:, :k]
+            away = _distances(self.exact.keys, queries[left], np.where(usable, ids, -1)) if self.rerank else ~usable
+            order = np.argsort(away, axis=1, kind="stable")[:, :k]
             enough = usable.sum(1) >= k
             found[left[enough]] = np.take_along_axis(ids, order, 1)[enough]
             left = left[~enough]
@@ -113,7 +150,7 @@ def measured_recall(searcher: FaissSearcher, ks: tuple[int, ...] = RECALL_AT, sa
     """
     exact = searcher.exact
     rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:sample])
-    queries, documents = np.array(exact.keys[rows]), np.asarray(exact.chunk_doc[rows])
+    queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
     found = {}
     for k in (k for k in ks if k <= len(exact.keys)):
         want, got = (_distances(exact.keys, queries, which.nearest(queries, k, documents)) for which in (exact, searcher))
@@ -125,8 +162,12 @@ def measured_recall(searcher: FaissSearcher, ks: tuple[int, ...] = RECALL_AT, sa
 
 def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Squared, float64 [n,k]; infinite for the id -1."""
-    away = keys[np.maximum(ids, 0)].astype(np.float64) - queries[:, None]
-    return np.where(ids < 0, np.inf, (away**2).sum(-1))
+    found = np.empty(ids.shape)
+    for first in range(0, len(ids), QUERIES_AT_ONCE):
+        rows = slice(first, first + QUERIES_AT_ONCE)
+        away = keys[np.maximum(ids[rows], 0)].astype(np.float64) - queries[rows, None]
+        found[rows] = (away**2).sum(-1)
+    return np.where(ids < 0, np.inf, found)
 
 
 def _written_recall(recall: dict[int, float], nprobe: int) -> dict:
@@ -143,6 +184,15 @@ def _read_recall(known, nprobe: int) -> dict[int, float]:
 
 
 def _trained_index(keys: np.ndarray, factory: str):
+    """With all keys."""
+    index = _trained(keys, factory)
+    for first in range(0, len(keys), KEYS_AT_ONCE):
+        index.add(np.array(keys[first : first + KEYS_AT_ONCE], np.float32))
+    return index
+
+
+def _trained(keys: np.ndarray, factory: str):
+    """Without any."""
     faiss = _faiss()
     try:
         index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_L2)
@@ -152,11 +202,9 @@ def _trained_index(keys: np.ndarray, factory: str):
         inverted = faiss.try_extract_index_ivf(index)
         rows = _training_rows(len(keys), 0 if inverted is None else inverted.nlist)
         try:
-            index.train(np.array(keys[rows]))
+            index.train(np.array(keys[rows], np.float32))
         except RuntimeError as error:
             raise ValueError(f"index: {factory!r} cannot be trained on {len(rows)} chunks ({error})") from error
-    for first in range(0, len(keys), KEYS_AT_ONCE):
-        index.add(np.array(keys[first : first + KEYS_AT_ONCE]))
     return index
 
 

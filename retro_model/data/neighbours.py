@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 
-from . import files
+from . import files, shards
 from .database import ChunkDatabase
+from .executors import each
 from .store import TokenStore
 
 FILE, MANIFEST = "neighbours.npy", "neighbours.json"
@@ -18,8 +20,9 @@ ROWS_AT_ONCE = 1 << 16  # whose ids are checked
 
 
 def precompute_neighbours(
-    folder: str | Path, store: TokenStore, database: ChunkDatabase, k: int, *, block: int = 1024, progress: bool = False
-) -> np.ndarray:
+    folder: str | Path, store: TokenStore, database: ChunkDatabase, k: int, *, block: int = 1024, executor: Executor | None = None,
+    progress: bool = False,
+) -> np.ndarray:  # fmt: skip
     """Searches the database for every chunk of a store, without the chunk's own document; continues after a kill.
 
     What is its own document: see `ChunkDatabase.documents_of`. A training window may hold several documents: `training.batches` leaves
@@ -27,10 +30,11 @@ def precompute_neighbours(
 
     Args:
         folder: gets the two files.
-        store: the data; its chunks are the queries.
+        store: the data; its chunks are the queries; where it has many shards, so have the neighbours.
         database: searched.
         k: neighbours a chunk.
         block: chunks between two points where a killed run continues.
+        executor: searches for the shards, see `executors`; None: here.
         progress: show a bar (rich).
 
     Returns:
@@ -48,17 +52,31 @@ def precompute_neighbours(
             )
     if not 1 <= k <= len(database):
         raise ValueError(f"k: expected from 1 to the database's {len(database)} chunks; got {k}")
-    exclude = database.documents_of(store)[store.chunk_doc]
+    folder = Path(folder)
+    if not isinstance(store, shards.ShardedStore):
+        _search(folder, store, database, database.documents_of(store), k, block, progress)
+        return open_neighbours(folder, store, database)
+    ends = [*store.first_documents[1:], len(store.documents)]
+    documents = [database.documents_of(store)[first:end] for first, end in zip(store.first_documents, ends)]
+    with shards.building(folder, FORM.kind):
+        parts = zip(store.shards, documents)
+        each(_search, [(folder / shards.name_of(s), part, database, own, k, block, False) for s, (part, own) in enumerate(parts)], executor)
+        shards.write_manifest(folder, FORM.kind, MANIFEST, len(store.shards))
+    return open_neighbours(folder, store, database)
+
+
+def _search(folder: Path, store: TokenStore, database: ChunkDatabase, documents: np.ndarray, k: int, block: int, progress: bool) -> None:
+    """The neighbours of one shard's chunks. documents: the database's number of each of the shard's own, -1 for none."""
     settings = {"store": store.identity, "database": database.identity, "k": k, "block": block}
     header = files.npy_header((len(store), k), np.int64)
-    with files.Build(Path(folder) / MANIFEST, FORM, settings, {FILE: header}) as build:
+    with files.Build(folder / MANIFEST, FORM, settings, {FILE: header}) as build:
         if not build.complete:
             for start in files.track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
-                build.append(FILE, database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude[rows]))
+                exclude = documents[store.chunk_doc[rows]]
+                build.append(FILE, database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude))
                 build.commit(chunks=start + len(rows))
             build.finish(chunks=len(store))
-    return open_neighbours(folder, store, database)
 
 
 def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
@@ -70,7 +88,16 @@ def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDataba
     Raises:
         FileNotFoundError, ValueError: naming the file, or what is another.
     """
-    path = Path(folder) / MANIFEST
+    parts, stores = shards.folders(Path(folder), FORM.kind, MANIFEST), shards.shards_of(store)
+    if len(parts) != len(stores):
+        raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
+    found = [_open(part, of, database) for part, of in zip(parts, stores)]
+    return found[0] if len(found) == 1 else shards.Joined(found)
+
+
+def _open(folder: Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
+    """One shard's neighbours, memory-mapped."""
+    path = folder / MANIFEST
     manifest = files.read_manifest(path, FORM, complete=True)
     wanted = manifest["settings"] | {"store": store.identity, "database": database.identity}
     files.same_settings(path, wanted, manifest["settings"])

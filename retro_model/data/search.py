@@ -12,10 +12,12 @@ import torch
 
 import retro_kernels as rk
 
+from . import text
 from .embed import Embedder
 
 KEYS_AT_ONCE = 1 << 17  # embeddings in memory while scanning
 QUERIES_AT_ONCE = 4096
+CHUNKS_AT_ONCE = 1 << 16  # of BM25: a query's scores of a block stay in the cache
 
 
 class Searcher(Protocol):
@@ -71,34 +73,40 @@ class DenseSearcher:
 
 
 class LexicalSearcher:
-    """BM25 over token ids through `bm25s`: the index is built in memory from the store's tokens.
+    """BM25 over token ids, in C++: the store's tokens are read a block at a time for each batch of queries, so that memory is bounded
+    and there is no index to build or keep; search many queries at once.
+
+        score(c, q) = sum over q's tokens of idf * tf / (tf + k1 (1 - b + b |c| / mean |c|)),  idf = log(1 + (N - n + 0.5) / (n + 0.5))
 
     Equal scores go to the lower id; chunks that share no token score 0 and still count as neighbours.
 
     Args:
         store: the TokenStore searched.
         k1, b: BM25's.
+
+    Source: Robertson and Zaragoza, 2009; the idf as in Lucene.
     """
 
     def __init__(self, store, *, k1: float = 1.5, b: float = 0.75) -> None:
-        try:
-            import bm25s
-        except ImportError as error:
-            raise ImportError("LexicalSearcher needs bm25s (pip install 'retro-kernels[retrieval]')") from error
-        self.store, self.name = store, f"bm25 k1={k1} b={b}"
-        self.index = bm25s.BM25(k1=k1, b=b)
-        if len(store):
-            rows = [row[:length].tolist() for row, length in zip(store.tokens, store.lengths)]
-            self.index.index((rows, {i: i for i in range(store.vocab_size)}), show_progress=False)
+        self.store, self.k1, self.b, self.name = store, float(k1), float(b), f"bm25 k1={k1} b={b}"
+        counts = np.zeros(store.vocab_size, np.int64)
+        for _, tokens, lengths in self._blocks():
+            text.native().count_chunks(tokens, lengths, counts)
+        self.idf = np.log1p((len(store) - counts + 0.5) / (counts + 0.5)).astype(np.float32)
+        self.mean = store.num_tokens / max(1, len(store))
+
+    def _blocks(self):
+        """First chunk, tokens and lengths of each block."""
+        for first in range(0, len(self.store), CHUNKS_AT_ONCE):
+            rows = slice(first, first + CHUNKS_AT_ONCE)
+            yield first, np.array(self.store.tokens[rows], np.int32), np.array(self.store.lengths[rows], np.int32)
 
     def search(self, chunks, lengths, k, exclude_doc):
-        found = np.full((len(chunks), k), -1, np.int64)
-        for i, (row, length) in enumerate(zip(chunks, lengths)):
-            scores = self.index.get_scores_from_ids(row[:length])
-            if exclude_doc is not None:
-                scores = np.where(self.store.chunk_doc == exclude_doc[i], -np.inf, scores)
-            least = np.partition(scores, len(scores) - k)[len(scores) - k]
-            ids = np.flatnonzero((scores >= least) & (scores > -np.inf))
-            best = ids[np.argsort(-scores[ids], kind="stable")][:k]
-            found[i, : len(best)] = best
+        best, found = np.full((len(chunks), k), -np.inf, np.float32), np.full((len(chunks), k), -1, np.int64)
+        excluded = np.full(len(chunks), -1, np.int64) if exclude_doc is None else np.array(exclude_doc, np.int64)
+        queries = np.array(chunks, np.int32), np.array(lengths, np.int64), excluded
+        for first, tokens, sizes in self._blocks():
+            documents = np.array(self.store.chunk_doc[first : first + len(tokens)], np.int64)
+            block = tokens, sizes, documents, first, self.idf, self.k1, self.b, self.mean
+            text.native().lexical_search(*block, *queries, best, found, torch.get_num_threads())
         return found

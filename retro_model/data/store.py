@@ -6,6 +6,7 @@ tokens.bin [chunks,M], lengths.bin, chunk_doc.bin, chunk_bytes.bin [chunks], doc
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -106,6 +107,9 @@ class TokenStore:
 
     def __len__(self) -> int:
         return self.num_chunks
+
+    def __reduce__(self):
+        return functools.partial(type(self), self.folder, verify=False), ()  # another process maps the same files
 
     def chunks(self, ids) -> np.ndarray:
         """Rows of tokens as int64 [..., M]."""

@@ -38,7 +38,7 @@ def longest_common_substring(a, b) -> Match:
     Raises:
         TypeError, ValueError: not one-dimensional integers within 0 .. 2**31 - 1.
     """
-    return Match(*_native().substring(_tokens("a", a, 1), _tokens("b", b, 1)))
+    return Match(*native().substring(_tokens("a", a, 1), _tokens("b", b, 1)))
 
 
 def longest_common_prefix(a, b) -> int:
@@ -90,7 +90,7 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
             )
         sources = np.where(source_mask.reshape(*source_mask.shape, *[1] * (3 - source_mask.ndim)), sources, np.int32(NO_TOKEN))
     found = np.empty((n, width), np.int32)
-    _native().prefixes(chunks, lengths, np.ascontiguousarray(sources), found, _threads(threads))
+    native().prefixes(chunks, lengths, np.ascontiguousarray(sources), found, _threads(threads))
     return found
 
 
@@ -137,7 +137,7 @@ def minhash_signatures(
     tokens, offsets = _documents(tokens, offsets)
     _at_least_one(num_permutations=num_permutations, ngram=ngram)
     found = np.empty((len(offsets) - 1, num_permutations), np.uint32)
-    _native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), found, _threads(threads))
+    native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), found, _threads(threads))
     return found
 
 
@@ -163,7 +163,7 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
     if pairs.shape[1] != 2 or (pairs.size and (pairs.min() < 0 or pairs.max() >= len(offsets) - 1)):
         raise ValueError(f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {list(pairs.shape)}, {_range(pairs)}")
     found = np.empty(len(pairs), np.float64)
-    _native().jaccards(tokens, offsets, pairs, ngram, found, _threads(threads))
+    native().jaccards(tokens, offsets, pairs, ngram, found, _threads(threads))
     return found
 
 
@@ -197,11 +197,11 @@ def bm25_scores(
     chunks, queries = _tokens("chunks", chunks, 2), _tokens("queries", queries, 2)
     lengths, sizes = _lengths("lengths", lengths, *chunks.shape), _lengths("query_lengths", query_lengths, *queries.shape)
     found = np.empty((len(queries), len(chunks)), np.float32)
-    _native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), found, _threads(threads))
+    native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), found, _threads(threads))
     return found
 
 
-def _native():
+def native():
     try:
         from retro_model import _text
     except ImportError as error:

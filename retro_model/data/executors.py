@@ -1,0 +1,112 @@
+"""Where the shards of a stage are worked on: here, in a pool of processes, or wherever an executor sends them.
+
+An executor is any `concurrent.futures.Executor`: a ProcessPoolExecutor (`pool`), a Dask cluster's `Client(...).get_executor()`, mpi4py's
+MPIPoolExecutor. A task is a function of a module with arguments that can be pickled; stores and databases travel as the names of their
+folders, so workers need the same file system. A shard that was finished is found finished: a task may run twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+
+from retro_model import disk
+
+TRIES = 4  # of a task whose worker died, or whose shard another process held
+
+
+def pool(workers: int) -> ProcessPoolExecutor:
+    """Processes on this machine, one thread each."""
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread)
+
+
+def _one_thread() -> None:
+    import torch
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None = None) -> list:
+    """task(*a) for each a, the results in order; None: here, one after the other.
+
+    Raises:
+        What a task raises, once the tasks that run have ended. RuntimeError where the executor itself broke: what is done is kept.
+    """
+    calls = list(arguments)
+    if executor is None:
+        return [_counted(_timed(task, *a)) for a in calls]
+    results: list = [None] * len(calls)
+    tries = dict.fromkeys(range(len(calls)), 0)
+    while tries:
+        futures: dict[Future, int] = {}
+        try:
+            futures = {executor.submit(_timed, task, *calls[number]): number for number in tries}
+            for future in as_completed(futures):
+                number = futures[future]
+                tries[number] += 1
+                try:
+                    results[number] = _counted(future.result())
+                    del tries[number]
+                except BrokenExecutor:
+                    raise
+                except Exception as error:
+                    if not _passes(error) or tries[number] >= TRIES:
+                        raise
+        except BrokenExecutor as error:
+            raise RuntimeError(f"a process of the pool died ({error}); run the same again: finished shards are kept") from error
+        finally:
+            for future in futures:
+                future.cancel()
+    return results
+
+
+@dataclasses.dataclass
+class Used:
+    """What tasks used: core-seconds, and the most memory that a process which ran one has ever had."""
+
+    tasks: int = 0
+    cpu: float = 0.0
+    peak: int = 0
+
+
+_used: list[Used] = []
+
+
+@contextlib.contextmanager
+def measured():
+    """Yields a `Used` that counts the tasks which end within."""
+    _used.append(Used())
+    try:
+        yield _used[-1]
+    finally:
+        _used.pop()
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _timed(task: Callable, *arguments) -> tuple:
+    start = time.process_time()
+    return task(*arguments), time.process_time() - start, peak_bytes()
+
+
+def _counted(timed: tuple):
+    result, seconds, peak = timed
+    for used in _used:
+        used.tasks, used.cpu, used.peak = used.tasks + 1, used.cpu + seconds, max(used.peak, peak)
+    return result
+
+
+def _passes(error: Exception) -> bool:
+    """Whether trying again may help: a worker was killed, or the one believed dead still holds the shard."""
+    return isinstance(error, disk.Busy) or type(error).__name__ in ("KilledWorker", "FutureCancelledError")

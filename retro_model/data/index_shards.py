@@ -1,0 +1,101 @@
+"""An inverted-file index of many shards: trained on a sample, filled side by side, merged on disk, searched from a memory map.
+
+Beside the index lie `.trained` (without vectors) and `.part-NNNNN`, one a shard, until the merged one is whole: each is written under
+another name and renamed, so that a build continues with those that are missing. The lists of the merged index are a file of their own,
+which is mapped and not read.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+
+from retro_model import disk
+
+from . import files
+from .executors import each
+
+KEYS_AT_ONCE = 1 << 16
+LISTS = ".lists"
+
+
+def form(path: Path) -> files.Form:
+    return files.Form("index", (path.name, path.name + LISTS))
+
+
+def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Executor | None) -> None:
+    """Adds all keys to an empty trained index: `path` and its lists are then files of the build.
+
+    Args:
+        trained: makes the trained index (an IVF, with or without transforms before it); not called where it is on disk already.
+        keys: `shards.Joined`, one part a shard.
+    """
+    import faiss
+
+    empty = path.with_name(path.name + ".trained")
+    if not empty.exists():
+        _write(trained(), empty)
+    parts = [path.with_name(f"{path.name}.part-{s:05d}") for s in range(len(keys.parts))]
+    each(_fill, [(empty, part, keys.parts[s], int(keys.starts[s])) for s, part in enumerate(parts)], executor)
+    index = faiss.read_index(str(empty))
+    lists = path.with_name(path.name + LISTS + ".new")
+    disk.remove(lists)
+    _merge(index, parts, lists, path.name + LISTS)
+    _write(index, path.with_name(path.name + ".whole"))
+    build.adopt(path.name + LISTS, lists)
+    build.adopt(path.name, path.with_name(path.name + ".whole"))
+    del index
+    for left in (*parts, empty):
+        disk.remove(left)
+
+
+def opened(path: Path):
+    """The index, its lists mapped."""
+    import faiss
+
+    return faiss.read_index(str(path), faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY)
+
+
+def _write(index, path: Path) -> None:
+    import faiss
+
+    fresh = path.with_name(path.name + ".new")
+    disk.remove(fresh)
+    faiss.write_index(index, str(fresh))
+    disk.sync(fresh)
+    fresh.replace(path)
+
+
+def _fill(empty: Path, part: Path, keys: np.ndarray, first: int) -> None:
+    """The index of one shard's keys, numbered from `first`."""
+    import faiss
+
+    if part.exists():
+        return
+    with disk.Lock(part.with_name(f".{part.name}.lock"), f"{part} is being filled"):
+        index = faiss.read_index(str(empty))
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            block = np.array(keys[start : start + KEYS_AT_ONCE], np.float32)
+            index.add_with_ids(block, np.arange(first + start, first + start + len(block)))
+        _write(index, part)
+
+
+def _merge(index, parts: list[Path], lists: Path, name: str) -> None:
+    """Puts the lists of all parts into one file, in the order of the shards, without reading any part whole.
+
+    name: under which the index will look for the lists, in its own folder, wherever that is.
+    """
+    import faiss
+
+    inverted = faiss.extract_index_ivf(index)
+    opened_parts = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP) for part in parts]
+    sources = faiss.InvertedListsPtrVector()
+    for part in opened_parts:
+        sources.push_back(faiss.extract_index_ivf(part).invlists)
+    merged = faiss.OnDiskInvertedLists(inverted.nlist, inverted.code_size, str(lists))
+    index.ntotal = inverted.ntotal = merged.merge_from_multiple(sources.data(), sources.size(), False)
+    merged.filename = name
+    inverted.replace_invlists(merged, True)
+    merged.this.disown()

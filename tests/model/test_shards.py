@@ -1,0 +1,185 @@
+"""Folders of shards: what one process, a pool and a Dask cluster with a killed worker write is the same, and equals one store of all."""
+
+import functools
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from retro_model import disk, training
+from retro_model.data import executors
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import open_neighbours, precompute_neighbours
+from retro_model.data.shards import Joined, ShardedStore, build_sharded_store, open_store
+from retro_model.data.store import TokenStore, build_store
+from tests.model.data import Given, random_documents
+
+SHARDS = 4
+
+
+def named() -> list[tuple]:
+    return [(str(i), "g", ids) for i, ids in enumerate(random_documents(24))]
+
+
+def source(shard: int, dies: str | None = None):
+    """The documents of a shard; the first time the worker is killed after some of them, where `dies` names a mark to leave."""
+    for i, document in enumerate(named()[shard * 6 : shard * 6 + 6]):
+        if dies is not None and i == 4 and not Path(dies).exists():
+            Path(dies).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield document
+
+
+class Deadly(HashedTfidf):
+    """Kills the process in which it embeds, once."""
+
+    mark: str | None = None
+
+    def __call__(self, chunks, lengths):
+        if not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(chunks, lengths)
+
+    def __reduce__(self):
+        return _deadly, (self.mark, super().__reduce__())
+
+
+def _deadly(mark, plain):
+    made = plain[0](*plain[1])
+    made.__class__, made.mark = Deadly, mark
+    return made
+
+
+def built(folder: Path, executor=None, mark: str | None = None):
+    """Store, keys and neighbours of the documents in four shards."""
+    sources = [functools.partial(source, s, mark and f"{mark}-store" if s == 2 else None) for s in range(SHARDS)]
+    store = build_sharded_store(folder / "store", sources, Given(), executor=executor, chunk_len=8, commit_every=2)
+    embedder = HashedTfidf(32).fit(store, executor=executor)
+    if mark:
+        embedder = _deadly(f"{mark}-keys", embedder.__reduce__())
+    database = ChunkDatabase.build(folder / "keys", store, embedder, executor=executor, block=5)
+    return store, database, precompute_neighbours(folder / "neighbours", store, database, 3, block=7, executor=executor)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here")
+    return folder, *built(folder)
+
+
+def test_equals_one_store_of_all_documents(here, tmp_path):
+    folder, store, database, neighbours = here
+    whole = build_store(tmp_path / "store", named(), Given(), chunk_len=8)
+    assert isinstance(open_store(folder / "store"), ShardedStore) and type(open_store(tmp_path / "store")) is TokenStore
+    for name in ("tokens", "lengths", "chunk_doc", "chunk_bytes"):
+        assert np.array_equal(getattr(store, name), getattr(whole, name)) and getattr(store, name).dtype == getattr(whole, name).dtype, name
+    assert list(store.documents) == whole.documents and store.documents[-1] == whole.documents[-1] and len(store) == len(whole)
+    assert np.array_equal(store.document_tokens(17), whole.document_tokens(17))
+    embedder = HashedTfidf(32).fit(whole)
+    assert embedder.name == HashedTfidf(32).fit(store).name
+    alone = ChunkDatabase.build(tmp_path / "keys", whole, embedder)
+    assert np.array_equal(database.searcher.keys, alone.searcher.keys)
+    want = precompute_neighbours(tmp_path / "neighbours", whole, alone, 3)
+    assert np.array_equal(neighbours, want) and np.array_equal(open_neighbours(folder / "neighbours", store, database), want)
+    for options in ({}, {"k": 2}):
+        a, b = (
+            next(training.batches(s, window=16, batch_size=3, seed=1, neighbours=n, database=d, **options))
+            for s, n, d in ((store, neighbours, database), (whole, want, alone))
+        )
+        assert all(x.equal(y) for x, y in ((a.tokens, b.tokens), (a.neighbours, b.neighbours), (a.neighbour_mask, b.neighbour_mask)))
+
+
+def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    want = content(here[0])
+    assert len(want) == SHARDS * (6 + 2 + 2) + 3
+    with executors.pool(2) as pool:
+        built(tmp_path / "pool", pool)
+    assert content(tmp_path / "pool") == want
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        built(tmp_path / "cluster", client.get_executor(), mark=str(tmp_path / "died"))
+    assert {p.name for p in tmp_path.glob("died*")} == {"died-store", "died-keys"}
+    assert content(tmp_path / "cluster") == want
+
+
+def test_a_pool_whose_worker_died_is_continued(here, tmp_path):
+    with executors.pool(1) as pool, pytest.raises(RuntimeError, match="run the same again: finished shards are kept"):
+        built(tmp_path / "data", pool, mark=str(tmp_path / "died"))
+    with pytest.raises(ValueError, match=r"shards\.json: missing, the token store is unfinished"):
+        open_store(tmp_path / "data" / "store")
+    (tmp_path / "died-keys").touch()
+    built(tmp_path / "data", mark=str(tmp_path / "died"))
+    assert content(tmp_path / "data") == content(here[0])
+
+
+def test_refusals(here, tmp_path):
+    folder, _, database, _ = here
+    with disk.Lock(folder / "store" / ".shards.json.lock", "test"), pytest.raises(disk.Busy, match="the token store is being built"):
+        build_sharded_store(folder / "store", [[]], Given())
+    other = build_sharded_store(tmp_path / "other", [named()[:5], named()[5:]], Given(), chunk_len=8)
+    with pytest.raises(ValueError, match="expected the 2 shards of the store; got 4"):
+        ChunkDatabase.open(folder / "keys", other, database.searcher.embedder)
+    with pytest.raises(ValueError, match="expected the 2 shards of the store; got 4"):
+        open_neighbours(folder / "neighbours", other, database)
+    (tmp_path / "other" / "00001" / "store.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"00001/store\.json: another shard than shards\.json names"):
+        open_store(tmp_path / "other")
+    (tmp_path / "other" / "00001" / "store.json").unlink()
+    with pytest.raises(ValueError, match=r"00001/store\.json: missing; shards\.json names it"):
+        open_store(tmp_path / "other")
+    (tmp_path / "other" / "shards.json").write_text('{"kind": "token store"')
+    with pytest.raises(ValueError, match=r"shards\.json: corrupt"):
+        open_store(tmp_path / "other")
+    with pytest.raises(ValueError, match="sources: expected at least one"):
+        build_sharded_store(tmp_path / "none", [], Given())
+
+
+def test_joined_arrays_are_indexed_as_one():
+    parts = [np.arange(12).reshape(6, 2), np.zeros((0, 2), int), 12 + np.arange(8).reshape(4, 2)]
+    joined, whole = Joined(parts, [0, 5, 100]), np.concatenate([parts[0], parts[2] + 100])
+    for key in (
+        3,
+        -1,
+        slice(None),
+        slice(2, 8),
+        slice(8, 2),
+        slice(0, 10, 3),
+        [9, 0, 9],
+        np.array([[1, 7], [6, 5]]),
+        np.arange(10) % 2 == 0,
+    ):
+        assert np.array_equal(joined[key], whole[key]), key
+    assert np.array_equal(joined[2:7, 1], whole[2:7, 1]) and np.array_equal(list(joined), whole) and joined.shape == whole.shape
+    with pytest.raises(IndexError):
+        joined[10]
+
+
+def task(folder, number):
+    """Held by nobody only the second time."""
+    mark = Path(folder) / str(number)
+    if number == 1 and not mark.exists():
+        mark.touch()
+        raise disk.Busy("the shard of a worker believed dead")
+    if number == 3:
+        raise KeyError("a fault of the task")
+    time.sleep(0.01)
+    return number * 10
+
+
+def test_results_come_in_order_and_a_held_shard_is_tried_again(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as threads:
+        assert executors.each(task, [(tmp_path, n) for n in range(3)], threads) == [0, 10, 20]
+        with pytest.raises(KeyError, match="a fault of the task"):
+            executors.each(task, [(tmp_path, n) for n in range(4)], threads)

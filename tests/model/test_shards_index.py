@@ -1,0 +1,82 @@
+"""Search of sharded databases: an index filled side by side and merged on disk, BM25 in blocks."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from retro_model import disk
+from retro_model.data import index_shards, search
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.shards import build_sharded_store
+from retro_model.data.store import build_store
+from tests.model.data import Given, random_documents
+
+FACTORY = "OPQ8,IVF8,PQ8x4"
+
+
+def named() -> list[tuple]:
+    copies = [np.arange(10, 50)] * 3
+    return [(str(i), "g", ids) for i, ids in enumerate([*random_documents(90, seed=2), *copies])]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return build_sharded_store(tmp_path_factory.mktemp("s"), [named()[s::3] for s in range(3)], Given(), chunk_len=8)
+
+
+@pytest.fixture(scope="module")
+def embedder(store):
+    return HashedTfidf(32).fit(store)
+
+
+def queries(store, count=60):
+    rows = np.linspace(0, len(store) - 1, count).astype(int)
+    return {"chunks": store.chunks(rows), "k": 4, "lengths": store.lengths[rows], "exclude_doc": store.chunk_doc[rows]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, embedder, monkeypatch):
+    options = {"index": FACTORY, "nprobe": 8}
+    with monkeypatch.context() as patch:  # killed before the merge: the parts are found again
+        patch.setattr(index_shards, "_merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
+    parts = sorted((tmp_path / "d").glob("*.part-*"))
+    assert [p.name[-5:] for p in parts] == ["00000", "00001", "00002"]
+    parts[1].unlink()
+    times = [p.stat().st_mtime_ns for p in (parts[0], parts[2])]
+    filled = []
+    fill = index_shards._fill
+    monkeypatch.setattr(
+        index_shards, "_merge", lambda *a, merge=index_shards._merge: (filled.extend(p.stat().st_mtime_ns for p in a[1]), merge(*a))
+    )
+    monkeypatch.setattr(index_shards, "_fill", lambda *a: fill(*a))
+    built = ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
+    assert [filled[0], filled[2]] == times  # only the missing one was filled again
+    assert {p.name.rsplit(".", 1)[-1] for p in (tmp_path / "d").iterdir() if "OPQ" in p.name} == {"faiss", "json", "lists"}
+    assert built.recall[2] > 0.9 and (tmp_path / "d" / "00000" / "keys.npy").stat().st_size < len(store.shards[0]) * 64 + 200
+    found = built.search(**queries(store))
+    assert (found >= 0).all() and (store.chunk_doc[found] != queries(store)["exclude_doc"][:, None]).all()
+    keys, asked = built.searcher.exact.keys, embedder(queries(store)["chunks"], queries(store)["lengths"])
+    away = ((keys[found].astype(np.float64) - asked[:, None]) ** 2).sum(-1)
+    assert (np.diff(away, axis=1) >= 0).all()  # in the order of exact distances
+    shutil.move(tmp_path / "d", tmp_path / "elsewhere")
+    moved = ChunkDatabase.open(tmp_path / "elsewhere", store, embedder, **options)
+    assert np.array_equal(moved.search(**queries(store)), found) and moved.recall == built.recall
+    assert np.array_equal(pickle.loads(pickle.dumps(moved)).search(**queries(store)), found)
+    manifest = next((tmp_path / "elsewhere").glob("*.faiss.json"))
+    with disk.Lock(manifest.with_name(f".{manifest.name}.lock"), "test"):
+        ChunkDatabase.open(tmp_path / "elsewhere", store, embedder, **options)  # a complete one needs no lock
+    next((tmp_path / "elsewhere").glob("*.lists")).write_bytes(b"short")
+    with pytest.raises(ValueError, match=r"lists: truncated or corrupt"):
+        ChunkDatabase.open(tmp_path / "elsewhere", store, embedder, **options)
+
+
+def test_bm25_in_blocks_equals_one_block(tmp_path, store, monkeypatch):
+    whole = build_store(tmp_path / "s", [d for s in range(3) for d in named()[s::3]], Given(), chunk_len=8)
+    want = ChunkDatabase.lexical(whole).search(**queries(whole))
+    monkeypatch.setattr(search, "CHUNKS_AT_ONCE", 7)
+    assert np.array_equal(ChunkDatabase.lexical(store).search(**queries(store)), want) and (want >= 0).all()
