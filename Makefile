@@ -1,5 +1,6 @@
-# `make bench`: every op checked and timed on this machine.  `make test`: everything a change must pass; `make check`: a part of it, for
-# the inner loop.  `make docs`: build/site. All make .venv and build the extensions first. Variables: PYTHON, TORCH (what pip installs as torch), TORCH_INDEX.
+# `make bench`: every op checked and timed on this machine; a table, its records and a page in bench/out.  `make test`:
+# everything a change must pass; `make check`: a part of it, for the inner loop.  `make docs`: build/site.
+# All make .venv and build the extensions first. Variables: PYTHON, TORCH (what pip installs as torch), TORCH_INDEX.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -22,7 +23,7 @@ build:
 
 bench: setup
 	$(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 280
-	$(PY) -m bench report bench/out/latest.jsonl
+	$(PY) -m bench report bench/out/latest.jsonl --format html --output bench/out/latest.html
 
 # Where it can't be had its test is skipped, and says so.
 .venv/oldest: .venv/ready

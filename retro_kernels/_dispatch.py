@@ -13,8 +13,9 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import torch
@@ -90,6 +91,12 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
                 _warn_of_fallback(op, call)
             return _module(op, name)
     raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
+
+
+def repeat(module: ModuleType) -> Callable[[Callable], Callable]:
+    """What the module's backend makes of a function that will be called again with tensors of the same layouts: often the function."""
+    backend = sys.modules[module.__name__.rpartition(".")[0]]
+    return getattr(backend, "repeat", lambda function: function)
 
 
 def _warn_of_fallback(op: str, call) -> None:

@@ -8,7 +8,6 @@ first, the raw ones trust what they are given.
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -54,7 +53,7 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
         call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
         outs = args[fields + 1 : fields + 1 + count]
         # an expanded gradient (out.sum().backward()) has no rows to read: this is the one copy that is made of it
-        given = tuple(g if g is None or _has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
+        given = tuple(g if g is None or has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
         with _full_precision(call), _on_device(call[0]):
             found = _dispatch.choose(op, call, backend).backward(call, outs, given, needs)
         return [grad.contiguous() for grad, needed in zip(found, needs, strict=True) if needed]
@@ -98,87 +97,7 @@ def _register_autograd(op: str, forward_name: str, backward_name: str, fields: i
     torch.library.register_autograd(backward_name, no_second_derivative, lib=_LIBRARY)
 
 
-def serve(op: str, call, backend: str | None, resolve: Callable):
-    """Check, choose and run a call of the public op; `resolve` checks it and fills its defaults in.
-
-    An eager call on the CPU that nobody but its implementation wants to know of, a step of decoding above all, is checked and given a
-    backend once for its shapes, strides and options: later ones go straight to the kernel. torch's way through a registered
-    operator alone costs more than all else that the host does in such a call.
-    """
-    backend = _dispatch.named(backend)
-    signature = None if torch.compiler.is_compiling() else _signature(op, call, backend)
-    if signature is not None and (plan := _PLANS.get(signature)) is not None:
-        forward, fields, options = plan
-        outs = forward(call._make(fields((*call, *options))))
-        return outs if len(outs) > 1 else outs[0]
-    resolved = resolve(call)
-    if signature is not None and getattr(resolved, "dropout_p", 0.0) == 0.0:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        _PLANS[signature] = _plan(op, call, resolved, backend)
-    return getattr(getattr(torch.ops, NAMESPACE), op)(*resolved, backend)
-
-
-#: signature -> (forward of the backend, which of the call's fields and of the options make up the resolved call, options)
-_PLANS: dict[tuple, tuple[Callable, Callable, tuple]] = {}
-_MOST_PLANS = 4096  # of some hundred bytes
-
-
-def _plan(op: str, call, resolved, backend: str | None) -> tuple[Callable, Callable, tuple]:
-    """Holds no tensor: those are taken from each call, wherever `resolve` moved them to."""
-    moved = [i for i, (given, found) in enumerate(zip(call, resolved, strict=True)) if given is not found]
-    where, options = [], []
-    for i, value in enumerate(resolved):
-        if not isinstance(value, Tensor):
-            where.append(len(call) + len(options))
-            options.append(value)
-        elif value is call[i]:  # where it was: one tensor may be given for several arguments
-            where.append(i)
-        else:
-            where.append(next(j for j in moved if call[j] is value))
-    return _dispatch.choose(op, resolved, backend).forward, operator.itemgetter(*where), tuple(options)
-
-
-def _signature(op: str, call, backend: str | None) -> tuple | None:
-    """What checks and choice depend on; None where a gradient, mode, transform, tracer or profiler wants to know of the call."""
-    parts: list = [op, backend]
-    grad = torch.is_grad_enabled()
-    for value in call:
-        if isinstance(value, Tensor):
-            if (grad and value.requires_grad) or torch._C._dispatch_keys(value).raw_repr() not in _PLAIN:
-                return None
-            parts += (value.dtype, value.shape, value.stride())
-        elif value is None or value.__class__ in _OPTIONS:
-            parts += (value.__class__, value)
-        else:
-            return None
-    alone = (
-        torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch.autograd._profiler_enabled()
-        and not torch.is_autocast_enabled("cpu")
-    )
-    return tuple(parts) if alone else None
-
-
-_OPTIONS = frozenset((int, float, bool, str))
-
-
-def _plain_keys() -> frozenset[int]:
-    """Dispatch keys of an ordinary CPU tensor and of one of inference mode: no subclass, no lazy negation, no wrapper."""
-    found = [torch._C._dispatch_keys(torch.empty(0)).raw_repr()]
-    with torch.inference_mode():
-        found.append(torch._C._dispatch_keys(torch.empty(0)).raw_repr())
-    return frozenset(found)
-
-
-_PLAIN = _plain_keys()
-
-
-def _has_rows(tensor: Tensor) -> bool:
+def has_rows(tensor: Tensor) -> bool:
     return tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
 
 

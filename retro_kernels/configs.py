@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,18 @@ from ._target import Target
 _TABLES = Path(__file__).with_suffix("")
 _watching: list[list[tuple[str, dict]]] = []
 _replaced: dict[str, tuple[dict, ...]] = {}
+_epochs = itertools.count(1)
+_epoch = 0
+
+
+def epoch() -> int:
+    """A number that is another one whenever a choice could be: for whoever keeps what followed from one."""
+    return _epoch
+
+
+def _begin_epoch() -> None:
+    global _epoch
+    _epoch = next(_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +108,12 @@ def watched() -> Iterator[list[tuple[str, dict]]]:
     """The (op, row) pairs that serve the calls made inside, each once; it fills as they come. Not for threads."""
     seen: list[tuple[str, dict]] = []
     _watching.append(seen)
+    _begin_epoch()
     try:
         yield seen
     finally:
         _watching.pop()
+        _begin_epoch()
 
 
 @contextlib.contextmanager
@@ -106,9 +121,11 @@ def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
     """Inside, `rows` are the op's table. Not for threads."""
     before = _replaced.get(op)
     _replaced[op] = rows
+    _begin_epoch()
     try:
         yield
     finally:
+        _begin_epoch()
         _replaced.pop(op)
         if before is not None:
             _replaced[op] = before
@@ -136,6 +153,7 @@ def keep(op: str, old: dict, new: dict) -> None:
 
 def reread() -> None:
     """Read the files again: they have changed."""
+    _begin_epoch()
     _committed.cache_clear()
     _committed_choice.cache_clear()
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
+from retro_kernels import _eager
 from retro_kernels.testing import inputs
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
@@ -48,8 +49,9 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _afresh():
     torch.manual_seed(0)
+    _eager.forget()  # what another test patched while a plan was made
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,12 @@
-"""Two gloo processes on this machine, for what must equal one process."""
+"""Processes of a group on this machine, for what must equal one process: gloo, or nccl where there is a GPU for each."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
+from queue import Empty
 
 import torch
 import torch.distributed as dist
@@ -12,26 +14,42 @@ import torch.multiprocessing as mp
 
 
 def two(worker: Callable, *args, timeout: float = 240):
-    """What `worker(rank, *args)` returns on rank 0; both must end well. `worker` is a function of a module, its result picklable."""
+    """`several` of two, on CPUs."""
+    return several(2, worker, *args, timeout=timeout, backend="gloo")
+
+
+def device(rank: int) -> str:
+    """Where a worker computes."""
+    return f"cuda:{rank}" if dist.get_backend() == "nccl" else "cpu"
+
+
+def several(count: int, worker: Callable, *args, timeout: float = 240, backend: str | None = None):
+    """What `worker(rank, *args)` returns on rank 0; all must end well. `worker` is a function of a module, its result picklable.
+
+    backend: None: nccl where each process has a GPU, else gloo.
+    """
+    backend = backend or ("nccl" if torch.cuda.device_count() >= count else "gloo")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     context = mp.get_context("spawn")
     queue = context.Queue()
-    workers = [context.Process(target=_process, args=(worker, rank, port, queue, args)) for rank in range(2)]
+    workers = [context.Process(target=_process, args=(worker, rank, count, backend, port, queue, args)) for rank in range(count)]
     for w in workers:
         w.start()
-    got = queue.get(timeout=timeout)
+    got = _first(queue, workers, timeout)
     for w in workers:
         w.join(60)
         assert w.exitcode == 0
     return got
 
 
-def _process(worker: Callable, rank: int, port: int, queue, args: tuple) -> None:
+def _process(worker: Callable, rank: int, count: int, backend: str, port: int, queue, args: tuple) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, rank=rank, world_size=count)
     try:
         result = worker(rank, *args)
         if rank == 0:
@@ -39,3 +57,16 @@ def _process(worker: Callable, rank: int, port: int, queue, args: tuple) -> None
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _first(queue, workers: list, timeout: float):
+    """What comes out of the queue; no wait for a worker that has failed, nor for those that wait for it."""
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            return queue.get(timeout=0.5)
+        except Empty:
+            if time.monotonic() > until or any(w.exitcode for w in workers):
+                for w in workers:
+                    w.kill()
+                raise

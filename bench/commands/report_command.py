@@ -33,6 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
             raise exits.UsageError("report --format png: no kernel was timed; there is nothing to draw")
         try:
             figures.write(records, arguments.output)
+            print(f"written: {arguments.output}")
         except ImportError:
             raise exits.UsageError(
                 "report --format png: needs matplotlib (pip install matplotlib); html draws no pictures without it"
@@ -46,6 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print(text)
     else:
         arguments.output.write_text(text, encoding="utf-8")
+        print(f"written: {arguments.output}")
     return exits.OK
 
 

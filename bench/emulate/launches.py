@@ -9,7 +9,7 @@ from unittest import mock
 
 from torch import Tensor
 
-from retro_kernels import _dispatch, _target, aot
+from retro_kernels import _dispatch, _eager, _target, aot
 from retro_kernels._target import KNOWN, Target
 
 from .program import Program, Region
@@ -106,6 +106,7 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        _dispatch._status.cache_clear()
-        stack.callback(_dispatch._status.cache_clear)
+        for forget in (_dispatch._status.cache_clear, _eager.forget):
+            forget()
+            stack.callback(forget)
         yield

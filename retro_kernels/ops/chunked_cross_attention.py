@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .. import _register, _validate
+from .. import _eager, _register, _validate
 from .._problem import ChunkedCrossAttention
 
 
@@ -103,7 +103,7 @@ def chunked_cross_attention(
         neighbour_mask, neighbour_gate, scale, query_start, dropout_p, None,
     )  # fmt: skip
     _validate.flag("return_lse", return_lse)
-    out, lse = _register.serve("chunked_cross_attention", call, backend, _resolve)
+    out, lse = _eager.serve("chunked_cross_attention", call, backend, _resolve)
     return (out, lse) if return_lse else out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import _register, _validate
+from .. import _eager, _register, _validate
 from .._problem import LeakyAverage
 
 
@@ -45,7 +45,7 @@ def leaky_average(
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
-    return _register.serve("leaky_average", LeakyAverage(x, decay, initial, segment), backend, _resolve)
+    return _eager.serve("leaky_average", LeakyAverage(x, decay, initial, segment), backend, _resolve)
 
 
 def _resolve(call: LeakyAverage) -> LeakyAverage:

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .. import _register, _validate
+from .. import _eager, _register, _validate
 from .._problem import RelativeAttention
 
 
@@ -113,7 +113,7 @@ def relative_attention(
         query_offset, key_mask, query_segment, key_segment, scale, dropout_p, None, window_block,
     )  # fmt: skip
     _validate.flag("return_lse", return_lse)
-    out, lse = _register.serve("relative_attention", call, backend, _resolve)
+    out, lse = _eager.serve("relative_attention", call, backend, _resolve)
     return (out, lse) if return_lse else out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .. import _register, _validate
+from .. import _eager, _register, _validate
 from .._problem import RelativeLogits
 
 
@@ -47,7 +47,7 @@ def relative_logits(
     Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3 and appendix B.
     """
     call = RelativeLogits(query, rel_key, key_len, rel_start, position_bias, query_offset)
-    return _register.serve("relative_logits", call, backend, _resolve)
+    return _eager.serve("relative_logits", call, backend, _resolve)
 
 
 def _resolve(call: RelativeLogits) -> RelativeLogits:

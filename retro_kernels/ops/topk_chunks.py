@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _register, _validate
+from .. import _eager, _register, _validate
 from .._problem import TopkChunks
 
 
@@ -55,7 +55,7 @@ def topk_chunks(
     section 2.3 (L2, without the query's own document).
     """
     call = TopkChunks(query, key, k, metric, causal_gap, query_offset, query_doc, key_doc, key_mask)
-    return _register.serve("topk_chunks", call, backend, _resolve)
+    return _eager.serve("topk_chunks", call, backend, _resolve)
 
 
 def _resolve(call: TopkChunks) -> TopkChunks:

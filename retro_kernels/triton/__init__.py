@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ from .. import _problem
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on CPU tensors: for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def device_type() -> str:
+    """Of the tensors that the backend takes."""
+    return "cpu" if interpreted() else "cuda"
 
 
 def unavailable() -> str | None:
@@ -27,7 +33,7 @@ def unavailable() -> str | None:
 
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
     """What every op of this backend refuses."""
-    return _problem.unsupported_tensors(tensors, "cpu" if interpreted() else "cuda")
+    return _problem.unsupported_tensors(tensors, device_type())
 
 
 def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:
@@ -36,3 +42,10 @@ def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | 
         if tensor is not None and (rows - 1) * tensor.stride(dimension) >= 2**31:
             return f"{name}: {rows} rows, {tensor.stride(dimension)} elements apart, span 2**31 elements or more"
     return None
+
+
+def repeat(function: Callable) -> Callable:
+    """`function` of a list of tensors and options, to be called again with tensors of the same layouts: recorded, then replayed."""
+    from .common.tape import Repeated
+
+    return Repeated(function)

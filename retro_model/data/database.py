@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from retro_model.progress import track
+
 from . import files, shards
 from .embed import Embedder
 from .executors import each
@@ -239,7 +241,7 @@ def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_
     with files.Build(folder / MANIFEST, FORM, settings, {KEYS: header}) as build:
         if not build.complete:
             done = build.facts.get("chunks", 0)
-            for start in files.track(range(done, len(store), block), "embeddings", enabled=progress):
+            for start in track(range(done, len(store), block), "embeddings", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
                 build.append(KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]).astype(key_type))
                 build.commit(chunks=start + len(rows))

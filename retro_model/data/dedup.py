@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from retro_model import disk
+from retro_model.progress import track
 
-from . import files
 from .store import Document, TokenStore
 from .text import minhash_signatures, ngram_jaccard
 
@@ -90,7 +90,7 @@ def find_leaked(
     options = {"ngram": ngram, "seed": seed}
     bands = _bands(minhash_signatures(*_joined(against), num_permutations, **options), rows)
     removed, candidates = [], 0
-    for block in files.track(list(_blocks(training)), "deduplication", enabled=progress):
+    for block in track(list(_blocks(training)), "deduplication", enabled=progress):
         documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
         pairs = _sharing_a_band(_bands(minhash_signatures(*_joined(documents), num_permutations, **options), rows), bands)
         candidates += len(pairs)

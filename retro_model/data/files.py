@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -254,14 +254,3 @@ def mapped_npy(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
         if handle.read(len(header)) != header:
             raise ValueError(f"{path}: expected an array {np.dtype(dtype)} {list(shape)}; its header says another")
     return mapped(path, dtype, shape, start=len(header))
-
-
-def track(items: Iterable, description: str, *, total: int | None = None, enabled: bool = False) -> Iterator:
-    """The items, with rich's progress bar if `enabled`."""
-    if not enabled:
-        return iter(items)
-    try:
-        from rich.progress import track as rich_track
-    except ImportError as error:
-        raise ImportError("progress=True needs rich (pip install rich)") from error
-    return iter(rich_track(items, description, total=total))

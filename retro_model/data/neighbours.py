@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from retro_model.progress import track
+
 from . import files, shards
 from .database import ChunkDatabase
 from .executors import each
@@ -71,7 +73,7 @@ def _search(folder: Path, store: TokenStore, database: ChunkDatabase, documents:
     header = files.npy_header((len(store), k), np.int64)
     with files.Build(folder / MANIFEST, FORM, settings, {FILE: header}) as build:
         if not build.complete:
-            for start in files.track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
+            for start in track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
                 exclude = documents[store.chunk_doc[rows]]
                 build.append(FILE, database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude))

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from retro_model import disk
+from retro_model.progress import track
 
 from . import files
 from .documents import Document, as_documents
@@ -174,7 +175,7 @@ def build_store(
     with files.Build(folder / MANIFEST, FORM, settings) as build:
         writer = _Writer(build, tokenizer, chunk_len, bos_id if bos else None, token_type)
         fields = {"text_field": text_field, "name_field": name_field, "group_field": group_field}
-        incoming = files.track(as_documents(documents, **fields), "tokens", enabled=progress)
+        incoming = track(as_documents(documents, **fields), "tokens", enabled=progress)
         _skip_written(folder, incoming, build)
         if build.complete:
             if (extra := next(incoming, None)) is not None:

@@ -48,14 +48,19 @@ class Attention(nn.Module):
 
     def options(self) -> dict:
         return {
-            "content_bias": self.content_bias,
-            "position_bias": self.position_bias,
+            "content_bias": local(self.content_bias),
+            "position_bias": local(self.position_bias),
             "dropout_p": self.dropout if self.training else 0.0,
             "backend": self.backend,
         }
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, dropout={self.dropout}"
+
+
+def local(parameter: Tensor) -> Tensor:
+    """The heads of a parameter that this process holds: all, unless it is divided among processes (a DTensor)."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 class RelativeAttention(Attention):
@@ -92,7 +97,7 @@ class RelativeAttention(Attention):
 
     def forward(
         self, x: Tensor, context: Tensor | None = None, *, query_offset: int | None = None, key_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
+        cache: KeyValueCache | None = None, part=None,
     ) -> Tensor:  # fmt: skip
         """The update [B,N,d_model] of x [B,N,d_model].
 
@@ -101,6 +106,7 @@ class RelativeAttention(Attention):
             query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0.
             key_mask: bool [B,S], True = visible. A query that sees nothing gets the output projection of zeros.
             cache: of a causal attention to x itself: holds the tokens before these, and takes these in; S counts them all.
+            part: of a causal attention to x itself: the rest of the sequences is with other processes, see `retro_model.parallel`.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -112,6 +118,10 @@ class RelativeAttention(Attention):
         if cache is not None and (context is not None or not self.causal):
             raise ValueError("cache: expected None unless the attention is causal, and to x itself; got a cache")
         key, value = self.project(x if context is None else context)
+        if part is not None:
+            if context is not None or not self.causal or key_mask is not None:
+                raise ValueError("part: expected None unless the attention is causal, to x itself and without key_mask; got a part")
+            return self.output(part.attend(self.heads_of(x), key, value, self.positions, **self.options()).flatten(-2))
         if cache is not None:
             key, value = cache.extend(key, value)
         n, s = x.shape[1], key.shape[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import retro_kernels as rk
@@ -76,8 +75,8 @@ class ChunkedCrossAttention(Attention):
             self.heads_of(x), key, value, chunk_len=self.chunk_len, rel_key=rel_key, neighbour_mask=neighbour_mask,
             query_start=query_start, return_lse=True, **self.options(),
         )  # fmt: skip
-        update = F.linear(out.flatten(-2), self.output.weight)
+        update = self.output(out.flatten(-2))
         if self.output.bias is None:
             return update
         attends = (lse[:, 0] != -torch.inf).unsqueeze(-1)  # [B,N,1]: no head of a token that attends nothing has a logit
-        return update + attends * self.output.bias
+        return torch.where(attends, update, 0)

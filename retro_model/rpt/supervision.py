@@ -23,6 +23,7 @@ from torch import Tensor
 
 from retro_model.data import files
 from retro_model.data.text import bm25_scores
+from retro_model.progress import track
 
 CANDIDATES = 20
 MANIFEST, INDEX_FILE, SCORE_FILE = "supervision.json", "candidates.i32", "scores.f32"
@@ -165,7 +166,7 @@ def build_supervision(
                 "sequences": len(sequences), "tokens": _fingerprint(sequences)}  # fmt: skip
     with files.Build(Path(folder) / MANIFEST, FORM, settings) as build:
         if not build.complete:
-            for i in files.track(range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress):
+            for i in track(range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress):
                 tokens = torch.as_tensor(np.asarray(sequences[i], np.int64), device=device)
                 found = supervise(
                     tokens, lm, chunk_len=chunk_len, excluded_chunks=excluded_chunks, candidates=candidates, batch_size=batch_size

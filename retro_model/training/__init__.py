@@ -15,13 +15,16 @@ result. Nothing is kept between steps but the model, the optimiser and two count
     windows.py     the same as a dataset for DataLoader, Trainer, Lightning
     step.py        losses, one step, many steps; sharding
     rpt.py         the losses, schedules and step of RPT; adabelief.py its optimiser
-    checkpoint.py  saves and resumes exactly; checkpoint_folder.py: a kill leaves the old or the new
+    checkpoint.py  saves and resumes exactly; checkpoint_folder.py: a kill leaves the old or the new;
+                   sharded_checkpoint.py: no process holds the whole
 """
 
-from . import checkpoint
+from retro_model.progress import training as progress
+
+from . import checkpoint, sharded_checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
-from .step import batch_loss, loss, progress, shard, token_losses, train, train_step
+from .step import batch_loss, loss, shard, token_losses, train, train_step
 from .windows import WindowDataset
 
 __all__ = [
@@ -41,6 +44,7 @@ __all__ = [
     "parameter_groups",
     "progress",
     "shard",
+    "sharded_checkpoint",
     "token_losses",
     "train",
     "train_step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,10 +32,16 @@ class Batch:
         given = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
         return given if self.neighbours is None else given | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
 
+    @property
+    def counted(self) -> Tensor:
+        """Which tokens a loss counts, bool [B,n]: those with something before them."""
+        return self.real[:, 1:]
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731
-        return Batch(*(move(t) for t in (self.tokens, self.real, self.neighbours, self.neighbour_mask, self.segment)))
+        moved = {name: move(getattr(self, name)) for name in ("tokens", "real", "neighbours", "neighbour_mask", "segment")}
+        return dataclasses.replace(self, **moved)
 
 
 def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
@@ -54,7 +61,7 @@ def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, databa
     """
     rows = np.asarray(rows)
     there, safe = rows >= 0, np.maximum(rows, 0)
-    lengths = np.where(there, np.asarray(store.lengths)[safe], 0)
+    lengths = np.where(there, store.lengths[safe], 0)
     real = np.arange(store.chunk_len) < lengths[..., None]  # [B, L, M]
     tokens = np.where(real, np.asarray(store.tokens[safe]), 0).astype(np.int64)
     flat = [torch.from_numpy(a.reshape(len(rows), -1)) for a in (tokens, real)]
@@ -80,7 +87,7 @@ def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.nda
     """
     there, safe = rows >= 0, np.maximum(rows, 0)
     ids = np.where(there[..., None], np.asarray(neighbours[safe]), -1)
-    inside = np.where(there, database.documents_of(store)[np.asarray(store.chunk_doc)[safe]], -1)  # [B, L]
+    inside = np.where(there, database.documents_of(store)[store.chunk_doc[safe]], -1)  # [B, L]
     shown = (database.document_of(ids)[..., None] == inside[:, None, None, :]).any(-1)
     return np.where(shown, -1, ids)
 

@@ -70,18 +70,18 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
         retro_model.disk.Busy where another process is saving there.
     """
     path = Path(path)
-    _first_process(check_place, path)
+    first_process(check_place, path)
     tensors = {n: _full(t) for n, t in _model_tensors(model).items()}
     moments, groups = _optimizer_tensors(model, optimizer) if optimizer is not None else ({}, [])
     moments |= _random_states()
     config = getattr(getattr(model, "module", model), "config", None)
     state = {"step": step, "position": position, "optimizer": groups, "extra": extra or {},
              "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
-    _first_process(write, path, {"model": tensors, "optimizer": moments}, state)
+    first_process(write, path, {"model": tensors, "optimizer": moments}, state)
     return path
 
 
-def _first_process(call, *arguments) -> None:
+def first_process(call, *arguments) -> None:
     """call(*arguments) in the first process of the group; what it raises, all raise, so that none waits for ever."""
     if not torch.distributed.is_initialized():
         call(*arguments)

@@ -81,7 +81,7 @@ def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> d
     for kind, content in tensors.items():
         written = folder / kind
         save_file(content, written)
-        digest = _digest(written)
+        digest = sha256_of(written)
         name = f"{kind}-{digest[:16]}.safetensors"
         files[name] = {"bytes": written.stat().st_size, "sha256": digest}
         disk.sync(written)
@@ -102,7 +102,7 @@ def _remove_stale(path: Path, files: dict) -> None:
             disk.remove(old)
 
 
-def _digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -171,7 +171,7 @@ def _files(path: Path, state: dict) -> dict[str, Path]:
         file, want = path / names[0], state["files"][names[0]]
         if file.stat().st_size != want["bytes"]:
             raise CheckpointError(f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}")
-        if _digest(file) != want["sha256"]:
+        if sha256_of(file) != want["sha256"]:
             raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in {STATE}")
         found[kind] = file
     return found

@@ -104,8 +104,16 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`. Make it after the model is on its device and sharded."""
-    groups = [g for g in parameter_groups(model, settings.weight_decay) if g["params"]]
+    """AdamW over `parameter_groups`. Make it after the model is on its device and sharded.
+
+    Parameters on several meshes (tensor parallelism beside FSDP2) are groups of their own: one fused step takes those of one mesh.
+    """
+    groups = []
+    for group in parameter_groups(model, settings.weight_decay):
+        meshes: dict = {}
+        for p in group["params"]:
+            meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
+        groups += [{**group, "params": params} for params in meshes.values()]
     if not groups:
         raise ValueError("model has no trainable parameters")
     return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps, fused=True)

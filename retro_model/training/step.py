@@ -78,6 +78,20 @@ def _synchronise(model: nn.Module, now: bool):
         yield
 
 
+def clip_gradient(model: nn.Module, largest: float) -> float:
+    """Scales all gradients so that their norm is at most `largest`; the norm before, over parameters of several meshes too."""
+    kinds: dict = {}
+    for p in model.parameters():
+        if p.grad is not None:
+            kinds.setdefault(getattr(p, "device_mesh", None), []).append(p)
+    norms = [nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds.values()]
+    norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    whole = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
+    for kind in kinds.values():
+        nn.utils.clip_grads_with_norm_(kind, largest, whole)
+    return float(whole)
+
+
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[Batch], settings: Settings, step: int) -> dict[str, float]:
     """One optimiser step on the mean loss over all real tokens of `parts`, of this and every other process.
 
@@ -93,7 +107,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[B
         group["lr"] = rate
     parts = [part.to(device) for part in parts]
     processes = dist.get_world_size() if dist.is_initialized() else 1
-    totals = torch.stack([torch.zeros((), device=device), sum(p.real[:, 1:].sum() for p in parts).float()])
+    totals = torch.stack([torch.zeros((), device=device), sum(p.counted.sum() for p in parts).float()])
     if processes > 1:
         dist.all_reduce(totals[1])
     model.train()
@@ -106,8 +120,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[B
         totals[0] += summed.detach()
     if processes > 1:
         dist.all_reduce(totals[0])
-    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-    norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    norm = clip_gradient(model, settings.clip)
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[1])}, learning rate {rate:.3g}")
@@ -130,23 +143,3 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[B
         if report is not None:
             report(step, history[-1])
     return history
-
-
-@contextlib.contextmanager
-def progress(title: str, steps: int, quiet: bool = False):
-    """A rich progress bar over `steps`; yields a `report` for `train`: loss (smoothed), tokens a second, time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
-               TimeElapsedColumn(), TimeRemainingColumn()]  # fmt: skip
-    with Progress(*columns, disable=quiet) as bar:
-        task = bar.add_task(title, total=steps, note="")
-        smooth = None
-
-        def report(step: int, results: dict) -> None:
-            nonlocal smooth
-            smooth = results["loss"] if smooth is None else 0.95 * smooth + 0.05 * results["loss"]
-            speed = bar.tasks[task].speed
-            bar.update(task, advance=1, note=f"loss {smooth:.3f}" + (f", {speed * results['tokens']:,.0f} tokens/s" if speed else ""))
-
-        yield report

@@ -337,7 +337,7 @@ def crafted(saved, change_tensors=None, change_state=None):
         change_tensors(content)
         content = {k: v.contiguous() for k, v in content.items()}
         save_file(content, path)
-        state["files"][path.name] = {"bytes": path.stat().st_size, "sha256": checkpoint_folder._digest(path)}
+        state["files"][path.name] = {"bytes": path.stat().st_size, "sha256": checkpoint_folder.sha256_of(path)}
     if change_state:
         change_state(state)
     (saved / "state.json").write_text(json.dumps(state | {"sha256": checkpoint_folder._state_digest(state)}))

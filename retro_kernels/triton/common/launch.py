@@ -23,8 +23,9 @@ class Launch:
     def name(self) -> str:
         return self.kernel.__name__.strip("_").removesuffix("_kernel")
 
-    def run(self) -> None:
-        self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+    def run(self):
+        """What Triton compiled; None under its interpreter."""
+        return self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
 
 
 def power_of_two(n: int, least: int = 16) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..._target import Target, current_target
 from ...aot import Case
 from .launch import Launch
+from .tape import active
 
 
 @dataclasses.dataclass
@@ -28,8 +29,9 @@ class Plan:
     gradients: Callable[[], list[Tensor | None]] | None = None
 
     def run(self) -> Plan:
+        tape = active()
         for launch in self.launches:
-            launch.run()
+            launch.run() if tape is None else tape.launch(launch)
         return self
 
 

@@ -1,0 +1,72 @@
+"""A GPU that isn't there: Triton compiles for it as for any other, and its launches go nowhere. For host time, and tests of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+_NUMBERS = itertools.count(1000)
+
+
+@contextlib.contextmanager
+def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iterator[None]:
+    """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`; outputs hold whatever memory held.
+
+    heard: gets every launch, as the arguments that Triton's launcher takes: grid, stream, function, metadata, hooks, the kernel's own.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from retro_kernels import _dispatch, _eager, _target
+    from retro_kernels import triton as backend
+
+    known = _target.KNOWN[arch]
+
+    class Utilities:
+        def load_binary(self, name, kernel, shared, device):
+            return name, name, 0, 0, 1024  # module, function, registers, spills, threads a block may have
+
+        def get_device_properties(self, device):
+            return {"max_shared_mem": known.shared_memory, "multiprocessor_count": known.multiprocessors}
+
+    class Launcher:
+        def __init__(self, src, metadata):
+            pass
+
+        def __call__(self, *arguments):
+            if heard is not None:
+                heard(arguments)
+
+    class Driver:
+        utils, launcher_cls = Utilities(), Launcher
+
+        def get_current_device(self):
+            return number
+
+        def get_current_stream(self, device):
+            return 0
+
+        def get_current_target(self):
+            return GPUTarget("cuda", arch, 32)
+
+    number = next(_NUMBERS)  # Triton keeps what it compiled, launcher and all, by the device's number
+    status = _dispatch._status
+
+    def serves(op: str, name: str) -> _dispatch.BackendStatus:
+        return _dispatch.BackendStatus(True) if name == "triton" else status(op, name)
+
+    patches = (
+        mock.patch.object(driver, "_active", Driver()),
+        mock.patch.object(backend, "device_type", lambda: "cpu"),
+        mock.patch.object(_dispatch, "_status", serves),
+        mock.patch.object(_target, "INTERPRETED", known),
+    )
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        for forget in (_eager.forget, _dispatch._available.cache_clear):
+            forget()
+            stack.callback(forget)
+        yield

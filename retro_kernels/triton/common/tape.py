@@ -1,0 +1,146 @@
+"""One pass of a call, recorded: its launches and torch's operations, replayed on other tensors of the same layouts.
+
+A plan follows from shapes, strides, types, options and alignment alone, and never reads what a tensor holds. So what one call of a
+layout did, later ones do again, without planning, checking or binding arguments.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import launcher
+
+_ACTIVE = threading.local()
+
+
+class Repeated:
+    """`function(values)`, a list of tensors or None: the first call as it is, for most layouts never return; the second recorded."""
+
+    def __init__(self, function: Callable):
+        self.function, self.calls, self.replay = function, 0, None
+
+    def __call__(self, values):
+        if self.replay is not None:
+            return self.replay(values)
+        self.calls += 1
+        if self.calls != 2:  # a layout that can't be replayed stays as it is
+            return self.function(values)
+        values = _apart(values)
+        with Tape(values) as tape:
+            found = self.function(values)
+        self.replay = tape.replay(found)
+        return found
+
+
+class Tape(TorchDispatchMode):
+    """Inside, every operation and launch of this thread is noted, with the places of its tensors instead of the tensors."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values, self.given = (
+            list(values),
+            len(values),
+        )  # kept, with all that is made of them: an id is one tensor's as long as it lives
+        self.slots = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
+        self.steps: list[Callable[[list], None]] = []
+        self.replayable, self.launching = True, False
+
+    def __enter__(self):
+        _ACTIVE.tape = self
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        _ACTIVE.tape = None
+        return super().__exit__(*exception)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = operation(*args, **kwargs)
+        if self.launching:  # what an interpreter or emulator does to execute a kernel
+            return out
+        places = [(i, self._slot(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+        nested = [x for arg in args if isinstance(arg, (list, tuple)) for x in arg]
+        if any(isinstance(x, Tensor) for x in (*nested, *kwargs.values())):
+            self.replayable = False
+        outs = out if isinstance(out, (list, tuple)) else (out,)
+        self.steps.append(_operation(operation, list(args), places, kwargs, [self._put(x) for x in outs]))
+        return out
+
+    def launch(self, launch) -> None:
+        self.launching = True
+        try:
+            compiled = launch.run()
+        finally:
+            self.launching = False
+        places = {name: self._slot(value) for name, value in launch.arguments.items() if isinstance(value, Tensor)}
+        self.steps.append(launcher.step(launch, compiled, places))
+
+    def replay(self, found) -> Callable | None:
+        """Does the same to other tensors and gives what stands for `found`; None where something else than the tensors went in."""
+        results = [None if tensor is None else self._slot(tensor) for tensor in found]
+        if not self.replayable:
+            return None
+        steps, room, kind = self.steps, [None] * (len(self.values) - self.given), type(found)
+
+        def again(values):
+            at = [*values, *room]
+            for step in steps:
+                step(at)
+            return kind([None if slot is None else at[slot] for slot in results])
+
+        return again
+
+    def _slot(self, tensor: Tensor) -> int:
+        if id(tensor) not in self.slots:  # from elsewhere: another call may have another
+            self.replayable = False
+        return self._put(tensor)
+
+    def _put(self, value) -> int:
+        """The place of a result: the tensor's own if it has one, as after an operation in place."""
+        if not isinstance(value, Tensor):
+            self.replayable = False  # read by the host, which may have decided by it
+        if id(value) not in self.slots:
+            self.slots[id(value)] = len(self.values)
+            self.values.append(value)
+        return self.slots[id(value)]
+
+
+def active() -> Tape | None:
+    """The tape that records this thread."""
+    return getattr(_ACTIVE, "tape", None)
+
+
+def _operation(operation, args: list, places: list[tuple[int, int]], kwargs: dict, into: list[int]) -> Callable[[list], None]:
+    if operation is torch.ops.aten.empty.memory_format:  # most of them: torch's own function is the cheaper way
+        size, options = tuple(args[0]), {name: value for name, value in kwargs.items() if value is not None}
+        (made,) = into
+
+        def allocate(at: list) -> None:
+            at[made] = torch.empty(size, **options)
+
+        return allocate
+
+    def step(at: list) -> None:
+        given = args.copy()
+        for i, slot in places:
+            given[i] = at[slot]
+        out = operation(*given, **kwargs)
+        for slot, value in zip(into, out if isinstance(out, (list, tuple)) else (out,)):
+            at[slot] = value
+
+    return step
+
+
+def _apart(values):
+    """Each tensor an object of its own, as those of a later call may be, where one was given for several arguments."""
+    seen: set[int] = set()
+    found = []
+    for value in values:
+        found.append(value.detach() if id(value) in seen and isinstance(value, Tensor) else value)
+        seen.add(id(value))
+    return found

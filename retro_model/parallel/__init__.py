@@ -1,0 +1,14 @@
+"""One model on many processes: ranges of the sequence, heads of the attentions.
+
+collectives.py  what processes send each other, counted
+attention.py    causal attention whose keys lie with several processes
+sequence.py     SequencePart: a process holds a range of chunks
+tensor.py       parallelize: a process holds some of the heads
+"""
+
+from .attention import gathered_attention, ring_attention
+from .collectives import Line
+from .sequence import PartBatch, SequencePart
+from .tensor import parallelize
+
+__all__ = ["Line", "PartBatch", "SequencePart", "gathered_attention", "parallelize", "ring_attention"]

@@ -1,0 +1,59 @@
+"""Progress bars on standard error, by rich: over the items of a build, and over the steps of a training.
+
+`bench` has its own: it measures trees of any age, and may lean on none of their packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sized
+
+
+def track(items: Iterable, title: str, *, total: int | None = None, enabled: bool = False) -> Iterator:
+    """The items, with a bar if `enabled`. total: of the items, where they do not say."""
+    if not enabled:
+        return iter(items)
+    return _tracked(_bar(), items, title, len(items) if total is None and isinstance(items, Sized) else total)
+
+
+def _tracked(bar, items: Iterable, title: str, total: int | None) -> Iterator:
+    with bar:
+        task = bar.add_task(title, total=total, note="")
+        for item in items:
+            yield item
+            bar.advance(task)
+
+
+@contextlib.contextmanager
+def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[int, dict], None]]:
+    """A bar over `steps`; yields a `report` for `training.train`: loss (smoothed), tokens a second, time left."""
+    with _bar(disable=quiet) as bar:
+        task = bar.add_task(title, total=steps, note="")
+        smooth = None
+
+        def report(step: int, results: dict) -> None:
+            nonlocal smooth
+            smooth = results["loss"] if smooth is None else 0.95 * smooth + 0.05 * results["loss"]
+            speed = bar.tasks[task].speed
+            tokens = f", {speed * results['tokens']:,.0f} tokens/s" if speed else ""
+            bar.update(task, advance=1, note=f"loss {smooth:.3f}{tokens}")
+
+        yield report
+
+
+def _bar(disable: bool = False):
+    try:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+    except ImportError as error:
+        raise ImportError("a progress bar needs rich (pip install rich)") from error
+
+    said = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+    return Progress(*said, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=disable)

@@ -1,0 +1,74 @@
+"""A launch without Triton's binder hands the driver what Triton's own would: for a device that isn't there, on compiled kernels."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _eager
+from retro_kernels.testing import inputs, stub
+from tests.conftest import COMPILED, INTERPRETER
+
+if INTERPRETER or COMPILED:
+    pytest.skip("launches are replaced in this process", allow_module_level=True)
+pytest.importorskip("triton")
+
+from retro_kernels.triton.common import launcher
+
+CALLS = {
+    "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
+    "relative_attention": lambda seed: inputs.self_attention(seed, N=3, causal=True, key_mask=True),
+}
+
+
+def addresses(arguments: tuple) -> tuple:
+    """The launcher's arguments with addresses in place of tensors, None in place of metadata for hooks."""
+    *head, _, enter, leave = arguments[:9]
+    assert not getattr(enter, "calls", enter) and not getattr(leave, "calls", leave)
+    return (*head, *(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments[9:]))
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_bound_launches_are_tritons(op, monkeypatch):
+    heard = []
+    with stub.device(90, heard.append):
+        kw = CALLS[op](1)
+        leaf = kw[next(iter(kw))].requires_grad_()
+        seen = {}
+        for kind in ("bound", "anew"):
+            monkeypatch.setattr(launcher, "known", lambda kind=kind: kind == "bound")
+            _eager.forget()
+            kept = []  # or memory that one call gave back would be another's
+            for _ in range(4):
+                outs = getattr(rk, op)(**kw, backend="triton")
+                out = outs[0] if isinstance(outs, tuple) else outs
+                kept += [out, *torch.autograd.grad(out, leaf, torch.ones_like(out))]
+                seen[kind] = [addresses(launch) for launch in heard]
+                heard.clear()
+            plan = next(plan for plan in _eager._PLANS.values() if plan.op == op)
+            assert plan.forward.replay is not None and all(run.replay is not None for run in plan.backwards.values())
+    given = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
+    assert len(seen["bound"]) == len(seen["anew"]) > 1
+    assert named(seen["bound"], given) == named(seen["anew"], given)
+
+
+def named(launches: list[tuple], given: set[int]) -> list[tuple]:
+    """Addresses of memory that each call makes for itself by the order in which they occur."""
+    order: dict[int, int] = {}
+    return [
+        (*launch[:6], *(("made", order.setdefault(x, len(order))) if isinstance(x, int) and x > 2**32 and x not in given else x for x in launch[6:]))
+        for launch in launches
+    ]  # fmt: skip
+
+
+def test_what_a_profiler_hooks_is_heard(monkeypatch):
+    import triton
+
+    heard = []
+    with stub.device(90, heard.append), torch.no_grad():
+        kw = CALLS["leaky_average"](1)
+        for _ in range(3):
+            rk.leaky_average(**kw, backend="triton")
+        assert heard[-1][7] is None
+        monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
+        rk.leaky_average(**kw, backend="triton")
+        assert heard[-1][7].calls

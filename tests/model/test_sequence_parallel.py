@@ -1,0 +1,187 @@
+"""Ranges of a sequence on 2 and 4 processes: logits, losses and gradients of one process, and the bytes that are stated."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import retro_kernels as rk
+from retro_model import training
+from retro_model.parallel import Line, SequencePart, gathered_attention, ring_attention
+from retro_model.training import Batch
+from tests import processes
+from tests.conftest import INTERPRETER
+from tests.model import tiny
+
+pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+
+B, N, M, K, R = 2, 32, 4, 2, 6
+
+
+def batch(device="cpu") -> Batch:
+    tokens, neighbours, mask = tiny.inputs(B=B, N=N, M=M, K=K, R=R)
+    real = torch.ones(B, N, dtype=torch.bool)
+    real[1, -3:] = False
+    return Batch(tokens, real, neighbours, mask).to(device)
+
+
+def outcome(model, part=None):
+    """Logits, the loss of every token and every gradient, the loss being the mean over all real tokens of all ranges."""
+    whole = batch(next(model.parameters()).device)
+    mine = whole if part is None else part.split(whole)
+    logits = model(**mine.inputs)
+    loss = model(**mine.inputs, loss_mask=mine.real)
+    (loss.total / whole.counted.sum()).backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    return logits.detach(), loss.losses, grads
+
+
+def worker(rank, exchange, checkpoint, shared):
+    device = processes.device(rank)
+    part = SequencePart(exchange=exchange)
+    logits, losses, grads = outcome(tiny.model(dtype=torch.float64, checkpoint=checkpoint, **shared).to(device), part)
+    for grad in grads.values():
+        dist.all_reduce(grad)
+    found = [torch.cat(list(part.line.gather("test", t)), 1).cpu() for t in (logits, losses)]
+    sent = {k: v for k, v in part.line.sent.items() if k != "test"}
+    every = [None] * part.line.size
+    dist.all_gather_object(every, sent)
+    return [t.numpy() for t in found], {k: g.cpu().numpy() for k, g in grads.items()}, every
+
+
+SHARED = {"encoder_d_model": 24, "share_embeddings": True}
+
+
+CASES = [(2, "gather", False, {}), (2, "ring", False, {"encoder_cross_layers": ()}), (4, "ring", False, {}), (4, "gather", True, SHARED)]
+
+
+def all_cases(rank):
+    """Processes take seconds to start: each group runs all its cases."""
+    count = dist.get_world_size()
+    found = [worker(rank, *case[1:]) for case in CASES if case[0] == count]
+    return found, packed(rank) if count == 2 else {kind: mixed(rank, kind) for kind in ("ddp", "fsdp2")}
+
+
+@pytest.fixture(scope="module")
+def ran():
+    return {count: processes.several(count, all_cases) for count in (2, 4)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_equals_one_process(case, ran):
+    count, exchange, checkpoint, changes = case
+    (logits, losses), grads, sent = ran[count][0][[c for c in CASES if c[0] == count].index(case)]
+    want_logits, want_losses, want_grads = outcome(tiny.model(dtype=torch.float64, **changes))
+    close = {"rtol": 1e-9, "atol": 1e-11}
+    torch.testing.assert_close(torch.from_numpy(logits), want_logits, **close)
+    torch.testing.assert_close(torch.from_numpy(losses)[:, :-1], want_losses, **close)
+    assert want_grads.keys() == grads.keys() and all(g.abs().max() > 0 for n, g in want_grads.items() if "chunk_norm" not in n)
+    for name, want in want_grads.items():
+        torch.testing.assert_close(torch.from_numpy(grads[name]), want, msg=name, **close)
+    if not checkpoint:
+        for rank, bytes_ in enumerate(sent):
+            assert bytes_ == stated(rank, count, exchange, conditioned=changes.get("encoder_cross_layers") != ())
+
+
+def stated(rank, count, exchange, conditioned) -> dict:
+    """The bytes of two forward passes and one backward pass, as `SequencePart` states them."""
+    config, last = tiny.config(), rank == count - 1
+    keys = B * N // count * 2 * config.num_heads * config.head_dim * 8 * config.num_layers  # of one range, all layers
+    if exchange == "gather":
+        sent = {"keys and values": 3 * (count - 1) * keys}
+    else:  # forward and again in the backward pass, to the next process; then gradients of the ranges before, to each of them
+        passed = 0 if last else rank + 1
+        sent = {"keys and values": (3 * passed + rank) * keys}
+    state = B * M * config.d_model * 8
+    border = {"neighbours of the chunk before": 2 * (B * K * R * 8 + B * K * R), "state of the chunk before": 2 * state}
+    forward = {name: size * (not last) for name, size in border.items()}
+    backward = state * (rank > 0) * conditioned
+    sent |= {name: size + backward * name.startswith("state") for name, size in forward.items()}
+    sent["token after the range"] = 2 * B * 8 * (rank > 0)
+    return {name: size for name, size in sent.items()}
+
+
+def packed(rank):
+    """Documents packed into one sequence: both forms against the whole, gradients too."""
+    line = Line()
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, 12, heads, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
+    table, bias = (
+        torch.randn(4, 12, 16, generator=generator, dtype=torch.float64),
+        torch.randn(4, 16, generator=generator, dtype=torch.float64),
+    )
+    segment = torch.tensor([[0] * 2 + [1] * 7 + [2] * 3, [0] * 7 + [1] * 5])
+    upstream = torch.randn(2, 12, 4, 16, generator=generator, dtype=torch.float64)
+    device = processes.device(rank)
+    inputs = [t.to(device).requires_grad_() for t in (query, key, value, table, bias)]
+    segment, upstream = segment.to(device), upstream.to(device)
+
+    def of(attention):
+        q, k, v, t, u = inputs
+        if attention is None:
+            out = rk.relative_attention(
+                q, k, v, rel_key=t, rel_start=0, causal=True, query_segment=segment, key_segment=segment, content_bias=u, position_bias=u
+            )  # fmt: skip
+            return out, torch.autograd.grad(out, inputs, upstream)
+        mine = slice(rank * 12 // line.size, (rank + 1) * 12 // line.size)
+        out = attention(
+            line, q[:, mine], k[:, mine], v[:, mine], t[:, : mine.stop], segment=segment[:, mine], content_bias=u, position_bias=u
+        )
+        grads = torch.autograd.grad(out, inputs, upstream[:, mine])
+        for grad in grads:
+            dist.all_reduce(grad)
+        return torch.cat(list(line.gather("test", out.detach())), 1), grads
+
+    want, want_grads = of(None)
+    for attention in (gathered_attention, ring_attention):
+        out, grads = of(attention)
+        torch.testing.assert_close(out, want)
+        for a, b in zip(grads, want_grads):
+            torch.testing.assert_close(a, b)
+    with pytest.raises(ValueError, match="dropout_p: expected 0 around a ring"):
+        ring_attention(line, *inputs[:4], dropout_p=0.5)
+    part = SequencePart()
+    with pytest.raises(ValueError, match="tokens: expected a range of whole chunks"):
+        tiny.model().to(device)(torch.zeros(1, 6, dtype=torch.int64, device=device), part=part)
+    with pytest.raises(ValueError, match="batch: expected tokens and chunks that 2"):
+        part.split(Batch(torch.zeros(1, 5, dtype=torch.int64), torch.ones(1, 5, dtype=torch.bool)))
+    return "equal"
+
+
+def test_packed_documents_and_refusals(ran):
+    assert ran[2][1] == "equal"
+    with pytest.raises(ValueError, match="exchange: expected one of gather, ring; got 'tree'"):
+        SequencePart(exchange="tree")
+
+
+SETTINGS = training.Settings(steps=2, warmup_steps=0, max_lr=0.3, clip=0.5)
+
+
+def trained(model, parts, steps=2):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return [training.train_step(model, optimizer, parts, SETTINGS, step) for step in range(steps)]
+
+
+def mixed(rank, kind):
+    """Two processes take halves of the batch, two halves of each sequence."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device = processes.device(rank)
+    mesh = init_device_mesh(device.split(":")[0], (2, 2), mesh_dim_names=("data", "sequence"))
+    part, row = SequencePart(mesh["sequence"], "ring"), mesh["data"].get_local_rank()
+    model = tiny.model(dtype=torch.float64).to(device)
+    if kind == "fsdp2":
+        training.shard(model, mesh[("data", "sequence")]._flatten())
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
+    whole = batch(device)
+    mine = Batch(*(t[row : row + 1] for t in (whole.tokens, whole.real, whole.neighbours, whole.neighbour_mask)))
+    return trained(model, [part.split(mine)])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_steps_with_data_parallelism_equal_one_process(kind, ran):
+    got, want = ran[4][1][kind], trained(tiny.model(dtype=torch.float64), [batch()])
+    for a, b in zip(got, want):
+        assert a["tokens"] == b["tokens"]
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-5)

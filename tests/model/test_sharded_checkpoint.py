@@ -1,0 +1,100 @@
+"""Sharded checkpoints in one process: kills, and what is refused. Their processes are in test_tensor_parallel."""
+
+import pytest
+import torch
+
+from retro_model import checkpoint, disk
+from retro_model.training import Settings, make_optimizer, sharded_checkpoint
+from tests import killing
+from tests.conftest import INTERPRETER
+from tests.model import toys
+
+pytestmark = pytest.mark.skipif(INTERPRETER or not torch.distributed.is_available(), reason="needs torch.distributed")
+
+KILLED = """
+import shutil
+from pathlib import Path
+import torch
+from tests import killing
+from tests.model import toys
+from retro_model import training
+from retro_model.training import sharded_checkpoint
+torch.set_num_threads(1)
+
+def make(value):
+    model = toys.Bigram(vocab=3)
+    torch.nn.init.constant_(model.table.weight, value)
+    return model, training.make_optimizer(model, training.Settings(steps=8, warmup_steps=2))
+
+there, here, found = Path(sys.argv[1]), Path(sys.argv[2]), []
+new = make(2.0)
+sharded_checkpoint.save(there / "c", *make(1.0), step=1)
+sharded_checkpoint.load(there / "c", *make(0.0))
+
+def prepare():
+    shutil.rmtree(here, ignore_errors=True)
+    shutil.copytree(there, here)
+
+def save():
+    sharded_checkpoint.save(here / "c", *new, step=2)
+
+n, every = 1, 3
+while True:
+    prepare()
+    killed = killing.killed_at(n, save)
+    model, optimizer = make(0.0)
+    found.append(sharded_checkpoint.load(here / "c", model, optimizer)["step"])
+    assert (model.table.weight == found[-1]).all()
+    if not killed:
+        break
+    n += every
+prepare()
+for _ in range(2):  # what is left of two killed saves
+    killing.killed_at(n // 2, save)
+save()
+print(n, found == sorted(found), *sorted(set(found)), len(list((here / "c").iterdir())))
+shutil.rmtree(here)
+"""
+
+
+def test_a_kill_leaves_the_old_or_the_new(tmp_path):
+    """At every third system call of a save over an older checkpoint."""
+    if not killing.allowed():
+        pytest.skip("this system does not let a process trace its child")
+    calls, in_order, *found = killing.in_a_process(KILLED, tmp_path / "there", killing.fast_folder(tmp_path)).split()
+    assert int(calls) > 40 and in_order == "True" and " ".join(found) == "1 2 2"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = toys.Bigram(vocab=3)
+    optimizer = make_optimizer(model, Settings(steps=8, warmup_steps=2))
+    return sharded_checkpoint.save(tmp_path / "c", model, optimizer, step=3), model, optimizer
+
+
+def test_refusals(saved, tmp_path):
+    path, model, optimizer = saved
+    Error = checkpoint.CheckpointError
+    with pytest.raises(Error, match=r"scale.weight is \[3, 3\], the model has \[4, 4\]"):
+        sharded_checkpoint.load(path, toys.Bigram(vocab=4))
+    with pytest.raises(Error, match=r"state\.json is missing"):
+        sharded_checkpoint.load(tmp_path / "none", model)
+    one_file = checkpoint.save(tmp_path / "one", model, optimizer)
+    with pytest.raises(Error, match="the one-file form"):
+        sharded_checkpoint.load(one_file, model)
+    with pytest.raises(Error):
+        sharded_checkpoint.save(one_file, model, optimizer)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letters.txt").write_text("dear")
+    with pytest.raises(Error, match=r"no sharded checkpoint \(it holds letters.txt\)"):
+        sharded_checkpoint.save(tmp_path / "mine", model)
+    with disk.Lock(path / ".lock", "test"), pytest.raises(disk.Busy, match="is being saved"):
+        sharded_checkpoint.save(path, model, optimizer)
+    next((path / sharded_checkpoint.read_state(path)["shards"]).glob("*.distcp")).write_bytes(b"short")
+    before = model.table.weight.detach().clone()
+    with pytest.raises(Error, match="truncated or corrupt"):
+        sharded_checkpoint.load(path, model, optimizer)
+    assert torch.equal(model.table.weight, before)
+    only = sharded_checkpoint.save(tmp_path / "only", model)
+    with pytest.raises(Error, match="saved without an optimiser"):
+        sharded_checkpoint.load(only, model, optimizer)

@@ -1,0 +1,175 @@
+"""Heads divided among processes: a model, its encoder and single layers equal the whole ones, gradients too, FSDP2 beside it."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from retro_model import checkpoint, training
+from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention
+from retro_model.parallel import SequencePart, parallelize
+from retro_model.training import Batch, sharded_checkpoint
+from tests import processes
+from tests.conftest import INTERPRETER
+from tests.model import tiny
+
+pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+
+SIZES = {"num_heads": 4, "encoder_heads": 2}
+SETTINGS = training.Settings(steps=2, warmup_steps=0, max_lr=0.01, clip=0.5)
+
+
+def whole_batch(device="cpu") -> Batch:
+    tokens, neighbours, mask = tiny.inputs(N=16)
+    return Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), neighbours, mask).to(device)
+
+
+def layers() -> dict[str, nn.Module]:
+    torch.manual_seed(3)
+    options = {"num_kv_heads": 2, "bias": True, "dtype": torch.float64}
+    made = {
+        "attention": RelativeAttention(24, 4, 16, causal=True, **options),
+        "cca": ChunkedCrossAttention(24, 4, 16, chunk_len=4, context_dim=20, **options),
+        "feed_forward": FeedForward(24, 40, bias=True, dtype=torch.float64),
+    }
+    for layer in made.values():
+        for name, p in layer.named_parameters():
+            if name.endswith("bias"):
+                nn.init.normal_(p)
+    return made
+
+
+def updates(made: dict[str, nn.Module], device="cpu") -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    x, encoded = (torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in ((2, 11, 24), (2, 2, 2, 6, 20)))
+    x.requires_grad_()
+    found = {"attention": made["attention"](x), "cca": made["cca"](x, encoded), "feed_forward": made["feed_forward"](x)}
+    return found | {f"{name} gradient": torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for name, y in found.items()}
+
+
+def full(t: torch.Tensor) -> torch.Tensor:
+    return (t.full_tensor() if hasattr(t, "full_tensor") else t).detach().cpu()
+
+
+def outcome(model):
+    batch = whole_batch(next(model.parameters()).device)
+    logits = model(**batch.inputs)
+    model(**batch.inputs, loss_mask=batch.real).total.backward()
+    return full(logits), {name: full(p.grad) for name, p in model.named_parameters()}
+
+
+def trained(model, parts, resume=None):
+    optimizer = training.make_optimizer(model, SETTINGS)
+    first = 0 if resume is None else sharded_checkpoint.load(resume, model, optimizer)["step"]
+    return [training.train_step(model, optimizer, parts, SETTINGS, step) for step in range(first, first + 2)], optimizer
+
+
+def of_two(rank, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device = processes.device(rank)
+    mesh = init_device_mesh(device.split(":")[0], (2,))
+    made = {name: parallelize(layer.to(device), mesh) for name, layer in layers().items()}
+    encoder = parallelize(tiny.model(dtype=torch.float64, **SIZES).encoder.to(device), mesh)
+    batch = whole_batch(device)
+    chunks = torch.linspace(-1, 1, 2 * 4 * 4 * 24, dtype=torch.float64, device=device).view(2, 4, 4, 24)
+    encoded = encoder(batch.neighbours, chunks, neighbour_mask=batch.neighbour_mask)
+    model = parallelize(tiny.model(dtype=torch.float64, **SIZES).to(device), mesh)
+    held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
+    with pytest.raises(ValueError, match=r"layers.0.attention: expected num_heads and num_kv_heads that 2 processes divide; got 3, 3"):
+        parallelize(tiny.model(num_heads=3).to(device), mesh)
+    logits, grads = outcome(model)
+    simple = {name: full(t).numpy() for name, t in updates(made, device).items()}
+    resumed = training.shard(tiny.model(seed=2, dtype=torch.float64, **SIZES).to(device), mesh)
+    whole = whole_batch(device)
+    half = Batch(*(t[rank : rank + 1] for t in (whole.tokens, whole.real, whole.neighbours, whole.neighbour_mask)))
+    history = trained(resumed, [half], resume=folder)[0]
+    return simple, full(encoded).numpy(), logits.numpy(), {n: g.numpy() for n, g in grads.items()}, held, history
+
+
+def of_four(rank, folder):
+    """Two halves of the batch on two pairs of processes; then halves of the sequence in place of the batch."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device = processes.device(rank)
+    mesh = init_device_mesh(device.split(":")[0], (2, 2), mesh_dim_names=("data", "tensor"))
+    model = parallelize(tiny.model(dtype=torch.float64, **SIZES).to(device), mesh["tensor"])
+    training.shard(model, mesh["data"])
+    row, whole = mesh["data"].get_local_rank(), whole_batch(device)
+    mine = Batch(*(t[row : row + 1] for t in (whole.tokens, whole.real, whole.neighbours, whole.neighbour_mask)))
+    history, optimizer = trained(model, [mine])
+    checkpoint.save(folder, model, optimizer, step=2)
+    sharded_checkpoint.save(f"{folder}-shards", model, optimizer, step=1)
+    sharded_checkpoint.save(f"{folder}-shards", model, optimizer, step=2, position=4, extra={"note": "of four"})
+    torch.manual_seed(rank)
+    drawn = torch.rand(3)
+    torch.manual_seed(rank)
+    sharded_checkpoint.save(f"{folder}-random", model, optimizer)
+    torch.rand(5)
+    sharded_checkpoint.load(f"{folder}-random", model, optimizer)
+    assert torch.equal(torch.rand(3), drawn)  # every process draws on as it would have
+    part = SequencePart(mesh["data"])
+    model = parallelize(tiny.model(dtype=torch.float64, **SIZES).to(device), mesh["tensor"])
+    logits = model(**part.split(whole).inputs)
+    return history, torch.cat(list(part.line.gather("test", logits.detach())), 1).cpu().numpy()
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tensor") / "saved"
+    four = processes.several(4, of_four, str(folder))
+    return processes.several(2, of_two, f"{folder}-shards"), four, folder
+
+
+def test_layers_and_the_encoder_equal_the_whole_ones(ran):
+    simple, encoded, *_ = ran[0]
+    for name, want in updates(layers()).items():
+        torch.testing.assert_close(torch.from_numpy(simple[name]), want.detach(), msg=name)
+    batch = whole_batch()
+    chunks = torch.linspace(-1, 1, 2 * 4 * 4 * 24, dtype=torch.float64).view(2, 4, 4, 24)
+    want = tiny.model(dtype=torch.float64, **SIZES).encoder(batch.neighbours, chunks, neighbour_mask=batch.neighbour_mask)
+    torch.testing.assert_close(torch.from_numpy(encoded), want.detach())
+
+
+def test_a_model_equals_the_whole_one(ran):
+    *_, logits, grads, held, _ = ran[0]
+    model = tiny.model(dtype=torch.float64, **SIZES)
+    want, want_grads = outcome(model)
+    torch.testing.assert_close(torch.from_numpy(logits), want)
+    assert grads.keys() == want_grads.keys()
+    for name, grad in want_grads.items():
+        torch.testing.assert_close(torch.from_numpy(grads[name]), grad, msg=name)
+    divided = sum(
+        p.numel() for n, p in model.named_parameters() if "attention." in n or "cca." in n or "cross." in n or "feed_forward." in n
+    )
+    assert held == sum(p.numel() for p in model.parameters()) - divided // 2
+
+
+def test_with_fsdp2_and_with_ranges_of_the_sequence(ran):
+    (history, logits), folder = ran[1:]
+    model = tiny.model(dtype=torch.float64, **SIZES)
+    torch.testing.assert_close(torch.from_numpy(logits), model(**whole_batch().inputs).detach())
+    want, _ = trained(model, [whole_batch()])
+    for a, b in zip(history, want):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-6)
+    restored = tiny.model(seed=1, dtype=torch.float64, **SIZES)
+    checkpoint.load(folder, restored)  # four processes' checkpoint in one
+    for (name, p), q in zip(model.named_parameters(), restored.parameters(), strict=True):
+        torch.testing.assert_close(q, p, msg=name, rtol=1e-5, atol=1e-7)
+
+
+def test_shards_of_four_processes_are_resumed_by_two_and_by_one(ran):
+    history, _, folder = ran[0][-1], *ran[1:]
+    model = tiny.model(dtype=torch.float64, **SIZES)
+    optimizer = training.make_optimizer(model, SETTINGS)
+    want = [training.train_step(model, optimizer, [whole_batch()], SETTINGS, step) for step in range(4)][2:]
+    alone, _ = trained(tiny.model(seed=3, dtype=torch.float64, **SIZES), [whole_batch()], resume=f"{folder}-shards")
+    for got in (history, alone):
+        for a, b in zip(got, want):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-5)
+    state = sharded_checkpoint.read_state(f"{folder}-shards")
+    assert (state["step"], state["position"], state["extra"], state["processes"]) == (2, 4, {"note": "of four"}, 4)
+    shards = list((folder.parent / "saved-shards" / state["shards"]).glob("*.distcp"))
+    sizes = [s.stat().st_size for s in shards]
+    assert len(shards) == 4 and max(sizes) < 0.5 * sum(sizes)  # nobody wrote the whole
+    assert sorted(p.name for p in (folder.parent / "saved-shards").iterdir()) == [state["shards"], "state.json"]

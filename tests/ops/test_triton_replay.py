@@ -1,0 +1,80 @@
+"""Calls that are replayed, launches and torch's operations alike, equal the registered operator: other values, other memory."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels import _eager, configs
+from retro_kernels.testing import inputs
+from tests.conftest import COMPILED, INTERPRETER
+
+if not (INTERPRETER or COMPILED):
+    pytest.skip("needs TRITON_INTERPRET=1, in a process of its own", allow_module_level=True)
+
+CALLS = {
+    "chunked_cross_attention": lambda seed, **more: inputs.cross_attention(seed, B=1, N=9, H=2, mask="token", gate=True, **more),
+    "relative_attention": lambda seed, **more: inputs.self_attention(seed, B=1, N=9, H=2, causal=True, key_mask=True, **more),
+    "relative_logits": lambda seed: inputs.relative_logits(seed),
+    "topk_chunks": lambda seed: inputs.topk(seed, docs=True),
+    "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
+}
+
+
+def results(op, kw, run):
+    """Every output and gradient."""
+    kw = inputs.differentiable(kw)
+    outs = run(kw)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    out = outs[0].where(outs[0].isfinite(), 0)
+    leaves = [value for value in kw.values() if isinstance(value, torch.Tensor) and value.requires_grad]
+    return [*outs, *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))]
+
+
+def operator(op):
+    """Without a plan of ours."""
+
+    def run(kw):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_eager, "_key", lambda *call: None)
+            return getattr(rk, op)(**kw, backend="triton")
+
+    return run
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_replayed_calls_equal_the_operator(op):
+    for seed in (1, 2, 3, 4):
+        got = results(op, CALLS[op](seed), lambda kw: getattr(rk, op)(**kw, backend="triton"))
+        if seed == 2:
+            (plan,) = _eager._PLANS.values()
+            assert plan.forward.replay is not None and [run.replay is not None for run in plan.backwards.values()] == [True]
+        if seed != 2:
+            for a, b in zip(got, results(op, CALLS[op](seed), operator(op)), strict=True):
+                assert torch.equal(a, b)
+
+
+def test_a_seed_is_drawn_for_every_replay():
+    kw = CALLS["relative_attention"](1, dropout_p=0.5)
+    drawn = [rk.relative_attention(**kw, backend="triton") for _ in range(4)]
+    assert not torch.equal(drawn[2], drawn[3])
+    torch.manual_seed(7)
+    again = rk.relative_attention(**kw, backend="triton")
+    torch.manual_seed(7)
+    assert torch.equal(again, operator("relative_attention")(kw))
+
+
+def test_one_tensor_for_several_arguments_is_not_one_for_good():
+    x, rest = torch.randn(1, 8, 2, 16), [torch.randn(1, 8, 2, 16) for _ in range(3)]
+    for _ in range(3):
+        rk.relative_attention(x, x, x, backend="triton")
+    got = rk.relative_attention(*rest, backend="triton")
+    torch.testing.assert_close(got, rk.relative_attention(*rest, backend="reference"))
+
+
+def test_what_changes_the_choice_ends_a_plan():
+    kw = CALLS["relative_logits"](1)
+    for _ in range(3):
+        rk.relative_logits(**kw, backend="triton")
+    with configs.watched() as seen:
+        rk.relative_logits(**kw, backend="triton")
+    assert [op for op, _ in seen] == ["relative_logits"]
