@@ -14,7 +14,7 @@
 #pragma once
 #include <algorithm>
 
-#include "carver.h"
+#include "arena.h"
 #include "pack.h"
 
 namespace retro::RETRO_ISA {
@@ -25,17 +25,17 @@ constexpr int NARROW = 4;  // widths up to here take inner products along the co
 inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
 struct Band {
-  View table;  // [H or 1,T,E]
-  int E = 0, wide = 0;
-  int64_t T = 0;
+  View table;  // [H or 1,table_rows,E]
+  int E = 0, E_pad = 0;
+  int64_t table_rows = 0;
   int64_t zero = 0;             // column c reads row zero - c
   int64_t low = 0, high = 0;    // the columns that matter: inside the table, and visible
   int64_t first = 0, last = 0;  // their chunks
 
   Band(const View& rel_key, int64_t query_offset, int64_t rel_start, int64_t lowest, int64_t highest) : table(rel_key) {
     if (!rel_key) return;
-    T = table.size[1], E = static_cast<int>(table.size[2]), wide = pad(E), zero = query_offset - rel_start;
-    low = std::max(lowest, zero - T + 1), high = std::min(highest, zero + 1);
+    table_rows = table.size[1], E = static_cast<int>(table.size[2]), E_pad = pad(E), zero = query_offset - rel_start;
+    low = std::max(lowest, zero - table_rows + 1), high = std::min(highest, zero + 1);
     if (low < high) first = floor_divide(low - 1, BLOCK), last = floor_divide(high - 2, BLOCK) + 1;
   }
   explicit operator bool() const { return E > 0; }
@@ -48,27 +48,27 @@ struct Band {
   }
 };
 
-// Chunks of one head's relative keys, packed when first needed: transposed, and rel_key rows in the order of columns.
-// E is what products are made of: float, or a pair of bf16.
-template <class E>
+// Chunks of one head's relative keys, packed when first needed: transposed, and rel_key rows in the order of columns,
+// both as B. Elem is what products are made of: float, or a pair of bf16.
+template <class Elem>
 class BandChunks {
  public:
   BandChunks() = default;
-  BandChunks(const Band& band, int64_t first, int64_t last, bool with_lines, Carver& carver)
+  BandChunks(const Band& band, int64_t first, int64_t last, bool with_rows_b, Arena& arena)
       : band_(&band), first_(std::max(first, band.first)),
         count_(std::max<int64_t>(std::min(last, band.last) - first_, 0)) {
-    steps_ = steps_of<E>(band.E), width_ = row_width<E>(band.E);
-    columns_ = carver.take<E>(count_ * steps_ * BLOCK);
-    keep_lines_ = with_lines && band.E > NARROW;
-    lines_ = carver.take<E>(keep_lines_ ? count_ * steps_of<E>(BLOCK) * band.wide : 0);
-    rows_ = carver.take<E>(BLOCK * width_);
-    ready_ = carver.take<uint8_t>(count_);
+    kc_ = kc_of<Elem>(band.E), width_ = row_width<Elem>(band.E);
+    columns_ = arena.take<Elem>(count_ * kc_ * BLOCK);
+    keep_rows_b_ = with_rows_b && band.E > NARROW;
+    rows_b_ = arena.take<Elem>(keep_rows_b_ ? count_ * kc_of<Elem>(BLOCK) * band.E_pad : 0);
+    rows_a_ = arena.take<Elem>(BLOCK * width_);
+    ready_ = arena.take<uint8_t>(count_);
   }
   void reset() { clear(ready_, count_); }
-  const E* columns(int64_t m) const { return columns_ + (m - first_) * steps_ * BLOCK; }  // [steps(E)][BLOCK]
-  // [steps(BLOCK)][wide]
-  E* lines(int64_t m) const { return lines_ + (m - first_) * steps_of<E>(BLOCK) * band_->wide; }
-  int steps() const { return steps_; }
+  const Elem* columns(int64_t m) const { return columns_ + (m - first_) * kc_ * BLOCK; }  // [kc(E)][BLOCK]
+  // [kc(BLOCK)][E_pad]
+  Elem* rows_b(int64_t m) const { return rows_b_ + (m - first_) * kc_of<Elem>(BLOCK) * band_->E_pad; }
+  int kc() const { return kc_; }
   int width() const { return width_; }
 
   template <class T>
@@ -76,25 +76,25 @@ class BandChunks {
     if (ready_[m - first_]) return;
     ready_[m - first_] = 1;
     const Band& n = *band_;
-    E* to = keep_lines_ && !PAIRS<E> ? lines(m) : rows_;
+    Elem* to = keep_rows_b_ && !PAIRS<Elem> ? rows_b(m) : rows_a_;
     const int h = n.tables() == 1 ? 0 : head;
     for (int x = 0; x < BLOCK; ++x) {
       const int64_t row = n.zero - (m * BLOCK + 1 + x);
-      if (row >= 0 && row < n.T)
+      if (row >= 0 && row < n.table_rows)
         pack_row(n.table.at<const T>(h, row), nullptr, n.E, to + x * width_);
       else
         clear(to + x * width_, width_);
     }
-    transpose(to, width_, BLOCK, steps_, columns_ + (m - first_) * steps_ * BLOCK, BLOCK);
-    if (keep_lines_) pair_rows(to, BLOCK, n.E, lines(m));
+    transpose(to, width_, BLOCK, kc_, columns_ + (m - first_) * kc_ * BLOCK, BLOCK);
+    if (keep_rows_b_) pack_b(to, BLOCK, n.E, rows_b(m));
   }
 
  private:
   const Band* band_ = nullptr;
   int64_t first_ = 0, count_ = 0;
-  bool keep_lines_ = false;
-  int steps_ = 0, width_ = 0;
-  E *columns_ = nullptr, *lines_ = nullptr, *rows_ = nullptr;
+  bool keep_rows_b_ = false;
+  int kc_ = 0, width_ = 0;
+  Elem *columns_ = nullptr, *rows_b_ = nullptr, *rows_a_ = nullptr;
   uint8_t* ready_ = nullptr;
 };
 
@@ -104,19 +104,19 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
 }
 
 // strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros where they don't matter.
-template <class T, class E>
-void band_logits(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query, float* strip,
-                 int64_t ld) {
+template <class T, class Elem>
+void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
+                 float* strip, int64_t ld) {
   int begin = 0, end = 0;
   if (n.holds(m)) n.inside(m, begin, end);
   clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
   if (begin >= end) return;
   chunks.template prepare<T>(head, m);
-  gemm<true>(rows, (end - begin) / LANES, chunks.steps(), rel_query, chunks.width(), chunks.columns(m) + begin, BLOCK,
+  gemm<true>(rows, (end - begin) / LANES, chunks.kc(), rel_query, chunks.width(), chunks.columns(m) + begin, BLOCK,
              [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
 }
 
-// Column e of the relative keys in chunk columns of E.
+// Column e of the relative keys in chunk columns of Elem.
 RETRO_INLINE Vec key_column(const float* columns, int e, int x) { return load(columns + e * BLOCK + x); }
 RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
   const Pairs two = load_pairs(columns + e / 2 * BLOCK + x);
@@ -124,20 +124,20 @@ RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
 }
 
 // What a chunk of the strip, now holding the gradients of the scores, adds to
-//   d_query [rows][wide]   if not null: gradient · relative keys
+//   d_query [rows][E_pad]   if not null: gradient · relative keys
 //   d_table [E][BLOCK]     if not null: the chunk's relative keys, transposed
-// rel_query: lines, k = row. `rounded`: BLOCK*BLOCK/2 elements for pairs.
-template <class T, class E>
-void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, int rows, const E* rel_query,
-                    const float* strip, int64_t ld, E* rounded, float* d_query, float* d_table) {
+// rel_query: B with k = row. `rounded`: BLOCK*BLOCK/2 elements for pairs.
+template <class T, class Elem>
+void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
+                    const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table) {
   int begin = 0, end = 0;
   if (n.holds(m)) n.inside(m, begin, end);
   if (begin >= end) return;
   const float* grad = strip + begin;
   const int columns = end - begin;
   if (d_table) {
-    const MatrixRef<E> a = by_line(grad, ld, rows, columns, rounded, BLOCK);
-    gemm<false>(n.E, columns / LANES, steps_of<E>(rows), rel_query, n.wide, a.data, a.ld, [=](int e, int x, Vec s) {
+    const MatrixRef<Elem> a = to_column_major(grad, ld, rows, columns, rounded, BLOCK);
+    gemm<false>(n.E, columns / LANES, kc_of<Elem>(rows), rel_query, n.E_pad, a.data, a.ld, [=](int e, int x, Vec s) {
       float* to = d_table + e * BLOCK + begin + x;
       store(to, load(to) + s);
     });
@@ -145,10 +145,10 @@ void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, i
   if (!d_query) return;
   chunks.template prepare<T>(head, m);
   if (n.E > NARROW) {
-    const MatrixRef<E> a = by_row(grad, ld, rows, columns, rounded, steps_of<E>(BLOCK));
-    return gemm<true>(rows, n.wide / LANES, steps_of<E>(columns), a.data, a.ld,
-                      chunks.lines(m) + steps_of<E>(begin) * n.wide, n.wide, [=](int r, int e, Vec s) {
-                        float* to = d_query + r * n.wide + e;
+    const MatrixRef<Elem> a = to_row_major(grad, ld, rows, columns, rounded, kc_of<Elem>(BLOCK));
+    return gemm<true>(rows, n.E_pad / LANES, kc_of<Elem>(columns), a.data, a.ld,
+                      chunks.rows_b(m) + kc_of<Elem>(begin) * n.E_pad, n.E_pad, [=](int r, int e, Vec s) {
+                        float* to = d_query + r * n.E_pad + e;
                         store(to, load(to) + s);
                       });
   }
@@ -157,7 +157,7 @@ void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, i
       Vec s = zero();
       for (int x = begin; x < end; x += LANES)
         s = fma(load(strip + r * ld + x), key_column(chunks.columns(m), e, x), s);
-      d_query[r * n.wide + e] += sum(s);
+      d_query[r * n.E_pad + e] += sum(s);
     }
 }
 
@@ -165,20 +165,20 @@ void band_gradients(const Band& n, BandChunks<E>& chunks, int head, int64_t m, i
 template <class T>
 void clear_unused_rows(const Band& n, const View& to) {
   for (int h = 0; h < n.tables(); ++h)
-    for (int64_t row = 0; row < n.T; ++row)
+    for (int64_t row = 0; row < n.table_rows; ++row)
       if (!n.holds(floor_divide(n.zero - row - 1, BLOCK))) clear(to.at<T>(h, row), n.E);
 }
 
-// d_rel_key[h] rows of chunk m = factor * total [E][BLOCK]; `temporary` [BLOCK][wide].
+// d_rel_key[h] rows of chunk m = factor * total [E][BLOCK]; `temporary` [BLOCK][E_pad].
 template <class T>
 void write_table_gradient(const Band& n, const View& to, int h, int64_t m, const float* total, float factor,
                           float* temporary) {
-  transpose(total, BLOCK, n.E, BLOCK, temporary, n.wide);
+  transpose(total, BLOCK, n.E, BLOCK, temporary, n.E_pad);
   for (int x = 0; x < BLOCK; ++x) {
     const int64_t row = n.zero - (m * BLOCK + 1 + x);
-    if (row < 0 || row >= n.T) continue;
+    if (row < 0 || row >= n.table_rows) continue;
     for (int e = 0; e < n.E; e += LANES)
-      store(to.at<T>(h, row) + e, load(temporary + x * n.wide + e) * broadcast(factor), n.E - e);
+      store(to.at<T>(h, row) + e, load(temporary + x * n.E_pad + e) * broadcast(factor), n.E - e);
   }
 }
 

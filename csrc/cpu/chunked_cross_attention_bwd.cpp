@@ -5,7 +5,7 @@
 // slots follow from the sizes alone: so the bits don't depend on the threads.
 #include <cmath>
 
-#include "chunked_cross_attention_tile.h"
+#include "chunked_cross_attention_bwd.h"
 #include "row_attention.h"
 
 namespace retro::RETRO_ISA {
@@ -14,88 +14,14 @@ namespace {
 constexpr int TASKS = 128;                         // wanted at least, for balance
 constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together; one slot is always there
 
-// What a unit carries over the blocks of keys.
-template <class E>
-struct State {
-  E *query, *query_rows, *query_lines, *grad, *grad_rows, *grad_lines;  // transposed, A by row, B with k = row
-  float *z, *dz, *lse2, *delta, *dlse, *dquery;
-
-  State(const Sizes& n, Carver& carver) {
-    const int width = row_width<E>(n.D);
-    query = carver.take<E>(steps_of<E>(n.D) * ROWS), grad = carver.take<E>(steps_of<E>(n.D) * ROWS);
-    query_rows = carver.take<E>(ROWS * width), grad_rows = carver.take<E>(ROWS * width);
-    query_lines = PAIRS<E> ? carver.take<E>(ROWS * width) : query_rows;
-    grad_lines = PAIRS<E> ? carver.take<E>(ROWS * width) : grad_rows;
-    z = carver.take<float>((n.E ? n.R : 1) * ROWS), dz = carver.take<float>((n.E ? n.R : 1) * ROWS);
-    lse2 = carver.take<float>(ROWS), delta = carver.take<float>(ROWS), dlse = carver.take<float>(ROWS),
-    dquery = carver.take<float>(ROWS * pad(n.D));
-  }
-};
-
-template <class T, class E>
-struct Workspace {
-  RelativeCache<E> relative;
-  Tokens tokens[2];  // of the chunk at hand, and of the next one
-  BlockRows<T> keys, values;
-  LeftRows<T, E> left_keys, left_values;
-  RightRows<T, E> right_keys;
-  KeyFactors factors;
-  T **key_grads, **value_grads;  // rows of a block
-  E *p_rows, *ds_rows, *ds_pairs, *rel_rows, *rel_lines, *band_rows, *band_pairs;
-  float *p, *ds, *x, *keep, *dk, *dv, *strip, *bias, *dgate, *drel_query;
-  char* states;
-  size_t state_bytes, bytes;
-
-  Workspace(const Sizes& n, int units, bool gate, bool dropout, Carver carver)
-      : relative(n, carver), tokens{{n, carver}, {n, carver}}, keys(carver), values(carver), left_keys(n, carver),
-        left_values(n, carver), right_keys(n, carver), factors(carver) {
-    constexpr int block = KEYS * ROWS;
-    const auto pairs = [&](int64_t count) { return PAIRS<E> ? carver.take<E>(count) : nullptr; };
-    key_grads = carver.take<T*>(KEYS), value_grads = carver.take<T*>(KEYS);
-    p = carver.take<float>(block), ds = carver.take<float>(block);
-    x = carver.take<float>(gate ? block : 0), keep = carver.take<float>(dropout ? block : 0);
-    p_rows = PAIRS<E> ? pairs(block / 2) : reinterpret_cast<E*>(p);
-    ds_rows = PAIRS<E> ? pairs(block / 2) : reinterpret_cast<E*>(ds);
-    ds_pairs = PAIRS<E> ? pairs(block / 2) : reinterpret_cast<E*>(ds);
-    dk = carver.take<float>(KEYS * pad(n.D)), dv = carver.take<float>(KEYS * pad(n.D));
-    const int64_t band = n.E ? static_cast<int64_t>(ROWS) * n.band_ld : 0;
-    strip = carver.take<float>(band + LANES * n.band_ld);
-    rel_rows = carver.take<E>(ROWS * row_width<E>(n.E)), rel_lines = pairs(ROWS * row_width<E>(n.E));
-    band_rows = PAIRS<E> ? pairs(band / 2) : reinterpret_cast<E*>(strip);
-    band_pairs = PAIRS<E> ? pairs(band / 2) : reinterpret_cast<E*>(strip);
-    bias = carver.take<float>(LARGEST_D), dgate = carver.take<float>(KEYS * LANES),
-    drel_query = carver.take<float>(ROWS * pad(n.E));
-    Carver one(nullptr);
-    State<E>(n, one);
-    state_bytes = one.used();
-    states = carver.take<char>(static_cast<int64_t>(state_bytes) * units);
-    bytes = carver.used();
-  }
-  State<E> state(const Sizes& n, int unit) const {
-    Carver carver(states + state_bytes * unit);
-    return State<E>(n, carver);
-  }
-};
-
-// Sums over chunks, one of each slot and head.
-struct Partials {
-  int64_t rel, content, position, each;  // sizes in floats
-  std::vector<float> sums;
-
-  Partials(const Sizes& n, const CrossAttentionGrads& want)
-      : rel(want.rel_key ? static_cast<int64_t>(n.band) * pad(n.E) : 0), content(want.content_bias ? pad(n.D) : 0),
-        position(want.position_bias ? pad(n.E) : 0), each(rel + content + position) {}
-  float* of(const Sizes& n, int64_t slot, int head) { return sums.data() + (slot * n.H + head) * each; }
-};
-
-template <class T, class E>
+template <class T, class Elem>
 struct Backward {
   const CrossAttention& c;
   const View &out, &lse, &dout, &dlse;
   const CrossAttentionGrads& want;
   Sizes n;
   Dropout dropout;
-  Partials partials;
+  ChunkedPartials partials;
   int64_t slots;
   std::vector<float> gate_sums;  // [B*L, G, K]
   uint64_t id = next_call();
@@ -113,25 +39,25 @@ struct Backward {
   }
 
   // Packs the gradient, and what the scores are made of.
-  void begin(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st) const {
-    const int width = row_width<E>(n.D);
-    pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_rows);
-    pack_unit<T>(dout, b, unit, nullptr, n.D, st.grad_rows);
-    transpose(st.query_rows, width, unit.rows, steps_of<E>(n.D), st.query, ROWS);
-    transpose(st.grad_rows, width, unit.rows, steps_of<E>(n.D), st.grad, ROWS);
-    pair_rows(st.query_rows, unit.rows, n.D, st.query_lines), pair_rows(st.grad_rows, unit.rows, n.D, st.grad_lines);
-    clear(st.dquery, ROWS * pad(n.D)), clear(st.dz, (n.E ? n.R : 1) * ROWS);
-    for (int i = 0; i < ROWS; ++i) {
+  void begin(int64_t b, const Unit& unit, ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st) const {
+    const int width = row_width<Elem>(n.D);
+    pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_a);
+    pack_unit<T>(dout, b, unit, nullptr, n.D, st.grad_a);
+    transpose(st.query_a, width, unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
+    transpose(st.grad_a, width, unit.rows, kc_of<Elem>(n.D), st.grad, QUERY_BLOCK);
+    pack_b(st.query_a, unit.rows, n.D, st.query_b), pack_b(st.grad_a, unit.rows, n.D, st.grad_b);
+    clear(st.dquery, QUERY_BLOCK * pad(n.D)), clear(st.dz, (n.E ? n.R : 1) * QUERY_BLOCK);
+    for (int i = 0; i < QUERY_BLOCK; ++i) {
       const float l = i < unit.rows ? *lse.at<float>(b, unit.head, unit.row + i) : -INFINITY;
       const bool empty = l == -INFINITY;  // also the lanes beyond the last row: their probabilities become 0
       st.lse2[i] = empty ? INFINITY : l * LOG2E;
       st.delta[i] = empty ? 0.f : delta(b, unit.row + i, unit.head);
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
-    if (!n.E) return clear(st.z, ROWS);
+    if (!n.E) return clear(st.z, QUERY_BLOCK);
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rel_rows);
-    position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_rows, scale2, w.strip, st.z);
+                 w.rel_a);
+    position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_a, scale2, w.strip, st.z);
   }
 
   float delta(int64_t b, int64_t row, int head) const {
@@ -142,24 +68,24 @@ struct Backward {
   }
 
   // w.p = P, and for the gate's gradient w.x = (q + u)·k
-  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w,
-                     const State<E>& st) const {
+  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
+                     const ChunkedState<Elem>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
-    sliced(count, soon, unit, w.left_keys.operand(n, w.keys), st.query, [&](int r, int i, Vec x) {
+    sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [&](int r, int i, Vec x) {
       const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
-      store(w.p + r * ROWS + i, exp2(s - load(st.lse2 + i)));
-      if (gate) store(w.x + r * ROWS + i, x);
+      store(w.p + r * QUERY_BLOCK + i, exp2(s - load(st.lse2 + i)));
+      if (gate) store(w.x + r * QUERY_BLOCK + i, x);
     });
   }
 
   // keys or values · queries or gradients, transposed; asks for the rows that will be read next.
-  template <class Rows, class Emit>
-  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const Rows& rows, const E* columns,
-              Emit emit) const {
+  template <class Rows, class Epilogue>
+  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const Rows& rows, const Elem* columns,
+              Epilogue epilogue) const {
     for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
-      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), rows.from(k), Lines<E>{columns, ROWS},
-           [&](int r, int i, Vec x) { emit(r + k, i, x); });
+      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), rows.from(k),
+           PackedB<Elem>{columns, QUERY_BLOCK}, [&](int r, int i, Vec x) { epilogue(r + k, i, x); });
     }
   }
 
@@ -168,38 +94,38 @@ struct Backward {
   //
   // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys
   // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
-  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const Workspace<T, E>& w,
-                   const State<E>& st, bool all) const {
+  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
+                   const ChunkedState<Elem>& st, bool all) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
-    sliced(count, soon, unit, w.left_values.operand(n, w.values), st.grad,
-           [&](int r, int i, Vec y) { store(w.ds + r * ROWS + i, y); });
+    sliced(count, soon, unit, w.value_a.operand(n, w.values), st.grad,
+           [&](int r, int i, Vec y) { store(w.ds + r * QUERY_BLOCK + i, y); });
     const Vec s = broadcast(scale);
     for (int i = 0; i < unit.lanes(); i += LANES) {
       const auto dp_of = [&](int at, Vec g) {
         return drop ? load(w.ds + at) * g * load(w.keep + at) : load(w.ds + at) * g;
       };
-      Vec most = zero(), rest = load(st.delta + i);
+      Vec at_max = zero(), rest = load(st.delta + i);
       if (all) {
-        Vec top = zero(), total = zero(), weight = zero();
+        Vec p_max = zero(), total = zero(), weight = zero();
         for (int r = 0; r < count; ++r) {
-          const int at = r * ROWS + i;
+          const int at = r * QUERY_BLOCK + i;
           const Vec p = load(w.p + at);
-          const Mask greater = gt(p, top);
-          most = select(greater, dp_of(at, broadcast(w.factors.gate[r])), most), top = select(greater, p, top);
+          const Mask greater = gt(p, p_max);
+          at_max = select(greater, dp_of(at, broadcast(w.factors.gate[r])), at_max), p_max = select(greater, p, p_max);
         }
         for (int r = 0; r < count; ++r) {
-          const int at = r * ROWS + i;
+          const int at = r * QUERY_BLOCK + i;
           const Vec p = load(w.p + at);
-          total = fma(p, dp_of(at, broadcast(w.factors.gate[r])) - most, total), weight = weight + p;
+          total = fma(p, dp_of(at, broadcast(w.factors.gate[r])) - at_max, total), weight = weight + p;
         }
         rest = select(gt(weight, zero()), total / weight, total);
       }
       rest = rest - load(st.dlse + i);
       for (int r = 0; r < count; ++r) {
-        const int at = r * ROWS + i;
+        const int at = r * QUERY_BLOCK + i;
         const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), y = load(w.ds + at),
                   kept = drop ? p * load(w.keep + at) : p;
-        const Vec ds = p * (dp_of(at, g) - most - rest);
+        const Vec ds = p * (dp_of(at, g) - at_max - rest);
         if (relative) {
           float* z = st.dz + w.factors.z_row[r] + i;
           store(z, load(z) + ds);
@@ -214,22 +140,23 @@ struct Backward {
   }
 
   // The layouts of pairs that the three remaining products read; floats are used as they are.
-  void to_operands(int count, const Unit& unit, const Workspace<T, E>& w) const {
-    by_row(w.p, ROWS, count, unit.lanes(), w.p_rows, steps_of<E>(ROWS));
-    by_row(w.ds, ROWS, count, unit.lanes(), w.ds_rows, steps_of<E>(ROWS));
-    by_line(w.ds, ROWS, count, unit.lanes(), w.ds_pairs, ROWS);
+  void to_operands(int count, const Unit& unit, const ChunkedWorkspace<T, Elem>& w) const {
+    to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, kc_of<Elem>(QUERY_BLOCK));
+    to_row_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_a, kc_of<Elem>(QUERY_BLOCK));
+    to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
   }
 
   // Unit `at` of `units`, against keys [first, first + count) of the tokens.
   void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v,
-             const Unit& unit, int at, int units, const Workspace<T, E>& w, const State<E>& st) const {
-    const int ld = pad(n.D), vectors = ld / LANES, across = steps_of<E>(ROWS), steps = steps_of<E>(unit.rows);
+             const Unit& unit, int at, int units, const ChunkedWorkspace<T, Elem>& w,
+             const ChunkedState<Elem>& st) const {
+    const int ld = pad(n.D), vectors = ld / LANES, lda = kc_of<Elem>(QUERY_BLOCK), kc = kc_of<Elem>(unit.rows);
     probabilities(count, soon_k, unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
         dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row),
                         static_cast<uint32_t>(unit.head), static_cast<uint32_t>(tokens.b), unit.lanes(),
-                        w.keep + r * ROWS);
+                        w.keep + r * QUERY_BLOCK);
     score_grads(count, soon_v, unit, w, st, count == tokens.count);
     to_operands(count, unit, w);
     // units add up; the last one writes
@@ -242,45 +169,43 @@ struct Backward {
       };
     };
     if (want.value)
-      gemm<true>(count, vectors, steps, w.p_rows, across, st.grad_lines, ld,
-                 grads(w.dv, w.value_grads, broadcast(1.f)));
+      gemm<true>(count, vectors, kc, w.p_a, lda, st.grad_b, ld, grads(w.dv, w.value_grads, broadcast(1.f)));
     if (want.key)
-      gemm<true>(count, vectors, steps, w.ds_rows, across, st.query_lines, ld,
-                 grads(w.dk, w.key_grads, broadcast(scale)));
+      gemm<true>(count, vectors, kc, w.ds_a, lda, st.query_b, ld, grads(w.dk, w.key_grads, broadcast(scale)));
     if (want.query || want.content_bias)
-      w.right_keys.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
-        gemm(unit.rows, vectors, steps_of<E>(count), ByLine<E>{w.ds_pairs, ROWS}, keys,
+      w.key_b.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
+        gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
              [&](int r, int d, Vec x) { store(st.dquery + r * ld + d, load(st.dquery + r * ld + d) + x); });
       });
   }
 
   // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two
   // products, a slice at a time, over what isn't zero: row i meets the columns [last - i, last - i + R).
-  void band_grads(int64_t b, const Unit& unit, const Workspace<T, E>& w, const State<E>& st, const RelativeKeys<E>& rel,
-                  float* slot) const {
-    const int ld = n.band_ld, wide = pad(n.E), last = n.top - unit.index, across = steps_of<E>(ld);
-    constexpr int STEP = PAIRS<E> ? 2 : 1;
+  void band_grads(int64_t b, const Unit& unit, const ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st,
+                  const RelativeKeys<Elem>& rel, float* slot) const {
+    const int ld = n.band_ld, E_pad = pad(n.E), last = n.max_displacement - unit.index, lda = kc_of<Elem>(ld);
+    constexpr int STEP = PAIRS<Elem> ? 2 : 1;
     clear(w.strip, static_cast<int64_t>(unit.rows) * ld);
-    transpose(st.dz, ROWS, n.R, unit.rows, w.strip + last, ld - 1);
-    by_row(w.strip, ld, unit.rows, ld, w.band_rows, across);
-    by_line(w.strip, ld, unit.rows, ld, w.band_pairs, ld);
+    transpose(st.dz, QUERY_BLOCK, n.R, unit.rows, w.strip + last, ld - 1);
+    to_row_major(w.strip, ld, unit.rows, ld, w.band_a, lda);
+    to_column_major(w.strip, ld, unit.rows, ld, w.band_t, ld);
     for (int i = 0; want_rel_query && i < unit.rows; i += SLICE) {
       const int rows = std::min(SLICE, unit.rows - i), begin = (last - i - rows + 1) / STEP,
-                end = steps_of<E>(last - i + n.R);
-      gemm<true>(rows, wide / LANES, end - begin, w.band_rows + i * across + begin, across, rel.lines + begin * wide,
-                 wide, [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * wide + e, x); });
+                end = kc_of<Elem>(last - i + n.R);
+      gemm<true>(rows, E_pad / LANES, end - begin, w.band_a + i * lda + begin, lda, rel.rows_b + begin * E_pad, E_pad,
+                 [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * E_pad + e, x); });
     }
     if (!want.rel_key) return;
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rel_rows);
-    const E* lines = pair_rows(w.rel_rows, unit.rows, n.E, w.rel_lines);
+                 w.rel_a);
+    const Elem* rel_b = pack_b(w.rel_a, unit.rows, n.E, w.rel_b);
     for (int t = 0; t < n.band; t += SLICE) {
       const int columns = std::min(SLICE, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
-      const int end = steps_of<E>(std::clamp(last - t + n.R, 0, unit.rows));
+      const int end = kc_of<Elem>(std::clamp(last - t + n.R, 0, unit.rows));
       if (begin >= end) continue;
-      gemm<false>(columns, wide / LANES, end - begin, w.band_pairs + begin * ld + t, ld, lines + begin * wide, wide,
+      gemm<false>(columns, E_pad / LANES, end - begin, w.band_t + begin * ld + t, ld, rel_b + begin * E_pad, E_pad,
                   [&](int r, int e, Vec x) {
-                    float* to = slot + (t + r) * wide + e;
+                    float* to = slot + (t + r) * E_pad + e;
                     store(to, load(to) + x);
                   });
     }
@@ -291,7 +216,8 @@ struct Backward {
       for (int d = 0; d < width; d += LANES) store(to + d, load(to + d) + load(rows + i * width + d));
   }
 
-  void finish(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st, float* slot) const {
+  void finish(int64_t b, const Unit& unit, ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st,
+              float* slot) const {
     if (n.E && (want_rel_query || want.rel_key))
       band_grads(b, unit, w, st, w.relative.template get<T>(c, n, id, unit.head), slot);
     if (want.content_bias) add_rows(st.dquery, unit.rows, pad(n.D), slot + partials.rel);
@@ -332,7 +258,7 @@ struct Backward {
       rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
   }
 
-  void chunk(const Tokens& here, const Tokens* after, int g, int64_t slot, Workspace<T, E>& w) {
+  void chunk(const Tokens& here, const Tokens* after, int g, int64_t slot, ChunkedWorkspace<T, Elem>& w) {
     const int64_t b = here.b, u = here.u;
     const int share = n.H / n.G;
     thread_local std::vector<Unit> units;
@@ -341,26 +267,26 @@ struct Backward {
     clear_hidden(here, g, keys);
     float* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
-    for (int first = 0; first < keys; first += KEYS) {
-      const bool more = first + KEYS < keys;
+    for (int first = 0; first < keys; first += KEY_BLOCK) {
+      const bool more = first + KEY_BLOCK < keys;
       const auto soon = [&](bool of_keys) {
-        if (more) return Piece<const T>(c, here, of_keys, g, first + KEYS);
+        if (more) return Piece<const T>(c, here, of_keys, g, first + KEY_BLOCK);
         return after ? Piece<const T>(c, *after, of_keys, g, 0) : Piece<const T>();
       };
       const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
       w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
-      w.left_keys.take(n, w.keys, k.count), w.left_values.take(n, w.values, k.count);
+      w.key_a.take(n, w.keys, k.count), w.value_a.take(n, w.values, k.count);
       w.factors.fill(c, n, here, first, k.count, scale2);
-      grad_rows(want.key, here, g, first, k.count, w.key_grads),
-          grad_rows(want.value, here, g, first, k.count, w.value_grads);
-      clear(w.dgate, KEYS * LANES);
+      grad_rows(want.key, here, g, first, k.count, w.key_grads);
+      grad_rows(want.value, here, g, first, k.count, w.value_grads);
+      clear(w.dgate, KEY_BLOCK * LANES);
       for (int i = 0; i < count; ++i) block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.state(n, i));
       for (int r = 0; gate && r < k.count; ++r) gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
     }
     for (int i = 0; i < count; ++i) finish(b, units[i], w, w.state(n, i), partials.of(n, slot, units[i].head));
   }
 
-  void nothing(int64_t b) const {
+  void clear_idle_rows(int64_t b) const {
     each_idle_row(c, n, [&](int64_t row) {
       for (int h = 0; h < n.H; ++h) {
         if (want.query) clear(want.query.at<T>(b, row, h), n.D);
@@ -383,8 +309,8 @@ struct Backward {
           static_cast<float>(total(head, partials.rel + partials.content + e) * c.scale);
     if (!want.rel_key || head >= want.rel_key.size[0]) return;
     const int last = want.rel_key.size[0] == 1 ? n.H : head + 1;
-    for (int row = 0; row < n.T; ++row) {
-      const int64_t column = n.top - row - c.rel_start;
+    for (int row = 0; row < n.table_rows; ++row) {
+      const int64_t column = n.max_displacement - row - c.rel_start;
       const bool inside = column >= 0 && column < n.band;
       for (int e = 0; e < n.E; ++e) {
         double x = 0;
@@ -400,10 +326,10 @@ struct Backward {
       const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
       const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
       const auto sized = [&](void* base) {
-        return Workspace<T, E>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout),
-                               Carver(base));
+        return ChunkedWorkspace<T, Elem>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout),
+                                         Arena(base));
       };
-      Workspace<T, E> w = sized(scratch(sized(nullptr).bytes));
+      ChunkedWorkspace<T, Elem> w = sized(scratch(sized(nullptr).bytes));
       const auto list = [&](int64_t item) { w.tokens[item % 2].list(c, n, item / n.L, item % n.L); };
       list(first);
       for (int64_t item = first; item < last; ++item) {
@@ -412,7 +338,7 @@ struct Backward {
         chunk(w.tokens[item % 2], more ? &w.tokens[(item + 1) % 2] : nullptr, g, slot, w);
       }
     });
-    for (int64_t b = 0; b < n.B; ++b) nothing(b);
+    for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
     parallel_for(n.H, threads, [&](int64_t head) { reduce(static_cast<int>(head)); });
     for (int64_t i = 0; want.neighbour_gate && i < items; ++i)
       for (int a = 0; a < n.K; ++a) {

@@ -9,56 +9,57 @@ namespace retro::RETRO_ISA {
 namespace {
 
 // What a unit carries from one block of keys to the next.
-template <class E>
+template <class Elem>
 struct State {
-  E* query;                    // B with k = d: [steps(D)][ROWS]
-  float *z, *top, *sum, *out;  // [R][ROWS], running maximum and sum [ROWS], [rows][pad(D)]
+  Elem* query;                         // B with k = d: [kc(D)][QUERY_BLOCK]
+  float *z, *row_max, *row_sum, *out;  // [R][QUERY_BLOCK], running maximum and sum [QUERY_BLOCK], [rows][pad(D)]
 };
 
-template <class T, class E>
+template <class T, class Elem>
 struct Workspace {
-  RelativeCache<E> relative;
+  RelativeCache<Elem> relative;
   Tokens tokens;
   BlockRows<T> keys, values;
-  LeftRows<T, E> left;
-  RightRows<T, E> right;
+  RowsAsA<T, Elem> key_a;
+  RowsAsB<T, Elem> value_b;
   KeyFactors factors;
-  E *rows, *p;
+  Elem *rows, *p;
   float *s, *strip, *bias, *alpha, *keep;
   char* states;
   size_t state_bytes;
   size_t bytes;
 
-  Workspace(const Sizes& n, int units, Carver carver)
-      : relative(n, carver), tokens(n, carver), keys(carver), values(carver), left(n, carver), right(n, carver),
-        factors(carver) {
-    rows = carver.take<E>(ROWS * std::max(row_width<E>(n.D), row_width<E>(n.E)));
-    s = carver.take<float>(KEYS * ROWS);
-    p = PAIRS<E> ? carver.take<E>(steps_of<E>(KEYS) * ROWS) : reinterpret_cast<E*>(s);  // floats: in place
-    strip = carver.take<float>(n.E ? static_cast<int64_t>(ROWS) * n.band_ld + LANES * n.band_ld : 0);
-    bias = carver.take<float>(LARGEST_D);
-    alpha = carver.take<float>(ROWS), keep = carver.take<float>(2 * ROWS);
-    Carver one(nullptr);
+  Workspace(const Sizes& n, int units, Arena arena)
+      : relative(n, arena), tokens(n, arena), keys(arena), values(arena), key_a(n, arena), value_b(n, arena),
+        factors(arena) {
+    rows = arena.take<Elem>(QUERY_BLOCK * std::max(row_width<Elem>(n.D), row_width<Elem>(n.E)));
+    s = arena.take<float>(KEY_BLOCK * QUERY_BLOCK);
+    p = PAIRS<Elem> ? arena.take<Elem>(kc_of<Elem>(KEY_BLOCK) * QUERY_BLOCK)
+                    : reinterpret_cast<Elem*>(s);  // floats: in place
+    strip = arena.take<float>(n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld + LANES * n.band_ld : 0);
+    bias = arena.take<float>(LARGEST_D);
+    alpha = arena.take<float>(QUERY_BLOCK), keep = arena.take<float>(2 * QUERY_BLOCK);
+    Arena one(nullptr);
     state(n, one);
     state_bytes = one.used();
-    states = carver.take<char>(static_cast<int64_t>(state_bytes) * units);
-    bytes = carver.used();
+    states = arena.take<char>(static_cast<int64_t>(state_bytes) * units);
+    bytes = arena.used();
   }
-  static State<E> state(const Sizes& n, Carver& carver) {
-    State<E> st;
-    st.query = carver.take<E>(steps_of<E>(n.D) * ROWS);
-    st.z = carver.take<float>((n.E ? n.R : 1) * ROWS);
-    st.top = carver.take<float>(ROWS), st.sum = carver.take<float>(ROWS);
-    st.out = carver.take<float>(ROWS * pad(n.D));
+  static State<Elem> state(const Sizes& n, Arena& arena) {
+    State<Elem> st;
+    st.query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
+    st.z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
+    st.row_max = arena.take<float>(QUERY_BLOCK), st.row_sum = arena.take<float>(QUERY_BLOCK);
+    st.out = arena.take<float>(QUERY_BLOCK * pad(n.D));
     return st;
   }
-  State<E> state(const Sizes& n, int unit) const {
-    Carver carver(states + state_bytes * unit);
-    return state(n, carver);
+  State<Elem> state(const Sizes& n, int unit) const {
+    Arena arena(states + state_bytes * unit);
+    return state(n, arena);
   }
 };
 
-template <class T, class E>
+template <class T, class Elem>
 struct Forward {
   const CrossAttention& c;
   const View &out, &lse;
@@ -70,12 +71,13 @@ struct Forward {
   Forward(const CrossAttention& call, const View& o, const View& l, int64_t entry)
       : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
 
-  __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, E>& w, const State<E>& st) const {
+  __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, Elem>& w,
+                                       const State<Elem>& st) const {
     pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
-    transpose(w.rows, row_width<E>(n.D), unit.rows, steps_of<E>(n.D), st.query, ROWS);
-    std::fill(st.top, st.top + ROWS, -INFINITY);
-    clear(st.sum, ROWS), clear(st.out, ROWS * pad(n.D));
-    if (!n.E) return clear(st.z, ROWS);
+    transpose(w.rows, row_width<Elem>(n.D), unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
+    std::fill(st.row_max, st.row_max + QUERY_BLOCK, -INFINITY);
+    clear(st.row_sum, QUERY_BLOCK), clear(st.out, QUERY_BLOCK * pad(n.D));
+    if (!n.E) return clear(st.z, QUERY_BLOCK);
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
                  w.rows);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
@@ -83,83 +85,83 @@ struct Forward {
 
   // Scores of a block against a unit, and their maximum over the keys. `soon`: asked for meanwhile.
   __attribute__((noinline)) void scores(int count, const Piece<const T>& soon, const Unit& unit,
-                                        const Workspace<T, E>& w, const State<E>& st, Vec* top) const {
-    const auto keys = w.left.operand(n, w.keys);
+                                        const Workspace<T, Elem>& w, const State<Elem>& st, Vec* block_max) const {
+    const auto keys = w.key_a.operand(n, w.keys);
     for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
       for (int r = k + SLICE; r < std::min(k + 2 * SLICE, count); ++r)
         prefetch_row<CLOSE>(w.keys.row[r], n.D * sizeof(T));
-      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, steps_of<E>(n.D), keys.from(k), Lines<E>{st.query, ROWS},
-           [&](int r, int i, Vec x) {
+      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), keys.from(k),
+           PackedB<Elem>{st.query, QUERY_BLOCK}, [&](int r, int i, Vec x) {
              r += k;
              const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
-             store(w.s + r * ROWS + i, s);
-             top[i / LANES] = max(top[i / LANES], s);
+             store(w.s + r * QUERY_BLOCK + i, s);
+             block_max[i / LANES] = max(block_max[i / LANES], s);
            });
     }
   }
 
   // One vector of probabilities, as the product with the values wants them.
-  RETRO_INLINE Vec weight(const Workspace<T, E>& w, int r, const float* keep, Vec p) const {
+  RETRO_INLINE Vec weight(const Workspace<T, Elem>& w, int r, const float* keep, Vec p) const {
     if (c.neighbour_gate) p = p * broadcast(w.factors.gate[r]);
     if (dropout) p = p * load(keep);
     return p;
   }
 
   // Keys [at, at + count) of the tokens.
-  __attribute__((noinline)) void softmax(int at, int count, const Unit& unit, const Workspace<T, E>& w,
-                                         const State<E>& st, const Vec* block_top) const {
-    constexpr int MOST = ROWS / LANES;
-    Vec top[MOST], sum[MOST];
+  __attribute__((noinline)) void softmax(int at, int count, const Unit& unit, const Workspace<T, Elem>& w,
+                                         const State<Elem>& st, const Vec* block_max) const {
+    constexpr int VECTORS = QUERY_BLOCK / LANES;
+    Vec row_max[VECTORS], row_sum[VECTORS];
     const int vectors = unit.lanes() / LANES;
     for (int v = 0; v < vectors; ++v) {
-      const Vec old = load(st.top + v * LANES), now = max(old, block_top[v]);
-      top[v] = select(gt(now, broadcast(-INFINITY)), now, zero());  // -inf minus -inf would be NaN
-      const Vec alpha = exp2(old - top[v]);
-      store(st.top + v * LANES, now), store(w.alpha + v * LANES, alpha);
-      sum[v] = load(st.sum + v * LANES) * alpha;
+      const Vec old_max = load(st.row_max + v * LANES), new_max = max(old_max, block_max[v]);
+      row_max[v] = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
+      const Vec alpha = exp2(old_max - row_max[v]);
+      store(st.row_max + v * LANES, new_max), store(w.alpha + v * LANES, alpha);
+      row_sum[v] = load(st.row_sum + v * LANES) * alpha;
     }
-    constexpr int STEP = steps_of<E>(2) == 2 ? 1 : 2;  // keys of a step
+    constexpr int STEP = PAIRS<Elem> ? 2 : 1;  // keys that one element of A holds
     for (int r = 0; r < count; r += STEP) {
       const bool both = STEP == 2 && r + 1 < count;
       if (dropout) keep(at + r, unit, w, w.keep);
-      if (dropout && both) keep(at + r + 1, unit, w, w.keep + ROWS);
+      if (dropout && both) keep(at + r + 1, unit, w, w.keep + QUERY_BLOCK);
       for (int v = 0; v < vectors; ++v) {
         const int i = v * LANES;
-        const float* s = w.s + r * ROWS + i;
-        const Vec p = exp2(load(s) - top[v]), even = weight(w, r, w.keep + i, p);
-        sum[v] = sum[v] + p;
+        const float* s = w.s + r * QUERY_BLOCK + i;
+        const Vec p = exp2(load(s) - row_max[v]), even = weight(w, r, w.keep + i, p);
+        row_sum[v] = row_sum[v] + p;
         if constexpr (STEP == 1) {
-          store(w.p + r * ROWS + i, even);
+          store(w.p + r * QUERY_BLOCK + i, even);
         } else if (both) {
-          const Vec next = exp2(load(s + ROWS) - top[v]);
-          sum[v] = sum[v] + next;
-          store_pairs(w.p + r / 2 * ROWS + i, to_pairs(even, weight(w, r + 1, w.keep + ROWS + i, next)));
+          const Vec next = exp2(load(s + QUERY_BLOCK) - row_max[v]);
+          row_sum[v] = row_sum[v] + next;
+          store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, weight(w, r + 1, w.keep + QUERY_BLOCK + i, next)));
         } else {
-          store_pairs(w.p + r / 2 * ROWS + i, to_pairs(even, zero()));
+          store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, zero()));
         }
       }
     }
-    for (int v = 0; v < vectors; ++v) store(st.sum + v * LANES, sum[v]);
+    for (int v = 0; v < vectors; ++v) store(st.row_sum + v * LANES, row_sum[v]);
   }
 
-  void keep(int at, const Unit& unit, const Workspace<T, E>& w, float* to) const {
+  void keep(int at, const Unit& unit, const Workspace<T, Elem>& w, float* to) const {
     dropout.factors(static_cast<uint32_t>(w.tokens.index(n, at)), static_cast<uint32_t>(unit.row),
                     static_cast<uint32_t>(unit.head), static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
   }
 
   // `packed`: by an earlier unit. `last` block of keys: asks for the outputs, and the queries of head `next`.
   __attribute__((noinline)) void values(int count, const Piece<const T>& soon, const Unit& unit,
-                                        const Workspace<T, E>& w, const State<E>& st, bool packed, bool last,
+                                        const Workspace<T, Elem>& w, const State<Elem>& st, bool packed, bool last,
                                         int next) const {
-    const int ld = pad(n.D), share = (KEYS * SLICE + ROWS - 1) / ROWS;
+    const int ld = pad(n.D), share = (KEY_BLOCK * SLICE + QUERY_BLOCK - 1) / QUERY_BLOCK;
     for (int row = 0; row < unit.rows; row += SLICE) {
       prefetch(soon, n, row / SLICE * share, (row / SLICE + 1) * share);
       if (last) prefetch_unit<T, WRITE>(out, w.tokens.b, unit, unit.head, row, row + SLICE);
       if (last && next < n.H) prefetch_unit<T>(c.query, w.tokens.b, unit, next, row, row + SLICE);
-      w.right.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
-        gemm(std::min(SLICE, unit.rows - row), ld / LANES, steps_of<E>(count), ByLine<E>{w.p + row, ROWS}, values,
-             [&](int i, int d, Vec x) {
+      w.value_b.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
+        gemm(std::min(SLICE, unit.rows - row), ld / LANES, kc_of<Elem>(count),
+             ColumnMajor<Elem>{w.p + row, QUERY_BLOCK}, values, [&](int i, int d, Vec x) {
                float* to = st.out + (i + row) * ld + d;
                store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
              });
@@ -167,17 +169,18 @@ struct Forward {
     }
   }
 
-  __attribute__((noinline)) void finish(int64_t b, const Unit& unit, const State<E>& st) const {
+  __attribute__((noinline)) void finish(int64_t b, const Unit& unit, const State<Elem>& st) const {
     for (int i = 0; i < unit.rows; ++i) {
-      const float sum = st.sum[i], inverse = sum == 0 ? 0.f : 1.f / sum;
+      const float row_sum = st.row_sum[i], inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
       T* to = out.at<T>(b, unit.row + i, unit.head);
       const float* from = st.out + i * pad(n.D);
       for (int d = 0; d < n.D; d += LANES) store(to + d, load(from + d) * broadcast(inverse), n.D - d);
-      *lse.at<float>(b, unit.head, unit.row + i) = sum == 0 ? -INFINITY : (st.top[i] + std::log2(sum)) * LN2;
+      *lse.at<float>(b, unit.head, unit.row + i) =
+          row_sum == 0 ? -INFINITY : (st.row_max[i] + std::log2(row_sum)) * LN2;
     }
   }
 
-  void nothing(int64_t b) const {
+  void clear_idle_rows(int64_t b) const {
     each_idle_row(c, n, [&](int64_t row) {
       for (int h = 0; h < n.H; ++h) {
         clear(out.at<T>(b, row, h), n.D);
@@ -195,23 +198,23 @@ struct Forward {
     if (!count) return;
     // the same for every task, so that the cache of relative keys stays put
     const int most = n.blocks * (last - first);
-    const Workspace<T, E> sized(n, most, Carver(nullptr));
-    Workspace<T, E> w(n, most, Carver(scratch(sized.bytes)));
+    const Workspace<T, Elem> sized(n, most, Arena(nullptr));
+    Workspace<T, Elem> w(n, most, Arena(scratch(sized.bytes)));
     w.tokens.list(c, n, b, u);
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
     const auto piece = [&](bool of_keys, int head, int at) { return Piece<const T>(c, w.tokens, of_keys, head, at); };
-    for (int at = 0; at < w.tokens.count; at += KEYS) {
-      const bool end = at + KEYS >= w.tokens.count;
+    for (int at = 0; at < w.tokens.count; at += KEY_BLOCK) {
+      const bool end = at + KEY_BLOCK >= w.tokens.count;
       const Piece<const T> k = piece(true, g, at), v = piece(false, g, at),
-                           soon = end ? piece(true, next / share, 0) : piece(true, g, at + KEYS);
+                           soon = end ? piece(true, next / share, 0) : piece(true, g, at + KEY_BLOCK);
       w.keys.take(k), w.values.take(v);
-      w.left.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
+      w.key_a.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
       for (int i = 0; i < count; ++i) {
-        const State<E> st = w.state(n, i);
-        Vec top[ROWS / LANES];
-        for (Vec& t : top) t = broadcast(-INFINITY);
-        scores(k.count, v, units[i], w, st, top);
-        softmax(at, k.count, units[i], w, st, top);
+        const State<Elem> st = w.state(n, i);
+        Vec block_max[QUERY_BLOCK / LANES];
+        for (Vec& t : block_max) t = broadcast(-INFINITY);
+        scores(k.count, v, units[i], w, st, block_max);
+        softmax(at, k.count, units[i], w, st, block_max);
         values(k.count, soon, units[i], w, st, i > 0, end, units[i].head + next - first);
       }
     }
@@ -226,11 +229,11 @@ struct Forward {
     while (share % split) ++split;
     const int heads = share / split;
     parallel_for(whole * split, threads, [&](int64_t t) {
-      const HeadOrder::Place at = HeadOrder(n.G * split, heads, RelativeCache<E>::count(n), chunks * n.B)(t);
+      const HeadOrder::Place at = HeadOrder(n.G * split, heads, RelativeCache<Elem>::count(n), chunks * n.B)(t);
       task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads,
            (at.part + threads) * heads);
     });
-    for (int64_t b = 0; b < n.B; ++b) nothing(b);
+    for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
   }
 };
 

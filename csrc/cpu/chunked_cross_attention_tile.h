@@ -8,7 +8,7 @@
 #include <atomic>
 #include <vector>
 
-#include "carver.h"
+#include "arena.h"
 #include "chunked_cross_attention.h"
 #include "dropout.h"
 #include "pack.h"
@@ -16,23 +16,23 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int ROWS = 64;   // queries of a unit: rows of S are 64 lanes apart
-constexpr int SLICE = 12;  // rows of a product between prefetches, a multiple of the tile's 6
+constexpr int QUERY_BLOCK = 64;  // queries of a unit: rows of S are 64 lanes apart
+constexpr int SLICE = 12;        // rows of a product between prefetches, a multiple of the tile's 6
 // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
-constexpr int KEYS = 128;
+constexpr int KEY_BLOCK = 128;
 
 struct Sizes {
   int64_t B, N, L, M;
-  int H, D, K, R, G, E, T;
+  int H, D, K, R, G, E, table_rows;
   int64_t first_chunk, last_chunk;  // chunks that some query attends, and that exist
-  int top, band;                    // column t of the band is displacement top - t; `band` columns occur
+  int max_displacement, band;       // column t of the band is displacement max_displacement - t; `band` columns occur
   int band_ld;
   int blocks;  // units that the rows of a chunk and one head are cut into
 
   explicit Sizes(const CrossAttention& c)
       : B(c.query.size[0]), N(c.query.size[1]), L(c.key.size[1]), M(c.chunk_len), H(int(c.query.size[2])),
         D(int(c.query.size[3])), K(int(c.key.size[2])), R(int(c.key.size[3])), G(int(c.key.size[4])),
-        E(c.rel_key ? int(c.rel_key.size[2]) : 0), T(c.rel_key ? int(c.rel_key.size[1]) : 0) {
+        E(c.rel_key ? int(c.rel_key.size[2]) : 0), table_rows(c.rel_key ? int(c.rel_key.size[1]) : 0) {
     first_chunk = std::clamp<int64_t>((c.query_start + 1) / M - 1, 0, L);
     last_chunk = std::clamp((c.query_start + N) / M, first_chunk, L);
     int64_t low = M, high = 0;  // indices inside the attending chunk that occur
@@ -44,16 +44,16 @@ struct Sizes {
     if (last_chunk - first_chunk > 2) low = 0, high = M;
     if (last_chunk - first_chunk == 2) low = 0, high = M;  // the first ends, the second begins
     const int64_t rows = std::max<int64_t>(high - low, 1);
-    top = static_cast<int>(low + rows - 1);
+    max_displacement = static_cast<int>(low + rows - 1);
     band = static_cast<int>(rows + R - 1);
     band_ld = pad(band) + LANES;  // a unit may start at any column, and reads whole vectors
-    blocks = static_cast<int>((rows + ROWS - 1) / ROWS);
+    blocks = static_cast<int>((rows + QUERY_BLOCK - 1) / QUERY_BLOCK);
   }
   // Row of the query that has index 0 in the chunk attending `u`; may be negative.
   static int64_t first_row(const CrossAttention& c, int64_t u) { return (u + 1) * c.chunk_len - 1 - c.query_start; }
 };
 
-// Up to ROWS consecutive queries of one head.
+// Up to QUERY_BLOCK consecutive queries of one head.
 struct Unit {
   int64_t row;            // of the query tensor
   int rows, index, head;  // index of the first one inside the attending chunk
@@ -75,8 +75,9 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
   units.clear();
   const int64_t zero = Sizes::first_row(c, u), begin = std::max<int64_t>(zero, 0), end = std::min(zero + n.M, n.N);
   for (int h = first; h < last; ++h)
-    for (int64_t row = begin; row < end; row += ROWS)
-      units.push_back({row, static_cast<int>(std::min<int64_t>(ROWS, end - row)), static_cast<int>(row - zero), h});
+    for (int64_t row = begin; row < end; row += QUERY_BLOCK)
+      units.push_back(
+          {row, static_cast<int>(std::min<int64_t>(QUERY_BLOCK, end - row)), static_cast<int>(row - zero), h});
 }
 
 // The visible tokens of a chunk's neighbours, ascending. Masked ones are never touched: what they hold can't matter.
@@ -86,10 +87,10 @@ struct Tokens {
   int64_t b = 0, u = 0;
   int count = 0;
 
-  Tokens(const Sizes& n, Carver& carver) {
+  Tokens(const Sizes& n, Arena& arena) {
     const int64_t most = static_cast<int64_t>(n.K) * n.R;
-    neighbour = carver.take<int32_t>(most), token = carver.take<int32_t>(most);
-    key = carver.take<int64_t>(most), value = carver.take<int64_t>(most);
+    neighbour = arena.take<int32_t>(most), token = arena.take<int32_t>(most);
+    key = arena.take<int64_t>(most), value = arena.take<int64_t>(most);
   }
   void list(const CrossAttention& c, const Sizes& n, int64_t of_b, int64_t of_u) {
     b = of_b, u = of_u, count = 0;
@@ -100,7 +101,7 @@ struct Tokens {
       for (int j = 0; j < n.R; ++j) {
         if (!whole && !*mask.at<const uint8_t>(b, u, a, j)) continue;
         neighbour[count] = a, token[count] = j;
-        key[count] = a * c.key.stride[2] + j * c.key.stride[3],
+        key[count] = a * c.key.stride[2] + j * c.key.stride[3];
         value[count] = a * c.value.stride[2] + j * c.value.stride[3];
         ++count;
       }
@@ -122,40 +123,40 @@ inline const float* bias_row(const View& bias, int head, int n, float* to) {
 }
 
 // The relative keys of one head, in order of band columns:
-// column t holds displacement top - t, zeros outside the table.
-template <class E>
+// column t holds displacement max_displacement - t, zeros outside the table.
+template <class Elem>
 struct RelativeKeys {
-  E* rows;     // A by row: [band][row_width(E)]
-  E* columns;  // B with k = e: [steps(E)][band_ld]
-  E* lines;    // B with k = t: [steps(band)][pad(E)]; of floats the same as rows
+  Elem* rows_a;   // row-major A: [band][row_width(E)]
+  Elem* columns;  // B with k = e: [kc(E)][band_ld]
+  Elem* rows_b;   // B with k = t: [kc(band)][pad(E)]; of floats the same as rows_a
 };
 
-template <class T, class E>
-void pack_relative(const CrossAttention& c, const Sizes& n, int head, const RelativeKeys<E>& to) {
-  const int width = row_width<E>(n.E);
+template <class T, class Elem>
+void pack_relative(const CrossAttention& c, const Sizes& n, int head, const RelativeKeys<Elem>& to) {
+  const int width = row_width<Elem>(n.E);
   const int h = c.rel_key.size[0] == 1 ? 0 : head;
-  clear(to.rows, static_cast<int64_t>(n.band) * width);
+  clear(to.rows_a, static_cast<int64_t>(n.band) * width);
   for (int t = 0; t < n.band; ++t) {
-    const int64_t row = n.top - t - c.rel_start;
-    if (row >= 0 && row < n.T) pack_row(c.rel_key.at<const T>(h, row), nullptr, n.E, to.rows + t * width);
+    const int64_t row = n.max_displacement - t - c.rel_start;
+    if (row >= 0 && row < n.table_rows) pack_row(c.rel_key.at<const T>(h, row), nullptr, n.E, to.rows_a + t * width);
   }
-  clear(to.columns, static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld);
-  transpose(to.rows, width, n.band, steps_of<E>(n.E), to.columns, n.band_ld);
-  pair_rows(to.rows, n.band, n.E, to.lines);
+  clear(to.columns, static_cast<int64_t>(kc_of<Elem>(n.E)) * n.band_ld);
+  transpose(to.rows_a, width, n.band, kc_of<Elem>(n.E), to.columns, n.band_ld);
+  pack_b(to.rows_a, n.band, n.E, to.rows_b);
 }
 
 // The band columns [begin, end) inside the table: the others of a bounded extent are zero.
 inline void band_inside(const CrossAttention& c, const Sizes& n, int& begin, int& end) {
-  const int64_t low = n.top - c.rel_start - n.T + 1, high = n.top - c.rel_start + 1;
+  const int64_t low = n.max_displacement - c.rel_start - n.table_rows + 1, high = n.max_displacement - c.rel_start + 1;
   begin = static_cast<int>(std::clamp<int64_t>(low, 0, n.band));
   end = static_cast<int>(std::clamp<int64_t>(high, begin, n.band));
 }
 
-// Rows of `from` (query, relative query, gradient) of a unit, plus a bias: A by row, [rows][row_width(D)].
-template <class T, class E>
-void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, E* to) {
+// Rows of `from` (query, relative query, gradient) of a unit, plus a bias: row-major A, [rows][row_width(D)].
+template <class T, class Elem>
+void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, Elem* to) {
   for (int i = 0; i < unit.rows; ++i)
-    pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<E>(width));
+    pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<Elem>(width));
 }
 
 // Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the
@@ -163,19 +164,19 @@ void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias,
 //
 // The product with the band, C[i][t] for t = j - i + const, is one small matrix product; reading its rows one element
 // closer than they lie apart un-skews it, so the transpose to key-major order does both.
-template <class E>
-void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<E>& rel, const E* rel_query, float factor,
-                     float* strip, float* z) {
-  const int skip = n.top - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
+template <class Elem>
+void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>& rel, const Elem* rel_query,
+                     float factor, float* strip, float* z) {
+  const int skip = n.max_displacement - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
   const int ld = n.band_ld;
   const Vec f = broadcast(factor);
   for (int row = 0; row < unit.rows; row += SLICE) {  // of its columns only R + rows - 1 matter
     const int rows = std::min(SLICE, unit.rows - row), begin = unit.rows - row - rows;
-    gemm<true>(rows, pad(rows + n.R - 1) / LANES, steps_of<E>(n.E), rel_query + row * row_width<E>(n.E),
-               row_width<E>(n.E), rel.columns + skip + begin, ld,
+    gemm<true>(rows, pad(rows + n.R - 1) / LANES, kc_of<Elem>(n.E), rel_query + row * row_width<Elem>(n.E),
+               row_width<Elem>(n.E), rel.columns + skip + begin, ld,
                [=](int r, int c, Vec x) { store(strip + (row + r) * ld + begin + c, x * f); });
   }
-  transpose(strip + unit.rows - 1, ld - 1, unit.rows, n.R, z, ROWS);
+  transpose(strip + unit.rows - 1, ld - 1, unit.rows, n.R, z, QUERY_BLOCK);
 }
 
 inline uint64_t next_call() {
@@ -184,26 +185,26 @@ inline uint64_t next_call() {
 }
 
 // Packed relative keys of the last few heads that a thread met.
-template <class E>
+template <class Elem>
 class RelativeCache {
  public:
   // Heads it holds.
   static int count(const Sizes& n) {
     constexpr int64_t BYTES = 2 << 20;  // of a thread: about what L2 and its share of L3 hold
-    return n.E ? static_cast<int>(
-                     std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(E)}), 1, std::min(n.H, MOST)))
+    return n.E ? static_cast<int>(std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(Elem)}), 1,
+                                                      std::min(n.H, MOST)))
                : 1;
   }
-  RelativeCache(const Sizes& n, Carver& carver) : count_(count(n)) {
+  RelativeCache(const Sizes& n, Arena& arena) : count_(count(n)) {
     for (int i = 0; n.E && i < count_; ++i) {
-      entry_[i].rows = carver.take<E>(rows(n));
-      entry_[i].columns = carver.take<E>(columns(n));
-      entry_[i].lines =
-          steps_of<E>(2) == 2 ? entry_[i].rows : carver.take<E>(static_cast<int64_t>(steps_of<E>(n.band)) * pad(n.E));
+      entry_[i].rows_a = arena.take<Elem>(rows(n));
+      entry_[i].columns = arena.take<Elem>(columns(n));
+      entry_[i].rows_b = kc_of<Elem>(2) == 2 ? entry_[i].rows_a
+                                             : arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(n.band)) * pad(n.E));
     }
   }
   template <class T>
-  const RelativeKeys<E>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
+  const RelativeKeys<Elem>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
     thread_local uint64_t owner = 0;
     thread_local int held[MOST];
     if (owner != call) std::fill(held, held + MOST, -1), owner = call;
@@ -214,10 +215,10 @@ class RelativeCache {
 
  private:
   static constexpr int MOST = 32;
-  static int64_t rows(const Sizes& n) { return static_cast<int64_t>(n.band) * row_width<E>(n.E); }
-  static int64_t columns(const Sizes& n) { return static_cast<int64_t>(steps_of<E>(n.E)) * n.band_ld; }
+  static int64_t rows(const Sizes& n) { return static_cast<int64_t>(n.band) * row_width<Elem>(n.E); }
+  static int64_t columns(const Sizes& n) { return static_cast<int64_t>(kc_of<Elem>(n.E)) * n.band_ld; }
   int count_;
-  RelativeKeys<E> entry_[MOST];
+  RelativeKeys<Elem> entry_[MOST];
 };
 
 // A piece of a tensor of keys or values: rows of one chunk and key head.
@@ -234,7 +235,7 @@ struct Piece {
     if (head >= from.size[4] || at >= tokens.count) return;
     first = from.at<T>(tokens.b, tokens.u, 0, 0, head);
     offset = (of_keys ? tokens.key : tokens.value) + at;
-    count = std::min(KEYS, tokens.count - at);
+    count = std::min(KEY_BLOCK, tokens.count - at);
   }
   T* row(int r) const { return first + offset[r]; }
 };
@@ -258,7 +259,7 @@ RETRO_INLINE void prefetch_unit(const View& tensor, int64_t b, const Unit& unit,
 template <class T>
 struct BlockRows {
   const T** row;
-  explicit BlockRows(Carver& carver) : row(carver.take<const T*>(KEYS + 1)) {}
+  explicit BlockRows(Arena& arena) : row(arena.take<const T*>(KEY_BLOCK + 1)) {}
   void take(const Piece<const T>& piece) const {
     static const T NOTHING[LARGEST_D] = {};
     for (int r = 0; r < piece.count; ++r) row[r] = piece.row(r);
@@ -267,39 +268,39 @@ struct BlockRows {
 };
 
 // The rows of a block as A of a product: where they lie, or widened.
-template <class T, class E>
-struct LeftRows {
-  static constexpr bool SAME = std::is_same_v<T, E> || (PAIRS<E> && std::is_same_v<T, bf16>);
-  E* wide;
+template <class T, class Elem>
+struct RowsAsA {
+  static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
+  Elem* widened;
 
-  LeftRows(const Sizes& n, Carver& carver) : wide(carver.take<E>(SAME ? 0 : KEYS * row_width<E>(n.D))) {}
+  RowsAsA(const Sizes& n, Arena& arena) : widened(arena.take<Elem>(SAME ? 0 : KEY_BLOCK * row_width<Elem>(n.D))) {}
   void take(const Sizes& n, const BlockRows<T>& rows, int count) const {
     if constexpr (!SAME)
-      for (int r = 0; r < count; ++r) pack_row(rows.row[r], nullptr, n.D, wide + r * row_width<E>(n.D));
+      for (int r = 0; r < count; ++r) pack_row(rows.row[r], nullptr, n.D, widened + r * row_width<Elem>(n.D));
   }
   auto operand(const Sizes& n, const BlockRows<T>& rows) const {
     if constexpr (SAME)
-      return RowList<T, E>{rows.row};
+      return RowPointers<T, Elem>{rows.row};
     else
-      return ByRow<E>{wide, row_width<E>(n.D)};
+      return RowMajor<Elem>{widened, row_width<Elem>(n.D)};
   }
 };
 
 // The rows of a block as B of products with k = row. The first product packs them.
-template <class T, class E>
-struct RightRows {
-  E* lines;
+template <class T, class Elem>
+struct RowsAsB {
+  Elem* data;
 
-  RightRows(const Sizes& n, Carver& carver)
-      : lines(carver.take<E>(static_cast<int64_t>(steps_of<E>(KEYS)) * pad(n.D))) {}
+  RowsAsB(const Sizes& n, Arena& arena)
+      : data(arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(n.D))) {}
   // product(B)
   template <class F>
   void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, F&& product) const {
     const int ld = pad(n.D);
-    if (packed) return product(Lines<E>{lines, ld});
-    if (n.D == ld) return product(PackLines<T, E>{rows.row, lines, ld});
-    pack_lines(rows.row, steps_of<E>(count), n.D, lines, ld);
-    product(Lines<E>{lines, ld});
+    if (packed) return product(PackedB<Elem>{data, ld});
+    if (n.D == ld) return product(UnpackedB<T, Elem>{rows.row, data, ld});
+    pack_b_rows(rows.row, kc_of<Elem>(count), n.D, data, ld);
+    product(PackedB<Elem>{data, ld});
   }
 };
 
@@ -308,14 +309,15 @@ struct KeyFactors {
   float *gate, *scaled;  // g, g * scale * log2(e)
   int32_t* z_row;        // offset of the row of position logits
 
-  explicit KeyFactors(Carver& carver)
-      : gate(carver.take<float>(KEYS)), scaled(carver.take<float>(KEYS)), z_row(carver.take<int32_t>(KEYS)) {}
+  explicit KeyFactors(Arena& arena)
+      : gate(arena.take<float>(KEY_BLOCK)), scaled(arena.take<float>(KEY_BLOCK)),
+        z_row(arena.take<int32_t>(KEY_BLOCK)) {}
 
   void fill(const CrossAttention& c, const Sizes& n, const Tokens& tokens, int at, int count, float scale2) const {
     for (int r = 0; r < count; ++r) {
       gate[r] = gate_of(c, tokens.b, tokens.u, tokens.neighbour[at + r]);
       scaled[r] = gate[r] * scale2;
-      z_row[r] = n.E ? tokens.token[at + r] * ROWS : 0;
+      z_row[r] = n.E ? tokens.token[at + r] * QUERY_BLOCK : 0;
     }
   }
 };

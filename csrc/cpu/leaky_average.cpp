@@ -24,7 +24,7 @@ constexpr int64_t FEW_LANES = 256;  // B*H*D below which time is cut too
 constexpr int64_t SPAN = 1024;      // time steps of a cut
 // steps after which the running sum of d decay moves to a second one, of doubles (rounding)
 constexpr int64_t FOLD = 64;
-constexpr int ROWS = 4;  // time steps for which a state stays in its register; divides FOLD
+constexpr int STEPS = 4;  // time steps for which a state stays in its register; divides FOLD
 
 struct Sizes {
   int64_t batch, time, heads, dim, strip, strips, spans;
@@ -124,15 +124,15 @@ void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& othe
           int64_t dim, const Lanes& lanes) {
   const bool dense = in.dense(dim) && out.dense(dim) && other.dense(dim);
   const int64_t runs = dense ? 1 : heads, width = dense ? heads * dim : dim;
-  const auto some = [&](auto rows, int64_t t) {
+  const auto some = [&](auto steps_at_once, int64_t t) {
     for (int64_t h = 0; h < runs; ++h) {
       const Lanes mine{lanes.state + h * dim, lanes.decay + h * dim, lanes.sum ? lanes.sum + h * dim : nullptr};
-      steps<rows>(in.at(t, h), in.step, out.data ? out.at(t, h) : nullptr, out.step,
-                  other.data ? other.at(t, h) : nullptr, other.step, mine, width);
+      steps<steps_at_once>(in.at(t, h), in.step, out.data ? out.at(t, h) : nullptr, out.step,
+                           other.data ? other.at(t, h) : nullptr, other.step, mine, width);
     }
   };
   int64_t t = 0;
-  for (; t + ROWS <= count; t += ROWS) some(std::integral_constant<int, ROWS>{}, t);
+  for (; t + STEPS <= count; t += STEPS) some(std::integral_constant<int, STEPS>{}, t);
   for (; t < count; ++t) some(std::integral_constant<int, 1>{}, t);
 }
 

@@ -1,14 +1,14 @@
 // Rows of a tensor into the layouts that gemm.h reads. A row is
-// D elements of T; E is float, or a pair of bf16 (uint32_t).
+// D elements of T; Elem is float, or a pair of bf16 (uint32_t).
 //
-//   pack_row      one row, plus a bias -> A by row: [rows][ld], ld = row_width<E>(D)
-//   pair_rows     A by row -> B with k = row: [steps][pad(D)] (floats: already that, a no-op)
-//   transpose     A by row -> B with k = column: [steps][columns]
+//   pack_row     one row, plus a bias -> row-major A: [rows][lda], lda = row_width<Elem>(D)
+//   pack_b       row-major A -> B with k = row: [kc][pad(D)] (floats: already that, a no-op)
+//   transpose    row-major A -> B with k = column: [kc][columns]
 //
 // and floats that a kernel has computed, for a further product (floats: as they are, a no-op):
 //
-//   by_row        -> A by row
-//   by_line       -> B, or A by column, with k = row
+//   to_row_major       -> row-major A
+//   to_column_major    -> B, or column-major A, with k = row
 #pragma once
 #include "gemm.h"
 
@@ -16,10 +16,10 @@ namespace retro::RETRO_ISA {
 
 constexpr int LARGEST_D = 256;  // that the validation lets through, E too
 
-// Elements of E in a packed row of `n` values, padded with zeros to whole vectors.
-template <class E>
+// Elements of Elem in a packed row of `n` values, padded with zeros to whole vectors.
+template <class Elem>
 constexpr int row_width(int n) {
-  return steps_of<E>(pad(n));
+  return kc_of<Elem>(pad(n));
 }
 
 // to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
@@ -37,14 +37,14 @@ RETRO_INLINE void pack_row(const T* from, const float* bias, int n, uint32_t* to
   if (i < n) store(out + i, bias ? load(from + i, n - i) + load(bias + i, n - i) : load(from + i, n - i));
 }
 
-template <class E>
-RETRO_INLINE void clear(E* to, int64_t n) {
-  std::memset(to, 0, static_cast<size_t>(n) * sizeof(E));
+template <class Elem>
+RETRO_INLINE void clear(Elem* to, int64_t n) {
+  std::memset(to, 0, static_cast<size_t>(n) * sizeof(Elem));
 }
 
-// B with k = row, from A by row; an odd last row is paired with zeros.
-RETRO_INLINE const float* pair_rows(const float* rows, int, int, float*) { return rows; }
-inline const uint32_t* pair_rows(const uint32_t* rows, int n, int width, uint32_t* to) {
+// B with k = row, from row-major A; an odd last row is paired with zeros.
+RETRO_INLINE const float* pack_b(const float* rows, int, int, float*) { return rows; }
+inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* to) {
   const auto* from = reinterpret_cast<const bf16*>(rows);
   static const bf16 NOTHING[LANES] = {};
   const int ld = pad(width);
@@ -56,34 +56,40 @@ inline const uint32_t* pair_rows(const uint32_t* rows, int n, int width, uint32_
   return to;
 }
 
-// B with k = row from rows wherever they lie, of any width (PackLines: of whole vectors).
+// B with k = row from rows wherever they lie, of any width (UnpackedB: of whole vectors).
 template <class T>
-void pack_lines(const T* const* rows, int steps, int width, float* to, int64_t ld) {
-  for (int k = 0; k < steps; ++k)
+void pack_b_rows(const T* const* rows, int kc, int width, float* to, int64_t ld) {
+  for (int k = 0; k < kc; ++k)
     for (int c = 0; c < width; c += LANES) store(to + k * ld + c, load(rows[k] + c, width - c));
 }
-inline void pack_lines(const bf16* const* rows, int steps, int width, uint32_t* to, int64_t ld) {
-  for (int k = 0; k < steps; ++k)
+inline void pack_b_rows(const bf16* const* rows, int kc, int width, uint32_t* to, int64_t ld) {
+  for (int k = 0; k < kc; ++k)
     for (int c = 0; c < width; c += LANES)
       store_pairs(to + k * ld + c, interleave(rows[2 * k] + c, rows[2 * k + 1] + c, width - c));
 }
 
-template <class E>
+template <class Elem>
 struct MatrixRef {
-  const E* data;
+  const Elem* data;
   int64_t ld;
 };
 
-RETRO_INLINE MatrixRef<float> by_row(const float* from, int64_t ld, int, int, float*, int64_t) { return {from, ld}; }
-inline MatrixRef<uint32_t> by_row(const float* from, int64_t ld, int rows, int columns, uint32_t* to, int64_t to_ld) {
+RETRO_INLINE MatrixRef<float> to_row_major(const float* from, int64_t ld, int, int, float*, int64_t) {
+  return {from, ld};
+}
+inline MatrixRef<uint32_t> to_row_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
+                                        int64_t to_ld) {
   for (int r = 0; r < rows; ++r)
     for (int x = 0; x < columns; x += LANES)
       store(reinterpret_cast<bf16*>(to + r * to_ld) + x, load(from + r * ld + x));
   return {to, to_ld};
 }
 
-RETRO_INLINE MatrixRef<float> by_line(const float* from, int64_t ld, int, int, float*, int64_t) { return {from, ld}; }
-inline MatrixRef<uint32_t> by_line(const float* from, int64_t ld, int rows, int columns, uint32_t* to, int64_t to_ld) {
+RETRO_INLINE MatrixRef<float> to_column_major(const float* from, int64_t ld, int, int, float*, int64_t) {
+  return {from, ld};
+}
+inline MatrixRef<uint32_t> to_column_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
+                                           int64_t to_ld) {
   for (int r = 0; r < rows; r += 2)
     for (int x = 0; x < columns; x += LANES) {
       const float* even = from + r * ld + x;

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "cut.h"
-#include "relative_attention_tile.h"
+#include "partition.h"
+#include "relative_attention_bwd.h"
 #include "row_attention.h"
 
 namespace retro::RETRO_ISA {
@@ -16,61 +16,14 @@ constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOC
 // terms added one after the other before their rounding outweighs what the order is for
 constexpr int LONGEST_CHAIN = 128;
 
-template <class E>
-struct Workspace {
-  Visibility visible;
-  BandChunks<E> chunks;
-  E *key, *key_lines, *value;          // per key block: [steps(D)][BLOCK], [steps(BLOCK)][wide], [steps(D)][BLOCK]
-  E *rows, *query, *rel_query, *dout;  // by row
-  struct {
-    E *query, *rel_query, *dout, *strip, *weights;
-  } pairs;  // the layouts that pairs need beside these; floats do without
-  const E *query_lines, *rel_query_lines, *dout_lines;
-  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta, *dlse;
-  uint8_t* ready;
-  float* own;  // dK, dV of the task, where nobody else adds to them
-  size_t bytes;
-
-  Workspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row,
-            int64_t last_row, bool alone, Carver carver)
-      : visible(c, n, first_row, last_row, carver) {
-    const int64_t blocks = visible.last_block - visible.first_block;
-    chunks = BandChunks<E>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1,
-                           visible.last_block - first_row / BLOCK, true, carver);
-    const int wide = std::max(n.wide, n.band.wide);
-    const int across = row_width<E>(n.D), rel_across = row_width<E>(n.band.E);
-    const auto paired = [&](int64_t count) { return carver.take<E>(PAIRS<E> ? count : 0); };
-    key = carver.take<E>(blocks * steps_of<E>(n.D) * BLOCK), value = carver.take<E>(blocks * steps_of<E>(n.D) * BLOCK);
-    key_lines = carver.take<E>(blocks * n.wide * steps_of<E>(BLOCK));
-    ready = carver.take<uint8_t>(blocks);
-    rows = carver.take<E>(BLOCK * across), dout = carver.take<E>(BLOCK * across);
-    query = carver.take<E>(BLOCK * across), rel_query = carver.take<E>(BLOCK * rel_across);
-    pairs = {paired(BLOCK * across), paired(BLOCK * rel_across), paired(BLOCK * across),
-             paired(BLOCK * BLOCK * GROUP / 2), paired(BLOCK * BLOCK * GROUP / 2)};
-    strip = carver.take<float>(BLOCK * n.ld), weights = carver.take<float>(BLOCK * BLOCK * GROUP);
-    keep = carver.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
-    d_query = carver.take<float>(BLOCK * n.wide), d_rel_query = carver.take<float>(BLOCK * n.band.wide);
-    bias = carver.take<float>(wide), lse = carver.take<float>(BLOCK), delta = carver.take<float>(BLOCK),
-    dlse = carver.take<float>(BLOCK);
-    own = carver.take<float>(alone ? 2 * blocks * BLOCK * n.wide : 0);
-    bytes = carver.used();
-  }
-};
-
-// Sums of one task over its rows: [share] heads each, relative keys [tables of the task][chunks][E][BLOCK].
-struct Sums {
-  float *key, *value;  // [key blocks of the task][BLOCK][wide], of the batch entry at hand
-  float *table, *content, *position;
-};
-
-// T is how tensors lie in memory, E what products are made of.
-template <class T, class E>
+// T is how tensors lie in memory, Elem what products are made of.
+template <class T, class Elem>
 struct Backward {
   const RelativeAttention& c;
   const View &out, &lse, &dout, &dlse;
   const RelativeAttentionGrads& grads;
   AttentionSizes n;
-  Cut cut{n.B, n.G, n.N};
+  Partition partition{n.B, n.G, n.N};
   Dropout dropout;
   float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
   bool any_key, any_query, any_rel_query;
@@ -86,30 +39,32 @@ struct Backward {
     any_rel_query = n.band && (g.rel_query || g.position_bias || (!call.rel_query && g.query));
     const int tables = n.band && n.band.tables() > 1 ? n.share : 1;
     table_size = g.rel_key ? tables * chunks * n.band.E * BLOCK : 0;
-    content_size = g.content_bias ? n.share * n.wide : 0;
-    position_size = g.position_bias ? n.share * n.band.wide : 0;
-    if (cut.parts > 1 && any_key) partial_keys.reset(new float[cut.tasks * 2 * key_blocks * BLOCK * n.wide]);
-    partial_tables.reset(new float[cut.tasks * table_size + 1]);
-    partial_content.reset(new float[cut.tasks * content_size + 1]);
-    partial_position.reset(new float[cut.tasks * position_size + 1]);
+    content_size = g.content_bias ? n.share * n.D_pad : 0;
+    position_size = g.position_bias ? n.share * n.band.E_pad : 0;
+    if (partition.parts > 1 && any_key)
+      partial_keys.reset(new float[partition.tasks * 2 * key_blocks * BLOCK * n.D_pad]);
+    partial_tables.reset(new float[partition.tasks * table_size + 1]);
+    partial_content.reset(new float[partition.tasks * content_size + 1]);
+    partial_position.reset(new float[partition.tasks * position_size + 1]);
   }
 
-  void pack(int64_t b, int64_t block, int g, Workspace<E>& w) const {
+  void pack(int64_t b, int64_t block, int g, RelativeWorkspace<Elem>& w) const {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
-    const int steps = steps_of<E>(n.D), across = row_width<E>(n.D);
+    const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
     pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, c.key, block);
-    transpose(w.rows, across, BLOCK, steps, w.value + k * steps * BLOCK, BLOCK);
-    E *lines = w.key_lines + k * n.wide * steps_of<E>(BLOCK), *rows = PAIRS<E> ? w.rows : lines;
+    transpose(w.rows, lda, BLOCK, kc, w.value + k * kc * BLOCK, BLOCK);
+    Elem *block_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK), *rows = PAIRS<Elem> ? w.rows : block_b;
     pack_keys<T>(c.key, n, w.visible, b, block, g, rows, c.value, block + 1);
-    transpose(rows, across, BLOCK, steps, w.key + k * steps * BLOCK, BLOCK);
-    pair_rows(rows, BLOCK, n.D, lines);
+    transpose(rows, lda, BLOCK, kc, w.key + k * kc * BLOCK, BLOCK);
+    pack_b(rows, BLOCK, n.D, block_b);
   }
 
   // Scores to probabilities, in w.weights; with dropout also what each is multiplied by.
   template <bool MASKED>
-  void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w) const {
+  void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head,
+                     RelativeWorkspace<Elem>& w) const {
     const int columns = blocks * BLOCK;
     for (int r = 0; r < rows; ++r) {
       const float* s = w.strip + n.start + r * n.row;
@@ -126,35 +81,16 @@ struct Backward {
     }
   }
 
-  // The mean of a row's dP, weighted by p, in two parts: the dP of the greatest p, and the rest.
-  struct Mean {
-    Vec most, rest;
-    Mean(const float* dp, const float* p, int columns) {
-      Vec top = zero(), at = broadcast(-INFINITY), total = zero(), weight = zero();
-      for (int x = 0; x < columns; x += LANES) top = max(load(p + x), top);
-      top = broadcast(max_of(top));
-      for (int x = 0; x < columns; x += LANES) at = max(select(ge(load(p + x), top), load(dp + x), at), at);
-      most = broadcast(max_of(at));
-      for (int x = 0; x < columns; x += LANES) {
-        const Vec w = load(p + x);
-        total = fma(w, select(gt(w, zero()), load(dp + x) - most, w), total);
-        weight = weight + w;
-      }
-      const float all = sum(weight);
-      rest = broadcast(all == 0 ? 0.f : sum(total) / all);
-    }
-  };
-
   // Gradients of the scores, p * (dP - mean of dP + d lse), over the scores; drops the weights afterwards, which the
   // values' gradient needs. A row that sees nothing beyond this tile takes the mean from it: where one or two keys
   // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
-  void score_gradients(int64_t i, int rows, int64_t block, int blocks, Workspace<E>& w) const {
+  void score_gradients(int64_t i, int rows, int64_t block, int blocks, RelativeWorkspace<Elem>& w) const {
     constexpr int LD = BLOCK * GROUP;
     for (int k = 0; k < blocks; ++k) {
       float* s = w.strip + n.start + k * BLOCK;
-      const int steps = steps_of<E>(n.D), across = row_width<E>(n.D), row = n.row;
-      const E* values = w.value + (block + k - w.visible.first_block) * steps * BLOCK;
-      gemm<true>(rows, BLOCK / LANES, steps, w.dout, across, values, BLOCK,
+      const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D), row = n.row;
+      const Elem* values = w.value + (block + k - w.visible.first_block) * kc * BLOCK;
+      gemm<true>(rows, BLOCK / LANES, kc, w.dout, lda, values, BLOCK,
                  [=](int r, int x, Vec dp) { store(s + r * row + x, dp); });
     }
     const int columns = blocks * BLOCK;
@@ -166,34 +102,34 @@ struct Backward {
         continue;
       }
       for (int x = 0; dropout && x < columns; x += LANES) store(s + x, load(s + x) * load(keep + x));
-      Vec most = zero(), rest = broadcast(w.delta[r]);
+      Vec at_max = zero(), rest = broadcast(w.delta[r]);
       if (w.visible.only(i + r, block, block + blocks)) {
-        const Mean mean(s, p, columns);
-        most = mean.most, rest = mean.rest;
+        const WeightedMean mean(s, p, columns);
+        at_max = mean.at_max, rest = mean.rest;
       }
       rest = rest - broadcast(w.dlse[r]);
       for (int x = 0; x < columns; x += LANES) {
-        store(s + x, load(p + x) * (load(s + x) - most - rest));
+        store(s + x, load(p + x) * (load(s + x) - at_max - rest));
         if (dropout) store(p + x, load(p + x) * load(keep + x));
       }
     }
   }
 
-  // to[m][wide] += A B for B = [k][wide]
-  template <bool BY_ROW>
-  void add(int m, int k, const MatrixRef<E>& a, const E* b, float* to) const {
-    const int wide = n.wide;
-    gemm<BY_ROW>(m, wide / LANES, steps_of<E>(k), a.data, a.ld, b, wide,
-                 [=](int r, int d, Vec x) { store(to + r * wide + d, load(to + r * wide + d) + x); });
+  // to[m][D_pad] += A B for B = [k][D_pad]
+  template <bool ROW_MAJOR>
+  void add(int m, int k, const MatrixRef<Elem>& a, const Elem* b, float* to) const {
+    const int D_pad = n.D_pad;
+    gemm<ROW_MAJOR>(m, D_pad / LANES, kc_of<Elem>(k), a.data, a.ld, b, D_pad,
+                    [=](int r, int d, Vec x) { store(to + r * D_pad + d, load(to + r * D_pad + d) + x); });
   }
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w,
-            const Sums& sums) const {
-    const E* keys[GROUP];
+  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, RelativeWorkspace<Elem>& w,
+            const RelativeSums& sums) const {
+    const Elem* keys[GROUP];
     const int64_t first = block - w.visible.first_block;
     for (int k = 0; k < blocks; ++k) {
       pack(b, block + k, head / n.share, w);
-      keys[k] = w.key + (first + k) * steps_of<E>(n.D) * BLOCK;
+      keys[k] = w.key + (first + k) * kc_of<Elem>(n.D) * BLOCK;
     }
     float* scores = w.strip + n.start;
     multiply_keys(n, rows, blocks, w.query, keys, scores);
@@ -205,36 +141,38 @@ struct Backward {
     score_gradients(i, rows, block, blocks, w);
     constexpr int LD = BLOCK * GROUP;
     const int columns = blocks * BLOCK;
-    const int64_t at = first * BLOCK * n.wide;
+    const int64_t at = first * BLOCK * n.D_pad;
     if (grads.value)
-      add<false>(columns, rows, by_line(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_lines,
+      add<false>(columns, rows, to_column_major(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_b,
                  sums.value + at);
     if (grads.key)
-      add<false>(columns, rows, by_line(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_lines, sums.key + at);
+      add<false>(columns, rows, to_column_major(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_b,
+                 sums.key + at);
     if (any_query)
-      add<true>(rows, columns, by_row(scores, n.row, rows, columns, w.pairs.strip, steps_of<E>(LD)),
-                w.key_lines + first * n.wide * steps_of<E>(BLOCK), w.d_query);
+      add<true>(rows, columns, to_row_major(scores, n.row, rows, columns, w.pairs.strip, kc_of<Elem>(LD)),
+                w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
   }
 
   // Chunks [begin, end) of the strip are complete: they go to the relative queries and keys.
-  void band(int64_t chunk, int begin, int end, int rows, int head, Workspace<E>& w, const Sums& sums) const {
+  void band(int64_t chunk, int begin, int end, int rows, int head, RelativeWorkspace<Elem>& w,
+            const RelativeSums& sums) const {
     const int table = n.band.tables() > 1 ? head % n.share : 0;
     for (int k = begin; k < end; ++k) {
       const int64_t m = chunk + k;
       float* d_table = grads.rel_key && n.band.holds(m)
                            ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK
                            : nullptr;
-      band_gradients<T>(n.band, w.chunks, head, m, rows, w.rel_query_lines, w.strip + k * BLOCK, n.ld, w.pairs.strip,
+      band_gradients<T>(n.band, w.chunks, head, m, rows, w.rel_query_b, w.strip + k * BLOCK, n.ld, w.pairs.strip,
                         any_rel_query ? w.d_rel_query : nullptr, d_table);
     }
   }
 
-  void begin(int64_t b, int64_t i, int rows, int head, Workspace<E>& w) const {
+  void begin(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
     pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
     if (n.band)
       pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head,
                       bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
-    clear(w.d_query, BLOCK * n.wide), clear(w.d_rel_query, BLOCK * n.band.wide);
+    clear(w.d_query, BLOCK * n.D_pad), clear(w.d_rel_query, BLOCK * n.band.E_pad);
     pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
     pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
     for (int r = 0; r < rows; r += DELTAS) deltas(r, std::min(DELTAS, rows - r), w);
@@ -246,60 +184,60 @@ struct Backward {
           dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
       if (empty) forget(r, w);
     }
-    w.query_lines = pair_rows(w.query, rows, n.D, w.pairs.query),
-    w.dout_lines = pair_rows(w.dout, rows, n.D, w.pairs.dout);
-    if (n.band) w.rel_query_lines = pair_rows(w.rel_query, rows, n.band.E, w.pairs.rel_query);
+    w.query_b = pack_b(w.query, rows, n.D, w.pairs.query);
+    w.dout_b = pack_b(w.dout, rows, n.D, w.pairs.dout);
+    if (n.band) w.rel_query_b = pack_b(w.rel_query, rows, n.band.E, w.pairs.rel_query);
   }
 
   // A row that sees nothing: its gradients, and what its query holds, must not matter, and may be NaN.
-  void forget(int r, Workspace<E>& w) const {
-    const int across = row_width<E>(n.D), rel_across = row_width<E>(n.band.E);
+  void forget(int r, RelativeWorkspace<Elem>& w) const {
+    const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
     w.delta[r] = 0.f;
-    clear(w.dout + r * across, across), clear(w.query + r * across, across),
-        clear(w.rel_query + r * rel_across, rel_across);
+    clear(w.dout + r * lda, lda), clear(w.query + r * lda, lda);
+    clear(w.rel_query + r * rel_lda, rel_lda);
   }
 
   // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one
   // key, the two cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN
   // add up by lanes: the error of delta goes into every score of its row, that of dP into one.
-  void deltas(int r, int count, Workspace<E>& w) const {
-    const int steps = steps_of<E>(n.D), across = row_width<E>(n.D);
-    const E *a = w.dout + r * across, *o = w.rows + r * across;
-    if (steps > LONGEST_CHAIN) {
+  void deltas(int r, int count, RelativeWorkspace<Elem>& w) const {
+    const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
+    const Elem *a = w.dout + r * lda, *o = w.rows + r * lda;
+    if (kc > LONGEST_CHAIN) {
       for (int k = 0; k < count; ++k) {
         Vec product = zero();
-        for (int d = 0; d < steps; d += LANES)
-          product = step(product, wide(a + k * across + d), wide(o + k * across + d));
+        for (int d = 0; d < kc; d += LANES)
+          product = fma(load_operand(a + k * lda + d), load_operand(o + k * lda + d), product);
         w.delta[r + k] = sum(product);
       }
       return;
     }
     Vec total[DELTAS];
     std::fill(total, total + DELTAS, zero());
-    for (int d = 0; d < steps; ++d)
-      for (int k = 0; k < DELTAS; ++k) total[k] = step(total[k], spread(a[k * across + d]), spread(o[k * across + d]));
+    for (int d = 0; d < kc; ++d)
+      for (int k = 0; k < DELTAS; ++k) total[k] = fma(broadcast(a[k * lda + d]), broadcast(o[k * lda + d]), total[k]);
     for (int k = 0; k < count; ++k) store(w.delta + r + k, total[k], 1);
   }
 
   // sum += f * the block's rows: the block on its own first, so that rounding does not grow with the number of rows.
-  static void add_rows(float* sum, const float* block, int rows, int wide, Vec f) {
-    for (int d = 0; d < wide; d += LANES) {
+  static void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
+    for (int d = 0; d < ld; d += LANES) {
       Vec total = zero();
-      for (int r = 0; r < rows; ++r) total = total + load(block + r * wide + d);
+      for (int r = 0; r < rows; ++r) total = total + load(block + r * ld + d);
       store(sum + d, fma(total, f, load(sum + d)));
     }
   }
 
-  void finish(int64_t b, int64_t i, int rows, int head, Workspace<E>& w, const Sums& sums) const {
+  void finish(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
     for (int r = 0; r < rows; ++r)  // 0 times a NaN that it does not see
       if (w.lse[r] == INFINITY)
-        clear(w.d_query + r * n.wide, n.wide), clear(w.d_rel_query + r * n.band.wide, n.band.wide);
-    if (grads.content_bias) add_rows(sums.content + own * n.wide, w.d_query, rows, n.wide, f);
-    if (grads.position_bias) add_rows(sums.position + own * n.band.wide, w.d_rel_query, rows, n.band.wide, f);
+        clear(w.d_query + r * n.D_pad, n.D_pad), clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
+    if (grads.content_bias) add_rows(sums.content + own * n.D_pad, w.d_query, rows, n.D_pad, f);
+    if (grads.position_bias) add_rows(sums.position + own * n.band.E_pad, w.d_rel_query, rows, n.band.E_pad, f);
     for (int r = 0; r < rows; ++r) {
-      float *dq = w.d_query + r * n.wide, *dr = w.d_rel_query + r * n.band.wide;
+      float *dq = w.d_query + r * n.D_pad, *dr = w.d_rel_query + r * n.band.E_pad;
       if (grads.rel_query)
         for (int e = 0; e < n.band.E; e += LANES)
           store(grads.rel_query.at<T>(b, i + r, head) + e, load(dr + e) * f, n.band.E - e);
@@ -310,7 +248,7 @@ struct Backward {
     }
   }
 
-  void block(int64_t b, int64_t i, int rows, int head, Workspace<E>& w, const Sums& sums) const {
+  void block(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
     begin(b, i, rows, head, w);
     int64_t at, end, after = -1, a = i / BLOCK;
     int previous = 0;
@@ -343,23 +281,23 @@ struct Backward {
         for (int d = 0; d < n.D; d += LANES) {
           Vec s = zero();
           for (int p = 0; p < parts; ++p)
-            if (key[p]) s = s + load(key[p] + which * stride + (j - first) * n.wide + d);
+            if (key[p]) s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
           store(to.at<T>(b, j, g) + d, s * f, n.D - d);
         }
     }
   }
 
   void task(int64_t t) const {
-    const Cut::Share mine = cut.share(t);
+    const Partition::Share mine = partition.share(t);
     const int64_t first_row = mine.first_row, last_row = mine.last_row, slot = mine.slot;
     const int g = mine.head;
-    const bool alone = cut.parts == 1 && any_key;
-    const Workspace<E> sized(c, n, dropout, first_row, last_row, alone, Carver(nullptr));
-    Workspace<E> w(c, n, dropout, first_row, last_row, alone, Carver(scratch(sized.bytes)));
-    const int64_t blocks = w.visible.last_block - w.visible.first_block, size = blocks * BLOCK * n.wide;
-    Sums sums;
-    sums.key = alone ? w.own : partial_keys ? partial_keys.get() + slot * 2 * key_blocks * BLOCK * n.wide : nullptr;
-    sums.value = sums.key + (alone ? size : key_blocks * BLOCK * n.wide);
+    const bool alone = partition.parts == 1 && any_key;
+    const RelativeWorkspace<Elem> sized(c, n, dropout, first_row, last_row, alone, Arena(nullptr));
+    RelativeWorkspace<Elem> w(c, n, dropout, first_row, last_row, alone, Arena(scratch(sized.bytes)));
+    const int64_t blocks = w.visible.last_block - w.visible.first_block, size = blocks * BLOCK * n.D_pad;
+    RelativeSums sums;
+    sums.key = alone ? w.own : partial_keys ? partial_keys.get() + slot * 2 * key_blocks * BLOCK * n.D_pad : nullptr;
+    sums.value = sums.key + (alone ? size : key_blocks * BLOCK * n.D_pad);
     sums.table = partial_tables.get() + slot * table_size, clear(sums.table, table_size);
     sums.content = partial_content.get() + slot * content_size, clear(sums.content, content_size);
     sums.position = partial_position.get() + slot * position_size, clear(sums.position, position_size);
@@ -388,15 +326,15 @@ struct Backward {
     const int64_t at = t % key_blocks, b = t / key_blocks / n.G;
     const int g = static_cast<int>(t / key_blocks % n.G);
     std::vector<const float*> found;
-    for (int64_t part = 0; part < cut.parts; ++part) {
-      Carver none(nullptr);
-      const Visibility seen(c, n, part * cut.part_rows, std::min(n.N, (part + 1) * cut.part_rows), none);
+    for (int64_t part = 0; part < partition.parts; ++part) {
+      Arena none(nullptr);
+      const Visibility seen(c, n, part * partition.part_rows, std::min(n.N, (part + 1) * partition.part_rows), none);
       if (at < seen.first_block || at >= seen.last_block) continue;
       found.push_back(partial_keys.get() +
-                      (cut.slot(b, g, part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.wide);
+                      (partition.slot(b, g, part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.D_pad);
     }
     write_keys(b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()),
-               key_blocks * BLOCK * n.wide);
+               key_blocks * BLOCK * n.D_pad);
   }
 
   // One chunk of the gradient of one table of relative keys.
@@ -404,8 +342,8 @@ struct Backward {
     const int h = static_cast<int>(t / chunks);
     const bool each = n.band.tables() > 1;
     const int64_t k = t % chunks, size = n.band.E * BLOCK, offset = ((each ? h % n.share : 0) * chunks + k) * size;
-    auto* total = static_cast<float*>(scratch((size + BLOCK * n.band.wide) * sizeof(float)));
-    sum_table(cut, each ? h / n.share : -1, partial_tables.get() + offset, table_size, size, total);
+    auto* total = static_cast<float*>(scratch((size + BLOCK * n.band.E_pad) * sizeof(float)));
+    sum_table(partition, each ? h / n.share : -1, partial_tables.get() + offset, table_size, size, total);
     write_table_gradient<float>(n.band, grads.rel_key, h, n.band.first + k, total, scale, total + size);
   }
 
@@ -413,7 +351,7 @@ struct Backward {
     for (int h = 0; to && h < n.H; ++h)
       for (int d = 0; d < width; d += LANES) {
         Vec total = zero();
-        cut.each_slot(h / n.share, [&](int64_t slot) {
+        partition.each_slot(h / n.share, [&](int64_t slot) {
           total = total + load(partial + slot * size + h % n.share * pad(width) + d);
         });
         store(to.at<float>(h) + d, total, width - d);
@@ -421,8 +359,8 @@ struct Backward {
   }
 
   void run(int threads) const {
-    parallel_for(cut.tasks, threads, [&](int64_t t) { task(t); });
-    if (cut.parts > 1 && any_key) parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
+    parallel_for(partition.tasks, threads, [&](int64_t t) { task(t); });
+    if (partition.parts > 1 && any_key) parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
     sum_bias(grads.content_bias, partial_content.get(), content_size, n.D);
     sum_bias(grads.position_bias, partial_position.get(), position_size, n.band.E);
     if (!grads.rel_key) return;

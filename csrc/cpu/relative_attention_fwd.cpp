@@ -12,44 +12,46 @@ namespace {
 constexpr int TASK_ROWS = 4 * BLOCK;
 constexpr int64_t FEW_TASKS = 16;  // below which the heads of a key head are split
 
-template <class E>
+template <class Elem>
 struct Workspace {
   Visibility visible;
-  BandChunks<E> chunks;
-  E *key, *value;  // per key block: [steps(D)][BLOCK], [steps(BLOCK)][wide]
-  E *rows, *query, *rel_query, *weights;
-  float *strip, *out, *bias, *top, *sum, *alpha, *keep;
+  BandChunks<Elem> chunks;
+  Elem *key, *value;  // per key block: [kc(D)][BLOCK], [kc(BLOCK)][D_pad]
+  Elem *rows, *query, *rel_query, *weights;
+  float *strip, *out, *bias, *row_max, *row_sum, *alpha, *keep;
   int weight_ld;  // weights [BLOCK][keys], by row
   uint8_t* ready;
   int64_t slots;  // key blocks held packed
   size_t bytes;
 
   Workspace(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, int heads,
-            Carver carver)
-      : visible(c, n, first_row, last_row, carver) {
+            Arena arena)
+      : visible(c, n, first_row, last_row, arena) {
     const int64_t blocks = visible.last_block - visible.first_block;
     const int64_t first = first_row / BLOCK, last = (last_row - 1) / BLOCK;
-    chunks = BandChunks<E>(n.band, visible.first_block - last - 1, visible.last_block - first, false, carver);
+    chunks = BandChunks<Elem>(n.band, visible.first_block - last - 1, visible.last_block - first, false, arena);
     slots = heads == 1 && first == last ? std::min<int64_t>(blocks, GROUP) : blocks;  // used once: they needn't be kept
-    const int wide = std::max(n.wide, n.band.wide);
-    key = carver.take<E>(slots * steps_of<E>(n.D) * BLOCK), value = carver.take<E>(slots * n.wide * steps_of<E>(BLOCK));
-    ready = carver.take<uint8_t>(blocks);
-    rows = carver.take<E>(BLOCK * row_width<E>(n.D));
-    query = carver.take<E>(BLOCK * row_width<E>(n.D)), rel_query = carver.take<E>(BLOCK * row_width<E>(n.band.E));
-    strip = carver.take<float>(BLOCK * n.ld);
-    if constexpr (PAIRS<E>)
-      weight_ld = steps_of<E>(GROUP * BLOCK), weights = carver.take<E>(BLOCK * weight_ld);
+    const int widest = std::max(n.D_pad, n.band.E_pad);
+    key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
+    value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
+    ready = arena.take<uint8_t>(blocks);
+    rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
+    query = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
+    rel_query = arena.take<Elem>(BLOCK * row_width<Elem>(n.band.E));
+    strip = arena.take<float>(BLOCK * n.ld);
+    if constexpr (PAIRS<Elem>)
+      weight_ld = kc_of<Elem>(GROUP * BLOCK), weights = arena.take<Elem>(BLOCK * weight_ld);
     else
       weight_ld = n.row, weights = strip + n.start;  // in place
-    out = carver.take<float>(BLOCK * n.wide);
-    bias = carver.take<float>(wide);
-    top = carver.take<float>(BLOCK), sum = carver.take<float>(BLOCK * LANES), alpha = carver.take<float>(BLOCK);
-    keep = carver.take<float>(GROUP * BLOCK);
-    bytes = carver.used();
+    out = arena.take<float>(BLOCK * n.D_pad);
+    bias = arena.take<float>(widest);
+    row_max = arena.take<float>(BLOCK), row_sum = arena.take<float>(BLOCK * LANES), alpha = arena.take<float>(BLOCK);
+    keep = arena.take<float>(GROUP * BLOCK);
+    bytes = arena.used();
   }
 };
 
-template <class T, class E>
+template <class T, class Elem>
 struct Forward {
   const RelativeAttention& c;
   const View &out, &lse;
@@ -60,64 +62,67 @@ struct Forward {
   Forward(const RelativeAttention& call, const View& o, const View& l, int64_t entry)
       : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
 
-  int64_t slot(const Workspace<E>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
+  int64_t slot(const Workspace<Elem>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
 
-  E* keys_of(const Workspace<E>& w, int64_t block) const { return w.key + slot(w, block) * steps_of<E>(n.D) * BLOCK; }
-  E* values_of(const Workspace<E>& w, int64_t block) const {
-    return w.value + slot(w, block) * n.wide * steps_of<E>(BLOCK);
+  Elem* keys_of(const Workspace<Elem>& w, int64_t block) const {
+    return w.key + slot(w, block) * kc_of<Elem>(n.D) * BLOCK;
+  }
+  Elem* values_of(const Workspace<Elem>& w, int64_t block) const {
+    return w.value + slot(w, block) * n.D_pad * kc_of<Elem>(BLOCK);
   }
 
-  void pack(int64_t b, int64_t block, int g, Workspace<E>& w) const {
+  void pack(int64_t b, int64_t block, int g, Workspace<Elem>& w) const {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
     pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, c.value, block);
-    transpose(w.rows, row_width<E>(n.D), BLOCK, steps_of<E>(n.D), keys_of(w, block), BLOCK);
-    E* rows = PAIRS<E> ? w.rows : values_of(w, block);
+    transpose(w.rows, row_width<Elem>(n.D), BLOCK, kc_of<Elem>(n.D), keys_of(w, block), BLOCK);
+    Elem* rows = PAIRS<Elem> ? w.rows : values_of(w, block);
     pack_keys<T>(c.value, n, w.visible, b, block, g, rows, c.key, block + 1);
-    pair_rows(rows, BLOCK, n.D, values_of(w, block));
+    pack_b(rows, BLOCK, n.D, values_of(w, block));
   }
 
   // One step of the online softmax; leaves weights where the scores were.
   template <bool MASKED>
-  void softmax(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<E>& w) const {
-    constexpr int MOST = GROUP * BLOCK / LANES;
+  void softmax(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<Elem>& w) const {
+    constexpr int VECTORS = GROUP * BLOCK / LANES;
     const int vectors = blocks * BLOCK / LANES;
     for (int r = 0; r < rows; ++r) {
       float* s = w.strip + n.start + r * n.row;
-      Vec x[MOST], most = broadcast(-INFINITY);
+      Vec x[VECTORS], tile_max = broadcast(-INFINITY);
       Visibility::Row row{};
       if (MASKED) row = w.visible.row(i + r);
       for (int v = 0; v < vectors; ++v) {
         x[v] = load(s + v * LANES) * broadcast(scale2);
         if (MASKED) x[v] = row.hide(x[v], v * LANES, broadcast(-INFINITY));
-        most = max(most, x[v]);
+        tile_max = max(tile_max, x[v]);
       }
-      const float old = w.top[r], now = std::max(old, max_of(most));
-      const float top = now == -INFINITY ? 0.f : now;  // -inf minus -inf would be NaN
-      const Vec alpha = exp2(broadcast(old - top));
-      w.top[r] = now;
+      const float old_max = w.row_max[r], new_max = std::max(old_max, max_of(tile_max));
+      const float row_max = new_max == -INFINITY ? 0.f : new_max;  // -inf minus -inf would be NaN
+      const Vec alpha = exp2(broadcast(old_max - row_max));
+      w.row_max[r] = new_max;
       store(w.alpha + r, alpha, 1);
       if (dropout)
         dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), blocks * BLOCK,
                                w.keep);
-      Vec total = load(w.sum + r * LANES) * alpha;
+      Vec row_sum = load(w.row_sum + r * LANES) * alpha;
       for (int v = 0; v < vectors; ++v) {
-        Vec p = exp2(x[v] - broadcast(top));
-        total = total + p;
+        Vec p = exp2(x[v] - broadcast(row_max));
+        row_sum = row_sum + p;
         if (dropout) p = p * load(w.keep + v * LANES);
-        if constexpr (PAIRS<E>)
+        if constexpr (PAIRS<Elem>)
           store(reinterpret_cast<bf16*>(w.weights + r * w.weight_ld) + v * LANES, p);
         else
           store(s + v * LANES, p);
       }
-      store(w.sum + r * LANES, total);
+      store(w.row_sum + r * LANES, row_sum);
     }
   }
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int previous, int head, Workspace<E>& w) const {
+  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int previous, int head,
+            Workspace<Elem>& w) const {
     slide<T>(n, w.chunks, head, i / BLOCK, rows, block, blocks, previous, w.rel_query, w.strip);
-    const E* keys[GROUP];
+    const Elem* keys[GROUP];
     for (int k = 0; k < blocks; ++k) {
       pack(b, block + k, head / n.share, w);
       keys[k] = keys_of(w, block + k);
@@ -129,22 +134,22 @@ struct Forward {
     else
       softmax<true>(b, i, rows, block, blocks, head, w);
     for (int k = 0; k < blocks; ++k) {
-      const E *weights = w.weights + k * steps_of<E>(BLOCK), *values = values_of(w, block + k);
-      gemm<true>(rows, n.wide / LANES, steps_of<E>(BLOCK), weights, w.weight_ld, values, n.wide,
+      const Elem *weights = w.weights + k * kc_of<Elem>(BLOCK), *values = values_of(w, block + k);
+      gemm<true>(rows, n.D_pad / LANES, kc_of<Elem>(BLOCK), weights, w.weight_ld, values, n.D_pad,
                  [&](int r, int d, Vec x) {
-                   float* to = w.out + r * n.wide + d;
+                   float* to = w.out + r * n.D_pad + d;
                    store(to, k ? load(to) + x : fma(load(to), broadcast(w.alpha[r]), x));
                  });
     }
   }
 
-  void attend(int64_t b, int64_t i, int rows, int head, Workspace<E>& w) const {
+  void attend(int64_t b, int64_t i, int rows, int head, Workspace<Elem>& w) const {
     pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
     if (n.band)
       pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head,
                       bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
-    std::fill(w.top, w.top + BLOCK, -INFINITY);
-    clear(w.sum, BLOCK * LANES), clear(w.out, BLOCK * n.wide);
+    std::fill(w.row_max, w.row_max + BLOCK, -INFINITY);
+    clear(w.row_sum, BLOCK * LANES), clear(w.out, BLOCK * n.D_pad);
     int64_t block, end, after = -1;
     int previous = 0;
     w.visible.range(i, rows, block, end);
@@ -155,17 +160,17 @@ struct Forward {
       tile(b, i, rows, block, blocks, block == after ? previous : 0, head, w);
     }
     for (int r = 0; r < rows; ++r) {
-      const float total = sum(load(w.sum + r * LANES)), inverse = total == 0 ? 0.f : 1.f / total;
-      if (total == 0) clear(w.out + r * n.wide, n.wide);  // a value that nobody sees may be NaN
+      const float row_sum = sum(load(w.row_sum + r * LANES)), inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
+      if (row_sum == 0) clear(w.out + r * n.D_pad, n.D_pad);  // a value that nobody sees may be NaN
       T* to = out.at<T>(b, i + r, head);
-      for (int d = 0; d < n.D; d += LANES) store(to + d, load(w.out + r * n.wide + d) * broadcast(inverse), n.D - d);
-      *lse.at<float>(b, head, i + r) = total == 0 ? -INFINITY : (w.top[r] + std::log2(total)) * LN2;
+      for (int d = 0; d < n.D; d += LANES) store(to + d, load(w.out + r * n.D_pad + d) * broadcast(inverse), n.D - d);
+      *lse.at<float>(b, head, i + r) = row_sum == 0 ? -INFINITY : (w.row_max[r] + std::log2(row_sum)) * LN2;
     }
   }
 
   void task(int64_t b, int64_t first_row, int64_t last_row, int first_head, int last_head) const {
-    const Workspace<E> sized(c, n, first_row, last_row, last_head - first_head, Carver(nullptr));
-    Workspace<E> w(c, n, first_row, last_row, last_head - first_head, Carver(scratch(sized.bytes)));
+    const Workspace<Elem> sized(c, n, first_row, last_row, last_head - first_head, Arena(nullptr));
+    Workspace<Elem> w(c, n, first_row, last_row, last_head - first_head, Arena(scratch(sized.bytes)));
     w.visible.load(b);
     clear(w.ready, w.visible.last_block - w.visible.first_block);
     if (n.band) w.chunks.reset();

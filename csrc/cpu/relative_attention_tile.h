@@ -16,7 +16,7 @@ constexpr int GROUP = 2;  // key blocks of a tile: one softmax step covers GROUP
 
 struct AttentionSizes {
   int64_t B, N, S;
-  int H, G, D, wide, share;  // share: query heads of a key head
+  int H, G, D, D_pad, share;  // share: query heads of a key head
   int64_t offset, gap, window, block;
   bool causal;
   Band band;
@@ -26,7 +26,7 @@ struct AttentionSizes {
 
   explicit AttentionSizes(const RelativeAttention& c)
       : B(c.query.size[0]), N(c.query.size[1]), S(c.key.size[1]), H(int(c.query.size[2])), G(int(c.key.size[2])),
-        D(int(c.query.size[3])), wide(pad(D)), share(H / G), offset(c.query_offset), gap(c.causal_gap),
+        D(int(c.query.size[3])), D_pad(pad(D)), share(H / G), offset(c.query_offset), gap(c.causal_gap),
         window(c.window), block(c.window_block), causal(c.causal),
         band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, reach() >= 0 ? offset - reach() + 1 : 1 - N),
              std::min(S, causal ? offset - gap + 1 : S)) {
@@ -50,16 +50,16 @@ struct AttentionSizes {
 class Visibility {
  public:
   Visibility() = default;
-  Visibility(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, Carver& carver)
+  Visibility(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, Arena& arena)
       : c_(&c), n_(&n), first_row_(first_row), rows_(last_row - first_row) {
-    first_block = n.low(first_row) / BLOCK,
+    first_block = n.low(first_row) / BLOCK;
     last_block = std::max(first_block, (n.high(last_row - 1) + BLOCK - 1) / BLOCK);
     const int64_t blocks = last_block - first_block;
     filtered_ = c.key_mask || c.query_segment;
-    seen_ = carver.take<uint8_t>(filtered_ ? blocks * BLOCK : 0);
-    some_ = carver.take<uint8_t>(blocks);
-    segment_ = carver.take<int64_t>(c.query_segment ? blocks * BLOCK + rows_ + 2 * blocks : 0);
-    allowed_ = carver.take<float>(GROUP * BLOCK);
+    seen_ = arena.take<uint8_t>(filtered_ ? blocks * BLOCK : 0);
+    some_ = arena.take<uint8_t>(blocks);
+    segment_ = arena.take<int64_t>(c.query_segment ? blocks * BLOCK + rows_ + 2 * blocks : 0);
+    allowed_ = arena.take<float>(GROUP * BLOCK);
   }
 
   void load(int64_t b) {
@@ -167,10 +167,10 @@ class Visibility {
 
 // Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may
 // see. `next` and its block are what will be packed after this.
-template <class T, class E>
+template <class T, class Elem>
 void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
-               E* to, const View& next, int64_t next_block) {
-  const int width = row_width<E>(n.D);
+               Elem* to, const View& next, int64_t next_block) {
+  const int width = row_width<Elem>(n.D);
   for (int r = 0; r < BLOCK; ++r) {
     const int64_t j = block * BLOCK + r;
     const bool inside = r + ROWS_AHEAD < BLOCK;
@@ -192,20 +192,20 @@ const float* bias_of(const View& bias, int head, int width, float* to) {
 }
 
 // `rows` rows of one head plus a bias: [rows][row_width].
-template <class T, class E>
-void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, E* to) {
+template <class T, class Elem>
+void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, Elem* to) {
   for (int r = 0; r < rows; ++r) {
     if (const int64_t soon = i + r + ROWS_AHEAD; soon < from.size[1])
       prefetch_row(from.at<const T>(b, soon, head), width * sizeof(T));
-    pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<E>(width));
+    pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<Elem>(width));
   }
 }
 
 // Brings the strip to the key blocks [block, block+blocks) of query block `a`; `previous` of the `previous_blocks`
 // before it are in the strip now (0: nothing is).
-template <class T, class E>
-void slide(const AttentionSizes& n, BandChunks<E>& chunks, int head, int64_t a, int rows, int64_t block, int blocks,
-           int previous_blocks, const E* rel_query, float* strip) {
+template <class T, class Elem>
+void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, int head, int64_t a, int rows, int64_t block, int blocks,
+           int previous_blocks, const Elem* rel_query, float* strip) {
   if (!n.band) return;
   const int64_t chunk = block - a - 1;
   if (previous_blocks)
@@ -219,18 +219,19 @@ void slide(const AttentionSizes& n, BandChunks<E>& chunks, int head, int64_t a, 
 }
 
 // Scores of a tile, before scaling: the product with the transposed
-// keys [steps(D)][BLOCK] of each block, onto the position logits.
-template <class E>
-void multiply_keys(const AttentionSizes& n, int rows, int blocks, const E* query, const E* const* keys, float* scores) {
-  const int steps = steps_of<E>(n.D), width = row_width<E>(n.D);
+// keys [kc(D)][BLOCK] of each block, onto the position logits.
+template <class Elem>
+void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query, const Elem* const* keys,
+                   float* scores) {
+  const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
   for (int k = 0; k < blocks; ++k) {
     float* s = scores + k * BLOCK;
     const int row = n.row;
     if (n.band)
-      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK,
+      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK,
                  [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
     else
-      gemm<true>(rows, BLOCK / LANES, steps, query, width, keys[k], BLOCK,
+      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK,
                  [=](int r, int x, Vec v) { store(s + r * row + x, v); });
   }
 }

@@ -3,33 +3,33 @@
 
 #include <memory>
 
-#include "cut.h"
 #include "parallel.h"
+#include "partition.h"
 
 namespace retro::RETRO_ISA {
 namespace {
 
 constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task: packing the relative keys then costs little
 
-template <class E>
+template <class Elem>
 struct Workspace {
-  BandChunks<E> chunks;
-  E *query, *query_lines, *rounded;
+  BandChunks<Elem> chunks;
+  Elem *query, *query_b, *rounded;
   float *strip, *d_query, *bias;
   size_t bytes;
 
-  Workspace(const Band& n, int64_t first, int64_t last, bool gradients, Carver carver) {
-    chunks = BandChunks<E>(n, first, last, gradients, carver);
-    query = carver.take<E>(BLOCK * row_width<E>(n.E)), strip = carver.take<float>(BLOCK * BLOCK);
-    query_lines = carver.take<E>(PAIRS<E> && gradients ? steps_of<E>(BLOCK) * n.wide : 0),
-    rounded = carver.take<E>(PAIRS<E> && gradients ? BLOCK * BLOCK / 2 : 0);
-    d_query = carver.take<float>(BLOCK * n.wide), bias = carver.take<float>(n.wide);
-    bytes = carver.used();
+  Workspace(const Band& n, int64_t first, int64_t last, bool gradients, Arena arena) {
+    chunks = BandChunks<Elem>(n, first, last, gradients, arena);
+    query = arena.take<Elem>(BLOCK * row_width<Elem>(n.E)), strip = arena.take<float>(BLOCK * BLOCK);
+    query_b = arena.take<Elem>(PAIRS<Elem> && gradients ? kc_of<Elem>(BLOCK) * n.E_pad : 0);
+    rounded = arena.take<Elem>(PAIRS<Elem> && gradients ? BLOCK * BLOCK / 2 : 0);
+    d_query = arena.take<float>(BLOCK * n.E_pad), bias = arena.take<float>(n.E_pad);
+    bytes = arena.used();
   }
 };
 
-// T is how tensors lie in memory, E what products are made of.
-template <class T, class E>
+// T is how tensors lie in memory, Elem what products are made of.
+template <class T, class Elem>
 struct Logits {
   const RelativeLogits& c;
   const View& logits;  // [B,H,N,key_len], or their gradient
@@ -45,16 +45,16 @@ struct Logits {
   // Columns [begin, end) of chunk m whose key exists for query row i; the key of column 0 is returned.
   int64_t keys(int64_t m, int64_t i, int& begin, int& end) const {
     const int64_t zero = m * BLOCK + 1 + i;
-    begin = static_cast<int>(std::clamp<int64_t>(-zero, 0, BLOCK)),
+    begin = static_cast<int>(std::clamp<int64_t>(-zero, 0, BLOCK));
     end = static_cast<int>(std::clamp<int64_t>(S - zero, begin, BLOCK));
     return zero;
   }
 
-  void load_queries(int64_t b, int64_t i, int rows, int h, Workspace<E>& w) const {
+  void load_queries(int64_t b, int64_t i, int rows, int h, Workspace<Elem>& w) const {
     if (c.position_bias) pack_row(c.position_bias.at<const T>(h), nullptr, n.E, w.bias);
     for (int r = 0; r < rows; ++r)
       pack_row(c.query.at<const T>(b, i + r, h), c.position_bias ? w.bias : nullptr, n.E,
-               w.query + r * row_width<E>(n.E));
+               w.query + r * row_width<Elem>(n.E));
   }
 
   void store_chunk(int64_t b, int64_t i, int rows, int h, int64_t m, const float* strip) const {
@@ -84,8 +84,8 @@ struct Logits {
 
   void forward(int64_t b, int h, int64_t first_row, int64_t last_row) const {
     const int64_t first = first_chunk((last_row - 1) / BLOCK), last = last_chunk(first_row / BLOCK);
-    const Workspace<E> sized(n, first, last, false, Carver(nullptr));
-    Workspace<E> w(n, first, last, false, Carver(scratch(sized.bytes)));
+    const Workspace<Elem> sized(n, first, last, false, Arena(nullptr));
+    Workspace<Elem> w(n, first, last, false, Arena(scratch(sized.bytes)));
     w.chunks.reset();
     for (int64_t i = first_row; i < last_row; i += BLOCK) {
       const int rows = static_cast<int>(std::min<int64_t>(BLOCK, last_row - i));
@@ -106,49 +106,50 @@ struct Logits {
   }
 };
 
-template <class T, class E>
-struct LogitsBackward : Logits<T, E> {
-  using Base = Logits<T, E>;
+template <class T, class Elem>
+struct LogitsBackward : Logits<T, Elem> {
+  using Base = Logits<T, Elem>;
   using Base::B;
   using Base::H;
   using Base::n;
   using Base::N;
 
   const View &dquery, &drel_key, &dbias;
-  Cut cut{B, H, N};
+  Partition partition{B, H, N};
   int64_t chunks = n.last - n.first, table_size = drel_key ? chunks * n.E * BLOCK : 0;
-  std::unique_ptr<float[]> tables{new float[cut.tasks * table_size + 1]}, biases{new float[cut.tasks * n.wide]};
+  std::unique_ptr<float[]> tables{new float[partition.tasks * table_size + 1]},
+      biases{new float[partition.tasks * n.E_pad]};
 
   LogitsBackward(const RelativeLogits& call, const View& dlogits, const View& dq, const View& dr, const View& dv)
       : Base(call, dlogits), dquery(dq), drel_key(dr), dbias(dv) {}
 
-  void block(int64_t b, int64_t i, int rows, int h, Workspace<E>& w, float* table, float* bias) const {
+  void block(int64_t b, int64_t i, int rows, int h, Workspace<Elem>& w, float* table, float* bias) const {
     this->load_queries(b, i, rows, h, w);
-    const E* lines = pair_rows(w.query, rows, n.E, w.query_lines);
-    clear(w.d_query, BLOCK * n.wide);
+    const Elem* query_b = pack_b(w.query, rows, n.E, w.query_b);
+    clear(w.d_query, BLOCK * n.E_pad);
     for (int64_t m = this->first_chunk(i / BLOCK); m < this->last_chunk(i / BLOCK); ++m) {
       if (!n.holds(m)) continue;
       this->load_chunk(b, i, rows, h, m, w.strip);
-      band_gradients<T>(n, w.chunks, h, m, rows, lines, w.strip, BLOCK, w.rounded,
+      band_gradients<T>(n, w.chunks, h, m, rows, query_b, w.strip, BLOCK, w.rounded,
                         dquery || dbias ? w.d_query : nullptr,
                         drel_key ? table + (m - n.first) * n.E * BLOCK : nullptr);
     }
     for (int r = 0; r < rows; ++r)
       for (int e = 0; e < n.E; e += LANES) {
-        const Vec g = load(w.d_query + r * n.wide + e);
+        const Vec g = load(w.d_query + r * n.E_pad + e);
         if (dquery) store(dquery.at<T>(b, i + r, h) + e, g, n.E - e);
         store(bias + e, load(bias + e) + g);
       }
   }
 
   void task(int64_t t) const {
-    const Cut::Share mine = cut.share(t);
+    const Partition::Share mine = partition.share(t);
     const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK),
                   last = this->last_chunk(mine.first_row / BLOCK);
-    const Workspace<E> sized(n, first, last, true, Carver(nullptr));
-    Workspace<E> w(n, first, last, true, Carver(scratch(sized.bytes)));
-    float *table = tables.get() + mine.slot * table_size, *bias = biases.get() + mine.slot * n.wide;
-    clear(table, table_size), clear(bias, n.wide);
+    const Workspace<Elem> sized(n, first, last, true, Arena(nullptr));
+    Workspace<Elem> w(n, first, last, true, Arena(scratch(sized.bytes)));
+    float *table = tables.get() + mine.slot * table_size, *bias = biases.get() + mine.slot * n.E_pad;
+    clear(table, table_size), clear(bias, n.E_pad);
     w.chunks.reset();
     for (int64_t b = mine.first_batch; b < mine.last_batch; ++b)
       for (int64_t i = mine.first_row; i < mine.last_row; i += BLOCK)
@@ -156,11 +157,11 @@ struct LogitsBackward : Logits<T, E> {
   }
 
   void run(int threads) const {
-    parallel_for(cut.tasks, threads, [&](int64_t t) { task(t); });
+    parallel_for(partition.tasks, threads, [&](int64_t t) { task(t); });
     for (int h = 0; dbias && h < H; ++h)
       for (int e = 0; e < n.E; e += LANES) {
         Vec total = zero();
-        cut.each_slot(h, [&](int64_t slot) { total = total + load(biases.get() + slot * n.wide + e); });
+        partition.each_slot(h, [&](int64_t slot) { total = total + load(biases.get() + slot * n.E_pad + e); });
         store(dbias.at<T>(h) + e, total, n.E - e);
       }
     if (!drel_key) return;
@@ -169,8 +170,8 @@ struct LogitsBackward : Logits<T, E> {
       const int h = static_cast<int>(t / chunks);
       const int64_t size = n.E * BLOCK, offset = t % chunks * size;
       const int head = n.tables() > 1 ? h : -1;
-      auto* total = static_cast<float*>(scratch((size + BLOCK * n.wide) * sizeof(float)));
-      sum_table(cut, head, tables.get() + offset, table_size, size, total);
+      auto* total = static_cast<float*>(scratch((size + BLOCK * n.E_pad) * sizeof(float)));
+      sum_table(partition, head, tables.get() + offset, table_size, size, total);
       write_table_gradient<T>(n, drel_key, h, n.first + t % chunks, total, 1.f, total + size);
     });
   }

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <memory>
 
-#include "carver.h"
+#include "arena.h"
 #include "pack.h"
 #include "parallel.h"
 
@@ -70,7 +70,7 @@ struct RowKeys {
 // A row's queries [H][pad(width)], with their biases and in base 2, and what a range of its keys has come to.
 struct RowState {
   float *query, *rel_query, *scores;  // scores [H][COUNT]
-  float *top, *sum, *out;             // [H], [H], [H][pad(D)]
+  float *row_max, *row_sum, *out;     // [H], [H], [H][pad(D)]
 };
 
 // a · rows[u][0..n) in lane u
@@ -122,14 +122,14 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
                 const RowState& w) {
   constexpr int COUNT = RowKeys<T>::COUNT;
   static const T NOTHING[LARGEST_D] = {};
-  const int share = n.H / n.G, wide = pad(n.D), count = pad(keys.count);
+  const int share = n.H / n.G, D_pad = pad(n.D), count = pad(keys.count);
   std::fill(keys.key + keys.count, keys.key + count, keys.key[keys.count - 1]);
   std::fill(keys.relative + keys.count, keys.relative + count, -1);
   std::fill(keys.gate + keys.count, keys.gate + count, 1.f);
   for (int x = 0; x < count; x += LANES)
     for (int h = 0; h < n.H; ++h)
       store(w.scores + h * COUNT + x,
-            dots(w.query + h * wide, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
+            dots(w.query + h * D_pad, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
   for (int h = 0; n.E && h < n.H; ++h)
     for (int x = 0; x < count; x += LANES) {
       const T* rows[LANES];
@@ -141,24 +141,24 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
       store(s, load(s) + dots(w.rel_query + h * pad(n.E), rows, 0, n.E));
     }
   for (int h = 0; h < n.H; ++h) {
-    float *s = w.scores + h * COUNT, *out = w.out + h * wide;
-    Vec most = broadcast(-INFINITY), total = zero();
+    float *s = w.scores + h * COUNT, *out = w.out + h * D_pad;
+    Vec block_max = broadcast(-INFINITY), total = zero();
     if (const int left = keys.count % LANES) {
       float* last = s + count - LANES;
-      store(last, select(first(left), load(last), most));
+      store(last, select(first(left), load(last), block_max));
     }
-    for (int x = 0; x < count; x += LANES) most = max(load(s + x), most);
+    for (int x = 0; x < count; x += LANES) block_max = max(load(s + x), block_max);
     // -inf minus -inf would be NaN
-    const float now = std::max(w.top[h], max_of(most)), top = now == -INFINITY ? 0.f : now;
-    const Vec alpha = exp2(broadcast(w.top[h] - top));
+    const float new_max = std::max(w.row_max[h], max_of(block_max)), row_max = new_max == -INFINITY ? 0.f : new_max;
+    const Vec alpha = exp2(broadcast(w.row_max[h] - row_max));
     for (int x = 0; x < count; x += LANES) {
-      const Vec p = exp2(load(s + x) - broadcast(top));
+      const Vec p = exp2(load(s + x) - broadcast(row_max));
       total = total + p;
       store(s + x, p * load(keys.gate + x));
     }
-    for (int d = 0; d < wide; d += LANES) store(out + d, load(out + d) * alpha);
-    w.top[h] = now;
-    store(w.sum + h, fma(load(w.sum + h, 1), alpha, broadcast(sum(total))), 1);
+    for (int d = 0; d < D_pad; d += LANES) store(out + d, load(out + d) * alpha);
+    w.row_max[h] = new_max;
+    store(w.row_sum + h, fma(load(w.row_sum + h, 1), alpha, broadcast(sum(total))), 1);
   }
   int x = 0;
   for (; x + 4 <= keys.count; x += 4) add_values<4>(n, keys.value + x, head_value, w.scores + x, w.out);
@@ -167,24 +167,24 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
 
 // One head's result from those of every range, `stride` floats apart; returns log2 of the sum of its weights.
 inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t stride, float* out) {
-  const int wide = pad(n.D);
-  const auto top = [&](int64_t r) { return state[r * stride + h]; };
-  const auto total = [&](int64_t r) { return state[r * stride + n.H + h]; };
-  float most = -INFINITY, sum = 0;
-  for (int64_t r = 0; r < n.ranges; ++r) most = std::max(most, top(r));
-  clear(out, wide);
+  const int D_pad = pad(n.D);
+  const auto max_of_range = [&](int64_t r) { return state[r * stride + h]; };
+  const auto sum_of_range = [&](int64_t r) { return state[r * stride + n.H + h]; };
+  float row_max = -INFINITY, row_sum = 0;
+  for (int64_t r = 0; r < n.ranges; ++r) row_max = std::max(row_max, max_of_range(r));
+  clear(out, D_pad);
   for (int64_t r = 0; r < n.ranges; ++r) {
-    if (total(r) == 0) continue;
-    const Vec factor = exp2(broadcast(top(r) - most));
-    const float* from = state + r * stride + 2 * n.H + static_cast<int64_t>(h) * wide;
-    for (int d = 0; d < wide; d += LANES) store(out + d, fma(load(from + d), factor, load(out + d)));
+    if (sum_of_range(r) == 0) continue;
+    const Vec alpha = exp2(broadcast(max_of_range(r) - row_max));
+    const float* from = state + r * stride + 2 * n.H + static_cast<int64_t>(h) * D_pad;
+    for (int d = 0; d < D_pad; d += LANES) store(out + d, fma(load(from + d), alpha, load(out + d)));
     float one;
-    store(&one, factor, 1);
-    sum += total(r) * one;
+    store(&one, alpha, 1);
+    row_sum += sum_of_range(r) * one;
   }
-  const Vec inverse = broadcast(sum == 0 ? 0.f : 1.f / sum);
-  for (int d = 0; d < wide; d += LANES) store(out + d, load(out + d) * inverse);
-  return sum == 0 ? -INFINITY : most + std::log2(sum);
+  const Vec inverse = broadcast(row_sum == 0 ? 0.f : 1.f / row_sum);
+  for (int d = 0; d < D_pad; d += LANES) store(out + d, load(out + d) * inverse);
+  return row_sum == 0 ? -INFINITY : row_max + std::log2(row_sum);
 }
 
 // to[h] = factor * (from[b][i][h] + bias[h]) for every head; zeros beyond `width`.
@@ -222,17 +222,17 @@ void attend_rows(const RowSizes& n, const Source& source, const View& key, const
   parallel_for(n.batch * n.ranges * n.rows, threads, [&](int64_t task) {
     // rows that share keys follow one another
     const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;
-    const auto carve = [&](RowState& w, Carver carver) {
-      w.query = carver.take<float>(n.H * pad(n.D)), w.rel_query = carver.take<float>(n.H * pad(n.E));
-      w.scores = carver.take<float>(n.H * RowKeys<T>::COUNT);
-      return carver.used();
+    const auto carve = [&](RowState& w, Arena arena) {
+      w.query = arena.take<float>(n.H * pad(n.D)), w.rel_query = arena.take<float>(n.H * pad(n.E));
+      w.scores = arena.take<float>(n.H * RowKeys<T>::COUNT);
+      return arena.used();
     };
     RowState w{};
-    const size_t bytes = carve(w, Carver(nullptr));
-    carve(w, Carver(scratch(bytes)));
-    w.top = state(b, i, range), w.sum = w.top + n.H, w.out = w.sum + n.H;
-    std::fill_n(w.top, n.H, -INFINITY);
-    clear(w.sum, n.state() - n.H);
+    const size_t bytes = carve(w, Arena(nullptr));
+    carve(w, Arena(scratch(bytes)));
+    w.row_max = state(b, i, range), w.row_sum = w.row_max + n.H, w.out = w.row_sum + n.H;
+    std::fill_n(w.row_max, n.H, -INFINITY);
+    clear(w.row_sum, n.state() - n.H);
     source.queries(b, i, w.query, w.rel_query);
     RowKeys<T> keys;
     for (int64_t at = range * n.range, end = at + n.range; at < end;) {

@@ -24,7 +24,7 @@ constexpr int64_t LEAST_KEYS = 2048;        // of a range: below, filling the li
 constexpr float HUGE_SQUARE = 1e37f;        // norms below it can't overflow a product or a difference
 constexpr float TINY = 1e-35f;              // more than the subnormals that D products can lose
 
-struct Problem {
+struct Call {
   const View &query, &key, &query_doc, &key_doc, &key_mask;
   bool l2, causal;
   int64_t shift, batch, queries, keys, dim, k;
@@ -65,7 +65,7 @@ struct Lists {
 struct Plan {
   int64_t tiles, groups, ranges, range;
 
-  Plan(const Problem& p, int threads) {
+  Plan(const Call& p, int threads) {
     const int64_t all = ceil_div(p.queries, LANES), wanted = threads > 1 ? TASKS_PER_THREAD * threads : 1;
     tiles = std::clamp<int64_t>(GROUP_BYTES / (p.dim * LANES * 4), 1, all);
     while (tiles > 2 && p.batch * ceil_div(all, tiles) < wanted) --tiles;
@@ -73,21 +73,21 @@ struct Plan {
     const int64_t lists = p.batch * p.queries * p.k * static_cast<int64_t>(sizeof(float) + sizeof(int64_t));
     ranges = std::min({ceil_div(wanted, p.batch * groups), ceil_div(p.keys, LEAST_KEYS), PARTIAL_BYTES / lists});
     ranges = std::max<int64_t>(ranges, 1);
-    range = ceil_div(ceil_div(p.keys, ranges), KEYS) * KEYS;
+    range = ceil_div(ceil_div(p.keys, ranges), KEY_TILE) * KEY_TILE;
     ranges = ceil_div(p.keys, range);
   }
-  int64_t tasks(const Problem& p) const { return p.batch * groups * ranges; }
+  int64_t tasks(const Call& p) const { return p.batch * groups * ranges; }
 };
 
 template <class T>
 class Scan {
-  using K = typename Multiplied<T>::K;
-  static constexpr int64_t WIDTH = Operand<K>::WIDTH;
-  static constexpr bool SAME = std::is_same_v<T, K>;
+  using Key = typename Multiplied<T>::Key;
+  static constexpr int64_t WIDTH = Operand<Key>::WIDTH;
+  static constexpr bool SAME = std::is_same_v<T, Key>;
 
  public:
   // Rows [first, last) of batch entry b; `lists` starts at row `first`.
-  Scan(const Problem& p, int64_t b, int64_t first, int64_t last, Lists lists)
+  Scan(const Call& p, int64_t b, int64_t first, int64_t last, Lists lists)
       : p_(p), b_(b), kb_(entry(p.key, b)), first_(first), last_(last), lists_(lists) {
     tiles_ = ceil_div(last - first, LANES);
     words_ = ceil_div(p.dim, WIDTH);
@@ -96,12 +96,12 @@ class Scan {
     const int64_t lanes = tiles_ * LANES;
     const int64_t lists_size = p.k <= LaneLists::LARGEST_K && p.keys < INT32_MAX ? LaneLists::floats(p.k) : 0;
     auto* memory = static_cast<char*>(
-        scratch(4 * (lanes * words_ + 2 * lanes + tiles_ * lists_size + KEYS * (words_ + LINE / 4))));
+        scratch(4 * (lanes * words_ + 2 * lanes + tiles_ * lists_size + KEY_TILE * (words_ + LINE / 4))));
     packed_ = reinterpret_cast<uint32_t*>(memory);
     threshold_ = reinterpret_cast<float*>(packed_ + lanes * words_);
     discount_ = threshold_ + lanes;
     best_ = lists_size ? discount_ + lanes : nullptr;
-    copy_ = reinterpret_cast<K*>(discount_ + lanes + tiles_ * lists_size);
+    copy_ = reinterpret_cast<Key*>(discount_ + lanes + tiles_ * lists_size);
     // the error of a sum of n terms, n - 1 additions and n products,
     // times 4: q.k twice, q.q, k.k, and the distance itself
     const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH) + p.dim / FOLD + 8);
@@ -160,10 +160,10 @@ class Scan {
           continue;
         }
         if (row + 1 < last_) prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * static_cast<int64_t>(sizeof(T)));
-        convert_row(p_.query.at<const T>(b_, row), reinterpret_cast<K*>(to), p_.dim);
+        convert_row(p_.query.at<const T>(b_, row), reinterpret_cast<Key*>(to), p_.dim);
         threshold_[at] = -INFINITY;
         if (!p_.l2) continue;
-        const float square = squares(reinterpret_cast<const K*>(to), p_.dim);
+        const float square = squares(reinterpret_cast<const Key*>(to), p_.dim);
         discount_[at] = kept_ * square - TINY;
         force_ |= !(square < HUGE_SQUARE);
       }
@@ -175,14 +175,14 @@ class Scan {
   int64_t gather(int64_t begin, int64_t end) {
     count_ = 0;
     int64_t j = begin;
-    for (; j < end && count_ < KEYS; ++j)
+    for (; j < end && count_ < KEY_TILE; ++j)
       if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j)) index_[count_++] = j;
     if (count_ == 0) return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
     look_ahead(adjacent && j < end ? end - j : 0);
     if constexpr (SAME) {
-      if (adjacent && count_ == KEYS) {
-        tile_.rows = p_.key.at<const K>(kb_, index_[0]);
+      if (adjacent && count_ == KEY_TILE) {
+        tile_.rows = p_.key.at<const Key>(kb_, index_[0]);
         tile_.stride = p_.key.stride[1];
         return measure(), j;
       }
@@ -194,15 +194,16 @@ class Scan {
 
   // Where the keys lie that come some tiles later, if `left` keys follow this tile one after another.
   void look_ahead(int64_t left) {
-    const int64_t bytes = KEYS * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
+    const int64_t bytes = KEY_TILE * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
     const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
-    ahead_ = left >= tiles * KEYS ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes
-                                  : nullptr;
+    ahead_ = left >= tiles * KEY_TILE
+                 ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes
+                 : nullptr;
   }
 
   void measure() {
     tile_.force = p_.l2 && force_;
-    for (int i = 0; i < KEYS; ++i) {
+    for (int i = 0; i < KEY_TILE; ++i) {
       if (i >= count_) {
         norm_[i] = INFINITY;  // a row of the tile without a key
       } else if (!p_.l2) {
@@ -239,14 +240,14 @@ class Scan {
       if (blind) return part<MQ - 1>(t + 1, blind - 1, from);
     alignas(LINE) float out[MQ * PART * LANES];
     const int64_t q_tile = LANES * words_;
-    Tile<K> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
+    Tile<Key> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
     if (t == 0 && ahead_) {
       keys.ahead = ahead_ + from * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));
     } else if (soon_ < soon_end_) {  // the same pace: a line of memory for a word of each row
       keys.ahead = soon_;
       soon_ += words_ * LINE;
     }
-    const uint32_t hits = score<K, MQ>(packed_ + t * q_tile, q_tile, keys, p_.dim, threshold_ + t * LANES, out);
+    const uint32_t hits = score<Key, MQ>(packed_ + t * q_tile, q_tile, keys, p_.dim, threshold_ + t * LANES, out);
     for (int m = 0; m < MQ; ++m)
       if (hits >> m & 1) consider(t + m, from, std::min(PART, count_ - from), out + m * PART * LANES);
   }
@@ -304,7 +305,7 @@ class Scan {
     store(threshold_ + t * LANES, p_.l2 ? fma(broadcast(0.5f), least, load(discount_ + t * LANES)) : least);
   }
 
-  const Problem& p_;
+  const Call& p_;
   int64_t b_, kb_, first_, last_;
   Lists lists_;
   int64_t tiles_, words_, stride_;
@@ -313,14 +314,14 @@ class Scan {
   float* threshold_;  // [tiles][LANES] what q.k less the key's discount must beat
   float* discount_;   // [tiles][LANES] l2: a half of q.q, less the bound
   float* best_;       // [tiles] lane lists; null where k is too large for them
-  K* copy_;           // [KEYS][stride]
+  Key* copy_;         // [KEY_TILE][stride]
   float kept_;        // l2: a half less the relative error bound
-  Tile<K> tile_{};
+  Tile<Key> tile_{};
   const char* ahead_ = nullptr;                       // keys soon needed; null where they are masked or the range ends
   const char *soon_ = nullptr, *soon_end_ = nullptr;  // queries of another task
   int count_ = 0;
-  int64_t index_[KEYS];
-  float norm_[KEYS];
+  int64_t index_[KEY_TILE];
+  float norm_[KEY_TILE];
 };
 
 // Row r of `out` from the same row of every range, which follow one another in the order of the keys.
@@ -335,7 +336,7 @@ void merge(const Lists& out, const Lists& partial, int64_t rows, int64_t ranges,
 }
 
 template <class T>
-void forward(const Problem& p, const Lists& out, int threads) {
+void forward(const Call& p, const Lists& out, int threads) {
   const Plan plan(p, threads);
   const int64_t rows = p.batch * p.queries;
   std::vector<float> scores(plan.ranges > 1 ? plan.ranges * rows * p.k : 0);
@@ -368,8 +369,8 @@ void forward(const Problem& p, const Lists& out, int threads) {
 void topk_chunks_forward(const View& query, const View& key, const View& query_doc, const View& key_doc,
                          const View& key_mask, const View& scores, const View& indices, bool l2, bool causal,
                          int64_t shift, int threads) {
-  const Problem p{query,         key,           query_doc,   key_doc,       key_mask,      l2, causal, shift,
-                  query.size[0], query.size[1], key.size[1], query.size[2], scores.size[2]};
+  const Call p{query,         key,           query_doc,   key_doc,       key_mask,      l2, causal, shift,
+               query.size[0], query.size[1], key.size[1], query.size[2], scores.size[2]};
   const Lists out{scores.at<float>(), indices.at<int64_t>(), p.k};
   by_type(query.type, [&](auto t) { forward<decltype(t)>(p, out, threads); });
 }

@@ -11,10 +11,10 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t ROWS = 16;  // rows of a task
-constexpr int COLUMNS = 4;    // vectors of a row held in registers
+constexpr int64_t TASK_ROWS = 16;
+constexpr int COLUMNS = 4;  // vectors of a row held in registers
 
-struct Problem {
+struct Call {
   const View &query, &key, &indices, &dscores;
   bool l2;
   int64_t queries, k;
@@ -75,10 +75,10 @@ void combine(T* to, const T* base, int64_t dim, int64_t count, Terms&& terms) {
 }
 
 template <class T>
-void query_gradient(const Problem& p, const View& dquery, int threads) {
+void query_gradient(const Call& p, const View& dquery, int threads) {
   const int64_t rows = p.query.size[0] * p.queries;
-  parallel_for((rows + ROWS - 1) / ROWS, threads, [&](int64_t task) {
-    for (int64_t r = task * ROWS; r < std::min(rows, (task + 1) * ROWS); ++r) {
+  parallel_for((rows + TASK_ROWS - 1) / TASK_ROWS, threads, [&](int64_t task) {
+    for (int64_t r = task * TASK_ROWS; r < std::min(rows, (task + 1) * TASK_ROWS); ++r) {
       const int64_t slot = r * p.k;
       combine(dquery.at<T>(r / p.queries, r % p.queries), p.l2 ? p.query_row<T>(slot) : nullptr, p.query.size[2], p.k,
               [&](int64_t i) {
@@ -90,7 +90,7 @@ void query_gradient(const Problem& p, const View& dquery, int threads) {
 }
 
 template <class T>
-void key_gradient(const Problem& p, const View& dkey, int threads) {
+void key_gradient(const Call& p, const View& dkey, int threads) {
   const int64_t rows = p.key.size[0] * p.key.size[1], slots = p.slots();
   std::vector<int64_t> begin(rows + 1), sorted(slots);
   for (int64_t s = 0; s < slots; ++s)
@@ -99,8 +99,8 @@ void key_gradient(const Problem& p, const View& dkey, int threads) {
   for (int64_t& count : begin) total += count, count = total;  // the end of each row's slots ...
   for (int64_t s = slots - 1; s >= 0; --s)
     if (const int64_t key = p.key_of(s); key >= 0) sorted[--begin[key]] = s;  // ... is moved down to their begin
-  parallel_for((rows + ROWS - 1) / ROWS, threads, [&](int64_t task) {
-    for (int64_t r = task * ROWS; r < std::min(rows, (task + 1) * ROWS); ++r) {
+  parallel_for((rows + TASK_ROWS - 1) / TASK_ROWS, threads, [&](int64_t task) {
+    for (int64_t r = task * TASK_ROWS; r < std::min(rows, (task + 1) * TASK_ROWS); ++r) {
       const int64_t* mine = sorted.data() + begin[r];
       combine(dkey.at<T>(r / p.key.size[1], r % p.key.size[1]), p.l2 ? p.key_row<T>(r) : nullptr, p.key.size[2],
               begin[r + 1] - begin[r], [&](int64_t i) { return Term<T>{p.weight(mine[i]), p.query_row<T>(mine[i])}; });
@@ -112,7 +112,7 @@ void key_gradient(const Problem& p, const View& dkey, int threads) {
 
 void topk_chunks_backward(const View& query, const View& key, const View& indices, const View& dscores,
                           const View& dquery, const View& dkey, bool l2, int threads) {
-  const Problem p{query, key, indices, dscores, l2, query.size[1], indices.size[2]};
+  const Call p{query, key, indices, dscores, l2, query.size[1], indices.size[2]};
   by_type(query.type, [&](auto t) {
     if (dquery) query_gradient<decltype(t)>(p, dquery, threads);
     if (dkey) key_gradient<decltype(t)>(p, dkey, threads);

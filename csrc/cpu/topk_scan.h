@@ -14,7 +14,7 @@ namespace retro::RETRO_ISA {
 constexpr int PART = 6;
 // query tiles at a time: the accumulators that registers hold beside the operands
 constexpr int TILES = LANES == 16 ? 4 : 2;
-constexpr int KEYS = 24;                  // keys gathered at a time
+constexpr int KEY_TILE = 24;              // keys gathered at a time
 constexpr int64_t FOLD = 512;             // steps after which the running sums move to a second one (rounding)
 constexpr int64_t Q_AHEAD = 16;           // steps: packed queries beyond L1 come from L2 in time
 constexpr int64_t KEYS_AHEAD = 48 << 10;  // bytes: enough to hide memory's latency, little enough to stay in cache
@@ -25,18 +25,18 @@ using NarrowKey = bf16;  // multiplied as it is, in pairs
 using NarrowKey = float;
 #endif
 
-// How keys of storage type T are multiplied: as K, after widening unless K is T.
+// How keys of storage type T are multiplied: as Key, after widening unless Key is T.
 template <class T>
 struct Multiplied {
-  using K = float;
+  using Key = float;
 };
 template <>
 struct Multiplied<bf16> {
-  using K = NarrowKey;
+  using Key = NarrowKey;
 };
 
 // A step is one 32-bit word of a row: a float, or two bf16.
-template <class K>
+template <class Key>
 struct Operand;
 
 template <>
@@ -62,20 +62,20 @@ struct Operand<bf16> {
   static RETRO_INLINE Vec mad(Vec acc, Pairs q, Pairs k) { return dot(acc, q, k); }
 };
 
-template <class K>
+template <class Key>
 struct Tile {
-  const K* rows;
+  const Key* rows;
   int64_t stride;         // elements
   const char* ahead;      // memory soon needed, to be prefetched; null: it isn't known, or cached
-  const float* discount;  // [KEYS] subtracted from a score before it is compared
+  const float* discount;  // [KEY_TILE] subtracted from a score before it is compared
   bool force;             // the comparison can't be trusted: every score goes on
 };
 
 // acc[m][j] += q_m . key_j over the steps [s, to)
-template <class K, int MQ, int NK>
-RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int64_t stride, int64_t s, int64_t to,
+template <class Key, int MQ, int NK>
+RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, int64_t stride, int64_t s, int64_t to,
                            const char*& ahead, Vec (&acc)[MQ][NK]) {
-  using O = Operand<K>;
+  using O = Operand<Key>;
   // a row's address is then fetched once for several products
   constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
@@ -113,10 +113,10 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const K* key, int6
 
 // MQ query tiles against PART keys. Bit m of the result: tile m holds a score that beats its row's threshold; then its
 // scores are in out[m][j][lane].
-template <class K, int MQ>
-__attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<K>& tile, int64_t dim,
+template <class Key, int MQ>
+__attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<Key>& tile, int64_t dim,
                                          const float* threshold, float* out) {
-  using O = Operand<K>;
+  using O = Operand<Key>;
   constexpr int NK = PART;
   const int64_t steps = dim / O::WIDTH;
   const char* ahead = tile.ahead;
@@ -127,7 +127,7 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
     for (int j = 0; j < NK; ++j) acc[m][j] = zero();
   int64_t s = 0;
   for (; steps - s > FOLD; s += FOLD) {
-    multiply<K, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, s + FOLD, ahead, acc);
+    multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, s + FOLD, ahead, acc);
 #pragma GCC unroll 4
     for (int m = 0; m < MQ; ++m)
 #pragma GCC unroll 24
@@ -137,7 +137,7 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
         acc[m][j] = zero();
       }
   }
-  multiply<K, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, steps, ahead, acc);
+  multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, steps, ahead, acc);
   if (steps * O::WIDTH != dim)
 #pragma GCC unroll 24
     for (int j = 0; j < NK; ++j) {

@@ -24,9 +24,9 @@ constexpr int CHUNKS = TILE_S / CHUNK;
 constexpr int PENDING = 48;  // survivors a row may wait with; a chunk adds up to 16
 constexpr int STAGED_PITCH = CHUNK + 1;
 
-template <class T>
+template <class Mma>
 struct Shared {
-  unsigned char stage[T::STAGES][(TILE_Q + TILE_S) * T::STEP_D * 2];  // queries, then keys
+  unsigned char stage[Mma::STAGES][(TILE_Q + TILE_S) * Mma::STEP_D * 2];  // queries, then keys
   int64_t pending[TILE_Q][PENDING];
   float staged[TILE_Q][STAGED_PITCH];
   float limit[TILE_Q];  // the k-th score of the row's list; -inf while it is not full
@@ -83,14 +83,14 @@ __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, cons
 }
 
 // Starts the copies of step `step` of the tile at `first_key` into one stage, in 16-byte pieces.
-template <class T>
+template <class Mma>
 __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work, unsigned char* stage,
                                            int first_key, int step) {
   const uint16_t* query = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb;
   const uint16_t* key = static_cast<const uint16_t*>(call.key) + work.batch * call.stride_kb;
-  constexpr int PIECES = T::STEP_D / 8;  // a row
+  constexpr int PIECES = Mma::STEP_D / 8;  // a row
   const int piece = threadIdx.x % PIECES;
-  const int d = step * T::STEP_D + piece * 8;
+  const int d = step * Mma::STEP_D + piece * 8;
 #pragma unroll 4
   for (int i = 0; i < (TILE_Q + TILE_S) * PIECES / THREADS; ++i) {
     const int row = threadIdx.x / PIECES + i * (THREADS / PIECES);
@@ -98,22 +98,22 @@ __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const 
     const int number = of_query ? work.first_query + row : first_key + row - TILE_Q;
     const bool valid = d < call.D && number < (of_query ? call.Q : work.end_key);
     const uint16_t* source = of_query ? query + number * call.stride_qn + d : key + number * call.stride_ks + d;
-    simt::cp_async16(stage + T::place(row, piece), valid ? source : (of_query ? query : key), valid);
+    simt::cp_async16(stage + Mma::place(row, piece), valid ? source : (of_query ? query : key), valid);
   }
 }
 
 // Sum of squares of key row `threadIdx.x` in this stage.
-template <class T>
+template <class Mma>
 __device__ __forceinline__ float stage_square(const unsigned char* stage) {
   float total = 0.0f;
 #pragma unroll
-  for (int piece = 0; piece < T::STEP_D / 8; ++piece) {
-    const uint4 words = *reinterpret_cast<const uint4*>(stage + T::place(TILE_Q + threadIdx.x, piece));
+  for (int piece = 0; piece < Mma::STEP_D / 8; ++piece) {
+    const uint4 words = *reinterpret_cast<const uint4*>(stage + Mma::place(TILE_Q + threadIdx.x, piece));
     const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float low, high;
-      simt::widen<T::BF16>(word[i], low, high);
+      simt::widen<Mma::BF16>(word[i], low, high);
       total += low * low;
       total += high * high;
     }
@@ -121,8 +121,8 @@ __device__ __forceinline__ float stage_square(const unsigned char* stage) {
   return total;
 }
 
-template <class T>
-__device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work, Shared<T>& shared,
+template <class Mma>
+__device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
                                             int warp, int lane) {
   for (int i = 0; i < ROWS_PER_WARP; ++i) {
     const int row = warp * ROWS_PER_WARP + i, q = work.first_query + row;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const
     float total = 0.0f;
     for (int d = lane * 2; q < call.Q && d < call.D; d += WARP * 2) {
       float low, high;
-      simt::widen<T::BF16>(*reinterpret_cast<const uint32_t*>(source + d), low, high);
+      simt::widen<Mma::BF16>(*reinterpret_cast<const uint32_t*>(source + d), low, high);
       total += low * low;
       total += high * high;
     }
@@ -141,36 +141,36 @@ __device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const
 }
 
 // -||q-k||^2 from the products; a comparison keeps NaN, and rounding may not leave a distance below 0.
-template <class T>
-__device__ __forceinline__ void to_l2(typename T::Sums& sums, const Shared<T>& shared, int warp, int lane) {
-  const float* key_norm = shared.key_norm + warp % T::WARPS_N * (T::FRAGMENTS_N * 8);
-  each_sum<T>([&](int m, int n, int i) {
-    const float norms = shared.query_norm[fragment_row<T>(warp, lane, m, i)] + key_norm[fragment_column(lane, n, i)];
+template <class Mma>
+__device__ __forceinline__ void to_l2(typename Mma::Sums& sums, const Shared<Mma>& shared, int warp, int lane) {
+  const float* key_norm = shared.key_norm + warp % Mma::WARPS_N * (Mma::FRAGMENTS_N * 8);
+  each_sum<Mma>([&](int m, int n, int i) {
+    const float norms = shared.query_norm[fragment_row<Mma>(warp, lane, m, i)] + key_norm[fragment_column(lane, n, i)];
     const float score = 2.0f * sums[m][n][i] - norms;
     sums[m][n][i] = score > 0.0f ? 0.0f : score;
   });
 }
 
 // Bit c: some score of chunk c of this warp's columns beats its row's k-th. NaN and -inf beat nothing.
-template <class T>
-__device__ __forceinline__ unsigned surviving_chunks(const typename T::Sums& sums, const Shared<T>& shared, int warp,
-                                                     int lane) {
+template <class Mma>
+__device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& sums, const Shared<Mma>& shared,
+                                                     int warp, int lane) {
   unsigned chunks = 0;
-  each_sum<T>([&](int m, int n, int i) {
-    chunks |= sums[m][n][i] > shared.limit[fragment_row<T>(warp, lane, m, i)] ? 1u << (n / 2) : 0u;
+  each_sum<Mma>([&](int m, int n, int i) {
+    chunks |= sums[m][n][i] > shared.limit[fragment_row<Mma>(warp, lane, m, i)] ? 1u << (n / 2) : 0u;
   });
   unsigned any = 0;
 #pragma unroll
-  for (int c = 0; c < T::FRAGMENTS_N / 2; ++c) any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
+  for (int c = 0; c < Mma::FRAGMENTS_N / 2; ++c) any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
   return any;
 }
 
 // Chunk `c` of this warp's columns to shared memory.
-template <class T>
-__device__ __forceinline__ void stage_chunk(const typename T::Sums& sums, Shared<T>& shared, int c, int warp,
+template <class Mma>
+__device__ __forceinline__ void stage_chunk(const typename Mma::Sums& sums, Shared<Mma>& shared, int c, int warp,
                                             int lane) {
-  each_sum<T>([&](int m, int n, int i) {
-    if (n / 2 == c) shared.staged[fragment_row<T>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
+  each_sum<Mma>([&](int m, int n, int i) {
+    if (n / 2 == c) shared.staged[fragment_row<Mma>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
   });
 }
 
@@ -180,8 +180,8 @@ __device__ __forceinline__ int64_t* row_list(const retro::TopkChunks& call, cons
 }
 
 // The pending survivors of `row` go into its list of k. A warp does this together.
-template <class T, int R>
-__device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<T>& shared, int row, int lane) {
+template <class Mma, int R>
+__device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared, int row, int lane) {
   const int count = shared.count[row], have = shared.have[row];
   const int64_t last = merge_into<R>(row_list(call, work, row), have, shared.pending[row], count, call.k, lane);
   __syncwarp();  // every lane has read the row's state
@@ -194,8 +194,8 @@ __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<T>
 }
 
 // The staged chunk, whose first column is key `first_key`: this warp's rows, two at a time.
-template <class T, int R>
-__device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<T>& shared,
+template <class Mma, int R>
+__device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
                                              int first_key, int warp, int lane) {
   const int half = lane / CHUNK, column = lane % CHUNK;
 #pragma unroll 1
@@ -205,7 +205,7 @@ __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, cons
     if (!simt::ballot(score > shared.limit[row])) continue;
 #pragma unroll 1
     for (int r = pair; r < pair + 2; ++r) {
-      if (shared.count[r] > PENDING - CHUNK) flush<T, R>(call, work, shared, r, lane);
+      if (shared.count[r] > PENDING - CHUNK) flush<Mma, R>(call, work, shared, r, lane);
     }
     const bool enters =
         score > shared.limit[row] && is_candidate(call, work, work.first_query + row, first_key + column);
@@ -218,69 +218,69 @@ __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, cons
   }
 }
 
-template <class T, int R>
-__device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, const Work& work, Shared<T>& shared,
-                                               const typename T::Sums& sums, int first_key, int warp, int lane) {
-  constexpr int WARP_CHUNKS = T::FRAGMENTS_N / 2;
-  const unsigned mine = surviving_chunks<T>(sums, shared, warp, lane);
+template <class Mma, int R>
+__device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
+                                               const typename Mma::Sums& sums, int first_key, int warp, int lane) {
+  constexpr int WARP_CHUNKS = Mma::FRAGMENTS_N / 2;
+  const unsigned mine = surviving_chunks<Mma>(sums, shared, warp, lane);
   if (lane == 0) shared.chunks[warp] = mine;
   __syncthreads();
   unsigned all = 0;
-  for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % T::WARPS_N * WARP_CHUNKS);
+  for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % Mma::WARPS_N * WARP_CHUNKS);
 #pragma unroll 1  // the sums fill the registers: no code may be kept twice
   for (int c = 0; c < CHUNKS; ++c) {
     if (!(all >> c & 1)) continue;
-    if (warp % T::WARPS_N == c / WARP_CHUNKS) stage_chunk<T>(sums, shared, c % WARP_CHUNKS, warp, lane);
+    if (warp % Mma::WARPS_N == c / WARP_CHUNKS) stage_chunk<Mma>(sums, shared, c % WARP_CHUNKS, warp, lane);
     __syncthreads();
-    append_chunk<T, R>(call, work, shared, first_key + c * CHUNK, warp, lane);
+    append_chunk<Mma, R>(call, work, shared, first_key + c * CHUNK, warp, lane);
     __syncthreads();  // before the next chunk is staged, and before limits are read again
   }
 }
 
-template <class T, int R>
-__device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const Work& work, Shared<T>& shared) {
+template <class Mma, int R>
+__device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared) {
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   if (threadIdx.x < TILE_Q) {
     shared.limit[threadIdx.x] = -INFINITY;
     shared.count[threadIdx.x] = shared.have[threadIdx.x] = 0;
   }
-  if (call.l2) query_norms<T>(call, work, shared, warp, lane);
+  if (call.l2) query_norms<Mma>(call, work, shared, warp, lane);
   __syncthreads();
 
   const int keys = work.end_key - work.first_key;
-  const int steps = (call.D + T::STEP_D - 1) / T::STEP_D;
+  const int steps = (call.D + Mma::STEP_D - 1) / Mma::STEP_D;
   const int total = (keys > 0 ? (keys + TILE_S - 1) / TILE_S : 0) * steps;  // at most 2^22 tiles of 2^7 steps
   int load_key = work.first_key, load_step = 0, load_at = 0;  // what the next load fetches, and into which stage
   int loaded = 0;
   auto load_next = [&] {
-    if (loaded < total) load_stage<T>(call, work, shared.stage[load_at], load_key, load_step);
+    if (loaded < total) load_stage<Mma>(call, work, shared.stage[load_at], load_key, load_step);
     simt::cp_async_commit();  // empty past the end, so that the count of groups still tells the stage
     ++loaded;
-    load_at = (load_at + 1) % T::STAGES;
+    load_at = (load_at + 1) % Mma::STAGES;
     if (++load_step == steps) load_step = 0, load_key += TILE_S;
   };
-  for (int i = 0; i < T::STAGES - 1; ++i) load_next();
+  for (int i = 0; i < Mma::STAGES - 1; ++i) load_next();
 
-  typename T::Sums sums;
-  each_sum<T>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
+  typename Mma::Sums sums;
+  each_sum<Mma>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
   float square = 0.0f;
   int key = work.first_key, step = 0, at = 0;
   for (int done = 0; done < total; ++done) {
-    simt::cp_async_wait<T::STAGES - 2>();
-    T::publish();
+    simt::cp_async_wait<Mma::STAGES - 2>();
+    Mma::publish();
     __syncthreads();  // everyone's pieces of this stage are in, and everyone has left the stage that is filled next
     load_next();
-    T::multiply(sums, shared.stage[at], warp, lane);
-    if (call.l2) square += stage_square<T>(shared.stage[at]);
-    at = (at + 1) % T::STAGES;
+    Mma::multiply(sums, shared.stage[at], warp, lane);
+    if (call.l2) square += stage_square<Mma>(shared.stage[at]);
+    at = (at + 1) % Mma::STAGES;
     if (++step < steps) continue;
     if (call.l2) {
       shared.key_norm[threadIdx.x] = square;
       __syncthreads();
-      to_l2<T>(sums, shared, warp, lane);
+      to_l2<Mma>(sums, shared, warp, lane);
     }
-    take_survivors<T, R>(call, work, shared, sums, key, warp, lane);
-    each_sum<T>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
+    take_survivors<Mma, R>(call, work, shared, sums, key, warp, lane);
+    each_sum<Mma>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
     square = 0.0f;
     step = 0;
     key += TILE_S;
@@ -291,16 +291,16 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
     const int row = warp * ROWS_PER_WARP + i;
     // a list that never came to be is written too: the merge reads it
     if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0))
-      flush<T, R>(call, work, shared, row, lane);
+      flush<Mma, R>(call, work, shared, row, lane);
   }
   __syncthreads();  // before the next item starts over
 }
 
-template <class T, int R>
+template <class Mma, int R>
 __device__ __forceinline__ void scan(const retro::TopkChunks& call, unsigned char* memory) {
-  Shared<T>& shared = *reinterpret_cast<Shared<T>*>(memory);
+  Shared<Mma>& shared = *reinterpret_cast<Shared<Mma>*>(memory);
   const int items = call.B * ((call.Q + TILE_Q - 1) / TILE_Q) * call.splits;
-  for (int item = blockIdx.x; item < items; item += gridDim.x) scan_item<T, R>(call, work_item(call, item), shared);
+  for (int item = blockIdx.x; item < items; item += gridDim.x) scan_item<Mma, R>(call, work_item(call, item), shared);
 }
 
 template <bool BF16, int R>

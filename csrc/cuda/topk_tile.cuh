@@ -79,19 +79,19 @@ struct Wgmma {
 };
 
 // The row of the tile, and the column of the warp's own, of sum `i` of fragment (m, n).
-template <class T>
+template <class Mma>
 __device__ __forceinline__ int fragment_row(int warp, int lane, int m, int i) {
-  return warp / T::WARPS_N * (T::FRAGMENTS_M * 16) + m * 16 + lane / 4 + i / 2 * 8;
+  return warp / Mma::WARPS_N * (Mma::FRAGMENTS_M * 16) + m * 16 + lane / 4 + i / 2 * 8;
 }
 __device__ __forceinline__ int fragment_column(int lane, int n, int i) { return n * 8 + lane % 4 * 2 + i % 2; }
 
 // f(m, n, i) for every sum a thread holds, unrolled: registers have no run-time index.
-template <class T, class F>
+template <class Mma, class F>
 __device__ __forceinline__ void each_sum(F&& f) {
 #pragma unroll
-  for (int m = 0; m < T::FRAGMENTS_M; ++m) {
+  for (int m = 0; m < Mma::FRAGMENTS_M; ++m) {
 #pragma unroll
-    for (int n = 0; n < T::FRAGMENTS_N; ++n) {
+    for (int n = 0; n < Mma::FRAGMENTS_N; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) f(m, n, i);
     }

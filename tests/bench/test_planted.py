@@ -78,7 +78,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
         (["retro_kernels/triton/leaky_average/kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
         (["csrc/cpu/leaky_average.cpp"], "leaky_average"),
         (["retro_kernels/cpu/topk_chunks.py", "retro_kernels/ops/relative_logits.py"], "topk_chunks relative_logits"),
-        (["csrc/cpu/cut.h"], "relative_attention relative_logits"),
+        (["csrc/cpu/partition.h"], "relative_attention relative_logits"),
         (["csrc/cpu/simd.h"], "all"),
         (["retro_kernels/_dispatch.py"], "all"),
         (["setup.py"], "all"),

@@ -21,7 +21,7 @@ def _cpu(op: str, count: int, *sources: str) -> list[Target]:
 TARGETS = (
     *_cpu("leaky_average", 3, "leaky_average.cpp"),
     *_cpu("topk_chunks", 2, "topk_scan.h", "topk_chunks.cpp", "topk_chunks_backward.cpp"),
-    *_cpu("relative_attention", 2, "relative_attention_fwd.cpp", "relative_attention_bwd.cpp", "relative_attention_tile.h", "cut.h"),
+    *_cpu("relative_attention", 2, "relative_attention_fwd.cpp", "relative_attention_bwd.cpp", "relative_attention_tile.h", "partition.h"),
     *_cpu("chunked_cross_attention", 2, "chunked_cross_attention_fwd.cpp", "chunked_cross_attention_bwd.cpp"),
     Target("csrc/cpu/relative_logits.cpp", ("tests/ops/test_relative_logits.py",), 3),
     Target("csrc/cpu/dropout.h", ("tests/ops/test_cpu_relative_attention.py", "tests/ops/test_cpu_chunked_cross_attention.py"), 2),

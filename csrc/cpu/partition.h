@@ -8,7 +8,7 @@
 
 namespace retro::RETRO_ISA {
 
-struct Cut {
+struct Partition {
   static constexpr int64_t FEW = 16;  // tasks below which the rows of a head are cut into parts
   // tasks above which several batch entries share a task's sums, so their memory is bounded
   static constexpr int64_t MANY = 64;
@@ -18,7 +18,7 @@ struct Cut {
   int64_t batches, groups;   // of the batch
   int64_t tasks;
 
-  Cut(int64_t batch_, int64_t heads_, int64_t rows_) : batch(batch_), rows(rows_), heads(heads_) {
+  Partition(int64_t batch_, int64_t heads_, int64_t rows_) : batch(batch_), rows(rows_), heads(heads_) {
     const int64_t blocks = (rows + BLOCK - 1) / BLOCK, wanted = (FEW + batch * heads - 1) / (batch * heads);
     part_rows = (blocks + std::min(wanted, blocks) - 1) / std::min(wanted, blocks) * BLOCK;
     parts = (rows + part_rows - 1) / part_rows;
@@ -55,9 +55,10 @@ struct Cut {
 };
 
 // total[0..size) = the sums from[slot * stride ..] of every slot of a head, in order; `size` is whole vectors.
-inline void sum_table(const Cut& cut, int64_t head, const float* from, int64_t stride, int64_t size, float* total) {
+inline void sum_table(const Partition& partition, int64_t head, const float* from, int64_t stride, int64_t size,
+                      float* total) {
   clear(total, size);
-  cut.each_slot(head, [&](int64_t slot) {
+  partition.each_slot(head, [&](int64_t slot) {
     for (int64_t x = 0; x < size; x += LANES) store(total + x, load(total + x) + load(from + slot * stride + x));
   });
 }

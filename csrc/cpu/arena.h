@@ -1,13 +1,13 @@
-// One buffer of scratch memory cut into aligned pieces: carve once with a null base to learn the size, then for real.
+// One buffer of scratch memory, handed out in aligned pieces: once from a null base to learn the size, then for real.
 #pragma once
 #include "simd.h"
 
 namespace retro::RETRO_ISA {
 
 // Hands out pieces of a buffer; with a null buffer it only counts.
-class Carver {
+class Arena {
  public:
-  explicit Carver(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
+  explicit Arena(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
   template <class X>
   X* take(int64_t n) {
     auto* piece = reinterpret_cast<X*>(at_);

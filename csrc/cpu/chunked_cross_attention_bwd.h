@@ -1,0 +1,84 @@
+// The memory of chunked cross-attention's backward pass: of a unit, of a thread, and the sums over chunks.
+#pragma once
+#include <vector>
+
+#include "chunked_cross_attention_tile.h"
+
+namespace retro::RETRO_ISA {
+
+// What a unit carries over the blocks of keys.
+template <class Elem>
+struct ChunkedState {
+  Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;  // transposed, row-major A, B with k = row
+  float *z, *dz, *lse2, *delta, *dlse, *dquery;
+
+  ChunkedState(const Sizes& n, Arena& arena) {
+    const int width = row_width<Elem>(n.D);
+    query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK), grad = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
+    query_a = arena.take<Elem>(QUERY_BLOCK * width), grad_a = arena.take<Elem>(QUERY_BLOCK * width);
+    query_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : query_a;
+    grad_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : grad_a;
+    z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK), dz = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
+    lse2 = arena.take<float>(QUERY_BLOCK), delta = arena.take<float>(QUERY_BLOCK);
+    dlse = arena.take<float>(QUERY_BLOCK);
+    dquery = arena.take<float>(QUERY_BLOCK * pad(n.D));
+  }
+};
+
+template <class T, class Elem>
+struct ChunkedWorkspace {
+  RelativeCache<Elem> relative;
+  Tokens tokens[2];  // of the chunk at hand, and of the next one
+  BlockRows<T> keys, values;
+  RowsAsA<T, Elem> key_a, value_a;
+  RowsAsB<T, Elem> key_b;
+  KeyFactors factors;
+  T **key_grads, **value_grads;  // rows of a block
+  Elem *p_a, *ds_a, *ds_t, *rel_a, *rel_b, *band_a, *band_t;
+  float *p, *ds, *x, *keep, *dk, *dv, *strip, *bias, *dgate, *drel_query;
+  char* states;
+  size_t state_bytes, bytes;
+
+  ChunkedWorkspace(const Sizes& n, int units, bool gate, bool dropout, Arena arena)
+      : relative(n, arena), tokens{{n, arena}, {n, arena}}, keys(arena), values(arena), key_a(n, arena),
+        value_a(n, arena), key_b(n, arena), factors(arena) {
+    constexpr int block = KEY_BLOCK * QUERY_BLOCK;
+    const auto pairs = [&](int64_t count) { return PAIRS<Elem> ? arena.take<Elem>(count) : nullptr; };
+    key_grads = arena.take<T*>(KEY_BLOCK), value_grads = arena.take<T*>(KEY_BLOCK);
+    p = arena.take<float>(block), ds = arena.take<float>(block);
+    x = arena.take<float>(gate ? block : 0), keep = arena.take<float>(dropout ? block : 0);
+    p_a = PAIRS<Elem> ? pairs(block / 2) : reinterpret_cast<Elem*>(p);
+    ds_a = PAIRS<Elem> ? pairs(block / 2) : reinterpret_cast<Elem*>(ds);
+    ds_t = PAIRS<Elem> ? pairs(block / 2) : reinterpret_cast<Elem*>(ds);
+    dk = arena.take<float>(KEY_BLOCK * pad(n.D)), dv = arena.take<float>(KEY_BLOCK * pad(n.D));
+    const int64_t band = n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld : 0;
+    strip = arena.take<float>(band + LANES * n.band_ld);
+    rel_a = arena.take<Elem>(QUERY_BLOCK * row_width<Elem>(n.E)), rel_b = pairs(QUERY_BLOCK * row_width<Elem>(n.E));
+    band_a = PAIRS<Elem> ? pairs(band / 2) : reinterpret_cast<Elem*>(strip);
+    band_t = PAIRS<Elem> ? pairs(band / 2) : reinterpret_cast<Elem*>(strip);
+    bias = arena.take<float>(LARGEST_D), dgate = arena.take<float>(KEY_BLOCK * LANES);
+    drel_query = arena.take<float>(QUERY_BLOCK * pad(n.E));
+    Arena one(nullptr);
+    ChunkedState<Elem>(n, one);
+    state_bytes = one.used();
+    states = arena.take<char>(static_cast<int64_t>(state_bytes) * units);
+    bytes = arena.used();
+  }
+  ChunkedState<Elem> state(const Sizes& n, int unit) const {
+    Arena arena(states + state_bytes * unit);
+    return ChunkedState<Elem>(n, arena);
+  }
+};
+
+// Sums over chunks, one of each slot and head.
+struct ChunkedPartials {
+  int64_t rel, content, position, each;  // sizes in floats
+  std::vector<float> sums;
+
+  ChunkedPartials(const Sizes& n, const CrossAttentionGrads& want)
+      : rel(want.rel_key ? static_cast<int64_t>(n.band) * pad(n.E) : 0), content(want.content_bias ? pad(n.D) : 0),
+        position(want.position_bias ? pad(n.E) : 0), each(rel + content + position) {}
+  float* of(const Sizes& n, int64_t slot, int head) { return sums.data() + (slot * n.H + head) * each; }
+};
+
+}  // namespace retro::RETRO_ISA

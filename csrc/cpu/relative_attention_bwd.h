@@ -1,0 +1,74 @@
+// What relative attention's backward pass keeps: the memory of a task, its sums, and the mean of a row's dP.
+#pragma once
+#include "relative_attention_tile.h"
+
+namespace retro::RETRO_ISA {
+
+template <class Elem>
+struct RelativeWorkspace {
+  Visibility visible;
+  BandChunks<Elem> chunks;
+  Elem *key, *key_b, *value;              // per key block: [kc(D)][BLOCK], [kc(BLOCK)][D_pad], [kc(D)][BLOCK]
+  Elem *rows, *query, *rel_query, *dout;  // row-major A
+  struct {
+    Elem *query, *rel_query, *dout, *strip, *weights;
+  } pairs;  // the layouts that pairs need beside these; floats do without
+  const Elem *query_b, *rel_query_b, *dout_b;
+  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta, *dlse;
+  uint8_t* ready;
+  float* own;  // dK, dV of the task, where nobody else adds to them
+  size_t bytes;
+
+  RelativeWorkspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row,
+                    int64_t last_row, bool alone, Arena arena)
+      : visible(c, n, first_row, last_row, arena) {
+    const int64_t blocks = visible.last_block - visible.first_block;
+    chunks = BandChunks<Elem>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1,
+                              visible.last_block - first_row / BLOCK, true, arena);
+    const int widest = std::max(n.D_pad, n.band.E_pad);
+    const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
+    const auto paired = [&](int64_t count) { return arena.take<Elem>(PAIRS<Elem> ? count : 0); };
+    key = arena.take<Elem>(blocks * kc_of<Elem>(n.D) * BLOCK);
+    value = arena.take<Elem>(blocks * kc_of<Elem>(n.D) * BLOCK);
+    key_b = arena.take<Elem>(blocks * n.D_pad * kc_of<Elem>(BLOCK));
+    ready = arena.take<uint8_t>(blocks);
+    rows = arena.take<Elem>(BLOCK * lda), dout = arena.take<Elem>(BLOCK * lda);
+    query = arena.take<Elem>(BLOCK * lda), rel_query = arena.take<Elem>(BLOCK * rel_lda);
+    pairs = {paired(BLOCK * lda), paired(BLOCK * rel_lda), paired(BLOCK * lda), paired(BLOCK * BLOCK * GROUP / 2),
+             paired(BLOCK * BLOCK * GROUP / 2)};
+    strip = arena.take<float>(BLOCK * n.ld), weights = arena.take<float>(BLOCK * BLOCK * GROUP);
+    keep = arena.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
+    d_query = arena.take<float>(BLOCK * n.D_pad), d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
+    bias = arena.take<float>(widest), lse = arena.take<float>(BLOCK), delta = arena.take<float>(BLOCK);
+    dlse = arena.take<float>(BLOCK);
+    own = arena.take<float>(alone ? 2 * blocks * BLOCK * n.D_pad : 0);
+    bytes = arena.used();
+  }
+};
+
+// Sums of one task over its rows: [share] heads each, relative keys [tables of the task][chunks][E][BLOCK].
+struct RelativeSums {
+  float *key, *value;  // [key blocks of the task][BLOCK][D_pad], of the batch entry at hand
+  float *table, *content, *position;
+};
+
+// The mean of a row's dP, weighted by p, in two parts: the dP of the greatest p, and the rest.
+struct WeightedMean {
+  Vec at_max, rest;
+  WeightedMean(const float* dp, const float* p, int columns) {
+    Vec p_max = zero(), dp_max = broadcast(-INFINITY), total = zero(), weight = zero();
+    for (int x = 0; x < columns; x += LANES) p_max = max(load(p + x), p_max);
+    p_max = broadcast(max_of(p_max));
+    for (int x = 0; x < columns; x += LANES) dp_max = max(select(ge(load(p + x), p_max), load(dp + x), dp_max), dp_max);
+    at_max = broadcast(max_of(dp_max));
+    for (int x = 0; x < columns; x += LANES) {
+      const Vec w = load(p + x);
+      total = fma(w, select(gt(w, zero()), load(dp + x) - at_max, w), total);
+      weight = weight + w;
+    }
+    const float all = sum(weight);
+    rest = broadcast(all == 0 ? 0.f : sum(total) / all);
+  }
+};
+
+}  // namespace retro::RETRO_ISA
