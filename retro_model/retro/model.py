@@ -25,7 +25,7 @@ from .cache import RetroCache, left_mask
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs, row_starts
-from .retrieval import Encoded, Retrieval
+from .retrieval import Encoded, Part, Retrieval
 
 
 class DecoderLayer(nn.Module):
@@ -49,7 +49,7 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, x: Tensor, retrieval: Retrieval | None = None, encoded: Encoded | None = None, *, key_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
+        cache: KeyValueCache | None = None, part: Part | None = None,
     ) -> tuple[Tensor, Encoded | None]:  # fmt: skip
         """x [B,N,d] -> [B,N,d], and the encoded neighbours for the layers to come: the first layer with CCA encodes them.
 
@@ -58,8 +58,9 @@ class DecoderLayer(nn.Module):
             encoded: what an earlier layer gave.
             key_mask: bool [B,S], False on the padding before a row's first token.
             cache: of this layer's self-attention.
+            part: where other processes hold the rest of the sequences.
         """
-        x = self._residual(self.attention_norm, partial(self.attention, key_mask=key_mask, cache=cache), x)
+        x = self._residual(self.attention_norm, partial(self.attention, key_mask=key_mask, cache=cache, part=part), x)
         if self.cca is not None and retrieval is not None:
             encoded = retrieval.encode(x) if encoded is None else encoded
             if retrieval.retrieves:
@@ -118,7 +119,7 @@ class Retro(nn.Module):
 
     def forward(
         self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None,
-        token_mask: Tensor | None = None, loss_mask: Tensor | None = None,
+        token_mask: Tensor | None = None, loss_mask: Tensor | None = None, part: Part | None = None,
     ) -> Tensor | NextTokenLoss:  # fmt: skip
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
@@ -134,36 +135,44 @@ class Retro(nn.Module):
                 counted from their first token, and L is that of the longest. With a cache, in its first call only.
             loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a `NextTokenLoss`, and the logits
                 of all tokens are never in memory together; see `layers.linear_cross_entropy`.
+            part: this process's range of longer sequences, see `retro_model.parallel.SequencePart`: tokens and neighbours are the range's.
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
                 read them on a GPU would make the host wait in every call. `checks.token_range` does that once, where you want it.
         """
-        x = self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache, token_mask=token_mask)
+        x = self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache, token_mask=token_mask, part=part)
         if loss_mask is None:
             return self.readout(x)
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
-        return next_token_loss(x, self.readout.weight, tokens, loss_mask)
+        return (next_token_loss if part is None else part.next_token_loss)(x, self.readout.weight, tokens, loss_mask)
 
     def activations(
         self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None,
-        token_mask: Tensor | None = None,
+        token_mask: Tensor | None = None, part: Part | None = None,
     ) -> Tensor:  # fmt: skip
         """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
+        if part is not None:
+            part.check(self.config, tokens, cache, token_mask)
         starts = row_starts("token_mask", token_mask, tokens)
         if cache is not None and starts is not None:
             cache.pad(starts)
         check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache, starts)
         if cache is None:
-            return self._activations(tokens, neighbours, neighbour_mask, None, starts)
+            return self._activations(tokens, neighbours, neighbour_mask, None, starts, part)
         with torch.no_grad():
             return self._activations(tokens, neighbours, neighbour_mask, cache, starts)
 
-    def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache: RetroCache | None, starts: list[int] | None) -> Tensor:
+    def _activations(
+        self, tokens: Tensor, neighbours, neighbour_mask, cache: RetroCache | None, starts: list[int] | None, part: Part | None = None
+    ) -> Tensor:
         count, retrieval, key_mask = tokens.shape[1], None, None
         if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
             where = {"batch": tokens.shape[0], "device": tokens.device}
-            retrieval = Retrieval(self.encoder, count, neighbours, neighbour_mask, cache=cache, starts=starts, **where)
+            if part is not None:
+                retrieval = part.retrieval(self.encoder, neighbours, neighbour_mask)
+            else:
+                retrieval = Retrieval(self.encoder, count, neighbours, neighbour_mask, cache=cache, starts=starts, **where)
         if cache is not None:
             key_mask = cache.key_mask(count, tokens.device)
         elif starts is not None:
@@ -172,7 +181,7 @@ class Retro(nn.Module):
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         for layer in self.layers:
             kept = None if cache is None else cache.layers[layer.index - 1]
-            x, encoded = self._run(layer, x, retrieval, encoded, key_mask=key_mask, cache=kept)
+            x, encoded = self._run(layer, x, retrieval, encoded, key_mask=key_mask, cache=kept, part=part)
         if cache is not None:
             cache.length += count
             if retrieval is not None:

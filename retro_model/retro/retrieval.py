@@ -7,7 +7,7 @@ in which all rows begin at their first token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,18 @@ from .encoder import NeighbourEncoder
 
 #: Encodings [B',L,K,R,d'] of each group's neighbours; None where it has none.
 Encoded = list[Tensor | None]
+
+
+class Part(Protocol):
+    """A process's range of sequences whose rest others hold: what `retro_model.parallel.SequencePart` does for a model."""
+
+    def check(self, config, tokens: Tensor, cache, token_mask) -> None: ...
+
+    def retrieval(self, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None) -> Retrieval: ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, positions, **options) -> Tensor: ...
+
+    def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor): ...
 
 
 class Group(NamedTuple):
