@@ -210,9 +210,9 @@ def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> 
         for period in moons:
             axis.axvline(period, color="black", linewidth=0.8)
         axis.axvline(joint, color="red", linewidth=1.2)
-        axis.set(title=f"{heads} head{'s' * (heads > 1)}", xlabel="observations (black: periods, red: joint period)", ylim=(0, None))
+        axis.set(title=f"{heads} head{'s' * (heads > 1)}", xlabel="observations (black: periods, red: joint period)")
         axis.legend()
-    axes[0].set_ylabel(f"mean |error| of the next {AHEAD}")
+    axes[0].set(ylabel=f"mean |error| of the next {AHEAD}", ylim=(0, 1.05 * max(map(max, errors.values()))))
     figure.save()
 
 
