@@ -53,9 +53,9 @@ def described(name: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     # the profiler announces every start and stop on stderr otherwise; read when its library is first used
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    given = sys.argv[1:] if argv is None else argv
+    words = sys.argv[1:] if argv is None else argv
     try:
-        arguments = parser(given[0] if given and given[0] in COMMANDS else "").parse_args(given)
+        arguments = parser(words[0] if words and words[0] in COMMANDS else "").parse_args(words)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else exits.OK
     try:

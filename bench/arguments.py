@@ -17,7 +17,7 @@ DECAYS = (0.3, 0.99)
 def chunked_cross_attention(case, draw: Draw) -> dict[str, Any]:
     s, options = case.shape, dict(case.options)
     start = options.get("query_start", 0)
-    found = inputs.cross_attention(
+    kwargs = inputs.cross_attention(
         **{x: s[x] for x in "BNMKRHD"},
         **_relative(case, "all"),
         G=s.get("G"),
@@ -29,8 +29,8 @@ def chunked_cross_attention(case, draw: Draw) -> dict[str, Any]:
         share=SHARE,
         draw=draw,
     )
-    del found["dropout_p"]  # no baseline has dropout
-    return found | options
+    del kwargs["dropout_p"]  # no baseline has dropout
+    return kwargs | options
 
 
 def relative_attention(case, draw: Draw) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def relative_attention(case, draw: Draw) -> dict[str, Any]:
 def _relative(case, rel: str, rows: int | None = None, start: int | None = None) -> dict[str, Any]:
     """What `case.extras` says of position logits and biases; `rows` of the table from displacement `start`."""
     wide = case.shape.get("E", case.shape["D"]) if "rel_query" in case.extras else None
-    found = {"E": wide, "biases": tuple(name for name in BIASES if name in case.extras), "bias_scale": BIAS_SCALE}
-    return found | ({"rel": rel, "T": rows, "rel_start": start} if "rel_key" in case.extras else {"rel": None})
+    kwargs = {"E": wide, "biases": tuple(name for name in BIASES if name in case.extras), "bias_scale": BIAS_SCALE}
+    return kwargs | ({"rel": rel, "T": rows, "rel_start": start} if "rel_key" in case.extras else {"rel": None})
 
 
 def relative_logits(case, draw: Draw) -> dict[str, Any]:
@@ -68,5 +68,5 @@ def topk_chunks(case, draw: Draw) -> dict[str, Any]:
 
 
 def leaky_average(case, draw: Draw) -> dict[str, Any]:
-    found = inputs.leaky(**{x: case.shape[x] for x in "BNHD"}, decay=DECAYS, initial="initial" in case.extras, draw=draw)
-    return found | dict(case.options)
+    kwargs = inputs.leaky(**{x: case.shape[x] for x in "BNHD"}, decay=DECAYS, initial="initial" in case.extras, draw=draw)
+    return kwargs | dict(case.options)

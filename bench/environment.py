@@ -86,8 +86,8 @@ def ptxas_version() -> str | None:
     spec = importlib.util.find_spec("triton")
     if spec is None or not spec.submodule_search_locations:
         return None
-    found = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin" / "ptxas"
-    text = _output([str(found), "--version"]) if found.exists() else None
+    ptxas = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin" / "ptxas"
+    text = _output([str(ptxas), "--version"]) if ptxas.exists() else None
     return next((word.strip(",") for line in (text or "").splitlines() if "release" in line for word in line.split()[-1:]), None)
 
 
@@ -150,11 +150,11 @@ def total_memory() -> int | None:
 @functools.cache
 def caches() -> dict[str, int] | None:
     """Bytes of the caches that core 0 sees: {"L1 Data": ..., "L2 Unified": ...}."""
-    found = {}
+    caches = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        found[f"L{level} {kind}"] = int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]] if size[-1] in "KMG" else int(size)
-    return found or None
+        caches[f"L{level} {kind}"] = int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]] if size[-1] in "KMG" else int(size)
+    return caches or None
 
 
 def last_level_cache() -> int | None:

@@ -46,10 +46,10 @@ def cases(selection: Selection) -> list[Case]:
         for pattern in names or ():
             if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
                 raise EmptySelection(f"--{what} {pattern}: matches none of {', '.join(dict.fromkeys(known))}")
-    chosen = [case for case in CASES.values() if matches(case.kernel, selection.kernels)]
+    matching = [case for case in CASES.values() if matches(case.kernel, selection.kernels)]
     if selection.cases is not None:
-        return [case for case in chosen if matches(case.name, selection.cases)]
-    return [case for case in chosen if selection.device in case.devices]
+        return [case for case in matching if matches(case.name, selection.cases)]
+    return [case for case in matching if selection.device in case.devices]
 
 
 def dtypes(case: Case, selection: Selection) -> list[str]:

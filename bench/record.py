@@ -144,8 +144,8 @@ def _inside(record: dict[str, Any]) -> list[str]:
     """What is missing inside the objects, or of another type."""
     wrong = []
     for pattern, keys in REQUIRED_INSIDE.items():
-        found = [(path, value) for path, value in _reach(record, pattern) if isinstance(value, dict)]
-        wrong += [f"{path}.{key}: missing" for path, value in found for key in keys if key not in value]
+        sections = [(path, value) for path, value in _reach(record, pattern) if isinstance(value, dict)]
+        wrong += [f"{path}.{key}: missing" for path, value in sections for key in keys if key not in value]
     for pattern, (types, nullable) in INSIDE.items():
         for path, value in _reach(record, pattern):
             wrong += _typed(path, value, types, nullable)
@@ -154,14 +154,14 @@ def _inside(record: dict[str, Any]) -> list[str]:
 
 def _reach(record: dict[str, Any], pattern: str) -> list[tuple[str, Any]]:
     """(path, value) of everything in the record that a dotted pattern names."""
-    found: list[tuple[str, Any]] = [("", record)]
+    reached: list[tuple[str, Any]] = [("", record)]
     for part in pattern.split("."):
         deeper = []
-        for path, value in found:
+        for path, value in reached:
             items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
             deeper += [(f"{path}.{key}".lstrip("."), inner) for key, inner in items if part in ("*", key)]
-        found = deeper
-    return found
+        reached = deeper
+    return reached
 
 
 def _meaning(record: dict[str, Any]) -> list[str]:

@@ -146,8 +146,8 @@ def _check_case(case: Case) -> None:
         raise ValueError(f"register: case {case.name!r}: {case.kernel} needs {e} in its shape; got {dict(case.shape)}") from e
 
 
-def _known(what: str, given: tuple[str, ...], known: tuple[str, ...], item: Case | Contender) -> None:
-    if bad := [name for name in given if name not in known]:
+def _known(what: str, names: tuple[str, ...], known: tuple[str, ...], item: Case | Contender) -> None:
+    if bad := [name for name in names if name not in known]:
         raise ValueError(
             f"register: {type(item).__name__} {item.name!r} names an unknown {what}, {', '.join(bad)}; known: {', '.join(known)}"
         )

@@ -23,12 +23,12 @@ RUN = runner.Run("cpu")
 
 def measurements():
     """Every kernel (the reference where there is none), case, type and mode of the default CPU selection."""
-    chosen = plan.Selection("cpu", baselines=())
-    for case in plan.cases(chosen):
-        for contender in plan.contenders(case, chosen):
+    selection = plan.Selection("cpu", baselines=())
+    for case in plan.cases(selection):
+        for contender in plan.contenders(case, selection):
             if contender.role == "baseline" or contender.reason(case, None, "cpu"):
                 continue
-            for dtype in plan.dtypes(case, chosen):
+            for dtype in plan.dtypes(case, selection):
                 for mode in case.modes:
                     yield pytest.param(
                         case, contender, dtype, mode, id=record.identity(case.kernel, contender.name, case.name, dtype, mode)

@@ -96,12 +96,12 @@ def topk_chunks(case, itemsize: int, mode: str) -> Work:
     if (gap := options.get("causal_gap")) is not None:
         offset = options.get("query_offset", 0)
         pairs = sum(min(max(i + offset - gap + 1, 0), keys) for i in range(q))
-    found = b * q * k * (4 + INDEX_BYTES)
-    forward = Work(2.0 * b * pairs * d, (b * q * d + shared * keys * d) * itemsize + found)
+    output_bytes = b * q * k * (4 + INDEX_BYTES)
+    forward = Work(2.0 * b * pairs * d, (b * q * d + shared * keys * d) * itemsize + output_bytes)
     if mode != "fwdbwd":
         return forward
-    chosen = b * q * k
-    return forward + Work(4.0 * chosen * d, (2 * b * q * d + chosen * d + shared * keys * d) * itemsize + found)
+    slots = b * q * k
+    return forward + Work(4.0 * slots * d, (2 * b * q * d + slots * d + shared * keys * d) * itemsize + output_bytes)
 
 
 def leaky_average(case, itemsize: int, mode: str) -> Work:

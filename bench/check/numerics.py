@@ -69,28 +69,28 @@ def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], 
     """
     backward = oracle.upstream is not None and contender.differentiable
     with contextlib.nullcontext() if contender.role == "baseline" else poisoned():
-        found, names, grads = None, floating(arguments, operator.differentiable), []
+        outputs, names, grads = None, floating(arguments, operator.differentiable), []
         if backward:
-            found, grads = differentiate(contender, arguments, names, oracle.upstream)
+            outputs, grads = differentiate(contender, arguments, names, oracle.upstream)
         if not backward or contender.role != "baseline":
             with torch.no_grad():
-                found = (contender.outputs or contender.function)(**arguments)
-            found = (found,) if isinstance(found, Tensor) else tuple(found)
-    measured = _output_errors(operator, arguments, found, oracle)
+                outputs = (contender.outputs or contender.function)(**arguments)
+            outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    measured = _output_errors(operator, arguments, outputs, oracle)
     if backward:
         expected = list(oracle.gradients.values())
         if operator.gradients is not None:
-            expected = operator.gradients(arguments, (oracle.upstream,), found)
+            expected = operator.gradients(arguments, (oracle.upstream,), outputs)
         measured |= {f"d_{name}": error(g, e) for name, g, e in zip(names, grads, expected, strict=True)}
     return measured
 
 
-def _output_errors(operator: Operator, arguments: dict[str, Any], found: tuple[Tensor, ...], oracle: Oracle) -> dict[str, Error]:
-    axes = operator.row_axes or (1,) * len(found)
+def _output_errors(operator: Operator, arguments: dict[str, Any], outputs: tuple[Tensor, ...], oracle: Oracle) -> dict[str, Error]:
+    axes = operator.row_axes or (1,) * len(outputs)
     if operator.compare is not None:
-        found = tuple(t.index_select(axis, oracle.rows) for t, axis in zip(found, axes, strict=True))
-        return {name: error(*pair) for name, pair in operator.compare(arguments, oracle.rows, found, oracle.outputs).items()}
-    pairs = zip(operator.outputs, axes, found, oracle.outputs, strict=False)  # a baseline may return `out` alone
+        outputs = tuple(t.index_select(axis, oracle.rows) for t, axis in zip(outputs, axes, strict=True))
+        return {name: error(*pair) for name, pair in operator.compare(arguments, oracle.rows, outputs, oracle.outputs).items()}
+    pairs = zip(operator.outputs, axes, outputs, oracle.outputs, strict=False)  # a baseline may return `out` alone
     return {name: error(t.index_select(axis, oracle.rows.to(t.device)), e) for name, axis, t, e in pairs}
 
 
@@ -100,9 +100,9 @@ def judge(measured: dict[str, Error], yardstick: dict[str, Error] | None, dtype:
     An output that eager does not return (`lse`) is held to the limit of the first output.
     """
     tensors = {}
-    for name, found in measured.items():
+    for name, norms in measured.items():
         eager = (yardstick.get(name) or next(iter(yardstick.values()))).frobenius if yardstick else None
         limit = SAME_FUNCTION[dtype] if eager is None else tolerances.allowed(eager, getattr(torch, dtype))
-        passed = found.frobenius is not None and found.frobenius <= limit
-        tensors[name] = asdict(found) | {"yardstick": eager, "limit": limit, "passed": passed}
+        passed = norms.frobenius is not None and norms.frobenius <= limit
+        tensors[name] = asdict(norms) | {"yardstick": eager, "limit": limit, "passed": passed}
     return Verdict(bool(tensors) and all(t["passed"] for t in tensors.values()), checked, tensors)

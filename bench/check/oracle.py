@@ -46,15 +46,15 @@ def solve(operator: Operator, case: Case, arguments: dict[str, Any], seed: int, 
     for first, last in ranges:
         part = wide if operator.rows is None else operator.rows(wide, first, last)
         with torch.set_grad_enabled(bool(names)):
-            found = operator.call(part, "reference")
-        outputs.append([t.detach() for t in found])
+            results = operator.call(part, "reference")
+        outputs.append([t.detach() for t in results])
         if not backward:
             continue
         if upstream is None:
-            upstream = _upstream(operator, found[0], arguments, seed, rows)
+            upstream = _upstream(operator, results[0], arguments, seed, rows)
         if names:
             piece = upstream if operator.rows is None else upstream.narrow(operator.row_axes[0], first, last - first)
-            for total, grad in zip(totals, torch.autograd.grad(found[0], leaves, piece.double(), allow_unused=True), strict=True):
+            for total, grad in zip(totals, torch.autograd.grad(results[0], leaves, piece.double(), allow_unused=True), strict=True):
                 if grad is not None:
                     total += grad
     joined = tuple(torch.cat(parts, axis) for parts, axis in zip(zip(*outputs, strict=True), operator.row_axes or (1,) * 9, strict=False))

@@ -16,9 +16,9 @@ from torch import Tensor
 def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
     """float64 scores [B,Q,k] of the chosen keys; slots of -1 are -inf. Differentiable in query and key."""
     query, key = arguments["query"].double(), arguments["key"].double()
-    chosen = indices.clamp(0, key.shape[1] - 1)
-    batch = torch.arange(query.shape[0], device=query.device)[:, None, None] if key.shape[0] > 1 else torch.zeros_like(chosen)
-    picked = key[batch, chosen]  # [B,Q,k,D]
+    index = indices.clamp(0, key.shape[1] - 1)
+    batch = torch.arange(query.shape[0], device=query.device)[:, None, None] if key.shape[0] > 1 else torch.zeros_like(index)
+    picked = key[batch, index]  # [B,Q,k,D]
     if arguments.get("metric", "dot") == "l2":
         scores = -(query[:, :, None] - picked).square().sum(-1)
     else:
@@ -29,10 +29,10 @@ def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
 Pair = tuple[Tensor, Tensor]
 
 
-def compare(arguments: dict[str, Any], rows: Tensor, found: tuple[Tensor, ...], best: tuple[Tensor, ...]) -> dict[str, Pair]:
+def compare(arguments: dict[str, Any], rows: Tensor, outputs: tuple[Tensor, ...], best: tuple[Tensor, ...]) -> dict[str, Pair]:
     """{"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`, to be judged by their error norms."""
     arguments = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
-    scores, indices = found
+    scores, indices = outputs
     truth = true_scores(arguments, indices)
     invalid = torch.full_like(truth, torch.nan)
     valid = _valid(arguments, rows, indices) & (scores[..., 1:] <= scores[..., :-1]).all(-1)
@@ -47,27 +47,27 @@ def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
     good = (indices >= -1) & (indices < keys)
     ordered = torch.where(taken, indices, -1 - torch.arange(indices.shape[-1], device=indices.device)).sort(-1).values
     unique = (ordered[..., 1:] != ordered[..., :-1]).all(-1)
-    chosen = indices.clamp(0, keys - 1)
+    index = indices.clamp(0, keys - 1)
     if arguments.get("causal_gap") is not None:
         limit = rows[:, None] + arguments.get("query_offset", 0) - arguments["causal_gap"]
         good = good & (~taken | (indices <= limit))
     if arguments.get("query_doc") is not None:
-        own = _gather(arguments["key_doc"], chosen) == arguments["query_doc"][:, :, None]
+        own = _gather(arguments["key_doc"], index) == arguments["query_doc"][:, :, None]
         good = good & (~taken | ~own)
     if arguments.get("key_mask") is not None:
-        good = good & (~taken | _gather(arguments["key_mask"], chosen))
+        good = good & (~taken | _gather(arguments["key_mask"], index))
     return good.all(-1) & unique
 
 
-def _gather(per_key: Tensor, chosen: Tensor) -> Tensor:
+def _gather(per_key: Tensor, index: Tensor) -> Tensor:
     """per_key [B or 1,S] at chosen [B,Q,k]."""
-    return per_key.expand(chosen.shape[0], -1)[:, None].expand(-1, chosen.shape[1], -1).gather(-1, chosen)
+    return per_key.expand(index.shape[0], -1)[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 
-def gradients(arguments: dict[str, Any], grad_outputs: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> list[Tensor]:
+def gradients(arguments: dict[str, Any], grad_outputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """Float64 gradients of query and key for the keys that were chosen."""
     query, key = (arguments[name].double().detach().requires_grad_() for name in ("query", "key"))
-    indices = found[1]
+    indices = outputs[1]
     with torch.enable_grad():
         scores = true_scores(arguments | {"query": query, "key": key}, indices)
         weighted = torch.where(indices < 0, 0.0, scores.masked_fill(indices < 0, 0) * grad_outputs[0].double()).sum()

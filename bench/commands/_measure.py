@@ -18,16 +18,16 @@ CHECK_S = 1.0  # of one case and type: inputs, oracle, every contender's errors
 USED_SHARE = 0.6  # of a contender's seconds: samples that agree end early
 
 
-def start(arguments: argparse.Namespace, chosen: plan.Selection, **more) -> runner.Run:
+def start(arguments: argparse.Namespace, selection: plan.Selection, **more) -> runner.Run:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)  # the C++ kernels ask torch for theirs
     share = math.inf if arguments.exhaustive else 1.0
-    return runner.Run(chosen.device, seed=arguments.seed, oracle_share=share, **more)
+    return runner.Run(selection.device, seed=arguments.seed, oracle_share=share, **more)
 
 
 def walk(
     run: runner.Run,
-    chosen: plan.Selection,
+    selection: plan.Selection,
     keep: Callable[[dict[str, Any]], None],
     skip: frozenset[str] = frozenset(),
     quiet: bool = False,
@@ -38,10 +38,13 @@ def walk(
     skip: ids that need no measuring again.
     """
     work = [
-        (case, dtype, modes) for case in plan.cases(chosen) for dtype in plan.dtypes(case, chosen) if (modes := plan.modes(case, chosen))
+        (case, dtype, modes)
+        for case in plan.cases(selection)
+        for dtype in plan.dtypes(case, selection)
+        if (modes := plan.modes(case, selection))
     ]
     counts: dict[str, int] = {}
-    pace = Pace([_expected(run, case, modes, chosen) for case, _, modes in work], limit)
+    pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit)
     effort, share = run.effort, run.oracle_share
     with progress.shown(len(work), quiet) as bar:
         bar.note(f"about {sum(pace.work) / 60:.0f} min on two quiet cores" + (f", at most {limit / 60:.1f} min" if limit else ""))
@@ -52,11 +55,11 @@ def walk(
                 break
             run.effort = dataclasses.replace(effort, seconds=effort.seconds * pace.share(done))
             run.oracle_share = share * pace.share(done)
-            left = [m for m in modes if not _done(case, dtype, m, chosen, skip)]
+            left = [m for m in modes if not _done(case, dtype, m, selection, skip)]
             bar.step(f"{case.kernel}/{case.name} {dtype}" + ("" if left else ": already measured"))
             if not left:
                 continue
-            for record in runner.run_case(run, case, dtype, left, list(plan.contenders(case, chosen))):
+            for record in runner.run_case(run, case, dtype, left, list(plan.contenders(case, selection))):
                 keep(record)
                 # a baseline that breaks is shown and not used; one that computes something else makes the run red
                 counted = "baseline error" if record["status"] == "error" and record["role"] == "baseline" else record["status"]
@@ -66,16 +69,16 @@ def walk(
     return counts
 
 
-def _expected(run: runner.Run, case, modes: list[str], chosen: plan.Selection) -> float:
+def _expected(run: runner.Run, case, modes: list[str], selection: plan.Selection) -> float:
     """Seconds of one case and type on two quiet cores."""
-    able = (c for c in plan.contenders(case, chosen) if chosen.device in c.devices and not c.reason(case, None, chosen.device))
+    able = (c for c in plan.contenders(case, selection) if selection.device in c.devices and not c.reason(case, None, selection.device))
     contenders = len(list(able)) if run.timed else 0
     return CHECK_S + contenders * len(modes) * USED_SHARE * run.effort.seconds
 
 
-def _done(case, dtype: str, mode: str, chosen: plan.Selection, skip: frozenset[str]) -> bool:
+def _done(case, dtype: str, mode: str, selection: plan.Selection, skip: frozenset[str]) -> bool:
     """True where every contender of this case, type and mode has a record: a ratio needs all of them from one run."""
-    wanted = {"/".join((case.kernel, c.name, case.name, dtype, mode)) for c in plan.contenders(case, chosen)}
+    wanted = {"/".join((case.kernel, c.name, case.name, dtype, mode)) for c in plan.contenders(case, selection)}
     return wanted <= skip
 
 

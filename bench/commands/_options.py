@@ -38,18 +38,18 @@ def selection(arguments: argparse.Namespace) -> plan.Selection:
 
 def named(arguments: argparse.Namespace, device: str) -> plan.Selection:
     """What the arguments name on `device`, whether or not this machine has one. Raises UsageError for a name that doesn't exist."""
-    for given, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
-        for name in given or ():
+    for names, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
+        for name in names or ():
             if name not in known:
                 raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
     baselines = () if arguments.baselines == ("none",) else arguments.baselines
-    chosen = plan.Selection(device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines)
+    selected = plan.Selection(device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines)
     try:
-        if not plan.cases(chosen):
+        if not plan.cases(selected):
             raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
     except plan.EmptySelection as e:
         raise exits.UsageError(str(e)) from None
-    return chosen
+    return selected
 
 
 def add_effort(parser: argparse.ArgumentParser) -> None:

@@ -41,10 +41,10 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError(f"ab: compares checkouts, and {environment.ROOT} is none; run `python -m bench ab` in one")
     if arguments.markdown and not arguments.markdown.resolve().parent.is_dir():  # known now, not after an hour
         raise exits.UsageError(f"--markdown {arguments.markdown}: no such folder")
-    chosen = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
+    selection = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
     outcomes, compared = [], None
     try:
-        timed = [] if arguments.static_only else _items(chosen, arguments, tuple(map(folder_of, arguments.plugin)))
+        timed = [] if arguments.static_only else _items(selection, arguments, tuple(map(folder_of, arguments.plugin)))
         with ab.checked_out(arguments.base) as base:
             if timed:
                 if not arguments.no_build:
@@ -54,7 +54,9 @@ def execute(arguments: argparse.Namespace) -> int:
                 threads = arguments.threads or environment.environment()["threads"]
                 outcomes = ab.compare(base, environment.ROOT, timed, threads, say, arguments.pairs)
             if not arguments.no_static:
-                parts = arguments.launch or [f"{name}/" for name in OPERATORS if chosen.kernels and plan.matches(name, chosen.kernels)]
+                parts = arguments.launch or [
+                    f"{name}/" for name in OPERATORS if selection.kernels and plan.matches(name, selection.kernels)
+                ]
                 compared = ab_static.compare(base, environment.ROOT, arguments.arch, parts, say)
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None
@@ -73,24 +75,28 @@ def folder_of(plugin: str) -> tuple[str, str]:
     return plugin, str(place.resolve().parent)
 
 
-def _items(chosen: plan.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...]) -> list[ab.Item]:
+def _items(selection: plan.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...]) -> list[ab.Item]:
     """What to time; with --from-diff only what the changed files can affect, which may be nothing."""
     if not arguments.from_diff:
-        return items(chosen, plugins)
+        return items(selection, plugins)
     touched = affected.kernels(affected.changed_files(environment.ROOT, arguments.base), OPERATORS, environment.ROOT)
-    names = tuple(name for name in OPERATORS if name in touched and plan.matches(name, chosen.kernels))
+    names = tuple(name for name in OPERATORS if name in touched and plan.matches(name, selection.kernels))
     say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
-    return items(dataclasses.replace(chosen, kernels=names), plugins) if names else []
+    return items(dataclasses.replace(selection, kernels=names), plugins) if names else []
 
 
-def items(chosen: plan.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[ab.Item]:
+def items(selection: plan.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[ab.Item]:
     """Every case, type and mode of every CPU kernel (or of the backends that were named)."""
-    found = []
-    for case in plan.cases(chosen):
-        names = [c.name for c in contenders_of(case.kernel) if c.role != "baseline" and plan.matches(c.name, chosen.backends or ("cpu",))]
-        for dtype in plan.dtypes(case, chosen):
-            found += [ab.Item(case.kernel, name, case.name, dtype, mode, plugins) for name in names for mode in plan.modes(case, chosen)]
-    return found
+    timed_items = []
+    for case in plan.cases(selection):
+        names = [
+            c.name for c in contenders_of(case.kernel) if c.role != "baseline" and plan.matches(c.name, selection.backends or ("cpu",))
+        ]
+        for dtype in plan.dtypes(case, selection):
+            timed_items += [
+                ab.Item(case.kernel, name, case.name, dtype, mode, plugins) for name in names for mode in plan.modes(case, selection)
+            ]
+    return timed_items
 
 
 def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None) -> int:

@@ -20,16 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    chosen = _options.selection(arguments)
-    run = _measure.start(arguments, chosen, timed=False)
+    selection = _options.selection(arguments)
+    run = _measure.start(arguments, selection, timed=False)
     writer = record.Writer(arguments.json) if arguments.json else None
     records = []
 
-    def keep(found: dict) -> None:
-        records.append(found)
+    def keep(measured: dict) -> None:
+        records.append(measured)
         if writer:
-            writer.write(found)
+            writer.write(measured)
 
-    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet, limit=arguments.deadline)
+    counts = _measure.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
     print(terminal.checks(records))
     return _measure.exit_code(counts, sum(r["status"] == "ok" and r["role"] != "baseline" for r in records))

@@ -26,17 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     a, b = load([arguments.a]), load([arguments.b])
     why = machines.difference(a, b)
-    found = record_files.changes(a, b)
+    changes = record_files.changes(a, b)
     if why:
         print(f"not comparable: {why}; times are left out")
-        found = [change for change in found if change.ratio is None]
-    lines = [(c.id, c.kind, c.detail, f"{c.ratio:.3f}" if c.ratio else "-") for c in found]
+        changes = [change for change in changes if change.ratio is None]
+    lines = [(c.id, c.kind, c.detail, f"{c.ratio:.3f}" if c.ratio else "-") for c in changes]
     if not lines:
         print("no differences")
     elif arguments.format == "md":
         print("\n".join([markdown.MARKER, *markdown.folded(markdown.header(HEADER), [markdown.line(line) for line in lines])]))
     else:
         print(tables.align([HEADER, *lines]))
-    if any(change.fails for change in found):
+    if any(change.fails for change in changes):
         return exits.REGRESSION
     return exits.INCONCLUSIVE if why else exits.OK

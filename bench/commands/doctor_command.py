@@ -64,18 +64,18 @@ def installed(package: str) -> bool:
 
 def remedies(spread: float | None) -> list[str]:
     """What is amiss, and what mends it, a line each."""
-    found = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
+    advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
     if why := _native.unavailable("_cpu"):
-        found.append(f"the C++ kernels: {why}")
+        advice.append(f"the C++ kernels: {why}")
     if environment.compiler_version() is None:
-        found.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")
+        advice.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")
     if shutil.which("valgrind") is None:
-        found.append("install valgrind: instruction counts of `profile`")
+        advice.append("install valgrind: instruction counts of `profile`")
     if shutil.which("git") is None:
-        found.append("install git: `ab`, and which tree a record is of")
+        advice.append("install git: `ab`, and which tree a record is of")
     if spread is not None and spread > STEADY:
-        found.append("other work moves these times: stop it, or bind it to other cores")
-    return found
+        advice.append("other work moves these times: stop it, or bind it to other cores")
+    return advice
 
 
 def noise() -> float:

@@ -35,17 +35,17 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..emulate.parse import PtxError
     from ..emulate.program import EmulationError
 
-    found = [
+    launches = [
         (op, case)
         for op, case in aot.cases(KNOWN[arguments.arch], arguments.kernel)
         if case.dtype == arguments.dtype and (arguments.case or "") in case.case
     ]
-    if not found:
+    if not launches:
         raise exits.UsageError(
             "no shipped launch has such a kernel, case and type; `python -m bench static --fingerprints FILE` lists them"
         )
     wrong = 0
-    for op, case in found if arguments.all else found[:1]:
+    for op, case in launches if arguments.all else launches[:1]:
         print(f"{op}/{case.launch.name}, {case.case}, {case.dtype}, sm_{arguments.arch}, grid {case.launch.grid}")
         try:
             metrics, lines = counters.count(case.launch, arguments.arch, arguments.ctas)
@@ -57,8 +57,8 @@ def execute(arguments: argparse.Namespace) -> int:
             print(f"  not emulated: {error}\n")
             continue
         print(drawn(metrics, lines[:LINES]))
-    if not arguments.all and len(found) > 1:
-        print(f"{len(found) - 1} more launches match: --all", file=sys.stderr)
+    if not arguments.all and len(launches) > 1:
+        print(f"{len(launches) - 1} more launches match: --all", file=sys.stderr)
     return exits.NUMERICS if wrong else exits.OK
 
 

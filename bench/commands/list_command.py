@@ -20,19 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
-    chosen = _options.selection(arguments) if arguments.why else _options.named(arguments, device)
-    print(f"device {chosen.device}; * = in the default selection" + ("" if arguments.why else "; --why asks what can run here"))
-    default = {(case.kernel, case.name) for case in plan.cases(plan.Selection(chosen.device))}
+    selection = _options.selection(arguments) if arguments.why else _options.named(arguments, device)
+    print(f"device {selection.device}; * = in the default selection" + ("" if arguments.why else "; --why asks what can run here"))
+    default = {(case.kernel, case.name) for case in plan.cases(plan.Selection(selection.device))}
     for kernel in OPERATORS:
-        cases = [case for case in cases_of(kernel) if plan.matches(kernel, chosen.kernels) and plan.matches(case.name, chosen.cases)]
+        cases = [case for case in cases_of(kernel) if plan.matches(kernel, selection.kernels) and plan.matches(case.name, selection.cases)]
         if not cases:
             continue
         print(f"\n{kernel}")
         for contender in sorted(contenders_of(kernel), key=lambda c: c.role):
-            print(f"  {contender.role:<9} {contender.name:<15} {_status(contender, cases, chosen.device, arguments.why)}".rstrip())
+            print(f"  {contender.role:<9} {contender.name:<15} {_status(contender, cases, selection.device, arguments.why)}".rstrip())
         for case in cases:
             star = "*" if (kernel, case.name) in default else " "
-            why = plan.misfit(case, chosen.device) if arguments.why else None
+            why = plan.misfit(case, selection.device) if arguments.why else None
             print(f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {why or case.source}")
     return exits.OK
 

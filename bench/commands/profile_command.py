@@ -36,27 +36,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    given = argparse.Namespace(**{**vars(arguments), "baselines": arguments.baselines or ("none",)})
-    chosen = _options.selection(given)
-    if arguments.cuda_graph and chosen.device != "cuda":
-        raise exits.UsageError(f"--cuda-graph: needs a GPU; this runs on {chosen.device}")
+    narrowed = argparse.Namespace(**{**vars(arguments), "baselines": arguments.baselines or ("none",)})
+    selection = _options.selection(narrowed)
+    if arguments.cuda_graph and selection.device != "cuda":
+        raise exits.UsageError(f"--cuda-graph: needs a GPU; this runs on {selection.device}")
     writer = record_module.Writer(arguments.json) if arguments.json else None  # a file that can't be written is no news for the end
-    run = _measure.start(arguments, chosen, ceilings=ceilings.measure(chosen.device), graphs=arguments.cuda_graph)
+    run = _measure.start(arguments, selection, ceilings=ceilings.measure(selection.device), graphs=arguments.cuda_graph)
     records, slow = [], set()
 
-    def keep(found: dict) -> None:
-        records.append(found)
-        if why := environment.throttled(chosen.device):
+    def keep(measured: dict) -> None:
+        records.append(measured)
+        if why := environment.throttled(selection.device):
             slow.add(why)
 
-    counts = _measure.walk(run, chosen, keep, quiet=arguments.quiet, limit=arguments.deadline)
+    counts = _measure.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
     if slow:
         print(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): its times say nothing of the kernels", file=sys.stderr)
         return exits.INCONCLUSIVE
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
-    counted = chosen.device == "cpu" and not arguments.no_instructions
+    counted = selection.device == "cpu" and not arguments.no_instructions
     for record in timed if counted else ():
-        record["counters"] = instructions.count(_call(record, chosen.device))
+        record["counters"] = instructions.count(_call(record, selection.device))
     print("\n".join(summary.machine(timed or records)) + "\n")
     print(tables.align([HEADER, *map(_row, timed)]) if timed else "no kernel was timed")
     if counted and (why := instructions.missing()):

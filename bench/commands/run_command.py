@@ -40,25 +40,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     if arguments.fresh and not arguments.json:
         raise exits.UsageError("--fresh: replaces the file of --json; name one")
-    chosen = _options.selection(arguments)
+    selection = _options.selection(arguments)
     usual, least = timing.Effort(), arguments.samples
     effort = timing.Effort(least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s)
-    run = _measure.start(arguments, chosen, effort=effort)
-    path = arguments.resume or arguments.json or RESULTS / f"{chosen.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
+    run = _measure.start(arguments, selection, effort=effort)
+    path = arguments.resume or arguments.json or RESULTS / f"{selection.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
     if arguments.fresh:
         path.unlink(missing_ok=True)
     skip = _finished(path, run) if arguments.resume else frozenset()
     writer = record.Writer(path)
     if not arguments.no_ceilings:
-        run.ceilings = ceilings.measure(chosen.device)
+        run.ceilings = ceilings.measure(selection.device)
     records = []
 
-    def keep(found: dict) -> None:
-        writer.write(found)
-        records.append(found)
+    def keep(measured: dict) -> None:
+        writer.write(measured)
+        records.append(measured)
 
     try:
-        counts = _measure.walk(run, chosen, keep, skip, arguments.quiet, arguments.deadline)
+        counts = _measure.walk(run, selection, keep, skip, arguments.quiet, arguments.deadline)
     finally:
         if records:
             print(terminal.times(records))

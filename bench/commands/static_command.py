@@ -48,18 +48,18 @@ def execute(arguments: argparse.Namespace) -> int:
             arguments.fingerprints.write_text(json.dumps(static.listing(arches, arguments.kernel), indent=1))
             return exits.OK
         only = _ids(arguments.only) if arguments.only else None
-        found = _compile(static.plan(arches, arguments.kernel, only), arguments)
+        records = _compile(static.plan(arches, arguments.kernel, only), arguments)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
-    if not found:
+    if not records:
         print("nothing to compile: no launch has such an id", file=sys.stderr)
         return exits.NOTHING_MEASURED
-    print(terminal.static(found))
+    print(terminal.static(records))
     if arguments.json:
-        print(f"\n{len(found)} records in {arguments.json}")
-    too_big = [item["id"] for item in found if item["static"]["blocks_per_sm"] == 0]
-    spilling = [item["id"] for item in found if item["static"]["stack_bytes"]]
-    print(f"\n{len(found)} kernels, {len(spilling)} with stack" + "".join(f"\n  {name}" for name in spilling))
+        print(f"\n{len(records)} records in {arguments.json}")
+    too_big = [item["id"] for item in records if item["static"]["blocks_per_sm"] == 0]
+    spilling = [item["id"] for item in records if item["static"]["stack_bytes"]]
+    print(f"\n{len(records)} kernels, {len(spilling)} with stack" + "".join(f"\n  {name}" for name in spilling))
     if too_big:
         print(f"{len(too_big)} CANNOT LAUNCH: more registers or shared memory than a block may have" + "".join(f"\n  {n}" for n in too_big))
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
@@ -68,14 +68,14 @@ def execute(arguments: argparse.Namespace) -> int:
 def _compile(plan: static.Plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows; each is in the file as soon as it is there."""
     writer = record.Writer(arguments.json) if arguments.json else None
-    found = []
+    records = []
     with progress.shown(len(plan), arguments.quiet) as shown:
         for item in static.rows(plan, arguments.keep, arguments.jobs, arguments.counters):
             shown.step(item["id"])
-            found.append(item)
+            records.append(item)
             if writer:
                 writer.write(item)
-    return found
+    return records
 
 
 def _ids(path: Path) -> list[str]:

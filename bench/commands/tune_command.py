@@ -32,25 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     if arguments.backend not in (None, ("triton",)) or arguments.baselines:
         raise exits.UsageError("--backend, --baselines: only the tiles of triton are tuned, against each other")
-    given = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
-    chosen = _options.selection(given)
-    run = runner.Run(chosen.device, effort=timing.Effort(seconds=arguments.seconds))
-    found, pace = [], Pace([], arguments.deadline)
-    for case in plan.cases(chosen):
+    narrowed = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
+    selection = _options.selection(narrowed)
+    run = runner.Run(selection.device, effort=timing.Effort(seconds=arguments.seconds))
+    tuned, pace = [], Pace([], arguments.deadline)
+    for case in plan.cases(selection):
         contender = CONTENDERS.get((case.kernel, "triton"))
-        for dtype in plan.dtypes(case, chosen) if contender else ():
-            for mode in plan.modes(case, chosen):
+        for dtype in plan.dtypes(case, selection) if contender else ():
+            for mode in plan.modes(case, selection):
                 if pace.over():
                     say(f"{case.kernel}/{case.name}/{dtype}/{mode}: the deadline is over")
                     continue
-                if why := plan.misfit(case, chosen.device) or plan.unfit(contender, case, dtype, chosen.device, mode == "fwdbwd"):
+                if why := plan.misfit(case, selection.device) or plan.unfit(contender, case, dtype, selection.device, mode == "fwdbwd"):
                     say(f"{case.kernel}/{case.name}/{dtype}/{mode}: {why}")
                     continue
                 say(f"{case.kernel}/{case.name}/{dtype}/{mode}")
-                found += keep(tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over), arguments.write)
-    if not found:
+                tuned += keep(tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over), arguments.write)
+    if not tuned:
         return exits.NOTHING_MEASURED
-    print(tables.align([HEADER, *map(cells, found)]))
+    print(tables.align([HEADER, *map(cells, tuned)]))
     return exits.INCONCLUSIVE if pace.over() else exits.OK
 
 

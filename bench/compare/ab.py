@@ -99,24 +99,24 @@ def batch(
     base: Path, head: Path, items: list[Item], threads: int, check: bool, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
 ) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
     """Samples of every item from fresh process pairs, or why one of the trees has none."""
-    found: dict[Item, list[gate_statistics.Pair] | Refusal] = {item: [] for item in items}
+    samples: dict[Item, list[gate_statistics.Pair] | Refusal] = {item: [] for item in items}
     for number in range(worker_pairs):
         say(f"worker pair {number + 1} of {worker_pairs}")
         workers = {"base": Worker(base), "head": Worker(head)}
         try:
             for item in items:
-                if isinstance(found[item], Refusal):
+                if isinstance(samples[item], Refusal):
                     continue
                 workers = {side: worker.alive() for side, worker in workers.items()}  # one measurement's crash is not the next one's
                 result = _measure(workers, item, threads, check and number == 0, seed=number)
                 if isinstance(result, Refusal):
-                    found[item] = result
+                    samples[item] = result
                 else:
-                    found[item].append(result)
+                    samples[item].append(result)
         finally:
             for worker in workers.values():
                 worker.close()
-    return found
+    return samples
 
 
 def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, seed: int) -> gate_statistics.Pair | Refusal:
@@ -141,19 +141,19 @@ def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, 
 
 def sampled(take: Callable[[list[Item]], dict[Item, list[gate_statistics.Pair] | Refusal]], items: list[Item], say: Callable[[str], None]):
     """What `take` makes of the items, taken again for those whose interval is still wide: a noisy case needs more process pairs."""
-    found = take(items)
+    samples = take(items)
     for _ in range(MOST_BATCHES - 1):
         wide = [
             item
-            for item, pairs in found.items()
+            for item, pairs in samples.items()
             if not isinstance(pairs, Refusal) and not gate_statistics.settled(gate_statistics.ratio(pairs))
         ]
         if not wide:
             break
         say(f"{len(wide)} of {len(items)} intervals are wide: more worker pairs")
         for item, more in take(wide).items():
-            found[item] = more if isinstance(more, Refusal) else found[item] + more
-    return found
+            samples[item] = more if isinstance(more, Refusal) else samples[item] + more
+    return samples
 
 
 def compare(
@@ -171,23 +171,23 @@ def compare(
     ratios = {item: gate_statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
     if not ratios:
         return outcomes
-    doubtful = [item for item, found in ratios.items() if not gate_statistics.unchanged(found)]
+    doubtful = [item for item, ratio in ratios.items() if not gate_statistics.unchanged(ratio)]
     controls = {}
     if doubtful:
         say(f"control, base against base, of {len(doubtful)}")
         controls = take(base, doubtful)
-    suspects = [item for item, found in ratios.items() if gate_statistics.looks_slower(found)]
+    suspects = [item for item, ratio in ratios.items() if gate_statistics.looks_slower(ratio)]
     again = {}
     if suspects:
         say(f"second batch of {len(suspects)}")
         again = take(head, suspects)
-    for item, found in ratios.items():
+    for item, ratio in ratios.items():
         control, second = _ratio(controls.get(item)), _ratio(again.get(item))
         if item not in controls:
             verdict = "ok"
         else:
-            verdict = "inconclusive" if control is None else gate_statistics.verdict(found, second, control)
-        outcomes.append(Outcome(item, verdict, "", found, second, control))
+            verdict = "inconclusive" if control is None else gate_statistics.verdict(ratio, second, control)
+        outcomes.append(Outcome(item, verdict, "", ratio, second, control))
     return outcomes
 
 
@@ -246,5 +246,5 @@ def build(tree: Path, like: Path | None = None) -> None:
 
 def sources(tree: Path) -> dict[str, bytes]:
     """What the extensions are built from: path -> contents."""
-    found = [tree / "setup.py", *(p for p in (tree / "csrc").rglob("*") if p.is_file())]
-    return {p.relative_to(tree).as_posix(): p.read_bytes() for p in found}
+    paths = [tree / "setup.py", *(p for p in (tree / "csrc").rglob("*") if p.is_file())]
+    return {p.relative_to(tree).as_posix(): p.read_bytes() for p in paths}

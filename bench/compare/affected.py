@@ -30,39 +30,39 @@ INCLUDE = re.compile(r'#include "([^"]+)"')
 
 def changed_files(root: Path, ref: str) -> list[str]:
     """Paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a ref git doesn't know."""
-    found = []
+    paths = []
     sha = commit(ref, root)
     for command in (["diff", "--name-only", sha, "--"], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"--base {ref}: {done.stderr.strip().splitlines()[0]}")
-        found += done.stdout.splitlines()
-    return found
+        paths += done.stdout.splitlines()
+    return paths
 
 
 def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[str]:
     """The operators that `files` can affect."""
     operators = tuple(operators)
-    found: set[str] = set()
+    touched: set[str] = set()
     for path in files:
         if path.startswith(UNRELATED) or not path.startswith(CODE):
             continue
         own = {name for name in operators if name in Path(path).name}
         if not own and path.startswith("csrc/cpu/") and path.endswith(".h"):
             own = {name for name in operators if path in _headers(name, root)}
-        found |= own or set(operators)
-    return found
+        touched |= own or set(operators)
+    return touched
 
 
 def _headers(operator: str, root: Path) -> set[str]:
     """Headers that the operator's C++ sources include, however deep."""
-    found: set[Path] = set()
+    headers: set[Path] = set()
     left = list((root / "csrc" / "cpu").glob(f"{operator}*.cpp"))
     while left:
         path = left.pop()
         for name in INCLUDE.findall(path.read_text()):
             header = (path.parent / name).resolve()
-            if header.exists() and header not in found:
-                found.add(header)
+            if header.exists() and header not in headers:
+                headers.add(header)
                 left.append(header)
-    return {path.relative_to(root.resolve()).as_posix() for path in found}
+    return {path.relative_to(root.resolve()).as_posix() for path in headers}

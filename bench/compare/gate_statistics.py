@@ -45,19 +45,19 @@ def ratio(pairs: list[Pair], seed: int = 0) -> Ratio:
     return Ratio(math.exp(statistics.median(centres)), math.exp(low), math.exp(high))
 
 
-def settled(found: Ratio) -> bool:
+def settled(ratio: Ratio) -> bool:
     """Whether the interval is narrow enough; judged by width alone, so that to go on until it is favours no verdict."""
-    return found.high <= SETTLED * found.low
+    return ratio.high <= SETTLED * ratio.low
 
 
-def unchanged(found: Ratio) -> bool:
+def unchanged(ratio: Ratio) -> bool:
     """Plainly no change: what a control could only confirm."""
-    return settled(found) and 1 / WARN <= found.value <= WARN
+    return settled(ratio) and 1 / WARN <= ratio.value <= WARN
 
 
-def looks_slower(found: Ratio) -> bool:
+def looks_slower(ratio: Ratio) -> bool:
     """Worth a second batch: the interval lies above 1 and the estimate beyond FAIL."""
-    return found.low > 1 and found.value > FAIL
+    return ratio.low > 1 and ratio.value > FAIL
 
 
 def verdict(first: Ratio, second: Ratio | None, control: Ratio) -> str:

@@ -31,12 +31,12 @@ class Change:
 def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
     """What differs from `a` to `b`, failures first. Baselines are left out: they are not ours."""
     before, after = ({i: r for i, r in record.latest(side).items() if r["role"] != "baseline"} for side in (a, b))
-    found = [Change(*line.split(": ", 1)[:1], "static", line.split(": ", 1)[1]) for line in _static(before, after)]
+    differences = [Change(*line.split(": ", 1)[:1], "static", line.split(": ", 1)[1]) for line in _static(before, after)]
     for name, old in before.items():
         if old["mode"] != "static":
-            found += _one(name, old, after.get(name))
-    found += [Change(name, "new", new["status"]) for name, new in after.items() if name not in before and new["status"] == "ok"]
-    return sorted(found, key=lambda c: (not c.fails, -abs((c.ratio or 1) - 1)))
+            differences += _one(name, old, after.get(name))
+    differences += [Change(name, "new", new["status"]) for name, new in after.items() if name not in before and new["status"] == "ok"]
+    return sorted(differences, key=lambda c: (not c.fails, -abs((c.ratio or 1) - 1)))
 
 
 def _one(name: str, old: dict[str, Any], new: dict[str, Any] | None) -> list[Change]:

@@ -19,9 +19,9 @@ def load(tree: Path):
     sys.path[:] = [str(tree), *(p for p in sys.path if Path(p or ".").resolve() not in (HERE, ROOT))]
     import retro_kernels
 
-    found = Path(retro_kernels.__file__).resolve().parent.parent
-    if found != tree.resolve():
-        raise SystemExit(f"tree: retro_kernels came from {found}, not from {tree}")
+    loaded = Path(retro_kernels.__file__).resolve().parent.parent
+    if loaded != tree.resolve():
+        raise SystemExit(f"tree: retro_kernels came from {loaded}, not from {tree}")
     for name in ("retro_kernels.testing", "bench"):  # tolerances, inputs and errors are this tree's
         _package(name)
     return sys.modules["bench"]

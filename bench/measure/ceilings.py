@@ -30,8 +30,8 @@ def measure(device: str) -> dict[str, Any]:
     types = ("float32", "bfloat16") if device == "cpu" else ("float32", "tf32", "float16", "bfloat16")
     cache = environment.last_level_cache() if device == "cpu" else None
     cached = _copy(device, CACHED_COPY_BYTES) if cache else None
-    found = {"bytes_per_s": _copy(device, COPY_BYTES[device]), "cached_bytes_per_s": cached, "cache_bytes": cache}
-    return found | {"flops_per_s": {dtype: _products(device, dtype) for dtype in types}}
+    measured = {"bytes_per_s": _copy(device, COPY_BYTES[device]), "cached_bytes_per_s": cached, "cache_bytes": cache}
+    return measured | {"flops_per_s": {dtype: _products(device, dtype) for dtype in types}}
 
 
 def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -61,14 +61,14 @@ def count(call: Callable[[], Any]) -> dict[str, Any] | None:
 
 def record(call: Callable[[], Any]) -> list[Call]:
     """Every call into the C++ extension that `call` makes, in order, inputs as they were before it."""
-    extension, found = _native.extension, []
+    extension, calls = _native.extension, []
 
     class Recorder:
         def __getattr__(self, name: str):
             function = getattr(extension("_cpu"), name)
 
             def recorded(*arguments):
-                found.append((name, [_saved(a) for a in arguments]))
+                calls.append((name, [_saved(a) for a in arguments]))
                 return function(*arguments)
 
             return recorded
@@ -78,7 +78,7 @@ def record(call: Callable[[], Any]) -> list[Call]:
         call()
     finally:
         _native.extension = extension
-    return found
+    return calls
 
 
 def _saved(argument: Any) -> Any:
@@ -112,5 +112,5 @@ def collected(text: str) -> int | None:
     >>> collected("==7== Events    : Ir\\n==7== Collected : 1234567\\n")
     1234567
     """
-    found = re.search(r"Collected : (\d+)", text)
-    return int(found[1]) if found else None
+    match = re.search(r"Collected : (\d+)", text)
+    return int(match[1]) if match else None

@@ -98,14 +98,14 @@ def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: in
                 entry.fail("unsupported", why)
         if all(entry.status != "ok" for entry in group):
             continue
-        given = without_positions(arguments) if bare else arguments
-        truth = oracle.solve(operator, case, given, seed, backward, run.oracle_share * (BARE_SHARE if bare else 1.0))
+        kwargs = without_positions(arguments) if bare else arguments
+        truth = oracle.solve(operator, case, kwargs, seed, backward, run.oracle_share * (BARE_SHARE if bare else 1.0))
         for entry in group:
             if entry.status == "ok":
                 judged = yardstick if entry.contender.role != "baseline" else None
-                found = _judge(operator, entry, given, truth, judged, dtype)
+                measured = _judge(operator, entry, kwargs, truth, judged, dtype)
                 if entry.contender.name == plan.YARDSTICK and entry.status == "ok":
-                    yardstick = found
+                    yardstick = measured
 
 
 def checked(run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int) -> tuple[Entry, dict[str, Any]]:
@@ -120,14 +120,14 @@ def checked(run: Run, case: Case, dtype: str, mode: str, contender: Contender, s
 def _judge(operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
     """The contender's errors; whatever it raises becomes its status."""
     try:
-        found = numerics.errors(operator, entry.contender, arguments, truth)
+        measured = numerics.errors(operator, entry.contender, arguments, truth)
     except Exception as e:  # a check must survive any contender: the message is the record
         entry.fail(*_status_of(e))
         return None
-    entry.verdict = numerics.judge(found, yardstick, dtype, truth.checked)
+    entry.verdict = numerics.judge(measured, yardstick, dtype, truth.checked)
     if not entry.verdict.passed:
         entry.fail("numerics_fail", entry.verdict.complaint())
-    return found
+    return measured
 
 
 def _status_of(e: Exception) -> tuple[str, str]:
@@ -176,18 +176,18 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
 def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: bool, seed: int):
     """The timed call: a forward without autograd, or forward and backward to every floating input."""
     operator, function = OPERATORS[case.kernel], resolved(contender.function)
-    given = without_positions(arguments) if contender.without_positions else arguments
+    kwargs = without_positions(arguments) if contender.without_positions else arguments
     if not backward:
 
         def forward():
             with torch.no_grad():
-                return function(**given)
+                return function(**kwargs)
 
         return forward
-    names = floating(given, operator.differentiable)
-    leaves = {name: given[name].detach().requires_grad_() for name in names}
+    names = floating(kwargs, operator.differentiable)
+    leaves = {name: kwargs[name].detach().requires_grad_() for name in names}
     inputs = list(leaves.values())
-    both = given | leaves
+    both = kwargs | leaves
     upstream = None
 
     def forward_and_backward():
@@ -209,12 +209,12 @@ def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
 def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
     """A share above 1 says that the ceilings were measured while the machine was busy: they are measured again, a few times a run."""
     work = _work(case, dtype, mode)
-    found = ceilings.roofline(work, run.ceilings, dtype, seconds)
-    while found and found["fraction"] > 1 and run.remeasured < MOST_CEILINGS:
+    share = ceilings.roofline(work, run.ceilings, dtype, seconds)
+    while share and share["fraction"] > 1 and run.remeasured < MOST_CEILINGS:
         run.remeasured += 1
         run.ceilings = ceilings.better(run.ceilings, ceilings.measure(run.device))
-        found = ceilings.roofline(work, run.ceilings, dtype, seconds)
-    return found
+        share = ceilings.roofline(work, run.ceilings, dtype, seconds)
+    return share
 
 
 def _work(case: Case, dtype: str, mode: str):

@@ -50,12 +50,12 @@ class Tuned:
 def neighbours(row: dict) -> list[dict]:
     """Rows that differ from this one by a step in one number or two."""
     steps = list(_steps(row))
-    found = []
+    rows = []
     for count in range(1, _MOST_CHANGES + 1):
         for changes in itertools.combinations(steps, count):
             if len({name for name, _ in changes}) == count:
-                found.append({**row, **dict(changes)})
-    return found
+                rows.append({**row, **dict(changes)})
+    return rows
 
 
 def _steps(row: dict) -> Iterator[tuple[str, int]]:
@@ -102,28 +102,28 @@ class Bench:
     def fault(self) -> tuple[str, str] | None:
         """Status and reason if the call fails or is wrong with the table as it is."""
         try:
-            found = numerics.errors(self.operator, self.contender, self.arguments, self.truth)
+            measured = numerics.errors(self.operator, self.contender, self.arguments, self.truth)
         except Exception as e:  # a tile that doesn't fit the chip says so by raising
             return "error", f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
-        verdict = numerics.judge(found, self.yardstick, self.dtype, self.truth.checked)
+        verdict = numerics.judge(measured, self.yardstick, self.dtype, self.truth.checked)
         return None if verdict.passed else ("numerics", verdict.complaint())
 
     def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
         """Each of `rows` in place of `old`, beside the changes already `kept`: checked, then timed in turns."""
-        found: dict[int, Trial] = {}
+        trials: dict[int, Trial] = {}
         calls: dict[str, Callable[[], Any]] = {}
         for i, row in enumerate(rows):
             with in_place(op, [*kept, (old, row)]):
                 fault = self.fault()
             if fault:
-                found[i] = Trial(row, fault[0], reason=fault[1])
+                trials[i] = Trial(row, fault[0], reason=fault[1])
             else:
                 calls[str(i)] = self._with(op, [*kept, (old, row)])
         for name, outcome in timing.measure(calls, self.run.device, self.run.effort).items():
             row = rows[int(name)]
             failed = isinstance(outcome, Exception)
-            found[int(name)] = Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", samples.estimate(outcome))
-        return [found[i] for i in sorted(found)]
+            trials[int(name)] = Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", samples.estimate(outcome))
+        return [trials[i] for i in sorted(trials)]
 
     def _with(self, op: str, changes: list[tuple[dict, dict]]) -> Callable[[], Any]:
         call = self.call()
@@ -140,13 +140,13 @@ def tune(bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[
 
     Raises ValueError if the committed rows fail.
     """
-    found: list[Tuned] = []
+    tuned: list[Tuned] = []
     for op, row in bench.rows():
         if over():
             break
-        kept = [(t.before, t.best.row) for t in found if t.op == op and t.best.row != t.before]
-        found.append(_tune_row(bench, op, kept, row, rounds, say))
-    return found
+        kept = [(t.before, t.best.row) for t in tuned if t.op == op and t.best.row != t.before]
+        tuned.append(_tune_row(bench, op, kept, row, rounds, say))
+    return tuned
 
 
 def _tune_row(bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Callable[[str], None]) -> Tuned:
