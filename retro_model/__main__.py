@@ -8,6 +8,8 @@ COMMANDS = {
     "demo": "retro_model.demo.command",
     "mosaics": "retro_model.demo.memory_mosaics.command",
     "rpt": "retro_model.demo.rpt.command",
+    "ask": "retro_model.serving.ask",
+    "serve": "retro_model.serving.command",
 }
 USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
 

@@ -28,6 +28,7 @@ from torch import nn
 from retro_model import Retro, RetroConfig, checkpoint, evaluation, generate, training
 from retro_model.evaluation import colouring
 from retro_model.retro import copying
+from retro_model.serving import folder as folders
 
 from .corpus import Corpus, prepare, stream
 from .plan import DEFAULT, SMOKE, Plan, preset
@@ -197,24 +198,48 @@ def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes
     with stage(console, timings, "evaluation"):
         scores = score_all(models["RETRO"], models["baseline"], corpus, plan)
         leakage = evaluation.leakage(corpus.validation, corpus.validation_neighbours, corpus.database)
-        evaluation.plot(scores, leakage, folder / "leakage.png")
-    best = scores[f"RETRO on, {plan.neighbours} neighbours"]
+        best = scores[f"RETRO on, {plan.neighbours} neighbours"]
+        others = {name: scores[name] for name in ("RETRO off", "baseline")}
+        evaluation.plot_gains(best, others, corpus.validation, leakage, folder / "leakage.png")
     results["bits_per_byte"] = {name: evaluation.bits_per_byte(s) for name, s in scores.items()}
     results["curves"] = {name: evaluation.curve(s, leakage) for name, s in scores.items()}
-    results["difference"] = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in ("RETRO off", "baseline")}
+    results["difference"] = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in others}
+    results["gains"] = {n: evaluation.gains(best, other, corpus.validation, leakage) for n, other in others.items()}
+    results["verdicts"] = evaluation.verdicts(*results["difference"].values())
+    keep(folder, plan, corpus, best, scores["RETRO off"], results["verdicts"])
     with stage(console, timings, "a sample"):
         draw_sample(models["RETRO"], corpus, plan, folder, console, seed)
     with stage(console, timings, "speed of the backends"):
         results["speeds"] = speeds(models["RETRO"], corpus, plan, seed)
     for table in _tables(results, scores, leakage):
         console.print(table)
-    for name, (gap, low, high) in results["difference"].items():
-        console.print(f"RETRO on minus {name}: {gap:+.4f} bits per byte (95% over documents: {low:+.4f} to {high:+.4f})")
+    for sentence in results["verdicts"]:
+        console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}[/bold]")
     results["seconds"] = timings
-    console.print(f"{sum(timings.values()):.0f} s in all; results.json, leakage.png, sample.html and the models lie in {folder}")
+    console.print(
+        f"{sum(timings.values()):.0f} s in all; results.json, leakage.png, sample.html and the models lie in {folder}", soft_wrap=True
+    )
+    console.print(
+        f"See what it looks up, and change that: retro-model serve {folder}   (in the terminal: retro-model ask {folder})", soft_wrap=True
+    )
     (folder / "results.json").write_text(json.dumps(results, indent=1, default=float) + "\n")
     (folder / "report.txt").write_text(console.export_text(), encoding="utf-8")
     return results
+
+
+def keep(folder: Path, plan: Plan, corpus: Corpus, on: evaluation.Scores, off: evaluation.Scores, verdicts: list[str]) -> None:
+    """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
+    per_window, passages = plan.window // corpus.validation.chunk_len, []
+    for number, entry in enumerate(corpus.validation.documents):
+        for first in range(0, entry.num_chunks, per_window):
+            rows = slice(entry.first_chunk + first, entry.first_chunk + min(first + per_window, entry.num_chunks))
+            total = math.log(2) * max(1, int(on.bytes[rows].sum()))
+            bits = {name: round(float(s.nats[rows].sum()) / total, 4) for name, s in (("on", on), ("off", off))}
+            passages.append({"document": number, "first_chunk": first} | bits)
+    facts = {"neighbours": plan.neighbours, "bos": True, "verdict": " ".join(verdicts), "passages": passages}
+    parts = {"model": "retro", "tokenizer": "tokenizer.json", "held_out": "validation", "store": corpus.database.store.folder.name,
+             "keys": "embeddings", "embedder": "embedder.npz"}  # fmt: skip
+    folders.describe(folder, "retro", "RETRO, trained on Python's standard library", parts, plan.window, facts)
 
 
 def _at_least(low: int | float) -> Callable[[str], int | float]:

@@ -94,6 +94,7 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     store = build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"]) if removed else raw
     train = build_store(folder / "train", first_bytes([d for d in others if d.name not in removed], plan.train_bytes), tokenizer, **options)
     embedder = HashedTfidf(plan.dim).fit(store)
+    embedder.save(folder / "embedder.npz")
     database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
     train_neighbours = precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours + SPARE)
     most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)

@@ -4,6 +4,7 @@ scoring.py    nats of every chunk in overlapping windows, bits-per-byte
 rpt.py        RPT: documents token by token, the retriever against the reference language model, where it helps
 leaks.py      what of it the training text holds, bits-per-byte by that share
 results.py    table, plot and bootstrap that compare models
+outcome.py    the gain by leakage with its interval, as numbers and a picture; the outcome in sentences
 colouring.py  samples coloured by longest common prefix
 suffixes.py   the likelihood of a suffix: last words, summaries
 question_answering.py  passages as neighbours, exact match
@@ -12,6 +13,7 @@ tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.harness`
 """
 
 from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, curve, leakage
+from .outcome import gains, plot_gains, verdicts
 from .results import bootstrap, plot, table
 from .scoring import Scores, bits_per_byte, score, windows
 from .suffixes import Suffix, score_suffixes
@@ -24,10 +26,13 @@ __all__ = [
     "bits_per_byte",
     "bootstrap",
     "curve",
+    "gains",
     "leakage",
     "plot",
+    "plot_gains",
     "score",
     "score_suffixes",
     "table",
+    "verdicts",
     "windows",
 ]

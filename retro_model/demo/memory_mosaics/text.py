@@ -21,10 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retro_model import training
+from retro_model.data.store import Document
 from retro_model.data.tokens import BOS, Tokenizer
 from retro_model.memory_mosaics import inspection
 from retro_model.memory_mosaics.config import MosaicsConfig
 from retro_model.memory_mosaics.model import MemoryMosaics
+from retro_model.serving import folder as folders
 
 from .corpora import CORPORA
 from .report import Report
@@ -34,6 +36,7 @@ NAMES = MOSAICS, LEARNED, ROTARY = "Memory Mosaics", "transformer, learned posit
 SCORED_STEPS = 20  # times that a run is scored on a few held-out windows
 BUCKETS = 16  # of positions, in a curve
 PIECE = 16  # tokens that a bounded memory takes in at a time
+SHOWN = 512  # tokens that a page shows at once
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     limits = [(None, "oldest"), *((c, evict) for c in plan.capacities for evict in ("oldest", "least_read"))]
     mosaics = make(MOSAICS, plan, tokenizer.vocab_size)
     mosaics.load_state_dict(weights[MOSAICS])
+    keep(folder, mosaics, tokenizer, held_out, plan)
     forgetting = report.part("bounded", lambda: {"rows": [bounded(mosaics, few, plan, c, evict) for c, evict in limits]})["rows"]
     report.table(
         f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored from token {plan.context} on",
@@ -221,6 +225,14 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
         "plan": dataclasses.asdict(plan), "vocab_size": tokenizer.vocab_size, "training_tokens": len(ids), "runs": runs, "nats": numbers,
         "bounded": forgetting, "skill": [block.skill.tolist() for block in blocks], "decay": [block.decay.tolist() for block in blocks],
     })  # fmt: skip
+
+
+def keep(folder: Path, model: MemoryMosaics, tokenizer: Tokenizer, held_out: list[str], plan: Plan) -> None:
+    """The model and the beginnings of the held-out documents, as a folder for `retro-model ask` and `serve`."""
+    starts = [tokenizer.encode(text)[: plan.longest - 1] for text in held_out]
+    documents = [Document(f"held-out text {number}", plan.corpus, ids) for number, ids in enumerate(starts, 1) if len(ids)]
+    title = f"Memory Mosaics, trained on {plan.corpus}"
+    folders.keep(folder, "mosaics", title, model, tokenizer, documents, chunk_len=PIECE, window=min(plan.longest, SHOWN), bos=True)
 
 
 def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens: int) -> None:

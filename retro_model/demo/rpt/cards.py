@@ -6,8 +6,10 @@ was shown before, but not within the window) with the model's own neighbours, wi
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retro_model.data.store import Document
 from retro_model.rpt.config import RPTConfig
 from retro_model.rpt.model import RPT
 from retro_model.rpt.supervision import Supervision, bm25_index, stack, supervise
+from retro_model.serving import folder as folders
+from retro_model.serving.symbols import Symbols
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
@@ -106,6 +111,24 @@ class Documents(NamedTuple):
     def rows(self, which) -> Documents:
         """Some of them."""
         return Documents(*(Supervision(*(t[which] for t in part)) if isinstance(part, Supervision) else part[which] for part in self))
+
+
+SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
+
+
+def symbols(deck: Deck) -> Symbols:
+    """A name for every token: a syllable for what contents and noise are drawn from, a capitalised word of two for names."""
+    pairs = (f"{a}{b}".capitalize() for b in SYLLABLES for a in SYLLABLES)
+    return Symbols(
+        [*itertools.islice(itertools.chain(SYLLABLES, pairs), deck.contents), *itertools.islice(pairs, deck.vocab_size - deck.contents)]
+    )
+
+
+def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 12) -> None:
+    """The model and some of the documents that it was scored on, as a folder for `retro-model ask` and `serve`."""
+    documents = [Document(f"made-up document {number}", "cards", ids.numpy()) for number, ids in enumerate(scored.tokens[:shown], 1)]
+    sizes = {"chunk_len": plan.deck.chunk_len, "window": scored.tokens.shape[1], "bos": False}
+    folders.keep(folder, "rpt", "RPT, trained on made-up cards that return", model, symbols(plan.deck), documents, **sizes)
 
 
 @torch.no_grad()

@@ -69,7 +69,9 @@ def run_cards(folder: Path, plan: cards.Plan, name: str, variants: list[str], se
             shown = ", ".join(f"{key} {row[key]:.2f}" for key in (*READ, "recall") if key in row)
             console.print(f"{variant}: step {row['step']}, {row['seconds']:.0f} s: {shown}")
 
-        results["variants"][variant] = cards.fit(cards.VARIANTS[variant], plan, train, scored, seed, report)[1]
+        model, results["variants"][variant] = cards.fit(cards.VARIANTS[variant], plan, train, scored, seed, report)
+        if variant == "RPT":
+            cards.keep(folder / f"{name}-model", plan, model, scored)
         path.write_text(json.dumps(results, indent=1) + "\n")
     console.print(table(results))
     draw(results, folder / f"{name}.png")

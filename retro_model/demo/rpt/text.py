@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retro_model.data.store import Document
 from retro_model.data.tokens import Tokenizer
 from retro_model.demo.corpus import sources
 from retro_model.evaluation import rpt as evaluation
 from retro_model.rpt import RPT, RPTConfig
 from retro_model.rpt.supervision import Supervision, bm25_index, build_supervision, stack
+from retro_model.serving import folder as folders
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
@@ -66,7 +68,7 @@ class Plan:
 class Corpus(NamedTuple):
     """tokens int64 [n,length] to train on and to score, the package of each that is scored, BM25's neighbours of both [n,L,K]."""
 
-    vocab_size: int
+    tokenizer: Tokenizer
     train: Tensor
     scored: Tensor
     packages: list[str]
@@ -102,7 +104,7 @@ def prepare(plan: Plan) -> Corpus:
         )
         for documents, target in ((train, True), (scored, False))
     ]
-    return Corpus(tokenizer.vocab_size, torch.from_numpy(train), torch.from_numpy(scored), names, *index)
+    return Corpus(tokenizer, torch.from_numpy(train), torch.from_numpy(scored), names, *index)
 
 
 def _cut(text: str, tokenizer: Tokenizer, plan: Plan) -> np.ndarray:
@@ -155,7 +157,7 @@ def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
     """Everything: corpus, the three models, their scores; the numbers."""
     start = time.perf_counter()
     corpus = prepare(plan)
-    config = plan.config(corpus.vocab_size)
+    config = plan.config(corpus.tokenizer.vocab_size)
     seconds = {"corpus": time.perf_counter() - start}
 
     def told(name):
@@ -176,6 +178,7 @@ def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
     seconds["lessons"] = time.perf_counter() - start
     report(f"lessons: {seconds['lessons']:.0f} s")
     rpt, seconds["RPT"] = fit(config, plan, corpus, taught, seed, told("RPT"))
+    keep(folder, corpus, rpt, plan)
     bm25, seconds["RETRO-BM25"] = fit(config.replace(retriever=False), plan, corpus, None, seed, told("RETRO-BM25"))
     costs = {
         "window alone": nats(window, corpus.scored), "RPT": nats(rpt, corpus.scored), "RPT, off": nats(rpt, corpus.scored, retrieval=False),
@@ -188,6 +191,15 @@ def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
     results["differences"] = {f"{a} minus {b}": difference(costs[a], costs[b], corpus.packages) for a, b in pairs}
     results["retrieval"] = _retrieval(rpt, corpus, wanted, costs["RPT"], plan)
     return results | {"seconds": {name: round(s, 1) for name, s in seconds.items()}, "documents": len(corpus.scored)}
+
+
+def keep(folder: Path, corpus: Corpus, model: RPT, plan: Plan) -> None:
+    """The model and the scored documents, as a folder for `retro-model ask` and `serve`."""
+    documents = [
+        Document(f"{name}, part {number}", name, ids.numpy()) for number, (name, ids) in enumerate(zip(corpus.packages, corpus.scored), 1)
+    ]
+    title = "RPT, trained on packages of Python's standard library"
+    folders.keep(folder, "rpt", title, model, corpus.tokenizer, documents, chunk_len=plan.chunk_len, window=plan.length, bos=False)
 
 
 @torch.no_grad()

@@ -1,0 +1,90 @@
+"""What differences come to: on minus off by leakage as a picture, and the outcome of a run in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .results import bootstrap
+from .scoring import Scores
+
+LEAST_BYTES = 0.05  # share of the bytes below which a point of the curve says nothing
+ALPHAS = tuple(i / 16 for i in range(17))
+
+
+def gains(scores: Scores, other: Scores, store, leakage: np.ndarray, *, alphas: Sequence[float] = ALPHAS, least: float = LEAST_BYTES,
+          samples: int = 1000, seed: int = 0) -> list[tuple[float, float, float, float, float]]:  # fmt: skip
+    """bpb(scores) - bpb(other) of the chunks with r(C) <= alpha, with its interval over documents, where they hold `least` of the bytes.
+
+    Returns: (alpha, difference, 2.5% and 97.5% percentiles, share of the bytes) for each such alpha.
+    Source: section 2.6 of arXiv 2112.04426; `bootstrap` for the interval.
+    """
+    found, total = [], max(1, int(scores.bytes.sum()))
+    for alpha in alphas:
+        kept = np.asarray(leakage) <= alpha
+        share = float(scores.bytes[kept].sum() / total)
+        if share >= least and share > 0:
+            part, rest = (Scores(s.nats * kept, s.tokens * kept, s.bytes * kept) for s in (scores, other))
+            found.append((float(alpha), *bootstrap(part, rest, store, samples=samples, seed=seed), share))
+    return found
+
+
+def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path, **options) -> None:
+    """`gains` over each of `others` against alpha, with intervals, above the share of bytes that each alpha keeps; an image file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.5, 5), layout="constrained")
+    FigureCanvasAgg(figure)  # no global state, no display
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    top.axhline(0, color="black", linewidth=0.8)
+    kept = []
+    for (name, other), colour in zip(others.items(), ("#0072b2", "#d55e00", "#009e73")):
+        points = np.array(gains(scores, other, store, leakage, **options))
+        if not len(points):
+            continue
+        alpha, gap, low, high, share = points.T
+        top.plot(alpha, gap, marker="o", markersize=3, color=colour, label=f"minus {name}")
+        top.fill_between(alpha, low, high, color=colour, alpha=0.18, linewidth=0)
+        kept = list(zip(alpha, share))
+    top.set(ylabel="retrieval on minus the other,\nbits per byte (below 0: on is better)")
+    if kept:
+        top.legend(title="shaded: 95% over documents")
+        bottom.bar(*zip(*kept), width=0.04, color="#777777")
+    bottom.set(
+        xlabel="alpha: chunks that share at most this part with a neighbour's text",
+        ylabel="bytes kept",
+        ylim=(0, 1.05),
+        xlim=(-0.03, 1.03),
+    )
+    figure.savefig(path, dpi=150)
+
+
+Difference = tuple[float, float, float]
+
+
+def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:
+    """The outcome in sentences, from differences in bits per byte with their intervals, as `bootstrap` gives them: on minus off, on
+    minus baseline.
+
+        >>> verdicts((-0.08, -0.1, -0.06), (0.02, 0.01, 0.03))[1]
+        'RETRO is behind its baseline by 0.020 bits per byte (95% over documents: 0.010 to 0.030): trained too short.'
+    """
+    said = [_verdict(off, "retrieval helps by", "retrieval hurts by", "whether retrieval helps cannot be told") + "."]
+    if baseline is not None:
+        behind = _verdict(
+            baseline, "RETRO is ahead of its baseline by", "RETRO is behind its baseline by",
+            "RETRO and its baseline cannot be told apart",
+        )  # fmt: skip
+        why = ": trained too short" if baseline[1] > 0 and off[1] < 0 and off[2] < 0 else ""
+        said.append(f"{behind}{why}.")
+    return said
+
+
+def _verdict(difference: Difference, better: str, worse: str, unclear: str) -> str:
+    gap, low, high = difference
+    if low <= 0 <= high:
+        return f"{unclear}: {gap:+.3f} bits per byte (95% over documents: {low:+.3f} to {high:+.3f})"
+    near, far = sorted((abs(low), abs(high)))
+    return f"{better if gap < 0 else worse} {abs(gap):.3f} bits per byte (95% over documents: {near:.3f} to {far:.3f})"

@@ -1,0 +1,81 @@
+"""Memory Mosaics: which earlier places each contextual memory recalls before a token, and which token followed there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
+from retro_model.memory_mosaics.inspection import inspect
+
+from .reader import Options, Reader
+from .reading import Reading, bits
+
+SHORT = 16  # tokens that "without" remembers
+SHOWN = 3  # votes and places of a memory, the heaviest
+LEAST = 0.02  # weight below which a vote or a place is not shown
+
+
+class MosaicsReader(Reader):
+    """Reads with a `MemoryMosaics`; see `Reader`. Without retrieval: nothing is remembered but the last `SHORT` tokens."""
+
+    without = f"the same model, remembering {SHORT} tokens"
+
+    def _model(self) -> nn.Module:
+        return self._load(MemoryMosaics, MosaicsConfig)
+
+    @property
+    def chunk_len(self) -> int:
+        return SHORT
+
+    @torch.no_grad()
+    def read(self, ids: np.ndarray, options: Options) -> Reading:
+        tokens = torch.as_tensor(ids, device=self.device)
+        whole = self.model(tokens[None])[0]
+        short = whole.clone()
+        if len(ids) > SHORT:
+            pieces = tokens.unfold(0, SHORT, 1)
+            short[SHORT - 1 :] = torch.cat([self.model(part)[:, -1] for part in pieces.split(64)])
+        off = bits(short, tokens)
+        on = bits(whole, tokens) if options.retrieval else off
+        return self._reading(ids, on, off, [], [None] * len(ids), {"memories": self._memories(tokens)})
+
+    def _memories(self, tokens: Tensor) -> dict:
+        """Of every memory: its decay and skill; for every token the votes [token, weight] and the places [position, weight] it recalled."""
+        heads, votes, places, right = [], [], [], []
+        n, size = len(tokens), self.model.config.vocab_size
+        for number, block in enumerate(inspect(self.model, tokens[None]), 1):
+            skill = block.skill.tolist()
+            for head in range(len(block.decay)):
+                heads.append(
+                    {"block": number, "head": head + 1, "decay": round(float(block.decay[head]), 3), "skill": round(skill[head], 3)}
+                )
+                weight = block.attention[0, head]  # [N,N-1]: place i holds what followed token i, which is token i+1
+                by_token = weight.new_zeros(n, size).index_add_(1, tokens[1:], weight)
+                votes.append(_heaviest(by_token, 0))
+                places.append(_heaviest(weight, 1))
+                right.append([0.0, *by_token[:-1].gather(1, tokens[1:, None])[:, 0].tolist()])
+        texts = {v: self.tokenizer.decode(np.array([v])) for memory in votes for row in memory for v, _ in row}
+        return {
+            "heads": heads,
+            "votes": votes,
+            "places": places,
+            "right": [[round(w, 3) for w in row] for row in right],
+            "vocabulary": texts,
+        }
+
+    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
+        if not on:
+            self.model.limit_memory(SHORT)
+        try:
+            return self._sample(ids, options, generator)
+        finally:
+            self.model.limit_memory(None)
+
+
+def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
+    """For every token, what was recalled before it: [[number + shift, weight], ..], the heaviest; weights [N,n], row T before token T+1."""
+    top = weights.topk(min(SHOWN, weights.shape[1]))
+    rows = [[[i + shift, round(w, 3)] for i, w in zip(*row) if w >= LEAST] for row in zip(top.indices.tolist(), top.values.tolist())]
+    return [[], *rows[:-1]]

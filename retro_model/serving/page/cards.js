@@ -1,0 +1,86 @@
+// Neighbours as cards, the source of the chosen word alight in them, and the line between the two.
+
+import { $, bits, make, visible } from "./dom.js";
+import { reveal } from "./text.js";
+
+/** Draws the cards of the chosen word's chunk; forget(card) is called from their buttons. */
+export function drawCards(state, say, forget) {
+  const { reading, chosen } = state;
+  const m = reading.chunk_len;
+  const chunk = Math.floor(chosen / m);
+  const cards = (state.retrieval && chunk > 0 && reading.cards[chunk - 1]) || [];
+  const before = chunk > 0 ? reading.texts.slice((chunk - 1) * m, chunk * m).join("").trim() : "";
+  $("question").replaceChildren(...(cards.length ? say.question(make("q", {}, short(before))) : [say.none]));
+  const runs = runsOf(reading, chunk);
+  $("cards").replaceChildren(...cards.map((card, j) => drawCard(card, j, runs, reading.sources[chosen], state, forget)));
+  $("gain").replaceChildren(...gainOf(state, cards));
+}
+
+function short(text) {
+  const line = text.replace(/\s+/g, " ");
+  return line.length > 70 ? `…${line.slice(-70)}` : line;
+}
+
+/** What the chosen word gained, in words. */
+export function gainOf({ reading, chosen }, cards) {
+  const gain = reading.off[chosen] - reading.on[chosen];
+  const word = make("code", {}, visible(reading.texts[chosen]) || "the beginning");
+  if (reading.blank[chosen]) return [word, " is white space: not coloured."];
+  const factor = 2 ** Math.abs(gain);
+  const times = factor >= 1.25 ? `, ${factor >= 10 ? Math.round(factor) : factor.toFixed(1)} times as likely` : "";
+  const source = reading.sources[chosen];
+  const where = source && cards[source[0]] ? ` It stands in ${cards[source[0]].name}.` : "";
+  const how = gain >= 0 ? `${bits(gain)} gained${times}.` : `${bits(gain)}: less likely than without.`;
+  return [word, ` ${how}${where}`];
+}
+
+/** The spans of each card that words of this chunk stand in: card -> set of token numbers. */
+function runsOf(reading, chunk) {
+  const runs = new Map();
+  const m = reading.chunk_len;
+  for (let i = chunk * m; i < Math.min((chunk + 1) * m, reading.texts.length); i++) {
+    const source = reading.sources[i];
+    if (!source) continue;
+    if (!runs.has(source[0])) runs.set(source[0], new Set());
+    runs.get(source[0]).add(source[1]);
+  }
+  return runs;
+}
+
+function drawCard(card, j, runs, source, state, forget) {
+  const here = runs.get(j) ?? new Set();
+  const words = card.texts.map((text, t) => {
+    const classes = [t < card.found ? "found-part" : "next-part", here.has(t) ? "shared" : ""];
+    const blank = !text.trim();
+    if (!blank && source && source[0] === j && t >= source[2] && t < source[3]) classes.push("run");
+    if (source && source[0] === j && t === source[1]) classes.push("hit");
+    return make("span", { className: classes.filter(Boolean).join(" ") }, text);
+  });
+  const title = make("h3", {}, make("span", { className: "file" }, card.name), make("span", { className: "dim" }, card.line ? `line ${card.line}` : ""));
+  const score = card.gate === undefined ? `${Math.round(card.score * 100)}% alike` : `score ${card.score}, gate ${card.gate}`;
+  const tools = [make("span", { className: "score", title: "how alike the passage and the text before are" }, score)];
+  if (state.about.library) {
+    const label = { "aria-label": `Forget ${card.name}` };
+    tools.push(make("button", { type: "button", className: "quiet", onclick: () => forget(card), attributes: label }, "forget this document"));
+  } else if (card.token !== undefined) {
+    tools.push(make("button", { type: "button", className: "quiet", onclick: () => reveal(card.token) }, "show it in the text"));
+  }
+  const classes = `card${source && source[0] === j ? " lit" : ""}`;
+  return make("article", { className: classes }, title, make("pre", {}, ...words), make("footer", {}, ...tools));
+}
+
+/** Draws the line from the chosen word to its source, where both can be seen side by side. */
+export function drawLink(state) {
+  const path = $("link").firstElementChild;
+  const word = $("text").children[state.chosen];
+  const hit = document.querySelector("#cards .hit");
+  path.setAttribute("d", "");
+  if (!word || !hit || matchMedia("(max-width: 60rem)").matches) return;
+  const from = word.getBoundingClientRect();
+  const to = hit.getBoundingClientRect();
+  const box = $("text").getBoundingClientRect();
+  if (from.bottom < box.top || from.top > box.bottom || to.top > innerHeight) return;
+  const [x1, y1, x2, y2] = [from.right, from.top + from.height / 2, to.left, to.top + to.height / 2];
+  const bend = Math.max(40, (x2 - x1) / 2);
+  path.setAttribute("d", `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}`);
+}

@@ -1,0 +1,200 @@
+// The state of the page, what changes it, and what is drawn from it.
+
+import { drawCards, drawLink } from "./cards.js";
+import { $, ask, make } from "./dom.js";
+import { drawChanged, drawDocuments, drawHistory } from "./library.js";
+import { drawMemories, placesOf } from "./memories.js";
+import { best, draw, listen, mark, reveal } from "./text.js";
+import { words } from "./words.js";
+
+const state = { about: null, reading: null, chosen: 0, pinned: false, retrieval: true, mode: "read", history: [], before: null, last: null };
+let say = null;
+let turn = 0; // of requests: an answer that a later question overtook is dropped
+
+async function start() {
+  state.about = await ask("about");
+  say = words(state.about);
+  const { about } = state;
+  document.title = about.title;
+  $("title").textContent = about.title;
+  $("facts").textContent = `${(about.weights / 1e6).toFixed(about.weights < 1e7 ? 2 : 0)} million weights. ${about.facts.verdict ?? ""}`;
+  $("switch-name").textContent = say.switchName;
+  $("found-title").textContent = say.looked;
+  $("legend-helps").textContent = say.told;
+  $("k").value = about.neighbours;
+  $("k").max = about.most_neighbours;
+  $("k-field").hidden = about.kind === "mosaics";
+  $("library").hidden = !about.library;
+  $("on-name").textContent = say.on;
+  $("off-name").textContent = say.off;
+  $("off-name").title = about.without;
+  $("passage").replaceChildren(...about.passages.map((passage) => {
+    const gain = passage.on === undefined ? "" : `  (${passage.on <= passage.off ? "−" : "+"}${Math.abs(100 * (passage.on / passage.off - 1)).toFixed(0)}%)`;
+    return make("option", { value: passage.id }, `${passage.name}, from line ${passage.line}${gain}`);
+  }));
+  $("passage").value = about.start;
+  if (about.library) drawChanged(about.library, remember, forget);
+  await refresh({ choose: true });
+}
+
+function asked() {
+  const text = state.mode === "read" ? { passage: Number($("passage").value) } : { text: $("prompt").value };
+  return { ...text, k: Number($("k").value), retrieval: state.retrieval };
+}
+
+/** Asks for the text anew and draws everything; choose: begin at the word that gained most. */
+async function refresh({ choose = false, write = false, label = null } = {}) {
+  const mine = ++turn;
+  document.body.classList.add("busy");
+  $("error").hidden = true;
+  try {
+    const more = write ? { temperature: Number($("temperature").value), new_tokens: 96, seed: Math.floor(Math.random() * 1e6) } : {};
+    const found = await ask(write ? "write" : "read", write ? { ...asked(), ...more } : state.last && state.mode === "write" ? { ...asked(), text: state.last } : asked());
+    if (mine !== turn) return;
+    const before = state.reading?.bits_per_byte.on;
+    if (write) state.last = found.texts.join("");
+    state.reading = found;
+    if (label && before !== undefined) {
+      state.history.push({ label, before, after: found.bits_per_byte.on });
+      state.before = before;
+    } else state.before = null;
+    if (choose || state.chosen >= found.texts.length) state.chosen = best(found);
+    if (choose) state.pinned = false;
+    drawAll(found, write);
+  } catch (error) {
+    if (mine === turn) {
+      $("error").textContent = error.message;
+      $("error").hidden = false;
+    }
+  } finally {
+    if (mine === turn) document.body.classList.remove("busy");
+  }
+}
+
+function drawAll(found, written) {
+  draw(found);
+  const passage = state.about.passages[Number($("passage").value)];
+  $("paper-title").textContent = state.mode === "read" ? `${passage.name}, from line ${passage.line}` : "Your prompt, and what it wrote";
+  if (written) {
+    $("plain").textContent = found.plain;
+    $("plain-title").textContent = `${state.about.without}, it writes`;
+  }
+  $("plain-box").hidden = state.mode === "read" || !$("plain").textContent;
+  drawStory(found.chunk_len);
+  drawMeter(found);
+  if (state.about.library) {
+    drawDocuments(state, forget);
+    drawHistory(state.history);
+  }
+  drawChosen();
+}
+
+function drawStory(m) {
+  $("story").replaceChildren(...say.story(m).map(([strong, rest]) => make("li", {}, make("b", {}, strong), ` ${rest}`)));
+}
+
+/** Two bars, where the upper one stood before the last change, and the verdict in a sentence. */
+function drawMeter(found) {
+  const { on, off } = found.bits_per_byte;
+  const full = Math.max(on, off, state.before ?? 0) || 1;
+  for (const [name, value] of [["on", on], ["off", off]]) {
+    $(`${name}-bar`).style.width = `${(100 * value) / full}%`;
+    $(`${name}-value`).textContent = `${value.toFixed(2)} bits a letter`;
+  }
+  $("before").hidden = state.before === null;
+  $("before").style.left = `${(100 * (state.before ?? 0)) / full}%`;
+  const share = Math.round(100 * Math.abs(1 - on / off));
+  const helped = !state.retrieval ? "The switch is off: the model is alone." : on < off
+    ? `${say.does} tells this text in ${share}% fewer bits.`
+    : `${say.does} costs ${share}% more bits here: it misleads.`;
+  const last = state.before === null ? null : state.history.at(-1);
+  const change = last ? last.after - last.before : 0;
+  const way = change > 0.0005 ? "the cost rises" : change < -0.0005 ? "the cost falls" : "the cost stays";
+  $("verdict").replaceChildren(helped, ...(last ? [" ", make("b", { className: change > 0.0005 ? "rose" : "fell" }, `${last.label}: ${way} from ${last.before.toFixed(2)} to ${last.after.toFixed(2)}.`)] : []));
+}
+
+function drawChosen(tell = false) {
+  const { reading } = state;
+  if (reading.memories) {
+    mark(state, placesOf(state));
+    drawMemories(state, say, (h) => mark(state, placesOf(state, h)));
+  } else {
+    mark(state);
+    drawCards(state, say, forget);
+  }
+  requestAnimationFrame(() => drawLink(state));
+  if (tell) $("said").textContent = $("gain").textContent;
+}
+
+function choose(i, pinned, byKey = false) {
+  state.chosen = i;
+  state.pinned = pinned;
+  document.body.classList.toggle("pinned", pinned);
+  if (byKey) reveal(i);
+  drawChosen(byKey);
+}
+
+async function change(verb, what, label) {
+  try {
+    const { library } = await ask(verb, what);
+    state.about.library = library;
+    drawChanged(library, remember, forget);
+    await refresh({ label });
+  } catch (error) {
+    $("error").textContent = error.message;
+    $("error").hidden = false;
+  }
+}
+
+const forget = (entry) => change("forget", { document: entry.document }, `Forgot ${entry.name}`);
+const remember = (entry) => change("remember", { document: entry.document }, `Remembered ${entry.name}`);
+
+async function addFile(file) {
+  await change("add", { name: file.name, text: await file.text() }, `Added ${file.name}`);
+}
+
+function setMode(mode) {
+  state.mode = mode;
+  for (const part of document.querySelectorAll(".reads")) part.hidden = mode !== "read";
+  for (const part of document.querySelectorAll(".writes")) part.hidden = mode !== "write";
+  if (mode === "read") refresh({ choose: true });
+  else if (!$("prompt").value) {
+    const words = state.reading.texts.join("");
+    $("prompt").value = words.slice(0, Math.min(240, words.length));
+  }
+}
+
+function connect() {
+  listen(state, choose);
+  $("passage").addEventListener("change", () => { state.history = []; refresh({ choose: true }); });
+  $("k").addEventListener("input", () => { $("k-value").textContent = $("k").value; });
+  $("k").addEventListener("change", () => refresh({ label: `${$("k").value} neighbours` }));
+  $("temperature").addEventListener("input", () => { $("temperature-value").textContent = $("temperature").value; });
+  $("retrieval").addEventListener("change", () => { state.retrieval = $("retrieval").checked; refresh(); });
+  for (const tab of document.querySelectorAll("input[name=mode]")) tab.addEventListener("change", () => setMode(tab.value));
+  $("knobs").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (state.mode === "write") refresh({ choose: true, write: true });
+  });
+  $("reset").addEventListener("click", () => change("reset", {}, "Undid all"));
+  $("add-itself").addEventListener("click", () => change("add", { passage: Number($("passage").value) }, "Added this very text"));
+  $("file").addEventListener("change", () => { if ($("file").files[0]) addFile($("file").files[0]); $("file").value = ""; });
+  const drop = $("drop");
+  for (const name of ["dragover", "dragleave", "drop"]) drop.addEventListener(name, (event) => {
+    event.preventDefault();
+    drop.classList.toggle("over", name === "dragover");
+    if (name === "drop" && event.dataTransfer.files[0]) addFile(event.dataTransfer.files[0]);
+  });
+  $("theme").addEventListener("click", () => {
+    const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
+    document.documentElement.dataset.theme = dark ? "light" : "dark";
+  });
+  for (const name of ["scroll", "resize"]) addEventListener(name, () => requestAnimationFrame(() => state.reading && drawLink(state)), { passive: true });
+  $("text").addEventListener("scroll", () => requestAnimationFrame(() => state.reading && drawLink(state)), { passive: true });
+}
+
+connect();
+start().catch((error) => {
+  $("error").textContent = error.message;
+  $("error").hidden = false;
+});

@@ -1,0 +1,128 @@
+"""What a page shows of a text: its tokens, what each costs with and without retrieval, and where it can have been read."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def token_texts(decode_bytes, ids) -> list[str]:
+    """The text that each token completes: a character cut in two belongs to the token that ends it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts = [decoder.decode(decode_bytes([i])) for i in np.asarray(ids).tolist()]
+    if texts:
+        texts[-1] += decoder.decode(b"", final=True)
+    return texts
+
+
+def bits(logits: Tensor, tokens: Tensor) -> np.ndarray:
+    """Bits [N] that each of tokens [N] costs under logits [N,V] of the one after; the first, of which nothing is known, 0."""
+    nats = torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:], reduction="none")
+    return np.concatenate([[0.0], nats.cpu().numpy() / math.log(2)])
+
+
+def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """For every pair of equal tokens, the length of the longest run of equal tokens through it; 0 where they differ.
+
+        longest_runs([[7, 8, 9]], [[8, 9, 5]]) == [[[0, 0, 0], [2, 0, 0], [0, 2, 0]]]
+
+    own: [n,A]. other: [n,B], -1 for none. Returns: int64 [n,A,B].
+    """
+    own, other = np.asarray(own), np.asarray(other)
+    same = own[:, :, None] == other[:, None, :]
+    back, ahead = np.zeros(same.shape, np.int64), np.zeros(same.shape, np.int64)
+    width = own.shape[1]
+    for i in range(width):
+        before = np.pad(back[:, i - 1, :-1], ((0, 0), (1, 0))) if i else 0
+        back[:, i] = np.where(same[:, i], before + 1, 0)
+        j = width - 1 - i
+        after = np.pad(ahead[:, j + 1, 1:], ((0, 0), (0, 1))) if i else 0
+        ahead[:, j] = np.where(same[:, j], after + 1, 0)
+    return np.where(same, back + ahead - 1, 0)
+
+
+def sources(tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank: np.ndarray) -> list[list[int] | None]:
+    """For each token, where a neighbour of the chunk before holds it: [neighbour, token there, first and end of the common run].
+
+    Of all such places the one in the longest run of common tokens that are not all blank; the run may begin in the chunk before.
+
+    tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of M = R/2 tokens.
+    Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.
+    """
+    count, k, r = neighbours.shape
+    m, found = r // 2, [None] * len(tokens)
+    starts = [c for c in range(1, count + 1) if c * m < len(tokens)]
+    if not starts or not k:
+        return found
+    own = np.full((len(starts), r), -2)
+    for row, c in enumerate(starts):
+        part = tokens[(c - 1) * m : (c + 1) * m]
+        own[row, : len(part)] = part
+    other = np.where(mask, neighbours, -1)[[c - 1 for c in starts]]
+    runs = np.stack([longest_runs(own, other[:, j]) for j in range(k)], 1)  # [starts,K,own,other]
+    for row, c in enumerate(starts):
+        for i in range(c * m, min((c + 1) * m, len(tokens))):
+            here = i - (c - 1) * m
+            if blank[i] or not (best := runs[row, :, here].max()):
+                continue
+            j, there = np.unravel_index(runs[row, :, here].argmax(), runs.shape[1:2] + runs.shape[3:])
+            back = 0
+            while here - back > 0 and there - back > 0 and runs[row, j, here - back - 1, there - back - 1] == best:
+                back += 1
+            found[i] = [int(j), int(there), int(there - back), int(there - back + best)]
+    return found
+
+
+@dataclass
+class Reading:
+    """A text that was read; `to_dict` is what the page gets.
+
+    tokens: [N]. texts: of each token. on, off: bits [N]. byte_lengths: [N]. chunk_len: M. cards: what was retrieved for each complete
+    chunk, read by the one after it; nearest first. sources: see `sources`. extra: whatever a kind has besides.
+    """
+
+    tokens: np.ndarray
+    texts: list[str]
+    on: np.ndarray
+    off: np.ndarray
+    byte_lengths: np.ndarray
+    chunk_len: int
+    cards: list[list[dict]]
+    sources: list
+    extra: dict
+
+    @property
+    def blank(self) -> np.ndarray:
+        """[N]: tokens of white space alone, which are not coloured."""
+        return np.array([not text.strip() for text in self.texts], bool)
+
+    def per_byte(self, cost: np.ndarray) -> float:
+        """Bits per byte of the tokens that are scored, all but the first."""
+        return float(cost[1:].sum() / max(1, self.byte_lengths[1:].sum()))
+
+    def documents(self) -> list[dict]:
+        """The documents that were retrieved: in how many chunks, and the bits that the tokens which stand in them gained, most first."""
+        found: dict[int, dict] = {}
+        for cards in self.cards:
+            for number, name in {(card["document"], card["name"]) for card in cards}:
+                entry = found.setdefault(number, {"document": number, "name": name, "chunks": 0, "saved": 0.0})
+                entry["chunks"] += 1
+        for i, source in enumerate(self.sources):
+            if source is not None:
+                card = self.cards[i // self.chunk_len - 1][source[0]]
+                found[card["document"]]["saved"] += float(self.off[i] - self.on[i])
+        return sorted(found.values(), key=lambda entry: -entry["saved"])
+
+    def to_dict(self) -> dict:
+        """JSON for the page."""
+        round3 = lambda values: [round(float(v), 3) for v in values]  # noqa: E731
+        return {
+            "texts": self.texts, "on": round3(self.on), "off": round3(self.off), "blank": self.blank.tolist(), "chunk_len": self.chunk_len,
+            "cards": self.cards, "sources": self.sources, "documents": self.documents(),
+            "bits_per_byte": {"on": self.per_byte(self.on), "off": self.per_byte(self.off)}, **self.extra,
+        }  # fmt: skip

@@ -1,0 +1,68 @@
+"""RETRO: the neighbours of each chunk from the library, and what reading them brought."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retro_model.data.database import KEYS, ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.store import TokenStore
+from retro_model.retro import Retro, RetroConfig
+
+from .library import Library
+from .reader import Options, Reader
+from .reading import Reading, bits, sources, token_texts
+
+
+class RetroReader(Reader):
+    """Reads with a `Retro`; see `Reader`."""
+
+    without = "the same model, retrieval off"
+
+    def __init__(self, folder, device: str = "cpu") -> None:
+        super().__init__(folder, device)
+        store, embedder = TokenStore(folder.part("store"), verify=False), HashedTfidf.load(folder.part("embedder"))
+        database = ChunkDatabase.open(folder.part("keys"), store, embedder, verify=False)  # that they belong together
+        keys = np.load(folder.part("keys") / KEYS, mmap_mode="r")
+        self.library = Library(database.store, keys, embedder, self.tokenizer)
+        self.neighbours = int(folder.facts.get("neighbours", 2))
+
+    def _model(self) -> nn.Module:
+        return self._load(Retro, RetroConfig)
+
+    def _logits(self, ids: np.ndarray, neighbours: np.ndarray | None = None, mask: np.ndarray | None = None) -> Tensor:
+        """Logits [N,V]."""
+        to = lambda array: torch.as_tensor(array, device=self.device)[None]  # noqa: E731
+        if neighbours is None or not len(neighbours):
+            return self.model(to(ids))[0]
+        return self.model(to(ids), to(neighbours), neighbour_mask=to(mask))[0]
+
+    @torch.no_grad()
+    def read(self, ids: np.ndarray, options: Options) -> Reading:
+        m = self.model.config.chunk_len
+        chunks = ids[: len(ids) // m * m].reshape(-1, m)
+        found, near = (
+            self.library.search(chunks, options.k) if len(chunks) else (np.zeros((0, options.k), np.int64), np.zeros((0, options.k)))
+        )
+        neighbours, mask = self.library.values(found)
+        off = bits(self._logits(ids), torch.as_tensor(ids, device=self.device))
+        on = bits(self._logits(ids, neighbours, mask), torch.as_tensor(ids, device=self.device)) if options.retrieval else off
+        cards = [[self._card(*what) for what in zip(*of_chunk) if what[0] >= 0] for of_chunk in zip(found, near, neighbours, mask)]
+        return self._reading(ids, on, off, cards, sources(ids, neighbours, mask, self.blank(ids)), {"library": self.library_state()})
+
+    def _card(self, chunk: int, near: float, tokens: np.ndarray, mask: np.ndarray) -> dict:
+        """What the page shows of a neighbour."""
+        place = self.library.place(int(chunk))
+        return {
+            "document": place.document, "name": place.name, "line": place.line, "score": round(float(near), 3),
+            "texts": token_texts(self.tokenizer.decode_bytes, tokens[mask]), "found": int(mask[: len(mask) // 2].sum()),
+        }  # fmt: skip
+
+    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
+        def retrieve(chunks: Tensor) -> tuple[Tensor, Tensor]:
+            found, _ = self.library.search(chunks.cpu().numpy(), options.k)
+            return tuple(torch.from_numpy(part) for part in self.library.values(found))
+
+        return self._sample(ids, options, generator, retrieve=retrieve if on else None)

@@ -1,0 +1,50 @@
+"""RPT: what was retrieved from the text's own past, and what reading it brought."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retro_model.rpt import RPT, RPTConfig
+
+from .reader import Options, Reader
+from .reading import Reading, bits, sources, token_texts
+
+
+class RptReader(Reader):
+    """Reads with an `RPT`; see `Reader`."""
+
+    without = "the same model, its window alone"
+
+    def _model(self) -> nn.Module:
+        return self._load(RPT, RPTConfig)
+
+    @torch.no_grad()
+    def read(self, ids: np.ndarray, options: Options) -> Reading:
+        m, tokens = self.model.config.chunk_len, torch.as_tensor(ids, device=self.device)[None]
+        off = bits(self.model(tokens, retrieval=False)[0], tokens[0])
+        logits, retrieved = self.model(tokens, num_neighbours=options.k, return_retrieved=True)
+        on = bits(logits[0], tokens[0]) if options.retrieval else off
+        chunks = ids[: len(ids) // m * m].reshape(-1, m)
+        if retrieved is None or not len(chunks):
+            return self._reading(ids, on, off, [[] for _ in chunks], [None] * len(ids), {})
+        index = retrieved.index[0].cpu().numpy()  # [L,K], of pairs of chunks (j, j+1)
+        there = np.maximum(index, 0)
+        pairs = np.concatenate([chunks[there], chunks[np.minimum(there + 1, len(chunks) - 1)]], -1)
+        mask = np.broadcast_to((index >= 0)[..., None], pairs.shape)
+        scores, gates = retrieved.scores[0].cpu().numpy(), retrieved.gate[0].cpu().numpy()
+        cards = []
+        for c, row in enumerate(index):
+            cards.append([
+                {
+                    "document": 0, "name": f"{c - int(j)} chunks earlier in this text", "score": round(float(scores[c, j]), 2),
+                    "gate": round(float(gates[c, k]), 2), "token": int(j) * m, "found": m,
+                    "texts": token_texts(self.tokenizer.decode_bytes, pairs[c, k]),
+                }
+                for k, j in enumerate(row) if j >= 0
+            ])  # fmt: skip
+        return self._reading(ids, on, off, cards, sources(ids, pairs, mask, self.blank(ids)), {})
+
+    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
+        return self._sample(ids, options, generator, retrieval=on)

@@ -1,0 +1,115 @@
+"""Tiny model folders: nothing is trained, yet retrieval helps, for the weights start with a circuit that copies."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from retro_model import MemoryMosaics, MosaicsConfig, Retro, RetroConfig, checkpoint
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.store import build_store
+from retro_model.data.tokens import Tokenizer
+from retro_model.demo.rpt import cards
+from retro_model.demo.rpt.deck import Deck
+from retro_model.demo.rpt.start import start_copying as start_rpt
+from retro_model.retro import copying
+from retro_model.rpt import RPT
+from retro_model.serving import folder as folders
+
+HOSTILE = "<script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\">"
+M = 16
+
+
+def texts() -> list[tuple[str, str, str]]:
+    """Five made-up files; `harbour.txt` is what the held-out text was written after, `<b>hostile.html` is not to be believed."""
+    random = np.random.default_rng(0)
+    nouns = [
+        "harbour",
+        "crane",
+        "ledger",
+        "rope",
+        "captain",
+        "winter",
+        "cargo",
+        "signal",
+        "anchor",
+        "tide",
+        "lantern",
+        "pilot",
+        "quay",
+        "sail",
+        "barrel",
+        "market",
+    ]
+    verbs = ["moved", "counted", "lifted", "repaired", "watched", "painted", "carried", "signed", "lost", "found"]
+
+    def sentences(count: int) -> str:
+        said = (
+            f"The {random.choice(nouns)} {random.choice(verbs)} the {random.choice(nouns)} near the {random.choice(nouns)}."
+            for _ in range(count)
+        )
+        return "\n".join(said) + "\n"
+
+    files = [(f"{name}.txt", name, sentences(60)) for name in ("harbour", "bridge", "valley", "island")]
+    return [*files, ("<b>hostile.html", "hostile", f"{HOSTILE}\n" * 30)]
+
+
+def held_out() -> list[tuple[str, str, str]]:
+    """The second half of harbour.txt under another name and with another end, and a hostile text."""
+    harbour = texts()[0][2].split("\n")
+    return [
+        ("port.txt", "port", "\n".join(harbour[30:50]) + "\nThen the story ended otherwise.\n"),
+        ("note.html", "note", f"A note. {HOSTILE}\n" * 6),
+    ]
+
+
+def retro(path: Path) -> Path:
+    """A RETRO folder of five files."""
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
+    tokenizer.save(path / "tokenizer.json")
+    store = build_store(path / "all", texts(), tokenizer, chunk_len=M)
+    build_store(path / "validation", held_out(), tokenizer, chunk_len=M, bos=True)
+    embedder = HashedTfidf(64).fit(store)
+    embedder.save(path / "embedder.npz")
+    ChunkDatabase.build(path / "embeddings", store, embedder)
+    model = Retro(config(tokenizer.vocab_size))
+    copying.start_copying(model, 0)
+    checkpoint.save(path / "retro", model)
+    parts = {
+        "model": "retro",
+        "tokenizer": "tokenizer.json",
+        "held_out": "validation",
+        "store": "all",
+        "keys": "embeddings",
+        "embedder": "embedder.npz",
+    }
+    folders.describe(path, "retro", "A tiny RETRO", parts, 128, {"neighbours": 2, "bos": True, "verdict": "Retrieval helps."})
+    return path
+
+
+def config(vocab_size: int) -> RetroConfig:
+    return RetroConfig(
+        vocab_size, d_model=64, d_ff=64, num_heads=2, head_dim=32, num_layers=2, chunk_len=M, neighbour_len=2 * M, cca_layers=(2,),
+        encoder_layers=1, encoder_d_model=64, encoder_d_ff=64, encoder_heads=2, encoder_head_dim=32, share_embeddings=True, max_len=512,
+    )  # fmt: skip
+
+
+def rpt(path: Path) -> Path:
+    """An RPT folder of made-up cards."""
+    torch.manual_seed(0)
+    plan = cards.Plan(Deck(showings=8), excluded_chunks=4, segment=32)
+    model = RPT(plan.config())
+    start_rpt(model)
+    cards.keep(path, plan, model, cards.Documents.draw(plan, 2, 0))
+    return path
+
+
+def mosaics(path: Path) -> Path:
+    """A Memory Mosaics folder."""
+    torch.manual_seed(0)
+    tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
+    model = MemoryMosaics(MosaicsConfig(tokenizer.vocab_size, d_model=32, num_heads=2, num_layers=2, persistent_slots=8))
+    folders.keep(path, "mosaics", "Tiny Memory Mosaics", model, tokenizer, held_out(), chunk_len=M, window=96, bos=True)
+    return path

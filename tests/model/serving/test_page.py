@@ -1,0 +1,166 @@
+"""The page in a real browser: what it shows, what changes when the library does, keyboard, narrow screens, hostile documents."""
+
+import re
+
+import pytest
+
+from retro_model.serving.reader import open_folder
+
+from . import browser, folders
+
+pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=f"needs a browser: {browser.missing()}")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory):
+    return {name: open_folder(getattr(folders, name)(tmp_path_factory.mktemp(name))) for name in ("retro", "rpt", "mosaics")}
+
+
+@pytest.fixture
+def page(chromium, readers):
+    readers["retro"].library.reset()
+    with browser.serving(readers["retro"]) as address:
+        page = browser.open_page(chromium, address)
+        yield page
+        assert page.strange == []
+        page.close()
+
+
+def cost(page, name="on") -> float:
+    return float(page.inner_text(f"#{name}-value").split()[0])
+
+
+def click_and_wait(page, selector: str) -> None:
+    """Clicks, and waits for the text to be read anew."""
+    with page.expect_response("**/api/read"):
+        page.locator(selector).first.click()
+    page.wait_for_selector("body:not(.busy)")
+
+
+def test_it_begins_with_a_text_the_model_has_not_seen_and_says_what_retrieval_did(page):
+    assert "port.txt" in page.inner_text("#paper-title")
+    assert cost(page) < cost(page, "off")
+    assert re.search(r"tells this text in \d+% fewer bits", page.inner_text("#verdict"))
+    assert page.locator("#text .t[class*=' h']").count() > 10  # coloured words
+    blank = page.locator("#text .t").evaluate_all(
+        "all => all.filter(w => !w.textContent.trim() && /\\b[ho][1-5]\\b/.test(w.className)).length"
+    )
+    assert blank == 0
+
+
+def test_pointing_at_a_word_lights_its_source_in_the_card(page):
+    word = page.locator("#text .t.h4, #text .t.h5").last
+    word.hover()
+    assert page.inner_text("#text .chosen") == word.inner_text() and "gained" in page.inner_text("#gain")
+    hit = page.locator("#cards .hit").inner_text()
+    assert hit.strip() and hit.strip() in page.inner_text("#text .chosen")
+    card = page.locator("#cards .card.lit")
+    assert "harbour.txt" in card.inner_text() and re.search(r"line \d+", card.inner_text()) and "% alike" in card.inner_text()
+    assert page.locator("#link path").get_attribute("d")  # the line between the two
+
+
+def test_forgetting_the_document_raises_the_cost_at_once_and_adding_it_lowers_it(page, readers):
+    before = cost(page)
+    click_and_wait(page, "#documents button")
+    assert cost(page) > before and "Forgot harbour.txt: the cost rises" in page.inner_text("#verdict")
+    assert "harbour.txt" in page.inner_text("#changed") and "harbour.txt" not in page.inner_text("#documents")
+    with page.expect_response("**/api/read"):
+        page.set_input_files("#file", {"name": "again.txt", "mimeType": "text/plain", "buffer": folders.texts()[0][2].encode()})
+    page.wait_for_selector("#documents >> text=again.txt")
+    assert cost(page) == before and "Added again.txt: the cost falls" in page.inner_text("#verdict")
+    click_and_wait(page, "#reset")
+    assert cost(page) == before and page.locator("#changed li").count() == 0
+
+
+def test_the_knobs(page):
+    with page.expect_response("**/api/read"):
+        page.locator("#k").fill("4")
+    page.wait_for_selector("body:not(.busy)")
+    assert page.locator("#cards .card").count() == 4
+    with page.expect_response("**/api/read"):
+        page.locator(".switch").click()
+    page.wait_for_selector("body:not(.busy)")
+    assert cost(page) == cost(page, "off") and page.locator("#cards .card").count() == 0
+    assert page.locator("#text .t[class*=' h']").count() == 0
+
+
+def test_writing_on_from_a_prompt_shows_what_it_writes_alone_too(page):
+    page.locator("label", has_text="Write on").click()
+    page.fill("#prompt", "The harbour moved the crane near the ")
+    with page.expect_response("**/api/write"):
+        page.locator("form button[type=submit]").click()
+    page.wait_for_selector("#text .written")
+    assert page.inner_text("#text").startswith("The harbour moved the crane near the")
+    assert page.inner_text("#plain").strip() and "retrieval off" in page.inner_text("#plain-title")
+
+
+def test_by_keyboard_alone(page):
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    page.focus("#text")
+    first = int(page.get_attribute("#text .chosen", "data-i"))
+    page.keyboard.press("ArrowRight")
+    assert int(page.get_attribute("#text .chosen", "data-i")) > first
+    assert page.inner_text("#said")  # for screen readers
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowDown")
+    second_chunk = int(page.get_attribute("#text .chosen", "data-i"))
+    assert second_chunk // folders.M == 1
+    page.keyboard.press("Enter")
+    page.locator("#text .t").nth(second_chunk + 20).hover()  # pinned: pointing elsewhere changes nothing
+    assert int(page.get_attribute("#text .chosen", "data-i")) == second_chunk
+    page.keyboard.press("Escape")
+    reached = set()
+    for _ in range(40):  # every control can be reached
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+    assert {"passage", "k", "retrieval", "text", "add-itself", "file", "forget"} <= reached
+
+
+@pytest.mark.parametrize("name", ["retro", "rpt", "mosaics"])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (768, "light"), (1400, "dark")])
+def test_every_kind_fits_every_width(chromium, readers, name, width, scheme):
+    with browser.serving(readers[name]) as address:
+        page = browser.open_page(chromium, address, width=width, height=800, scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        ground, ink = (page.evaluate(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color"))
+        dark, light = (sum(map(int, re.findall(r"\d+", c))) for c in ((ground, ink) if scheme == "dark" else (ink, ground)))
+        assert dark < 200 < 600 < light
+        assert page.strange == []
+        page.close()
+
+
+def test_an_rpt_shows_its_own_past(chromium, readers):
+    with browser.serving(readers["rpt"]) as address:
+        page = browser.open_page(chromium, address)
+        assert "chunks earlier in this text" in page.inner_text("#cards")
+        assert not page.locator("#library").is_visible()
+        page.close()
+
+
+def test_memory_mosaics_show_what_each_memory_votes_for(chromium, readers):
+    with browser.serving(readers["mosaics"]) as address:
+        page = browser.open_page(chromium, address)
+        page.locator("#text .t").nth(40).hover()
+        assert page.locator("#cards .tile").count() == 4  # two blocks of two
+        page.locator("#cards .tile").nth(1).hover()
+        assert page.locator("#text .recalled").count() >= 1
+        page.close()
+
+
+def test_text_of_documents_is_text(page):
+    """The hostile text is read, its neighbours are hostile, its file name is hostile."""
+    with page.expect_response("**/api/read"):
+        page.select_option("#passage", label="note.html, from line 1")
+    page.wait_for_selector("#documents >> text=<b>hostile.html")
+    page.locator("#text .t", has_text="script").last.hover()
+    assert "<script>" in page.inner_text("#text") and "<b>hostile.html" in page.inner_text("#cards")
+    assert page.title() == "A tiny RETRO"
+    assert page.locator("main script, main img, main b").count() == 0

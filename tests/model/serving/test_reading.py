@@ -1,0 +1,227 @@
+"""What a page is told: runs and sources against brute force, a library that forgets and learns, costs that are the model's own."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from retro_model import evaluation
+from retro_model.evaluation.scoring import Scores
+from retro_model.serving import ask, reading
+from retro_model.serving import folder as folder_module
+from retro_model.serving.reader import Options, open_folder
+from retro_model.serving.symbols import Symbols
+
+from . import folders
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return {name: getattr(folders, name)(tmp_path_factory.mktemp(name)) for name in ("retro", "rpt", "mosaics")}
+
+
+@pytest.fixture
+def reader(paths):
+    return open_folder(paths["retro"])
+
+
+def test_the_longest_run_through_every_pair():
+    random = np.random.default_rng(0)
+    own, other = random.integers(0, 3, (4, 9)), random.integers(0, 3, (4, 12))
+
+    def through(a, b, i, j):
+        if a[i] != b[j]:
+            return 0
+        back = ahead = 0
+        while min(i, j) - back > 0 and a[i - back - 1] == b[j - back - 1]:
+            back += 1
+        while i + ahead + 1 < len(a) and j + ahead + 1 < len(b) and a[i + ahead + 1] == b[j + ahead + 1]:
+            ahead += 1
+        return back + ahead + 1
+
+    wanted = [[[through(a, b, i, j) for j in range(12)] for i in range(9)] for a, b in zip(own, other)]
+    assert reading.longest_runs(own, other).tolist() == wanted
+
+
+def test_a_source_is_in_the_longest_run_of_the_chunk_befores_neighbours():
+    tokens = np.array([1, 2, 3, 4, 5, 6, 7, 8])  # chunks of four
+    neighbours = np.array([[[9, 9, 9, 6, 9, 9, 9, 9], [3, 4, 5, 6, 9, 9, 8, 8]], [[5, 6, 7, 8, 1, 1, 1, 1]] * 2])
+    mask = np.ones_like(neighbours, bool)
+    mask[0, 1, 7] = False
+    found = reading.sources(tokens, neighbours, mask, np.zeros(8, bool))
+    assert found[:4] == [None] * 4  # nothing was retrieved before the first chunk
+    assert found[4:] == [[1, 2, 0, 4], [1, 3, 0, 4], None, [1, 6, 6, 7]]
+    assert reading.sources(tokens, neighbours, mask, tokens == 5)[4] is None  # white space has no source
+
+
+def test_a_character_cut_in_two_belongs_to_the_token_that_ends_it():
+    pieces = {0: b"a", 1: "ä".encode()[:1], 2: "ä".encode()[1:], 3: b"\xff"}
+    assert reading.token_texts(lambda ids: pieces[ids[0]], [0, 1, 2, 3]) == ["a", "", "ä", "\ufffd"]
+
+
+def test_the_costs_are_the_models_own(reader):
+    ids = reader.passage(0)
+    found = reader.read(ids, Options(k=3))
+    tokens = torch.from_numpy(ids)[None]
+    chunks = ids[: len(ids) // folders.M * folders.M].reshape(-1, folders.M)
+    neighbours, mask = reader.library.values(reader.library.search(chunks, 3)[0])
+    with torch.no_grad():
+        off = F.cross_entropy(reader.model(tokens)[0, :-1], tokens[0, 1:], reduction="none") / np.log(2)
+        logits = reader.model(tokens, torch.from_numpy(neighbours)[None], neighbour_mask=torch.from_numpy(mask)[None])
+        on = F.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="none") / np.log(2)
+    np.testing.assert_allclose(found.off[1:], off, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.on[1:], on, rtol=1e-4, atol=1e-5)
+    text = reader.tokenizer.decode(ids[1:])
+    assert "".join(found.texts) == text
+    assert found.per_byte(found.off) == pytest.approx(float(off.sum()) / len(text.encode()), rel=1e-5)
+
+
+def test_the_library_forgets_and_learns(reader):
+    library, base = reader.library, {}
+
+    def cost():
+        found = reader.read(reader.passage(0), Options())
+        return found.per_byte(found.on), {entry["name"] for entry in found.documents()}
+
+    base["cost"], names = cost()
+    assert "harbour.txt" in names
+    library.forget(0)
+    forgotten, names = cost()
+    assert forgotten > base["cost"] + 0.05 and "harbour.txt" not in names
+    assert library.add("copy.txt", folders.texts()[0][2]) == 5
+    learned, names = cost()
+    assert learned == pytest.approx(base["cost"], rel=1e-6) and "copy.txt" in names
+    library.forget(5)
+    assert cost()[0] == pytest.approx(forgotten, rel=1e-6)
+    library.remember(0)
+    assert cost()[0] == pytest.approx(base["cost"], rel=1e-6)
+    for number in range(6):
+        library.forget(number)
+    found = reader.read(reader.passage(0), Options())
+    assert found.cards[0] == [] and found.per_byte(found.on) == pytest.approx(found.per_byte(found.off), rel=1e-5)
+
+
+def test_what_is_found_is_the_nearest_and_stands_where_it_is_said(reader):
+    library = reader.library
+    harbour = folders.texts()[0][2]
+    chunk = library.store.chunks([5])
+    ids, near = library.search(chunk, 3)
+    assert ids[0, 0] == 5 and near[0, 0] == pytest.approx(1, abs=1e-4) and (np.diff(near) <= 0).all()
+    place = library.place(5)
+    before = reader.tokenizer.decode(library.store.tokens[:5].reshape(-1))
+    assert harbour.startswith(before) and (place.name, place.line) == ("harbour.txt", 1 + before.count("\n"))
+
+
+def test_written_text_follows_the_prompt_and_the_seed(reader):
+    ids, options = reader.encode("The harbour moved the crane"), Options(new_tokens=20, temperature=0.8, seed=3)
+    first, plain = reader.write(ids, options)
+    again, same = reader.write(ids, options)
+    assert first.texts == again.texts and plain == same and first.extra["prompt_tokens"] == len(ids)
+    assert "".join(first.texts).startswith("The harbour moved the crane") and len(first.texts) == len(ids) + 20
+
+
+def test_rpt_shows_chunks_of_its_own_past(paths):
+    reader = open_folder(paths["rpt"])
+    ids = reader.passage(0)
+    found = reader.read(ids, Options())
+    words = "".join(found.texts)
+    for chunk, cards in enumerate(found.cards):
+        for card in cards:
+            earlier = card["token"] // folders.M
+            assert earlier <= chunk - 4 and "".join(card["texts"]) in words and card["name"].startswith(f"{chunk - earlier} chunks")
+    assert any(found.cards) and reader.library is None
+
+
+def test_memories_votes_are_their_weights(paths):
+    reader = open_folder(paths["mosaics"])
+    ids = reader.passage(0)
+    memories = reader.read(ids, Options()).extra["memories"]
+    from retro_model.memory_mosaics.inspection import inspect
+
+    weight = inspect(reader.model, torch.from_numpy(ids)[None])[1].attention[0, 0].double()  # block 2, memory 1
+    for t in (5, 30, 60):
+        by_token: dict[int, float] = {}
+        for place, w in enumerate(weight[t - 1].tolist()):
+            by_token[int(ids[place + 1])] = by_token.get(int(ids[place + 1]), 0) + w
+        best = max(by_token, key=by_token.get)
+        assert memories["votes"][2][t][0] == [best, pytest.approx(by_token[best], abs=2e-3)]
+        assert memories["right"][2][t] == pytest.approx(by_token.get(int(ids[t]), 0), abs=2e-3)
+        assert all(0 < place < t for place, _ in memories["places"][2][t])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"kind": "other"}, "kind"), ({"parts": {"model": "../../x"}}, "model"), ({"window": 0}, "window"), ({"form": 2}, "form"),
+        ({"title": 3}, "title"),
+    ],
+)  # fmt: skip
+def test_a_damaged_manifest_is_named(paths, tmp_path, change, named):
+    said = json.loads((paths["mosaics"] / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(said | change))
+    with pytest.raises(ValueError, match=rf"model\.json.*{named}"):
+        folder_module.read(tmp_path)
+
+
+def test_a_lacking_part_is_named(paths, tmp_path):
+    (tmp_path / "model.json").write_text((paths["mosaics"] / "model.json").read_text())
+    with pytest.raises(FileNotFoundError, match=r"tokenizer|model"):
+        open_folder(tmp_path)
+
+
+def test_symbols():
+    symbols = Symbols(["ba", "be", "Bo"])
+    assert symbols.decode(symbols.encode("Bo ba\nbe")) == "Bo ba be " and symbols.byte_lengths.tolist() == [3, 3, 3]
+    with pytest.raises(ValueError, match="'no'"):
+        symbols.encode("ba no")
+    with pytest.raises(ValueError, match="different words"):
+        Symbols(["a", "a"])
+
+
+def test_in_the_terminal(paths, capsys, tmp_path):
+    ask.main([str(paths["retro"])])
+    said = capsys.readouterr().out
+    assert "port.txt, from line 1: the model has not seen it" in said and "harbour.txt" in said and "fewer bits" in said
+    file = tmp_path / "file.txt"
+    file.write_text(folders.texts()[0][2])
+    ask.main([str(paths["retro"]), "--forget", "harbour.txt", "--add", str(file)])
+    assert "file.txt" in capsys.readouterr().out
+    ask.main([str(paths["rpt"])])
+    assert "chunks earlier" in capsys.readouterr().out
+    ask.main([str(paths["mosaics"]), "The harbour", "--tokens", "8"])
+    assert "remembering 16 tokens it writes" in capsys.readouterr().out
+    for wrong, named in ((["--forget", "nothing.txt"], "nothing.txt"), (["-k", "99"], "k: expected"), (["--passage", "77"], "passage")):
+        with pytest.raises(SystemExit, match=named):
+            ask.main([str(paths["retro"]), *wrong])
+
+
+def test_gains_are_given_with_intervals_where_enough_bytes_are_kept(tmp_path):
+    from .. import toys
+
+    store = toys.store([[1] * 8, [2] * 8, [3] * 8], 4)
+    leakage = np.array([0.0, 0.5, 0.5, 0.5, 1.0, 1.0])
+    size = np.array([2, 20, 20, 20, 20, 18])
+    on, off = (Scores(nats, np.full(6, 4), size) for nats in (size * 0.5 * np.log(2), size * 0.75 * np.log(2)))
+    found = evaluation.gains(on, off, store, leakage, alphas=(0.0, 0.5, 1.0))
+    assert [alpha for alpha, *_ in found] == [0.5, 1.0]  # at 0 are 2 of 100 bytes
+    assert all(row[1:4] == pytest.approx((-0.25, -0.25, -0.25)) for row in found) and found[0][4] == pytest.approx(0.62)
+    evaluation.plot_gains(on, {"off": off}, store, leakage, tmp_path / "gains.png")
+    assert (tmp_path / "gains.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("off", "baseline", "said"),
+    [
+        ((-0.08, -0.1, -0.06), (-0.02, -0.04, -0.01), ["retrieval helps by 0.080", "RETRO is ahead of its baseline by 0.020"]),
+        ((-0.08, -0.1, -0.06), (0.02, 0.01, 0.04), ["retrieval helps by 0.080", "behind its baseline by 0.020 .*: trained too short"]),
+        ((0.08, 0.06, 0.1), (0.02, 0.01, 0.04), ["retrieval hurts by 0.080", r"behind its baseline by 0.020 [^:]*: 0.010 to 0.040\)\."]),
+        ((-0.08, -0.1, 0.06), (0.02, -0.01, 0.04), ["whether retrieval helps cannot be told", "cannot be told apart"]),
+    ],
+)  # fmt: skip
+def test_verdicts(off, baseline, said):
+    import re
+
+    for sentence, wanted in zip(evaluation.verdicts(off, baseline), said, strict=True):
+        assert re.search(wanted, sentence), sentence
