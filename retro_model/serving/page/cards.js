@@ -29,7 +29,7 @@ export function gainOf({ reading, chosen }, cards) {
   const factor = 2 ** Math.abs(gain);
   const times = factor >= 1.25 ? `, ${factor >= 10 ? Math.round(factor) : factor.toFixed(1)} times as likely` : "";
   const source = reading.sources[chosen];
-  const where = source && cards[source[0]] ? ` It stands in ${cards[source[0]].name}.` : "";
+  const where = source && cards[source[0]] ? ` It stands ${cards[source[0]].line ? "in " : ""}${cards[source[0]].name}.` : "";
   const how = gain >= 0 ? `${bits(gain)} gained${times}.` : `${bits(gain)}: less likely than without.`;
   return [word, ` ${how}${where}`];
 }

@@ -61,6 +61,7 @@ async function refresh({ choose = false, write = false, label = null } = {}) {
     if (choose || state.chosen >= found.texts.length) state.chosen = best(found);
     if (choose) state.pinned = false;
     drawAll(found, write);
+    if (choose) reveal(state.chosen);
   } catch (error) {
     if (mine === turn) {
       $("error").textContent = error.message;

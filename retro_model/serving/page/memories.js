@@ -20,7 +20,7 @@ export function drawMemories(state, say, show) {
       bar.style.width = `${Math.round(weight * 100)}%`;
       return make("li", { className: hit ? "hit" : "" }, bar, make("code", {}, visible(vocabulary[token])));
     });
-    const name = `block ${head.block}, memory ${head.head}`;
+    const name = `memory ${head.block}.${head.head}`;
     const facts = { title: `${name}: decay ${head.decay}, skill ${head.skill}`, onpointerenter: () => show(h), onfocus: () => show(h), onclick: () => show(h) };
     const classes = right[h][chosen] > 0.5 ? "tile right" : "tile";
     return make("button", { type: "button", className: classes, ...facts }, make("span", { className: "dim" }, name), make("ol", {}, ...rows));

@@ -84,8 +84,11 @@ export function mark(state, places = []) {
   for (const i of places) box.children[i]?.classList.add("recalled");
 }
 
-/** Brings a word into view inside the text's own box. */
+/** Brings a word into view inside the text's own box; the page itself stays where it is. */
 export function reveal(i) {
-  const word = $("text").children[i];
-  word?.scrollIntoView({ block: "nearest" });
+  const box = $("text");
+  const word = box.children[i]?.getBoundingClientRect();
+  const frame = box.getBoundingClientRect();
+  if (!word || (word.top >= frame.top && word.bottom <= frame.bottom)) return;
+  box.scrollTop += word.top - frame.top - frame.height / 3;
 }

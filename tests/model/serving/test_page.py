@@ -164,3 +164,12 @@ def test_text_of_documents_is_text(page):
     assert "<script>" in page.inner_text("#text") and "<b>hostile.html" in page.inner_text("#cards")
     assert page.title() == "A tiny RETRO"
     assert page.locator("main script, main img, main b").count() == 0
+
+
+def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers, tmp_path):
+    from . import screenshots
+
+    with browser.serving(readers["retro"]) as address:
+        screenshots.of_retro(chromium, address, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"serve-retro.png", "serve-forgotten.png", "serve-narrow.png"}
+    assert all((screenshots.IMAGES / p.name).exists() for p in tmp_path.iterdir())
