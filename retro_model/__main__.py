@@ -10,6 +10,7 @@ COMMANDS = {
     "rpt": "retro_model.demo.rpt.command",
     "ask": "retro_model.serving.ask",
     "serve": "retro_model.serving.command",
+    "scale": "retro_model.scale.command",
 }
 USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
 

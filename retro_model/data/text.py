@@ -204,6 +204,9 @@ def bm25_scores(
 def native():
     try:
         from retro_model import _text
+
+        if not hasattr(_text, "lexical_search"):
+            raise ImportError("the one that is there is of an earlier version")
     except ImportError as error:
         raise ImportError(
             "retro_model._text is not built: with a C++ compiler (CXX) run `python setup.py build_ext --inplace` in the "

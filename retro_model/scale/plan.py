@@ -1,0 +1,104 @@
+"""What a build will cost: bytes on disk, memory of a worker and core-seconds of each stage, from rates that were measured.
+
+The times of most stages grow with the number of chunks. Those of an IVF index do not: training grows with lists times sample, adding with
+lists times chunks, a search with lists plus the share of the codes it visits; each is counted in multiply-adds, and a rate turns them into
+seconds. Calibrate on your machine: build something small, then `--rates OUT/report.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from retro_model.data.faiss_index import KEYS_A_LIST, RERANKED, TRAINING_KEYS
+
+from .recipe import Recipe
+
+STAGES = ("tokens", "frequencies", "keys", "index", "neighbours")
+WORKER = 450 << 20  # bytes of a process that has imported torch and FAISS
+#: Core-seconds for each unit of `units`. Source: docs/scale.md, the run of 10^5 chunks.
+RATES = {"tokens": 4.3e-6, "frequencies": 3.1e-5, "keys": 3.5e-5, "index": 8.0e-11, "neighbours": 1.0e-9}
+
+
+class Stage(NamedTuple):
+    """disk: bytes written. memory: of a worker. core_seconds."""
+
+    name: str
+    disk: int
+    memory: int
+    core_seconds: float
+
+
+def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
+    """What each stage's time is proportional to: chunks of 64 tokens, or multiply-adds."""
+    d, lists = recipe.dim, recipe.lists
+    tokens = chunks * recipe.chunk_len / 64
+    if not recipe.index:
+        return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": 0, "neighbours": float(searched) * chunks * d}
+    sample = min(chunks, max(TRAINING_KEYS, KEYS_A_LIST * lists))
+    codes = min(sample, 1 << 16) * 256 * d * 300  # OPQ's and PQ's own clusterings, whatever the number of lists
+    training = 10.0 * sample * lists * d + codes
+    adding = float(chunks) * d * (lists + 256 + d)
+    visited = recipe.nprobe / lists * chunks * recipe.code_bytes
+    search = d * lists + visited + recipe.k * RERANKED * d * 8
+    return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": training + adding, "neighbours": searched * search}
+
+
+def plan(recipe: Recipe, chunks: int, shards: int, *, searched: int | None = None, rates: dict[str, float] | None = None) -> list[Stage]:
+    """The stages of a build of so many chunks in so many shards; `searched` chunks get neighbours (None: all)."""
+    searched = chunks if searched is None else searched
+    rates, shard = RATES | (rates or {}), -(-chunks // shards)
+    amounts = units(recipe, chunks, searched)
+    key = recipe.dim * (2 if recipe.key_type == "float16" else 4)
+    token = 2 if max(recipe.vocab_size, 0) <= 1 << 16 else 4
+    sample = min(chunks, max(TRAINING_KEYS, KEYS_A_LIST * recipe.lists)) if recipe.index else 0
+    centroids = recipe.lists * recipe.dim * 4
+    index = chunks * (recipe.code_bytes + 8) + centroids
+    disk = {
+        "tokens": chunks * (recipe.chunk_len * token + 20),
+        "frequencies": 0,
+        "keys": chunks * key,
+        "index": index if recipe.index else 0,
+        "neighbours": searched * recipe.k * 8,
+    }
+    memory = {
+        "tokens": WORKER,
+        "frequencies": WORKER + (256 << 20),
+        "keys": WORKER + (256 << 20),
+        "index": WORKER + max(sample * recipe.dim * 4 * 3, shard * (recipe.code_bytes + 8) + 2 * centroids),
+        "neighbours": WORKER + 2 * centroids + (256 << 20),
+    }
+    return [Stage(name, disk[name], memory[name], amounts[name] * rates[name]) for name in STAGES]
+
+
+def measured_rates(report: str | Path) -> dict[str, float]:
+    """The rates of a build, of the report it left. Raises: FileNotFoundError, ValueError naming the file."""
+    try:
+        found = json.loads(Path(report).read_text())
+        amounts = units(Recipe(**found["recipe"]), found["chunks"], found["searched"])
+        return {s["name"]: s["core_seconds"] / amounts[s["name"]] for s in found["stages"] if amounts[s["name"]]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{report}: expected the report of a build; got another file ({error!r})") from None
+
+
+def table(stages: list[Stage], *, machines: int = 1, cores: int = 2) -> str:
+    """The plan as text."""
+    rows = [f"{'stage':12} {'disk':>10} {'memory a worker':>16} {'core-hours':>11} {'hours':>9}"]
+    for name, disk, memory, seconds in [*stages, _total(stages)]:
+        rows.append(f"{name:12} {_bytes(disk):>10} {_bytes(memory):>16} {seconds / 3600:>11.3f} {seconds / 3600 / machines / cores:>9.3f}")
+    return "\n".join(
+        [*rows, f"hours: on {machines} machine{'s'[: machines > 1]} of {cores} cores, the index's training on one of them aside"]
+    )
+
+
+def _total(stages: list[Stage]) -> Stage:
+    return Stage("all", sum(s.disk for s in stages), max(s.memory for s in stages), sum(s.core_seconds for s in stages))
+
+
+def _bytes(count: int) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
