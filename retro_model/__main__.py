@@ -11,6 +11,8 @@ COMMANDS = {
     "ask": "retro_model.serving.ask",
     "serve": "retro_model.serving.command",
     "scale": "retro_model.scale.command",
+    "neighbours": "retro_model.commands.neighbours",
+    "scaling": "retro_model.commands.scaling",
 }
 USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
 

@@ -202,6 +202,23 @@ class ChunkDatabase:
                 raise ValueError(f"exclude_doc: expected [n={n}] within -1 .. {documents - 1}; got {_seen(exclude_doc)}")
         return self.searcher.search(chunks, lengths, int(k), exclude_doc)
 
+    def search_rows(self, store: TokenStore, rows: np.ndarray, k: int, *, exclude_doc: np.ndarray | None = None) -> np.ndarray:
+        """`search` for chunks of a store by their rows [n]: those of the database's own store, or a shard of it, are embedded no second
+        time, for their keys are the queries."""
+        first, exact = self._first_row(store), getattr(self.searcher, "exact", self.searcher)
+        if first is None or not hasattr(exact, "keys"):
+            return self.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude_doc)
+        return self.searcher.nearest(np.array(exact.keys[first + np.asarray(rows)], np.float32), k, exclude_doc)
+
+    def _first_row(self, store: TokenStore) -> int | None:
+        """Where a store's rows begin among this database's chunks; None for another store."""
+        first = 0
+        for part in (self.store, *getattr(self.store, "shards", ())):
+            if part.identity == store.identity:
+                return first
+            first += len(part) if part is not self.store else 0
+        return None
+
     def values(self, ids):
         """Each chunk and what follows it in its document.
 

@@ -32,7 +32,8 @@ def precompute_neighbours(
 
     Args:
         folder: gets the two files.
-        store: the data; its chunks are the queries; where it has many shards, so have the neighbours.
+        store: the data; its chunks are the queries; where it has many shards, so have the neighbours. Where it is the database's own, they
+            are not embedded again.
         database: searched.
         k: neighbours a chunk.
         block: chunks between two points where a killed run continues.
@@ -75,8 +76,7 @@ def _search(folder: Path, store: TokenStore, database: ChunkDatabase, documents:
         if not build.complete:
             for start in track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
-                exclude = documents[store.chunk_doc[rows]]
-                build.append(FILE, database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude))
+                build.append(FILE, database.search_rows(store, rows, k, exclude_doc=documents[store.chunk_doc[rows]]))
                 build.commit(chunks=start + len(rows))
             build.finish(chunks=len(store))
 

@@ -12,7 +12,7 @@ knn_lm.py     the paper's baseline
 tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.harness`)
 """
 
-from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, curve, leakage
+from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, WindowLeaks, curve, leakage, window_leaks
 from .outcome import gains, plot_gains, verdicts
 from .results import bootstrap, plot, table
 from .scoring import Scores, bits_per_byte, score, windows
@@ -23,6 +23,7 @@ __all__ = [
     "LEAKAGE_NEIGHBOURS",
     "Scores",
     "Suffix",
+    "WindowLeaks",
     "bits_per_byte",
     "bootstrap",
     "curve",
@@ -34,5 +35,6 @@ __all__ = [
     "score_suffixes",
     "table",
     "verdicts",
+    "window_leaks",
     "windows",
 ]

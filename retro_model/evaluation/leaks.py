@@ -1,10 +1,13 @@
-"""How much of an evaluation text the training text holds, and bits-per-byte by that share."""
+"""How much of an evaluation text the training text holds, bits-per-byte by that share; how many training windows see their own future."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+from retro_model.training import visible
 
 from .scoring import Scores, bits_per_byte
 
@@ -38,3 +41,29 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
 def curve(scores: Scores, leakage: np.ndarray, alphas: Sequence[float] = tuple(i / 8 for i in range(9))) -> list[tuple[float, float]]:
     """(alpha, bpb(alpha)) for each alpha, as in Figure 6 of arXiv 2112.04426."""
     return [(float(a), bits_per_byte(scores, leakage, a)) for a in alphas]
+
+
+class WindowLeaks(NamedTuple):
+    """Shares of the windows: own: one of their chunks has a neighbour from one of their documents. ahead: such a neighbour, or what follows
+    it, is a chunk that the window still has to predict."""
+
+    own: float
+    ahead: float
+
+
+def window_leaks(store, neighbours: np.ndarray, database, *, window: int, filtered: bool = True) -> WindowLeaks:
+    """How many training windows would see their own future, were they cut one after another from the store's beginning.
+
+    store: the database's own. neighbours: int64 [num_chunks, K]. filtered: with the neighbours that `training.gather` shows; else with
+    those that the search gave, which leaves out each chunk's own document alone.
+    """
+    per_window = window // store.chunk_len
+    rows = np.arange(0, len(store.lengths) - per_window + 1, per_window)[:, None] + np.arange(per_window)
+    ids = visible(store, rows, neighbours, database) if filtered else np.asarray(neighbours[rows])  # [W, L, K]
+    documents, found = np.asarray(store.chunk_doc[rows]), database.document_of(ids)
+    own = (found[..., None] == documents[:, None, None, :]).any(-1)
+    last, here = rows[:, -1, None, None], rows[..., None]
+    follows = np.minimum(ids + 1, len(store.lengths) - 1)
+    ahead = (ids > here) & (ids <= last)
+    ahead |= (follows > here) & (follows <= last) & (np.asarray(store.chunk_doc[follows]) == found)
+    return WindowLeaks(*(float((own & part & (ids >= 0)).any((1, 2)).mean()) for part in (np.True_, ahead)))

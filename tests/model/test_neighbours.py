@@ -40,18 +40,43 @@ def test_a_document_is_its_own_by_name_in_another_store(tmp_path, parts):
     assert np.array_equal(store.chunks(found[new, 0]), subset.chunks(new))  # "new" may retrieve what it copies
 
 
+@pytest.mark.parametrize("index", [None, "Flat"])
+def test_the_stores_own_keys_are_the_queries(tmp_path, parts, index):
+    """Embedded once, to build the database; another store's chunks are embedded when they are searched for."""
+    store, _ = parts
+    embedder, embedded = HashedTfidf(32).fit(store), []
+
+    class Counting:
+        name, dim = embedder.name, embedder.dim
+
+        def __call__(self, chunks, lengths):
+            embedded.append(len(chunks))
+            return embedder(chunks, lengths)
+
+    database = ChunkDatabase.build(tmp_path / "keys", store, Counting(), index=index)
+    assert sum(embedded) == len(store)
+    found = precompute_neighbours(tmp_path / "own", store, database, 3, block=16)
+    assert sum(embedded) == len(store)
+    want = database.search(store.chunks(np.arange(len(store))), 3, lengths=store.lengths, exclude_doc=store.chunk_doc)
+    assert np.array_equal(found, want)
+    embedded.clear()
+    other = store_of(tmp_path / "other", random_documents(5, seed=1))
+    precompute_neighbours(tmp_path / "others", other, database, 3)
+    assert sum(embedded) == len(other)
+
+
 def test_it_continues_bitwise(tmp_path, parts, monkeypatch):
     store, database = parts
     precompute_neighbours(tmp_path / "whole", store, database, 2, block=16)
-    calls, real = [], database.search
+    calls, real = [], database.search_rows
 
-    def failing(chunks, *args, **options):
-        calls.append(len(chunks))
+    def failing(store, rows, *args, **options):
+        calls.append(len(rows))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(chunks, *args, **options)
+        return real(store, rows, *args, **options)
 
-    monkeypatch.setattr(database, "search", failing)
+    monkeypatch.setattr(database, "search_rows", failing)
     with pytest.raises(KeyboardInterrupt):
         precompute_neighbours(tmp_path / "cut", store, database, 2, block=16)
     with pytest.raises(ValueError, match=r"neighbours\.json: the neighbours is unfinished"):

@@ -1,0 +1,1 @@
+"""Commands of `python -m retro_model` that are no demonstration."""

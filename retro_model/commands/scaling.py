@@ -1,0 +1,171 @@
+"""What a trained model gains from a larger database and from more neighbours, and what its parts are worth: curves and a table.
+
+    python -m retro_model demo --out demo-out
+    python -m retro_model scaling demo-out                              # scaling.json, scaling.png in demo-out
+    python -m retro_model scaling demo-out --ablations 150              # trains four small models for so many steps each
+
+The model, its baseline, the database and the held-out text are those of the demonstration in the folder. Source: Figure 1 (middle, right)
+and appendix D of arXiv 2112.04426.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from retro_model import Retro, RetroConfig, checkpoint, evaluation, training
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import open_neighbours
+from retro_model.data.parts import OnlyPart
+from retro_model.data.store import TokenStore
+from retro_model.data.subset import subset_neighbours, subset_rows
+
+SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
+NEIGHBOURS = (1, 2, 5, 10, 20, 40)
+
+
+class Trained(NamedTuple):
+    """What a demonstration left in its folder."""
+
+    retro: Retro
+    baseline: Retro
+    train: TokenStore
+    validation: TokenStore
+    database: ChunkDatabase
+    train_neighbours: np.ndarray
+    plan: dict
+
+
+def open_demo(folder: Path) -> Trained:
+    """Raises: FileNotFoundError, ValueError naming the file."""
+    results = json.loads((folder / "results.json").read_text())
+    models = []
+    for name in ("retro", "baseline"):
+        model = Retro(RetroConfig.from_dict(checkpoint.read_state(folder / name)["config"]))
+        checkpoint.load(folder / name, model)
+        models.append(model.eval())
+    store = TokenStore(folder / ("database" if (folder / "database").exists() else "all"))
+    train, plan = TokenStore(folder / "train"), results["plan"]
+    database = ChunkDatabase.open(folder / "embeddings", store, HashedTfidf(plan["dim"]).fit(store))
+    return Trained(
+        *models, train, TokenStore(folder / "validation"), database, open_neighbours(folder / "train-neighbours", train, database), plan
+    )
+
+
+def curves(demo: Trained, *, shares=SHARES, ks=NEIGHBOURS, documents: int | None = None, seed: int = 0, report=print) -> dict:
+    """Bits per byte of the held-out text, by the share of the database and by the number of neighbours.
+
+    shares: of the database's chunks, with the training's number of neighbours. ks: with the whole database. documents: of the held-out text,
+    the first so many; None: all. seed: of the documents that a share keeps.
+    Returns: {"database": [(share, chunks, bpb)], "neighbours": [(k, bpb)], "off": bpb, "baseline": bpb, "k": k}.
+    """
+    options = {"window": demo.plan["window"], "stride": demo.plan["stride"]}
+    options |= {} if documents is None else {"documents": range(min(documents, len(demo.validation.documents)))}
+    k = demo.plan["neighbours"]
+
+    def bpb(model: Retro, *found) -> float:
+        return evaluation.bits_per_byte(evaluation.score(model, demo.validation, *found, **options))
+
+    out: dict = {"off": bpb(demo.retro), "baseline": bpb(demo.baseline), "k": k, "database": [], "neighbours": []}
+    report(f"retrieval off: {out['off']:.4f} bits per byte; baseline: {out['baseline']:.4f}")
+    most = np.zeros((0, 0), np.int64)
+    for share in sorted(shares):
+        rows = subset_rows(demo.database, share, seed=seed)
+        found = subset_neighbours(demo.database, demo.validation, max(ks) if share == 1 else k, rows)
+        most = found if share == 1 else most
+        out["database"].append((share, len(rows), bpb(demo.retro, found[:, :k], demo.database)))
+        report(f"{k} neighbours among {len(rows):,} chunks ({share:.0%}): {out['database'][-1][2]:.4f}")
+    if not len(most):
+        most = subset_neighbours(demo.database, demo.validation, max(ks), np.arange(len(demo.database)))
+    for number in sorted(ks):
+        out["neighbours"].append((number, bpb(demo.retro, most[:, :number], demo.database)))
+        report(f"{number} neighbours of the whole database: {out['neighbours'][-1][1]:.4f}")
+    return out
+
+
+def ablations(demo: Trained, steps: int, *, seed: int = 0, documents: int | None = None, report=print) -> dict[str, float]:
+    """Bits per byte after `steps` steps on the same batches: RETRO, an encoder that is not conditioned on the chunk, N alone, F alone."""
+    config, plan = demo.retro.config, demo.plan
+    m, k = config.chunk_len, plan["neighbours"]
+    variants = {
+        "RETRO": (config, demo.database),
+        "encoder not conditioned": (config.replace(encoder_cross_layers=()), demo.database),
+        "N alone": (config.replace(neighbour_len=m), OnlyPart(demo.database, "N")),
+        "F alone": (config.replace(neighbour_len=m), OnlyPart(demo.database, "F")),
+    }
+    held_out = subset_neighbours(demo.database, demo.validation, k, np.arange(len(demo.database)))
+    some = {} if documents is None else {"documents": range(min(documents, len(demo.validation.documents)))}
+    settings, found = training.Settings(steps, max_lr=plan["max_lr"], warmup_steps=min(plan["warmup_steps"], steps // 10)), {}
+    for name, (shape, database) in variants.items():
+        model = make(shape, plan, seed)
+        stream = training.batches(
+            demo.train,
+            window=plan["window"],
+            batch_size=plan["batch_size"],
+            seed=seed,
+            neighbours=demo.train_neighbours,
+            database=database,
+            k=k,
+        )
+        training.train(model, training.make_optimizer(model, settings), stream, settings)
+        scores = evaluation.score(model, demo.validation, held_out, database, window=plan["window"], stride=plan["stride"], **some)
+        found[name] = evaluation.bits_per_byte(scores)
+        report(f"{name}: {found[name]:.4f} bits per byte after {steps} steps")
+    return found
+
+
+def make(config: RetroConfig, plan: dict, seed: int) -> Retro:
+    """A model as the demonstration begins with: copying weights where its plan says so and the encoder can."""
+    from retro_model.demo.command import make_model
+    from retro_model.demo.plan import Plan
+
+    names = Plan.__dataclass_fields__
+    return make_model(config, Plan(**{name: value for name, value in plan.items() if name in names}), seed, "cpu")
+
+
+def plot(found: dict, path: Path) -> None:
+    """Two panels as in Figure 1: bits per byte over the database's chunks, and over the neighbours."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.plot([c for _, c, _ in found["database"]], [b for *_, b in found["database"]], marker="o", label=f"RETRO, {found['k']} neighbours")
+    right.plot([k for k, _ in found["neighbours"]], [b for _, b in found["neighbours"]], marker="o", label="RETRO, whole database")
+    for axes, label in ((left, "chunks in the database"), (right, "neighbours")):
+        axes.axhline(found["off"], color="grey", linestyle="--", label="RETRO off")
+        axes.axhline(found["baseline"], color="black", linestyle=":", label="baseline")
+        axes.set(xscale="log", xlabel=label)
+        axes.legend(fontsize=8)
+    left.set(ylabel="bits per byte")
+    right.set_xticks([k for k, _ in found["neighbours"]], [str(k) for k, _ in found["neighbours"]])
+    figure.savefig(path, dpi=150)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m retro_model scaling", description=__doc__.split("\n\n")[0])
+    parser.add_argument("folder", type=Path, help="what `python -m retro_model demo --out` made")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the database")
+    parser.add_argument("--neighbours", type=int, nargs="+", default=NEIGHBOURS)
+    parser.add_argument("--documents", type=int, help="of the held-out text, the first so many")
+    parser.add_argument("--ablations", type=int, metavar="STEPS", help="instead: train the ablations for so many steps")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    begin, demo = time.perf_counter(), open_demo(options.folder)
+    if options.ablations is not None:
+        found = ablations(demo, options.ablations, seed=options.seed, documents=options.documents)
+        path = options.folder / "ablations.json"
+    else:
+        found = curves(demo, shares=options.shares, ks=options.neighbours, documents=options.documents, seed=options.seed)
+        path = options.folder / "scaling.json"
+        plot(found, options.folder / "scaling.png")
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{time.perf_counter() - begin:.0f} s; {path}")
