@@ -8,6 +8,7 @@ COMMANDS = {
     "demo": "retro_model.demo.command",
     "mosaics": "retro_model.demo.memory_mosaics.command",
     "rpt": "retro_model.demo.rpt.command",
+    "retrofit": "retro_model.demo.retrofit",
     "ask": "retro_model.serving.ask",
     "serve": "retro_model.serving.command",
     "scale": "retro_model.scale.command",

@@ -229,13 +229,7 @@ def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes
 
 def keep(folder: Path, plan: Plan, corpus: Corpus, on: evaluation.Scores, off: evaluation.Scores, verdicts: list[str]) -> None:
     """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
-    per_window, passages = plan.window // corpus.validation.chunk_len, []
-    for number, entry in enumerate(corpus.validation.documents):
-        for first in range(0, entry.num_chunks, per_window):
-            rows = slice(entry.first_chunk + first, entry.first_chunk + min(first + per_window, entry.num_chunks))
-            total = math.log(2) * max(1, int(on.bytes[rows].sum()))
-            bits = {name: round(float(s.nats[rows].sum()) / total, 4) for name, s in (("on", on), ("off", off))}
-            passages.append({"document": number, "first_chunk": first} | bits)
+    passages = folders.passages(corpus.validation, plan.window, on, off)
     facts = {"neighbours": plan.neighbours, "bos": True, "verdict": " ".join(verdicts), "passages": passages}
     parts = {"model": "retro", "tokenizer": "tokenizer.json", "held_out": "validation", "store": corpus.database.store.folder.name,
              "keys": "embeddings", "embedder": "embedder.npz"}  # fmt: skip

@@ -110,12 +110,17 @@ class Reader:
         ids = self.tokenizer.encode(text)[: self.folder.window - 1]
         if not len(ids):
             raise ValueError("text: expected some text; got none")
-        return np.concatenate([[BOS], ids]) if self.begins_with_bos else np.asarray(ids)
+        return np.concatenate([[self.bos_id], ids]) if self.begins_with_bos else np.asarray(ids)
 
     @property
     def chunk_len(self) -> int:
         """Tokens of a chunk."""
         return self.model.config.chunk_len
+
+    @property
+    def bos_id(self) -> int:
+        """The token that texts begin with, where they begin with one."""
+        return BOS
 
     @property
     def begins_with_bos(self) -> bool:

@@ -1,0 +1,67 @@
+"""A small GPT-2 from a local folder: retrofitted by the command, then read as a RETRO is."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from retro_model.data.tokens import Tokenizer
+from retro_model.demo import retrofit
+from retro_model.serving import ask
+from retro_model.serving.reader import Options, open_folder
+
+from . import folders
+
+transformers = pytest.importorskip("transformers")
+PLAN = retrofit.Plan(window=64, stride=32, dim=64, encoder_width=32, batch_size=1, steps=4)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The decoder's folder, and the model folder that the command left."""
+    decoder, texts, out = (tmp_path_factory.mktemp(name) for name in ("tiny-gpt", "texts", "out"))
+    tokenizer = Tokenizer.train([text for _, _, text in folders.texts()], 400)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>")
+    theirs.save_pretrained(decoder)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=tokenizer.vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=128)
+    transformers.GPT2LMHeadModel(config).save_pretrained(decoder)
+    for name, _, text in folders.texts():
+        (texts / name.replace("<b>", "").replace(".html", ".md")).write_text(text)
+    retrofit.run(decoder, out, PLAN, texts=texts, quiet=True)
+    return decoder, out
+
+
+def test_off_is_the_decoder_as_it_was(made):
+    decoder, out = made
+    reader = open_folder(out)
+    ids = reader.passage(reader.start)
+    found = reader.read(ids, Options())
+    plain = transformers.AutoModelForCausalLM.from_pretrained(decoder).eval()
+    tokens = torch.from_numpy(ids)[None]
+    with torch.no_grad():
+        wanted = F.cross_entropy(plain(tokens).logits[0, :-1], tokens[0, 1:], reduction="none") / np.log(2)
+    np.testing.assert_allclose(found.off[1:], wanted, rtol=1e-4, atol=1e-4)
+    assert np.abs(found.on - found.off).max() > 1e-4  # what was added has learned something
+    assert "".join(found.texts) == reader.tokenizer.decode_bytes(ids).decode()
+    assert found.cards[0] and found.cards[0][0]["name"].endswith((".txt", ".md"))
+
+
+def test_it_is_asked_and_its_library_changes_like_any_other(made, capsys):
+    ask.main([str(made[1]), "The harbour moved the", "--tokens", "6"])
+    assert "the decoder as it was it writes" in " ".join(capsys.readouterr().out.split())
+    reader = open_folder(made[1])
+    number = reader.library.add("new.txt", reader.tokenizer.decode_bytes(reader.held_out.document_tokens(0)).decode())
+    assert {card["document"] for cards in reader.read(reader.passage(0), Options(k=1)).cards for card in cards} == {number}
+    assert json.loads((made[1] / "model.json").read_text())["kind"] == "retrofit"
+
+
+def test_what_cannot_work_is_named(made, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        retrofit.run(tmp_path, tmp_path / "out", PLAN, quiet=True)
+    with pytest.raises(ValueError, match="at least two files"):
+        retrofit.documents(tmp_path, dataclasses.replace(PLAN))
+    assert retrofit.cca_layers(2) == (2,) and retrofit.cca_layers(12) == (7, 10)
