@@ -139,8 +139,8 @@ PYBIND11_MODULE(_text, module) {
              arg("counts").noconvert());
   module.def("lexical_search", &lexical_search, arg("tokens").noconvert(), arg("lengths").noconvert(),
              arg("documents").noconvert(), arg("first"), arg("idf").noconvert(), arg("k1"), arg("b"), arg("mean"),
-             arg("queries").noconvert(), arg("sizes").noconvert(), arg("excluded").noconvert(),
-             arg("best").noconvert(), arg("ids").noconvert(), arg("threads"));
+             arg("queries").noconvert(), arg("sizes").noconvert(), arg("excluded").noconvert(), arg("best").noconvert(),
+             arg("ids").noconvert(), arg("threads"));
   py::enum_<Method>(module, "Method")
       .value("automatic", Method::automatic)
       .value("bits", Method::bits)

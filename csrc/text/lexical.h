@@ -29,6 +29,8 @@ class LexicalBlock {
 
   int64_t chunks_, first_;
   std::vector<int64_t> begin_;  // of each token's postings, and the end of the last
+  std::vector<int64_t> row_;    // of a frequent token in rows_, in place of postings; -1 for the others
+  std::vector<float> rows_;     // [frequent tokens, chunks]
   std::vector<Posting> postings_;
 };
 

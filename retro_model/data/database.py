@@ -119,7 +119,7 @@ class ChunkDatabase:
 
     @classmethod
     def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
-        """By BM25, in memory; `options` of `LexicalSearcher`."""
+        """By BM25, without an index; `options` of `LexicalSearcher`."""
         made = cls(store, LexicalSearcher(store, **options))
         made._again = functools.partial(cls.lexical, store, **options)
         return made
