@@ -1,7 +1,8 @@
 """Plants faults one at a time and says which survive: `python -m tests.mutants [PATH ...]`, or `make mutants`.
 
 For every target the tests run once as they are, which tells how long they may take; then once a fault, C++ rebuilt for one instruction set. Exit
-code 1 where a fault survives that explained.json does not name. One seed plants the same faults in the same sources.
+code 1 where a fault survives that explained.json does not name. One seed plants the same faults in the same sources. `--json FILE` goes on where a
+run ended: what FILE says was noticed is not planted again.
 """
 
 from __future__ import annotations
@@ -80,6 +81,13 @@ def explained() -> dict[str, dict[str, str]]:
     return json.loads(EXPLAINED.read_text())
 
 
+def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
+    """(path, line, fault) -> outcome of what an earlier run into `file` was done with."""
+    lines = file.read_text().splitlines() if file and file.exists() else []
+    found = {(r["path"], r["line"], r["fault"]): r["outcome"] for r in map(json.loads, lines)}
+    return {fault: outcome for fault, outcome in found.items() if outcome != "survived"}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="*", metavar="PATH", help="only targets whose path matches (* and ? allowed)")
@@ -88,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--tree", type=Path, metavar="DIR", help="plant in this copy (default: a temporary one); kept, so that C++ builds are incremental"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a fault")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a fault; those it has, survivors apart, are not planted again")
     parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
     arguments = parser.parse_args(argv)
     wanted = [t for t in targets.TARGETS if not arguments.paths or any(fnmatch.fnmatchcase(t.path, p) for p in arguments.paths)]
@@ -107,13 +115,19 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
     counts: Counter[str] = Counter()
     if any(t.path.startswith("csrc/") for t in wanted) and not build(tree, arguments.isa):
         raise SystemExit("the copy does not build as it is")
+    before = noticed_before(arguments.json)
     for target in wanted:
+        faults = chosen(target, tree, arguments.seed)
+        done = [f for f in faults if (target.path, f.line, f.text) in before]
+        counts.update(before[target.path, f.line, f.text] for f in done)
+        if len(done) == len(faults):
+            continue
         how, seconds = noticed(target, tree, None)
         if how:
             print(f"{target.path}: its tests fail without a fault", flush=True)
             counts["target unusable"] += 1
             continue
-        for fault in chosen(target, tree, arguments.seed):
+        for fault in (f for f in faults if f not in done):
             outcome = judge(target, fault, tree, max(SLACK * seconds, LEAST_S), arguments.isa)
             why = explained().get(target.path, {}).get(fault.text)
             outcome = "explained" if outcome == "survived" and why else outcome
