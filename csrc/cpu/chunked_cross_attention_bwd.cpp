@@ -14,6 +14,18 @@ namespace {
 constexpr int TASKS = 128;                         // wanted at least, for balance
 constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together; one slot is always there
 
+// x, rounded: a product is not fused into the sum that it goes into, so it is the same number wherever it is used.
+RETRO_INLINE Vec rounded(Vec x) {
+#if defined(__x86_64__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#else
+  asm("" : "+m"(x));
+#endif
+  return x;
+}
+
 template <class T, class Elem>
 struct Backward {
   const CrossAttention& c;
@@ -102,7 +114,7 @@ struct Backward {
     const Vec s = broadcast(scale);
     for (int i = 0; i < unit.lanes(); i += LANES) {
       const auto dp_of = [&](int at, Vec g) {
-        return drop ? load(w.ds + at) * g * load(w.keep + at) : load(w.ds + at) * g;
+        return rounded(drop ? load(w.ds + at) * g * load(w.keep + at) : load(w.ds + at) * g);
       };
       Vec at_max = zero(), rest = load(st.delta + i);
       if (all) {
