@@ -104,3 +104,4 @@ def test_errors(stores, tmp_path):
     with pytest.raises(ValueError, match="held_out: expected tokenizer 'given-200'"):
         find_leaked(training, [store_of(tmp_path, [np.arange(9)], vocab_size=90)])
     assert find_leaked(training, []).removed == []
+    assert dedup.rows_of_a_band(1, 128) == 128  # equal documents alone, which share every column
