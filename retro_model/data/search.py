@@ -99,12 +99,22 @@ class LexicalSearcher:
         """First chunk, tokens and lengths of each block."""
         for first in range(0, len(self.store), CHUNKS_AT_ONCE):
             rows = slice(first, first + CHUNKS_AT_ONCE)
-            yield first, np.array(self.store.tokens[rows], np.int32), np.array(self.store.lengths[rows], np.int32)
+            yield first, *self._checked(f"{self.store.folder}", self.store.tokens[rows], self.store.lengths[rows], np.int32)
+
+    def _checked(self, name: str, tokens, lengths, lengths_type) -> tuple[np.ndarray, np.ndarray]:
+        """Copies that C++ may count by: a store opened without `verify` may hold anything, and so may a caller's queries."""
+        tokens, lengths = np.asarray(tokens), np.array(lengths, lengths_type)
+        if lengths.size and not 0 <= lengths.min() <= lengths.max() <= tokens.shape[1]:
+            raise ValueError(f"{name}: expected lengths within 0 .. {tokens.shape[1]}; got {lengths.min()} .. {lengths.max()}")
+        real = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
+        if real.size and not 0 <= real.min() <= real.max() < self.store.vocab_size:
+            raise ValueError(f"{name}: expected token ids below {self.store.vocab_size}; got {real.min()} .. {real.max()}")
+        return real.astype(np.int32), lengths
 
     def search(self, chunks, lengths, k, exclude_doc):
         best, found = np.full((len(chunks), k), -np.inf, np.float32), np.full((len(chunks), k), -1, np.int64)
         excluded = np.full(len(chunks), -1, np.int64) if exclude_doc is None else np.array(exclude_doc, np.int64)
-        queries = np.array(chunks, np.int32), np.array(lengths, np.int64), excluded
+        queries = *self._checked("chunks", chunks, lengths, np.int64), excluded
         for first, tokens, sizes in self._blocks():
             documents = np.array(self.store.chunk_doc[first : first + len(tokens)], np.int64)
             block = tokens, sizes, documents, first, self.idf, self.k1, self.b, self.mean

@@ -50,6 +50,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> None:
     """tensors: by kind. state: JSON; gets the files and its own digest."""
+    check_place(path)
+    path = Path(os.path.realpath(path))  # a folder of two names has one lock
     disk.make_folder(path.parent)
     with disk.Lock(path.with_name(f".{path.name}.lock"), f"{path} is being saved"):
         check_place(path)
@@ -117,6 +119,8 @@ def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
     """use(state, files by kind) of a whole checkpoint, all digests compared; again where a save replaced it meanwhile."""
     while True:
         try:
+            if (path / STATE).exists() and not (path / STATE).is_file():
+                raise CheckpointError(f"{path / STATE} is no file")
             text = (path / STATE).read_bytes()
         except OSError:
             raise CheckpointError(f"{path / STATE} is missing: not a checkpoint") from None
@@ -166,7 +170,7 @@ def _files(path: Path, state: dict) -> dict[str, Path]:
     found = {}
     for kind in KINDS:
         names = [name for name in state["files"] if (match := TENSORS.fullmatch(name)) and match[1] == kind]
-        if len(names) != 1 or not (path / names[0]).exists():
+        if len(names) != 1 or not (path / names[0]).is_file():  # a pipe would never end
             raise CheckpointError(f"{path / (names[0] if names else kind + '.safetensors')} is missing")
         file, want = path / names[0], state["files"][names[0]]
         if file.stat().st_size != want["bytes"]:

@@ -305,6 +305,31 @@ def test_a_second_process_is_refused_by_name(saved):
     checkpoint.save(saved, model, optimizer, step=9)
 
 
+def test_a_folder_of_two_names_has_one_lock(saved, tmp_path):
+    """Two savers of one folder would take each other's files away."""
+    model, optimizer = make()
+    (tmp_path / "link").symlink_to(saved)
+    with disk.Lock(saved.parent / ".at4.lock", "x"), pytest.raises(disk.Busy, match="at4 is being saved"):
+        checkpoint.save(tmp_path / "link", model, optimizer, step=9)
+    checkpoint.save(tmp_path / "link", model, optimizer, step=9)
+    assert checkpoint.read_state(saved)["step"] == 9 and (tmp_path / "link").is_symlink()
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
+    with pytest.raises(checkpoint.CheckpointError, match="nowhere is there and no folder"):
+        checkpoint.save(tmp_path / "nowhere", model, optimizer)
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have names")
+@pytest.mark.parametrize("name", ["state.json", "model"])
+def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(saved, name):
+    path = next(saved.glob(f"{name}*"))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(checkpoint.CheckpointError, match=f"{name}.* is (no file|missing)"):
+        checkpoint.read_state(saved)
+        checkpoint.load(saved, *make())
+
+
 def test_a_forked_or_dead_process_holds_no_lock(tmp_path):
     """A lock's holder forks and dies; its child lives on."""
     code = """

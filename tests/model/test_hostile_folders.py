@@ -16,6 +16,7 @@ from retro_model.data import files, store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours, precompute_neighbours
+from retro_model.data.search import LexicalSearcher
 from retro_model.data.store import TokenStore
 from retro_model.data.tokens import Tokenizer
 from tests import killing
@@ -188,6 +189,30 @@ def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
             opened(tmp_path / "m", TokenStore(tmp_path / "m/s"), embedder)
         path.write_bytes(good)
     opened(tmp_path / "m", TokenStore(tmp_path / "m/s"), embedder)
+
+
+def test_ids_that_nobody_verified_do_not_reach_what_counts_by_them(tmp_path):
+    """A table of one number an id is written at: an id beyond it would be an address."""
+    rows = build(tmp_path / "s")
+    query = rows.chunks([0]), np.array([rows.chunk_len])
+    good, dtype = (tmp_path / "s/tokens.bin").read_bytes(), rows.tokens.dtype
+    (tmp_path / "s/tokens.bin").write_bytes(good[: -dtype.itemsize] + np.array(np.iinfo(dtype).max, dtype).tobytes())
+    (tmp_path / "s/lengths.bin").write_bytes(np.full(len(rows), rows.chunk_len, rows.lengths.dtype).tobytes())
+    with pytest.raises(ValueError, match="expected token ids below 200"):
+        ChunkDatabase.lexical(TokenStore(tmp_path / "s", verify=False))
+    (tmp_path / "s/tokens.bin").write_bytes(good)
+    (tmp_path / "s/lengths.bin").write_bytes(np.full(len(rows), 10**6, rows.lengths.dtype).tobytes())
+    with pytest.raises(ValueError, match=r"expected lengths within 0 \.\. "):
+        ChunkDatabase.lexical(TokenStore(tmp_path / "s", verify=False))
+    searcher = LexicalSearcher(build(tmp_path / "t"))
+    for chunks, lengths in (
+        (query[0] + 10**6, query[1]),
+        (query[0] - 10**6, query[1]),
+        (query[0], query[1] + 1),
+        (query[0], query[1] - 99),
+    ):
+        with pytest.raises(ValueError, match="chunks: expected"):
+            searcher.search(chunks, lengths, 2, None)
 
 
 def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):
