@@ -16,12 +16,10 @@ constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums togeth
 
 // x, rounded: a product is not fused into the sum that it goes into, so it is the same number wherever it is used.
 RETRO_INLINE Vec rounded(Vec x) {
-#if defined(__x86_64__)
+#ifdef __x86_64__
   asm("" : "+x"(x));
-#elif defined(__aarch64__)
-  asm("" : "+w"(x));
 #else
-  asm("" : "+m"(x));
+  asm("" : "+w"(x));
 #endif
   return x;
 }
@@ -101,9 +99,7 @@ struct Backward {
     }
   }
 
-  // w.p becomes what multiplies dO in dV, w.ds what multiplies Q
-  // in dK: both with the gate; dz sums dS over the neighbours.
-  //
+  // w.p becomes what multiplies dO in dV, w.ds what multiplies Q in dK: both with the gate; dz sums dS over neighbours.
   // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys
   // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
   void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,

@@ -96,7 +96,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--tree", type=Path, metavar="DIR", help="plant in this copy (default: a temporary one); kept, so that C++ builds are incremental"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a fault; those it has, survivors apart, are not planted again")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="append a line a fault; those it has, survivors apart, are not planted again"
+    )
     parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
     arguments = parser.parse_args(argv)
     wanted = [t for t in targets.TARGETS if not arguments.paths or any(fnmatch.fnmatchcase(t.path, p) for p in arguments.paths)]
