@@ -67,6 +67,13 @@ def test_retrofit_llama_trainer():
     assert after < before - 0.5
 
 
+def test_retrofit_accelerate():
+    for library in ("transformers", "peft", "accelerate"):
+        pytest.importorskip(library)
+    first, last = example("retrofit_accelerate").main()
+    assert last < first - 0.5
+
+
 def test_rpt_lookup():
     on, off = example("rpt_lookup").main()
     assert on < off / 2 and off > 3
