@@ -24,18 +24,18 @@ _PLANS: dict[tuple, Plan] = {}
 def serve(op: str, call, backend: str | None, resolve: Callable):
     """Check, choose and run a call of the public op; `resolve` checks it and fills its defaults in."""
     backend = _dispatch.named(backend)
-    key = None if torch.compiler.is_compiling() else _key(op, call, backend)
+    key, differentiable = (None, False) if torch.compiler.is_compiling() else _key(op, call, backend)
     if key is None:
         return operator(op)(*resolve(call), backend)
     plan = _PLANS.get(key)
     if plan is not None:
-        outs = plan.run(plan.resolved(call))
+        outs = plan.run(plan.resolved(call), differentiable)
     else:
         resolved = resolve(call)
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         plan = _PLANS[key] = Plan(op, call, resolved, backend)
-        outs = plan.run(resolved)
+        outs = plan.run(resolved, differentiable)
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -55,10 +55,9 @@ class Plan:
         self.seeded = getattr(resolved, "seed", None) is not None
         # a field is an option, or the tensor of the call that stands at `moves`
         self.options = [None if isinstance(value, Tensor) else value for value in resolved]
-        self.moves = [(i, _place(i, call, resolved)) for i, value in enumerate(resolved) if isinstance(value, Tensor)]
-        if self.seeded:
-            self.seed_at = resolved._fields.index("seed")
-            self.moves = [move for move in self.moves if move[0] != self.seed_at]
+        self.tensors = [i for i, value in enumerate(resolved) if isinstance(value, Tensor)]
+        self.seed_at = resolved._fields.index("seed") if self.seeded else None
+        self.moves = [(i, _place(i, call, resolved)) for i in self.tensors if i != self.seed_at]
         self.forward = self.repeat(self._forward)
         self.backwards: dict[tuple, Callable] = {}
 
@@ -71,10 +70,8 @@ class Plan:
             found[self.seed_at] = _register.dropout_seed(call[0].device, 1.0)
         return self.make._make(found)
 
-    def run(self, call) -> tuple[Tensor, ...]:
-        if torch.is_grad_enabled() and any([isinstance(value, Tensor) and value.requires_grad for value in call]):
-            return _Differentiable.apply(self, *call)
-        return self.guard(self.forward, call)
+    def run(self, call, differentiable: bool) -> tuple[Tensor, ...]:
+        return _Differentiable.apply(self, *call) if differentiable else self.guard(self.forward, call)
 
     def guard(self, run: Callable, values):
         """`run` with the call's GPU current."""
@@ -86,15 +83,23 @@ class Plan:
     def _forward(self, values) -> tuple[Tensor, ...]:
         return tuple([out.contiguous() for out in self.module.forward(self.make._make(values))])
 
-    def gradients(self, values, needs: tuple[bool, ...]) -> list[Tensor | None]:
-        """values: the call's, its outputs and their gradients. Layouts are looked at again: a hook may have put others in their place."""
-        key = (needs, *_layouts(values))
+    def gradients(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
+        """saved: the call's tensors and its outputs, whose layouts are looked at again: a hook may have put others in their place."""
+        layouts = [None if tensor is None else (tensor.stride(), tensor.data_ptr() & 15) for tensor in (*saved, *grads)]
+        key = (needs, *layouts)
         found = self.backwards.get(key)
         if found is None:
             if len(self.backwards) >= _MOST_PLANS:
                 self.backwards.clear()
             found = self.backwards[key] = self.repeat(lambda values: self._backward(values, needs))
-        return self.guard(found, values)
+        return self.guard(found, self.values(saved, grads))
+
+    def values(self, saved: tuple[Tensor, ...], grads) -> list:
+        """The call, its outputs and their gradients."""
+        found = [*self.options, *saved[len(self.tensors) :], *grads]
+        for at, tensor in zip(self.tensors, saved):
+            found[at] = tensor
+        return found
 
     def _backward(self, values, needs) -> list[Tensor | None]:
         fields = len(self.options)
@@ -112,7 +117,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx, plan: Plan, *values):
         outs = plan.guard(plan.forward, values)
         ctx.plan = plan
-        ctx.save_for_backward(*[value if isinstance(value, Tensor) else None for value in values], *outs)
+        ctx.save_for_backward(*[values[at] for at in plan.tensors], *outs)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[out for out in outs if not out.is_floating_point()])
         return outs
@@ -121,19 +126,16 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx, *grads):
         plan, saved = ctx.plan, ctx.saved_tensors
         found = [None] * (len(plan.options) + 1)
-        needs = tuple([ctx.needs_input_grad[at + 1] for at in plan.places])
-        if not any(needs) or all(grad is None for grad in grads):
+        asked = ctx.needs_input_grad
+        needs = tuple([asked[at + 1] for at in plan.places])
+        if not any(needs) or all([grad is None for grad in grads]):
             return tuple(found)
-        values = [*saved, *grads]
-        for i, option in enumerate(plan.options):
-            if option is not None:
-                values[i] = option
-        if not torch.is_grad_enabled() and alone() and all([_plain(v) for v in values if isinstance(v, Tensor)]):
-            made = plan.gradients(values, needs)
-        else:
-            fields = len(plan.options)
+        if torch.is_grad_enabled() or not alone() or not all([grad is None or _plain(grad) for grad in grads]):
+            values, fields = plan.values(saved, grads), len(plan.options)
             listed = iter(operator(plan.op, "_backward")(*values[:fields], plan.backend, *values[fields:], list(needs)))
             made = [next(listed) if needed else None for needed in needs]
+        else:
+            made = plan.gradients(saved, grads, needs)
         for at, grad in zip(plan.places, made, strict=True):
             found[at + 1] = grad
         return tuple(found)
@@ -148,26 +150,25 @@ def _place(i: int, call, resolved) -> int:
     """Where the call has the tensor that stands at i once resolved; one tensor may be given for several arguments."""
     if call[i] is resolved[i]:
         return i
-    return next((j for j, given in enumerate(call) if given is resolved[i] and resolved[j] is not given), -1)
+    return next(j for j, given in enumerate(call) if given is resolved[i] and resolved[j] is not given)
 
 
-def _key(op: str, call, backend: str | None) -> tuple | None:
-    """What checks, choice and launches depend on; None where a mode, transform, tracer or profiler wants to know of the call."""
+def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool]:
+    """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the call; and
+    whether a gradient is wanted."""
     parts: list = [op, backend, configs.epoch()]
+    wanted = False
     for value in call:
         if isinstance(value, Tensor):
             if not _plain(value):
-                return None
+                return None, False
             parts += (value.dtype, value.shape, value.stride(), value.get_device(), value.data_ptr() & 15)
+            wanted = wanted or value.requires_grad
         elif value is None or value.__class__ in _OPTIONS:
             parts += (value.__class__, value)
         else:
-            return None
-    return tuple(parts) if alone() else None
-
-
-def _layouts(values) -> list:
-    return [(v.dtype, v.shape, v.stride(), v.data_ptr() & 15) if isinstance(v, Tensor) else None for v in values]
+            return None, False
+    return (tuple(parts) if alone() else None), wanted and torch.is_grad_enabled()
 
 
 def alone() -> bool:
@@ -185,7 +186,8 @@ def alone() -> bool:
 
 def _plain(tensor: Tensor) -> bool:
     """An ordinary tensor of the CPU or a GPU: no subclass, no lazy negation, no wrapper."""
-    return torch._C._dispatch_keys(tensor).raw_repr() in (_plain_keys("cuda") if tensor.is_cuda else _PLAIN_ON_CPU)
+    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    return keys in _PLAIN_ON_CPU or (tensor.is_cuda and keys in _plain_keys("cuda"))
 
 
 @functools.cache

@@ -52,12 +52,13 @@ def test_bound_launches_are_tritons(op, monkeypatch):
 
 
 def named(launches: list[tuple], given: set[int]) -> list[tuple]:
-    """Addresses of memory that each call makes for itself by the order in which they occur."""
-    order: dict[int, int] = {}
-    return [
-        (*launch[:6], *(("made", order.setdefault(x, len(order))) if isinstance(x, int) and x > 2**32 and x not in given else x for x in launch[6:]))
-        for launch in launches
-    ]  # fmt: skip
+    """Addresses of memory that each call makes for itself by the order in which they occur in a launch."""
+    found = []
+    for launch in launches:
+        order: dict[int, int] = {}
+        made = {x for x in launch[6:] if isinstance(x, int) and x > 2**32 and x not in given}
+        found.append((*launch[:6], *(("made", order.setdefault(x, len(order))) if x in made else x for x in launch[6:])))
+    return found
 
 
 def test_what_a_profiler_hooks_is_heard(monkeypatch):

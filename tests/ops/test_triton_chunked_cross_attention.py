@@ -38,7 +38,7 @@ def test_workspace_is_bounded_and_launches_are_pure():
     b, n, h, _ = call.query.shape
     outputs = (call.query, torch.empty(b, h, n, device="meta"))
     needs = tuple(getattr(call, name) is not None for name in _problem.ChunkedCrossAttention.DIFFERENTIABLE)
-    plans = [backward_plan.Backward(call, outputs, outputs, needs, Target(90, 232448)) for _ in range(2)]
-    band = plans[0].buffers.band_ptr
+    plans = [backward_plan.backward(call, outputs, outputs, needs, Target(90, 232448)) for _ in range(2)]
+    band = plans[0].launches[0].arguments["band_ptr"]
     assert band.numel() * band.element_size() <= backward_plan.SLAB_BYTES
     assert [(x.name, x.grid) for x in plans[0].launches] == [(x.name, x.grid) for x in plans[1].launches]

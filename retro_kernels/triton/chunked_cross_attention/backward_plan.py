@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,171 +13,68 @@ from ..._problem import ChunkedCrossAttention
 from ..._target import Target
 from ..common.launch import Launch, settled, strides
 from ..common.plan import Plan
+from ..common.sums import summed
 from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
 from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
-from .plan import WAVES, constants, inputs, span, tile
+from .plan import WAVES, Span, constants, inputs, span, tile
 
 #: bound of the band workspace: it should stay in the second-level cache (50 MB on sm_90) from one kernel to the next
 SLAB_BYTES = 48 << 20
 
 
-def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target) -> Plan:
-    """The launches of the gradients `needs`, slab by slab."""
-    made = Backward(call, outputs, grads, needs, target)
-    return Plan(made.launches, gradients=made.gradients)
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Tiles of the kernels, all of core.block_m rows, and how the work is cut: items of one (batch, chunk, time block), slabs of items."""
+
+    core: configs.Tile  # of the query kernel, which writes the keys too where `fused`
+    key: configs.Tile
+    band: configs.Tile
+    rel: configs.Tile
+    fused: bool
+    blocks: int  # time blocks a chunk
+    key_blocks: int
+    band_keys: int  # columns of the band workspace: R, rounded up to whole blocks of every kernel
+    items: int
+    slab: int
+    diagonals: int
+    items_per_split: int
+
+    @property
+    def splits(self) -> int:
+        return -(-self.slab // self.items_per_split)
 
 
-class Backward:
-    """`launches` fill the buffers; `gradients()` then sums partials, by torch's own reductions (fixed order, no atomics)."""
-
-    def __init__(
-        self, call: ChunkedCrossAttention, outputs: tuple[Tensor, Tensor], grads: tuple[Tensor | None, ...], needs: tuple[bool, ...],
-        target: Target,
-    ):  # fmt: skip
-        self.call, self.target = call, target
-        self.need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
-        self.need_keys = self.need["key"] or self.need["value"]
-        self.span = span(call)
-        self._tiles()
-        self._buffers()
-        self.launches: list[Launch] = []
-        out, lse = outputs
-        grad_out, grad_lse = grads
-        if grad_out is None:
-            grad_out = torch.zeros_like(out)
-        elif call.neighbour_mask is not None or call.batch_start is not None:
-            grad_out = settled(grad_out, lse)
-        arguments = {
-            **inputs(call), **constants(call, self.core), **vars(self.buffers), "out_ptr": out, "lse_ptr": lse,
-            "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
-            "first_chunk": self.span.first, "chunks": self.span.count, "blocks": self.blocks,
-            "key_blocks": self.key_blocks, "band_keys": self.band_keys, "items_per_split": self.items_per_split, "WRITE_KEYS": self.fused,
-        }  # fmt: skip
-        for first in range(0, self.items, self.slab):
-            self._slab({**arguments, "first_item": first}, min(self.slab, self.items - first))
-
-    def _tiles(self) -> None:
-        call, target = self.call, self.target
-        b, _, self.heads, _ = call.query.shape
-        keys, groups = call.key.shape[3:5]
-        # tiles start at index 0 of the attending chunk, however few of its rows this call brings
-        whole = tile(call, "backward", target, rows=call.chunk_len)
-        self.fused = self.need_keys and groups == self.heads and call.chunk_len <= whole.block_m
-        self.core = whole if self.fused else tile(call, "backward_query", target, rows=call.chunk_len)
-        block_m = self.core.block_m  # of every kernel: the workspace is laid out in tiles of it
-        others = {name: tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel")}
-        self.key, self.band, self.rel = (dataclasses.replace(t, block_m=block_m) for t in others.values())
-        self.blocks = -(-call.chunk_len // block_m)
-        if self.blocks > 1:  # the bands of a chunk's time blocks must meet the table in whole blocks of rows
-            self.band = dataclasses.replace(self.band, block_n=min(self.band.block_n, block_m))
-        self.rel = dataclasses.replace(self.rel, block_n=self.band.block_n)
-        self.key_blocks = -(-keys // self.core.block_n)
-        widest = max(t.block_n for t in (self.core, self.key, self.band))
-        self.band_keys = -(-keys // widest) * widest
-        self.items = b * self.span.count * self.blocks
-        self.slab = self.items
-        if call.rel_key is not None:
-            tile_bytes = self.heads * block_m * self.band_keys * call.query.element_size()
-            slab = max(SLAB_BYTES // tile_bytes // self.blocks, 1) * self.blocks  # whole chunks
-            slabs = -(-self.items // slab)
-            self.slab = -(-self.items // slabs // self.blocks) * self.blocks  # of equal size
-        band_blocks, bands = self.band_keys // self.band.block_n, (block_m + self.band.block_n - 2) // self.band.block_n + 1
-        self.diagonals = (self.blocks - 1) * (block_m // self.band.block_n) + bands + band_blocks - 1
-        want = -(-WAVES * target.multiprocessors // (self.diagonals * self.heads))
-        self.items_per_split = -(-self.slab // min(self.slab, want))
-
-    def _buffers(self) -> None:
-        call, need, dtype, device = self.call, self.need, self.call.query.dtype, self.call.query.device
-
-        def new(wanted: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-            return torch.empty(shape, dtype=dtype, device=device) if wanted else None
-
-        b, n, h, d = call.query.shape
-        chunks, neighbours = call.key.shape[1:3]
-        has_rel = call.rel_key is not None
-        e = call.rel_key.shape[-1] if has_rel else d
-        splits = -(-self.slab // self.items_per_split)
-        gate_parts = self.blocks * h * self.key_blocks
-        band = new(has_rel, self.slab, h, self.core.block_m, self.band_keys, dtype=dtype)
-        self.buffers = _Buffers(
-            dq_ptr=new(True, b, n, h, d, dtype=dtype),
-            drq_ptr=new(has_rel and call.rel_query is not None, b, n, h, e, dtype=dtype),
-            dk_ptr=new(self.need_keys, *call.key.shape, dtype=dtype),
-            dv_ptr=new(self.need_keys, *call.key.shape, dtype=dtype),
-            dgate_ptr=new(need["neighbour_gate"], b, chunks, neighbours, gate_parts),
-            dcontent_ptr=new(need["content_bias"], self.items, h, d),
-            dposition_ptr=new(has_rel and need["position_bias"], self.items, h, e),
-            delta_ptr=new(self.need_keys and not self.fused, b, h, n),
-            band_ptr=band,
-            # the key kernel comes after the query kernel and still needs the logits: then dS may not replace them
-            ds_ptr=None if self.fused or not self.need_keys or band is None else torch.empty_like(band),
-            part_ptr=new(has_rel and need["rel_key"], splits, h, self.diagonals * self.band.block_n, e),
-        )
-        first, last = max(self.span.first, 0), self.span.first + self.span.count
-        if call.batch_start is not None:
-            first = last = chunks  # any chunk may be one that nothing attends
-        for grad in (self.buffers.dk_ptr, self.buffers.dv_ptr, self.buffers.dgate_ptr):
-            if grad is not None:  # chunks that nothing attends
-                grad[:, :first].zero_()
-                grad[:, last:].zero_()
-
-    def _slab(self, arguments: dict, count: int) -> None:
-        h, (neighbours, keys, groups) = self.heads, self.call.key.shape[2:5]
-        has_rel = self.call.rel_key is not None
-        ds = self.buffers.band_ptr if self.buffers.ds_ptr is None else self.buffers.ds_ptr
-        if has_rel:
-            self._add(_cca_backward_logits_kernel, (count * h,), arguments, self.band)
-        self._add(_cca_backward_query_kernel, (count * h,), arguments, self.core)
-        if self.need_keys and not self.fused:
-            key_blocks = -(-keys // self.key.block_n)
-            even = keys % self.key.block_n == 0
-            grid = (count // self.blocks * neighbours * key_blocks * groups,)
-            self._add(_cca_backward_key_kernel, grid, {**arguments, "key_blocks": key_blocks, "EVEN_KEYS": even}, self.key)
-        if has_rel and (self.need["query"] or self.need["rel_query"] or self.need["position_bias"] or self.need["rel_key"]):
-            self._add(_cca_backward_band_kernel, (count * h,), {**arguments, "band_ptr": ds}, self.band)
-        if self.buffers.part_ptr is not None:
-            splits = self.buffers.part_ptr.shape[0]
-            last, band_blocks = arguments["first_item"] + count, self.band_keys // self.band.block_n
-            given = {**arguments, "band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
-            self._add(_cca_backward_rel_kernel, (self.diagonals, h, splits), given, self.rel)
-
-    def _add(self, kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> None:
-        blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-        given = {name: value for name, value in {**arguments, **blocks}.items() if name in kernel.arg_names}
-        self.launches.append(Launch(kernel, grid, given, tile.num_warps, tile.num_stages))
-
-    def gradients(self) -> list[Tensor | None]:
-        """In the order of DIFFERENTIABLE, None where not needed; an input that the call makes no use of has a zero gradient."""
-        made = self.buffers
-        found = {
-            "query": made.dq_ptr, "key": made.dk_ptr, "value": made.dv_ptr, "rel_query": made.drq_ptr,
-            "rel_key": None if made.part_ptr is None else self._rel_key(),
-            "content_bias": None if made.dcontent_ptr is None else made.dcontent_ptr.sum(0),
-            "position_bias": None if made.dposition_ptr is None else made.dposition_ptr.sum(0),
-            "neighbour_gate": None if made.dgate_ptr is None else made.dgate_ptr.sum(-1),
-        }  # fmt: skip
-        return [
-            None if not needed else torch.zeros_like(getattr(self.call, name)) if found[name] is None else found[name].to(made.dq_ptr.dtype)
-            for name, needed in self.need.items()
-        ]
-
-    def _rel_key(self) -> Tensor:
-        """[H or 1,T,E]: partials summed over splits (and heads, where they share a table) and moved to the table's rows."""
-        rel, part = self.call.rel_key, self.buffers.part_ptr
-        total = part.sum((0, 1)).unsqueeze(0) if rel.shape[0] == 1 else part.sum(0)
-        # row x of the sum is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
-        shift = 1 - self.band_keys - self.call.rel_start
-        first, last = max(shift, 0), min(shift + total.shape[1], rel.shape[1])
-        if first == 0 and last == rel.shape[1]:
-            return total[:, -shift : last - shift]
-        grad = torch.zeros(rel.shape, dtype=torch.float32, device=rel.device)
-        if first < last:
-            grad[:, first:last] = total[:, first - shift : last - shift]
-        return grad
+def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Target) -> Layout:
+    b, _, heads, _ = call.query.shape
+    keys, groups = call.key.shape[3:5]
+    # tiles start at index 0 of the attending chunk, however few of its rows this call brings
+    whole = tile(call, "backward", target, rows=call.chunk_len)
+    fused = need_keys and groups == heads and call.chunk_len <= whole.block_m
+    core = whole if fused else tile(call, "backward_query", target, rows=call.chunk_len)
+    block_m = core.block_m  # of every kernel: the workspace is laid out in tiles of it
+    others = (tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel"))
+    key, band, rel = (dataclasses.replace(t, block_m=block_m) for t in others)
+    blocks = -(-call.chunk_len // block_m)
+    if blocks > 1:  # the bands of a chunk's time blocks must meet the table in whole blocks of rows
+        band = dataclasses.replace(band, block_n=min(band.block_n, block_m))
+    rel = dataclasses.replace(rel, block_n=band.block_n)
+    widest = max(t.block_n for t in (core, key, band))
+    band_keys = -(-keys // widest) * widest
+    items = slab = b * part.count * blocks
+    if call.rel_key is not None:
+        tile_bytes = heads * block_m * band_keys * call.query.element_size()
+        most = max(SLAB_BYTES // tile_bytes // blocks, 1) * blocks  # whole chunks
+        slab = -(-items // -(-items // most) // blocks) * blocks  # of equal size
+    bands = (block_m + band.block_n - 2) // band.block_n + 1
+    diagonals = (blocks - 1) * (block_m // band.block_n) + bands + band_keys // band.block_n - 1
+    want = -(-WAVES * target.multiprocessors // (diagonals * heads))
+    return Layout(
+        core, key, band, rel, fused, blocks, -(-keys // core.block_n), band_keys, items, slab, diagonals, -(-slab // min(slab, want))
+    )
 
 
 @dataclasses.dataclass
-class _Buffers:
+class Buffers:
     """What kernels write, under the kernels' own argument names; None where nobody needs it."""
 
     dq_ptr: Tensor
@@ -190,3 +88,108 @@ class _Buffers:
     band_ptr: Tensor | None
     ds_ptr: Tensor | None
     part_ptr: Tensor | None
+
+
+def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut: Layout) -> Buffers:
+    dtype, device = call.query.dtype, call.query.device
+
+    def new(wanted: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        return torch.empty(shape, dtype=dtype, device=device) if wanted else None
+
+    b, n, h, d = call.query.shape
+    chunks, neighbours = call.key.shape[1:3]
+    has_rel, need_keys = call.rel_key is not None, need["key"] or need["value"]
+    e = call.rel_key.shape[-1] if has_rel else d
+    band = new(has_rel, cut.slab, h, cut.core.block_m, cut.band_keys, dtype=dtype)
+    made = Buffers(
+        dq_ptr=new(True, b, n, h, d, dtype=dtype),
+        drq_ptr=new(has_rel and call.rel_query is not None, b, n, h, e, dtype=dtype),
+        dk_ptr=new(need_keys, *call.key.shape, dtype=dtype),
+        dv_ptr=new(need_keys, *call.key.shape, dtype=dtype),
+        dgate_ptr=new(need["neighbour_gate"], b, chunks, neighbours, cut.blocks * h * cut.key_blocks),
+        dcontent_ptr=new(need["content_bias"], cut.items, h, d),
+        dposition_ptr=new(has_rel and need["position_bias"], cut.items, h, e),
+        delta_ptr=new(need_keys and not cut.fused, b, h, n),
+        band_ptr=band,
+        # the key kernel comes after the query kernel and still needs the logits: then dS may not replace them
+        ds_ptr=None if cut.fused or not need_keys or band is None else torch.empty_like(band),
+        part_ptr=new(has_rel and need["rel_key"], cut.splits, h, cut.diagonals * cut.band.block_n, e),
+    )
+    # chunks that nothing attends: any may be one where batch entries have starts of their own
+    first, last = (chunks, chunks) if call.batch_start is not None else (max(part.first, 0), part.first + part.count)
+    for grad in (made.dk_ptr, made.dv_ptr, made.dgate_ptr):
+        if grad is not None and first > 0:
+            grad[:, :first].zero_()
+        if grad is not None and last < chunks:
+            grad[:, last:].zero_()
+    return made
+
+
+def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target) -> Plan:
+    """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
+    need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
+    (out, lse), (grad_out, grad_lse) = outputs, grads
+    part = span(call)
+    cut = layout(call, need["key"] or need["value"], part, target)
+    made = buffers(call, need, part, cut)
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    elif call.neighbour_mask is not None or call.batch_start is not None:
+        grad_out = settled(grad_out, lse)
+    arguments = {
+        **inputs(call), **constants(call, cut.core), **vars(made), "out_ptr": out, "lse_ptr": lse,
+        "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
+        "first_chunk": part.first, "chunks": part.count, "blocks": cut.blocks,
+        "key_blocks": cut.key_blocks, "band_keys": cut.band_keys, "items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused,
+    }  # fmt: skip
+    launches = []
+    for first in range(0, cut.items, cut.slab):
+        launches += _slab(call, need, cut, made, {**arguments, "first_item": first}, min(cut.slab, cut.items - first))
+    found = {"query": made.dq_ptr, "key": made.dk_ptr, "value": made.dv_ptr, "rel_query": made.drq_ptr}
+    for name, partial in {"content_bias": made.dcontent_ptr, "position_bias": made.dposition_ptr}.items():
+        if partial is not None:
+            found[name], total = summed(partial, getattr(call, name))
+            launches.append(total)
+    if made.part_ptr is not None:
+        # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
+        shift = call.rel_start + cut.band_keys - 1
+        found["rel_key"], total = summed(made.part_ptr, call.rel_key, call.rel_key.shape[0], made.part_ptr.shape[2], shift)
+        launches.append(total)
+
+    def gradients() -> list[Tensor | None]:
+        if made.dgate_ptr is not None:
+            found["neighbour_gate"] = made.dgate_ptr.sum(-1).to(out.dtype)
+        # an input that the call makes no use of has a zero gradient
+        return [
+            None if not needed else torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name]
+            for name, needed in need.items()
+        ]
+
+    return Plan(launches, gradients=gradients)
+
+
+def _slab(call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, made: Buffers, arguments: dict, count: int) -> Iterator[Launch]:
+    """The launches of `count` items, from arguments["first_item"] on."""
+    h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
+    has_rel = call.rel_key is not None
+    ds = made.band_ptr if made.ds_ptr is None else made.ds_ptr
+    if has_rel:
+        yield _launch(_cca_backward_logits_kernel, (count * h,), arguments, cut.band)
+    yield _launch(_cca_backward_query_kernel, (count * h,), arguments, cut.core)
+    if (need["key"] or need["value"]) and not cut.fused:
+        key_blocks = -(-keys // cut.key.block_n)
+        grid = (count // cut.blocks * neighbours * key_blocks * groups,)
+        given = {**arguments, "key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
+        yield _launch(_cca_backward_key_kernel, grid, given, cut.key)
+    if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
+        yield _launch(_cca_backward_band_kernel, (count * h,), {**arguments, "band_ptr": ds}, cut.band)
+    if made.part_ptr is not None:
+        last, band_blocks = arguments["first_item"] + count, cut.band_keys // cut.band.block_n
+        given = {**arguments, "band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
+        yield _launch(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), given, cut.rel)
+
+
+def _launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
+    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
+    given = {name: value for name, value in {**arguments, **blocks}.items() if name in kernel.arg_names}
+    return Launch(kernel, grid, given, tile.num_warps, tile.num_stages)

@@ -47,6 +47,7 @@ class Tape(TorchDispatchMode):
             len(values),
         )  # kept, with all that is made of them: an id is one tensor's as long as it lives
         self.slots = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
+        self.alive: list[Tensor] = []
         self.steps: list[Callable[[list], None]] = []
         self.replayable, self.launching = True, False
 
@@ -62,6 +63,10 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         out = operation(*args, **kwargs)
         if self.launching:  # what an interpreter or emulator does to execute a kernel
+            return out
+        if operation is torch.ops.aten.detach.default:  # torch.empty does it; the same memory, and nobody here differentiates
+            self.slots[id(out)] = self._slot(args[0])
+            self.alive.append(out)
             return out
         places = [(i, self._slot(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)]
         nested = [x for arg in args if isinstance(arg, (list, tuple)) for x in arg]

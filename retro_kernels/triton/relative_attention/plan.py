@@ -14,6 +14,7 @@ from ..common import dropout
 from ..common.launch import Launch, power_of_two, settled, strides
 from ..common.merge import _merge_kernel
 from ..common.plan import Plan
+from ..common.sums import summed
 from .backward_keys import _relative_keys_kernel
 from .backward_query import _relative_delta_kernel, _relative_query_kernel
 from .backward_table import _relative_table_kernel
@@ -199,12 +200,17 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         launches.append(_keys_launch(call, shared, found, target))
     if has_rel and need["rel_key"]:
         launches.append(_table_launch(call, shared, found, target))
-    stages = {"content_bias": (0, 1), "position_bias": (0, 1), "rel_key": (0,)}  # dimensions left to sum
+    for name in ("content_bias", "position_bias", "rel_key"):
+        if name in found:
+            found[name], total = summed(found[name], getattr(call, name))
+            launches.append(total)
 
     def gradients() -> list[Tensor | None]:
         # an input that the call makes no use of (a relative query without relative keys) has a zero gradient
-        given = {name: torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name] for name in need if need[name]}
-        return [given[name].sum(stages[name]).to(same) if name in stages and name in found else given.get(name) for name in need]
+        return [
+            None if not needed else torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name]
+            for name, needed in need.items()
+        ]
 
     return Plan(launches, gradients=gradients)
 

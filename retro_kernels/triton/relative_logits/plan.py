@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from ... import configs
 from ..._problem import RelativeLogits
 from ..._target import Target
 from ..common.launch import Launch, power_of_two, strides
 from ..common.plan import Plan
+from ..common.sums import summed
 from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
 
 OP = "relative_logits"
@@ -37,7 +37,7 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
     tables, rows, _ = call.rel_key.shape
     device, wide = call.query.device, torch.float32
     gradient = {"grad_ptr": grad, **strides(grad, "d", "bhn")}
-    launches, dq, drel, bias = [], None, None, None
+    launches, dq, drel, dbias = [], None, None, None
     if needs[0] or needs[2]:
         tile = _tile(call, "query", target)
         count = -(-n // tile.block_m)
@@ -46,24 +46,24 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
         arguments = {**gradient, **_table(call), "dq_ptr": dq, "bias_ptr": bias, **_sizes(call), "H": h, "blocks": _blocks(call, tile)}
         arguments |= _constants(call, tile)
         launches.append(Launch(_logits_query_kernel, (count, h, b), arguments, tile.num_warps, tile.num_stages))
+        if bias is not None:
+            dbias, total = summed(bias, call.position_bias)
+            launches.append(total)
     if needs[1]:
         tile = _tile(call, "table", target)
         items, count = b * h // tables, -(-rows // tile.block_n)
         splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
         per_split = -(-items // splits)
         splits = -(-items // per_split)
-        drel = torch.empty((splits, tables, rows, e), dtype=wide, device=device)
+        part = torch.empty((splits, tables, rows, e), dtype=wide, device=device)
         arguments = {
-            **gradient, "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_bias(call), "drel_ptr": drel, **_sizes(call),
+            **gradient, "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_bias(call), "drel_ptr": part, **_sizes(call),
             "items": items, "items_per_split": per_split, "heads_per_table": h // tables, **_constants(call, tile),
         }  # fmt: skip
         launches.append(Launch(_logits_table_kernel, (count, tables, splits), arguments, tile.num_warps, tile.num_stages))
-
-    def gradients() -> list[Tensor | None]:
-        dtype = call.query.dtype
-        return [dq, None if drel is None else drel.sum(0).to(dtype), None if bias is None else bias.sum((0, 1)).to(dtype)]
-
-    return Plan(launches, gradients=gradients)
+        drel, total = summed(part, call.rel_key)
+        launches.append(total)
+    return Plan(launches, gradients=lambda: [dq, drel, dbias])
 
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:

@@ -1,0 +1,47 @@
+"""Sums of partial gradients that programs have stored apart, in a fixed order, rounded once to the gradient's type."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import Launch
+
+_PARTS, _COLUMNS = 64, 32  # of a tile: few columns, for there are few of them and often many parts
+
+
+@triton.jit(do_not_specialize=("count", "size", "part_size", "shift"))
+def _sum_kernel(
+    part_ptr, out_ptr, stride_part, stride_group, count, size, part_size, shift,
+    BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
+):  # fmt: skip
+    """out[group, x] = sum over p < count of part[p, group, x + shift]; what lies outside a part is 0."""
+    x = tl.program_id(0).to(tl.int64) * BLOCK_X + tl.arange(0, BLOCK_X)
+    group = tl.program_id(1).to(tl.int64)
+    at = x + shift
+    inside = (x < size) & (at >= 0) & (at < part_size)
+    acc = tl.zeros([BLOCK_X], tl.float32)
+    for first in range(0, count, BLOCK_P):
+        p = first + tl.arange(0, BLOCK_P).to(tl.int64)
+        pointers = part_ptr + p[:, None] * stride_part + group * stride_group + at[None, :]
+        acc += tl.sum(tl.load(pointers, mask=(p < count)[:, None] & inside[None, :], other=0.0), 0)
+    tl.store(out_ptr + group * size + x, acc.to(out_ptr.dtype.element_ty), mask=x < size)
+
+
+def summed(part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None = None, shift: int = 0) -> tuple[Tensor, Launch]:
+    """The gradient of `like` [groups, rows, width] and the launch that fills it from the contiguous part [count, groups, part_rows, width].
+
+    Where part_rows isn't given a part is as large as `like`. Row r of `like` is row r + shift of a part; those it has not are 0.
+    """
+    width = like.shape[-1]
+    size = like.numel() // groups
+    part_size = size if part_rows is None else part_rows * width
+    out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    arguments = {
+        "part_ptr": part, "out_ptr": out, "stride_part": groups * part_size, "stride_group": part_size,
+        "count": part.numel() // (groups * part_size), "size": size, "part_size": part_size, "shift": shift * width,
+        "BLOCK_P": _PARTS, "BLOCK_X": _COLUMNS,
+    }  # fmt: skip
+    return out, Launch(_sum_kernel, (-(-size // _COLUMNS), groups), arguments, num_warps=4, num_stages=1)
