@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: list, check, run, profile, static, emulate, ab, compare, report, doctor, tune, gpu.
+"""`python -m bench COMMAND`: list, check, run, profile, static, emulate, host, ab, compare, report, doctor, tune, gpu.
 
 Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing measured.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from . import exits
 
 HERE = Path(__file__).resolve().parent
-COMMANDS = ("list", "check", "run", "profile", "static", "emulate", "ab", "compare", "report", "doctor", "tune", "gpu")
+COMMANDS = ("list", "check", "run", "profile", "static", "emulate", "host", "ab", "compare", "report", "doctor", "tune", "gpu")
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,7 +1,8 @@
-"""this tree against a git ref: CPU kernels interleaved, static metrics of both
+"""this tree against a git ref: CPU kernels interleaved, host time and static metrics of both
 
 Checks out the ref beside this tree, builds both, checks both, and times them in fresh pairs of processes. Fails (1) at a slow-down beyond
-5% that a second batch reproduces, at a kernel that vanished, and at any static regression; 3 where the machine is too noisy to tell.
+5% that a second batch reproduces, at host time a call beyond 15%, at a kernel that vanished, and at any static regression; 3 where the
+machine is too noisy to tell.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 
 from .. import environment, exits, plan
-from ..compare import ab, ab_static, affected
+from ..compare import ab, ab_host, ab_static, affected
 from ..registry import OPERATORS, contenders_of
 from ..report import markdown, tables
 from . import _options
@@ -42,7 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.markdown and not arguments.markdown.resolve().parent.is_dir():  # known now, not after an hour
         raise exits.UsageError(f"--markdown {arguments.markdown}: no such folder")
     selection = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
-    outcomes, compared = [], None
+    outcomes, slower, compared = [], None, None
     try:
         timed = [] if arguments.static_only else _items(selection, arguments, tuple(map(folder_of, arguments.plugin)))
         with ab.checked_out(arguments.base) as base:
@@ -53,6 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
                     ab.build(base, environment.ROOT)
                 threads = arguments.threads or environment.environment()["threads"]
                 outcomes = ab.compare(base, environment.ROOT, timed, threads, say, arguments.pairs)
+                slower = ab_host.compare(base, environment.ROOT, tuple(dict.fromkeys(item.kernel for item in timed)), say)
             if not arguments.no_static:
                 parts = arguments.launch or [
                     f"{name}/" for name in OPERATORS if selection.kernels and plan.matches(name, selection.kernels)
@@ -62,10 +64,11 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError(str(e)) from None
     if outcomes:
         print(table(outcomes))
-    print(*static_lines(compared), sep="\n")
+    lines = host_lines(slower) + static_lines(compared)
+    print(*lines, sep="\n")
     if arguments.markdown:
-        arguments.markdown.write_text(as_markdown(outcomes, compared, arguments.base))
-    return exit_code(outcomes, compared)
+        arguments.markdown.write_text(as_markdown(outcomes, lines, arguments.base))
+    return exits.REGRESSION if slower and exit_code(outcomes, compared) != exits.NUMERICS else exit_code(outcomes, compared)
 
 
 def folder_of(plugin: str) -> tuple[str, str]:
@@ -112,6 +115,10 @@ def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None)
     return exits.OK if measured else exits.NOTHING_MEASURED
 
 
+def host_lines(slower: list[str] | None) -> list[str]:
+    return [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
+
+
 def static_lines(compared: ab_static.Comparison | None) -> list[str]:
     if compared is None:
         return ["static metrics: not compared"]
@@ -123,11 +130,11 @@ def table(outcomes: list[ab.Outcome]) -> str:
     return tables.align([HEADER, *map(_cells, outcomes)])
 
 
-def as_markdown(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None, base: str) -> str:
+def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
     """What changed in sight, the rest folded."""
     order = ("numerics", "vanished", "regression", "inconclusive", "warn", "faster", "skipped", "new", "ok")
     lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
-    first, *worse = static_lines(compared)
+    first, *worse = more
     table = markdown.folded(markdown.header(HEADER), lines)
     return "\n".join([markdown.MARKER, f"Against `{base}`", "", *table, "", first, *(f"- `{line}`" for line in worse)]) + "\n"
 

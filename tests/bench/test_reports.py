@@ -188,7 +188,7 @@ def test_static_records_are_rendered_too(tmp_path, capsys):
 
 def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, capsys):
     item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
-    texts = [markdown.table([timed()]), ab_command.as_markdown([ab.Outcome(item, "new")], None, "main")]
+    texts = [markdown.table([timed()]), ab_command.as_markdown([ab.Outcome(item, "new")], ab_command.static_lines(None), "main")]
     for name, found in (("a", timed()), ("b", timed(case="b"))):
         record.Writer(tmp_path / name).write(found)
     assert bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1

@@ -1,0 +1,38 @@
+"""host time of a call: everything but the kernel; needs no GPU
+
+Checks, choice, plan, arguments and autograd of small calls of a layout that was met before, in microseconds of CPU time: the Triton kernels' with a launch
+that goes nowhere, the CPU kernels' with their arithmetic. `ab` holds a change to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from .. import exits
+from ..registry import OPERATORS
+from . import _options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernel", type=_options.names, default=(), metavar="NAME[,NAME]", help="only these")
+    parser.add_argument(
+        "--backend", type=_options.names, default=("cpu", "triton"), metavar="NAME[,NAME]", help="of cpu, triton (default both)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write {id: seconds} here")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    if unknown := set(arguments.kernel) - set(OPERATORS):
+        raise exits.UsageError(f"--kernel: expected some of {', '.join(OPERATORS)}; got {', '.join(sorted(unknown))}")
+    if unknown := set(arguments.backend) - {"cpu", "triton"}:
+        raise exits.UsageError(f"--backend: expected some of cpu, triton; got {', '.join(sorted(unknown))}")
+    from ..measure import host
+
+    found = host.measure(tuple(arguments.backend), tuple(arguments.kernel))
+    for name, seconds in found.items():
+        print(f"{name:<52} {seconds * 1e6:8.1f} us")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+    return exits.OK if len(found) > 1 else exits.NOTHING_MEASURED

@@ -1,0 +1,65 @@
+"""The host half of `ab`: what the host does for a call in either tree, in fresh processes by turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from . import tree
+
+ROUNDS = 3  # pairs of processes; a second batch of as many where the first calls something slower
+BAR, GRAIN_S = 1.15, 2e-6  # slower by 15% and by more than the clock's and the allocator's humour
+
+
+def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]) -> list[str] | None:
+    """Calls whose host time grew beyond the bar, twice; None where the base can't be measured."""
+    found = _slower(base, head, kernels, say)
+    if not found:
+        return None if found is None else []
+    say(f"host time: {len(found)} calls seem slower: a second batch")
+    again = _slower(base, head, kernels, say) or {}
+    return [f"{name}: host time {after * 1e6:.1f} us, was {before * 1e6:.1f}" for name, (before, after) in again.items() if name in found]
+
+
+def _slower(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]) -> dict[str, tuple[float, float]] | None:
+    least: dict[Path, dict[str, float]] = {}
+    for number in range(ROUNDS):
+        for side in (base, head) if number % 2 == 0 else (head, base):
+            measured = _measure(side, kernels)
+            if measured is None:
+                say(f"host time: {'the base' if side == base else 'the head'} can't be measured")
+                return None
+            known = least.setdefault(side, measured)
+            least[side] = {name: min(value, measured.get(name, value)) for name, value in known.items()}
+    return slower(least[base], least[head])
+
+
+def slower(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """What took at least BAR times as long, and GRAIN_S longer.
+
+    >>> slower({"a": 20e-6, "b": 20e-6, "c": 1e-6}, {"a": 26e-6, "b": 21e-6, "c": 2e-6})
+    {'a': (2e-05, 2.6e-05)}
+    """
+    both = {name: (before[name], after[name]) for name in before.keys() & after.keys() if not name.startswith("floor")}
+    return {name: pair for name, pair in sorted(both.items()) if pair[1] > BAR * pair[0] and pair[1] > pair[0] + GRAIN_S}
+
+
+def _measure(side: Path, kernels: tuple[str, ...]) -> dict[str, float] | None:
+    with tempfile.TemporaryDirectory(prefix="retro-host-") as folder:
+        out = Path(folder) / "host.json"
+        command = [
+            sys.executable,
+            tree.__file__,
+            str(side),
+            "host",
+            "--json",
+            str(out),
+            *(("--kernel", ",".join(kernels)) if kernels else ()),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=side)
+        return json.loads(out.read_text()) if done.returncode == 0 else None

@@ -1,0 +1,113 @@
+"""What the host does for a call, in seconds: checks, choice, plan, arguments, autograd; of the Triton kernels all but the launch itself.
+
+CPU time of this thread, the least of some batches: little disturbed by whatever else runs. The Triton backend serves a device that isn't there
+(`retro_kernels.testing.stub`), so no GPU is needed; torch's own operations between its launches run on small CPU tensors. The
+CPU kernels compute, on the smallest calls. `floor` is what an autograd function costs that does nothing, with as many leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import retro_kernels as rk
+
+BATCHES, CALLS = 9, 300
+M, R, D = 8, 16, 16
+
+
+def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, ...] = ()) -> dict[str, float]:
+    """{"kernel/backend/call/mode": seconds of a call}; "floor" where the mode is fwdbwd."""
+    found: dict[str, float] = {}
+    for backend in backends:
+        with _serving(backend) as serves:
+            if not serves:
+                continue
+            for name, kw in _calls(torch.float32 if backend == "cpu" else torch.bfloat16):
+                kernel = name.partition("/")[0]
+                if kernels and kernel not in kernels:
+                    continue
+                for mode, run in _modes(getattr(rk, kernel), kw, backend, "decode" in name):
+                    found[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)
+    found["floor/fwdbwd"] = seconds(_floor(6))
+    return found
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    for _ in range(20):
+        run()
+    least = float("inf")
+    for _ in range(BATCHES):
+        begun = time.thread_time()
+        for _ in range(CALLS):
+            run()
+        least = min(least, (time.thread_time() - begun) / CALLS)
+    return least
+
+
+@contextlib.contextmanager
+def _serving(backend: str) -> Iterator[bool]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if backend == "triton":
+            try:
+                from retro_kernels.testing import stub
+            except ImportError:
+                yield False
+                return
+            with stub.device(90):
+                yield True
+        else:
+            yield bool(rk.backends()["leaky_average"][backend])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _calls(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]]:
+    def new(*shape: int) -> Tensor:
+        return torch.randn(shape).to(dtype)
+
+    def biases(rows: int) -> dict[str, Tensor]:
+        return {"rel_key": new(2, rows, D), "content_bias": new(2, D), "position_bias": new(2, D)}
+
+    for name, n, start in (("decode", 1, 2 * M - 1), ("training", 2 * M, 0)):
+        neighbours = {"key": new(1, 2, 2, R, 2, D), "value": new(1, 2, 2, R, 2, D), "chunk_len": M, "query_start": start}
+        yield f"chunked_cross_attention/{name}", {"query": new(1, n, 2, D), **neighbours, **biases(M + R - 1)}
+    for name, n in (("decode", 1), ("training", 16)):
+        keys = {"key": new(1, 16, 2, D), "value": new(1, 16, 2, D), "causal": True}
+        yield f"relative_attention/{name}", {"query": new(1, n, 2, D), **keys, **biases(n + 15)}
+    yield "relative_logits/training", {"query": new(1, 4, 2, D), "rel_key": new(2, 7, D), "key_len": 4}
+    yield "topk_chunks/decode", {"query": new(1, 4, D), "key": new(1, 64, D), "k": 2}
+    yield "leaky_average/training", {"x": new(1, 16, 2, D), "decay": torch.rand(2)}
+
+
+def _modes(op: Callable, kw: dict[str, Any], backend: str, decodes: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+    yield "fwd", lambda: op(**kw, backend=backend)
+    if decodes:
+        return
+    leaves = {name: value.clone().requires_grad_() for name, value in kw.items() if isinstance(value, Tensor)}
+    out = op(**kw, backend=backend)
+    grad = torch.ones_like(out)
+    yield "fwdbwd", lambda: torch.autograd.grad(op(**kw | leaves, backend=backend), tuple(leaves.values()), grad)
+
+
+def _floor(leaves: int) -> Callable[[], Any]:
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *given):
+            ctx.save_for_backward(*given)
+            return torch.empty(1), torch.empty(1)
+
+        @staticmethod
+        def backward(ctx, *grads):
+            return ctx.saved_tensors
+
+    given = [torch.ones(1, requires_grad=True) for _ in range(leaves)]
+    grad = torch.ones(1)
+    return lambda: torch.autograd.grad(Nothing.apply(*given)[0], given, grad)

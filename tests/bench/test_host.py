@@ -1,0 +1,39 @@
+"""What the host does for a call is measured of every op, without a GPU, and a change that makes it dearer is told."""
+
+import pytest
+
+from bench.commands import ab_command
+from bench.compare import ab_host
+from bench.measure import host
+from tests.conftest import COMPILED, INTERPRETER
+
+pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
+
+
+def test_every_op_is_measured_on_both_backends(monkeypatch):
+    monkeypatch.setattr(host, "BATCHES", 1)
+    monkeypatch.setattr(host, "CALLS", 1)
+    found = host.measure(("cpu",))
+    assert {name.split("/")[0] for name in found} == {*ab_command.OPERATORS, "floor"} and min(found.values()) > 0
+    pytest.importorskip("triton")
+    found = host.measure(("triton",), ("leaky_average",))
+    assert list(found) == ["leaky_average/triton/training/fwd", "leaky_average/triton/training/fwdbwd", "floor/fwdbwd"]
+
+
+def test_only_what_stays_slower_is_told(monkeypatch):
+    """`a` in both batches, `b` in one alone; `c` within the bar."""
+    base = {"a": 20e-6, "b": 20e-6, "c": 20e-6}
+    batches = iter([[base | {"a": 30e-6, "b": 30e-6, "c": 22e-6}] * ab_host.ROUNDS, [base | {"a": 31e-6}] * ab_host.ROUNDS])
+    heads: list = []
+
+    def measured(side, kernels):
+        if side == "base":
+            return base
+        if not heads:
+            heads.extend(next(batches))
+        return heads.pop()
+
+    monkeypatch.setattr(ab_host, "_measure", measured)
+    assert ab_host.compare("base", "head", (), lambda text: None) == ["a: host time 31.0 us, was 20.0"]
+    monkeypatch.setattr(ab_host, "_measure", lambda side, kernels: None if side == "base" else base)
+    assert ab_host.compare("base", "head", (), lambda text: None) is None
