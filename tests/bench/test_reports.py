@@ -12,7 +12,7 @@ from bench import environment, machines, record
 from bench.commands import ab_command
 from bench.compare import ab, record_files
 from bench.report import html, markdown, panels, terminal
-from bench.static import regressions, sass, table
+from tests.bench.helpers import static_record
 
 
 def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="kernel", status="ok", **more):
@@ -32,15 +32,6 @@ def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="k
     made |= more
     assert record.validate(made) == []
     return made
-
-
-def static_record(kernel="topk_chunks", **metrics):
-    usual = {
-        "kernel": "scan", "arch": 90, "config": "m64", "registers": 100, "stack_bytes": 0, "shared_static_bytes": 0, "shared_dynamic_bytes": 1024,
-        "warps": 4, "stages": 2, "blocks_per_sm": 4, "cubin_sha256": "x", "instructions": 100, "opcode_hash": "h", "tensor_instructions": 8,
-        "async_copies": 4, "loop_opcodes": {}, "loop_issue_slots": 400, "loop_tensor_instructions": 8, "loop_cycles_at_least": 100.0,
-    }  # fmt: skip
-    return table.row(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
 
 
 def test_terminal_table_names_the_best_rival_of_the_same_function():
@@ -284,78 +275,6 @@ def test_compare_exit_codes(tmp_path):
     assert bench.main(["compare", a, file("slow", timed(seconds=9e-3))]) == 0  # separate runs prove no slow-down
     assert bench.main(["compare", a, file("gone", timed(case="b"))]) == 1
     assert bench.main(["compare", a, other]) == 3
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"stack_bytes": 16}, "spills"),
-        ({"blocks_per_sm": 3}, "CTAs per SM"),
-        ({"tensor_instructions": 0}, "tensor instructions gone"),
-        ({"async_copies": 0}, "asynchronous copies gone"),
-        ({"loop_issue_slots": 440}, "hot loop"),
-    ],
-)
-def test_static_regressions(change, words):
-    old, new = static_record(), static_record(**change)
-    assert [words in line for line in regressions.regressions([old], [new])] == [True]
-    assert regressions.regressions([new], [old]) == []
-
-
-def test_static_vanished_and_larger_tile():
-    old = static_record()
-    assert "no longer compiled" in regressions.regressions([old], [])[0]
-    assert regressions.vanished(["a", "b"], ["b", "c"]) == ["a: no longer compiled"]
-    twice = static_record(loop_issue_slots=800, loop_tensor_instructions=16)  # twice the work a pass
-    assert regressions.regressions([old], [twice]) == []
-
-
-LISTING = """
-		Function : kernel
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-        /*0010*/                   LDGSTS.E.128 [R2], [R4] ;
-        /*0020*/                   MOV R3, 0x10 ;
-        /*0030*/                   IADD3 R3, R3, 0x1, RZ ;
-        /*0040*/               @P1 BRA 0x30 ;
-        /*0050*/                   HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
-        /*0060*/                   HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
-        /*0070*/              @!P0 BRA 0x50 ;
-        /*0080*/                   @P2 BRA 0x20 ;
-        /*0090*/                   EXIT ;
-        /*00a0*/                   BRA 0xa0;
-        /*00b0*/                   NOP;
-"""
-
-
-def test_the_hot_loop_is_the_innermost_with_tensor_instructions():
-    code = sass.functions(LISTING)["kernel"]
-    found = sass.summarise(code, warps=4, arch=90)
-    assert [i.name for i in sass.hot_loop(code)] == ["HMMA", "HMMA", "BRA"]
-    assert found["tensor_instructions"] == 2 and found["async_copies"] == 1 and found["loop_issue_slots"] == 12
-    assert found["loop_cycles_at_least"] == max(3 * 4 / 4, 2 * 2 * 16 * 8 * 16 * 4 / 4096)
-    assert sass.summarise(code[:2], 4, 90)["loop_issue_slots"] is None
-
-
-@pytest.mark.parametrize(
-    ("opcode", "flops"),
-    [
-        ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16),
-        ("HMMA.1688.F32.TF32", 2 * 2 * 16 * 8 * 8),
-        ("HGMMA.64x128x16.F32.BF16", 2 * 64 * 128 * 16 / 4),
-        ("HGMMA.64x64x8.F32.TF32", 2 * 2 * 64 * 64 * 8 / 4),
-        ("IADD3", 0),
-    ],
-)
-def test_the_work_of_a_tensor_instruction(opcode, flops):
-    """A warp's share; TF32 runs at half the rate of the half types and counts double."""
-    assert sass._tensor_flops(opcode) == flops
-
-
-@pytest.mark.parametrize(
-    ("registers", "shared", "warps", "blocks"), [(32, 0, 4, 16), (255, 0, 8, 1), (64, 100 << 10, 4, 2), (64, 228 << 10, 4, 0)]
-)
-def test_blocks_per_sm(registers, shared, warps, blocks):
-    assert sass.blocks_per_sm(registers, shared, warps, 90) == blocks
 
 
 def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):

@@ -51,7 +51,7 @@ TARGETS = (
     Target("bench/compare/record_files.py", ("tests/bench/test_reports.py",), 2),
     Target("bench/machines.py", ("tests/bench/test_reports.py",), 1),
     Target("bench/record.py", ("tests/bench/test_record.py", "tests/bench/test_reports.py", "tests/bench/test_killed.py"), 3),
-    Target("bench/static/sass.py", ("tests/bench/test_reports.py",), 3),
-    Target("bench/static/regressions.py", ("tests/bench/test_reports.py",), 2),
+    Target("bench/static/sass.py", ("tests/bench/test_static_records.py",), 3),
+    Target("bench/static/regressions.py", ("tests/bench/test_static_records.py",), 2),
     Target("bench/work.py", ("tests/bench/test_work.py",), 3),
 )

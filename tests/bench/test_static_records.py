@@ -1,0 +1,78 @@
+"""Records of compiled kernels: what is a regression, and what is read off a listing of SASS."""
+
+import pytest
+
+from bench.static import regressions, sass
+from tests.bench.helpers import static_record
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stack_bytes": 16}, "spills"),
+        ({"blocks_per_sm": 3}, "CTAs per SM"),
+        ({"tensor_instructions": 0}, "tensor instructions gone"),
+        ({"async_copies": 0}, "asynchronous copies gone"),
+        ({"loop_issue_slots": 440}, "hot loop"),
+    ],
+)
+def test_static_regressions(change, words):
+    old, new = static_record(), static_record(**change)
+    assert [words in line for line in regressions.regressions([old], [new])] == [True]
+    assert regressions.regressions([new], [old]) == []
+
+
+def test_static_vanished_and_larger_tile():
+    old = static_record()
+    assert "no longer compiled" in regressions.regressions([old], [])[0]
+    assert regressions.vanished(["a", "b"], ["b", "c"]) == ["a: no longer compiled"]
+    twice = static_record(loop_issue_slots=800, loop_tensor_instructions=16)  # twice the work a pass
+    assert regressions.regressions([old], [twice]) == []
+
+
+LISTING = """
+		Function : kernel
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   LDGSTS.E.128 [R2], [R4] ;
+        /*0020*/                   MOV R3, 0x10 ;
+        /*0030*/                   IADD3 R3, R3, 0x1, RZ ;
+        /*0040*/               @P1 BRA 0x30 ;
+        /*0050*/                   HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
+        /*0060*/                   HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
+        /*0070*/              @!P0 BRA 0x50 ;
+        /*0080*/                   @P2 BRA 0x20 ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   BRA 0xa0;
+        /*00b0*/                   NOP;
+"""
+
+
+def test_the_hot_loop_is_the_innermost_with_tensor_instructions():
+    code = sass.functions(LISTING)["kernel"]
+    found = sass.summarise(code, warps=4, arch=90)
+    assert [i.name for i in sass.hot_loop(code)] == ["HMMA", "HMMA", "BRA"]
+    assert found["tensor_instructions"] == 2 and found["async_copies"] == 1 and found["loop_issue_slots"] == 12
+    assert found["loop_cycles_at_least"] == max(3 * 4 / 4, 2 * 2 * 16 * 8 * 16 * 4 / 4096)
+    assert sass.summarise(code[:2], 4, 90)["loop_issue_slots"] is None
+
+
+@pytest.mark.parametrize(
+    ("opcode", "flops"),
+    [
+        ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16),
+        ("HMMA.1688.F32.TF32", 2 * 2 * 16 * 8 * 8),
+        ("HGMMA.64x128x16.F32.BF16", 2 * 64 * 128 * 16 / 4),
+        ("HGMMA.64x64x8.F32.TF32", 2 * 2 * 64 * 64 * 8 / 4),
+        ("IADD3", 0),
+    ],
+)
+def test_the_work_of_a_tensor_instruction(opcode, flops):
+    """A warp's share; TF32 runs at half the rate of the half types and counts double."""
+    assert sass._tensor_flops(opcode) == flops
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "blocks"), [(32, 0, 4, 16), (255, 0, 8, 1), (64, 100 << 10, 4, 2), (64, 228 << 10, 4, 0)]
+)
+def test_blocks_per_sm(registers, shared, warps, blocks):
+    assert sass.blocks_per_sm(registers, shared, warps, 90) == blocks
