@@ -29,7 +29,7 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
 
     neighbours, lengths = np.asarray(neighbours), np.asarray(store.lengths)
     if neighbours.ndim != 2 or len(neighbours) != len(lengths) or not neighbours.shape[1]:
-        raise ValueError(f"neighbours must be [{len(lengths)}, K] with K >= 1, got {list(neighbours.shape)}")
+        raise ValueError(f"neighbours: expected [{len(lengths)}, K] with K >= 1; got {list(neighbours.shape)}")
     shared = np.zeros(len(lengths), np.int64)
     for at in range(0, len(lengths), block):
         rows = slice(at, at + block)

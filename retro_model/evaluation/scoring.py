@@ -65,18 +65,18 @@ def score(model: nn.Module, store, neighbours: np.ndarray | None = None, databas
     m = store.chunk_len
     for name, value in (("window", window), ("stride", stride)):
         if value < 1 or value % m:
-            raise ValueError(f"{name} must be a positive multiple of the chunk length ({m}), got {value}")
+            raise ValueError(f"{name}: expected a positive multiple of the chunk length ({m}); got {value}")
     if stride >= window:
-        raise ValueError(f"stride must be below window ({window}), so that every scored token has context, got {stride}")
+        raise ValueError(f"stride: expected less than window ({window}), so that every scored token has context; got {stride}")
     if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        raise ValueError(f"batch_size: expected at least 1; got {batch_size}")
     check_neighbours(store, neighbours, database)
     if autocast not in AUTOCAST:
-        raise ValueError(f"autocast must be one of {AUTOCAST}, got {autocast!r}")
+        raise ValueError(f"autocast: expected one of {AUTOCAST}; got {autocast!r}")
     found = document_rows(store)
     if documents is not None:
         if wrong := [d for d in documents if not 0 <= d < len(found)]:
-            raise ValueError(f"documents must be ordinals from 0 to {len(found) - 1}, got {wrong}")
+            raise ValueError(f"documents: expected ordinals from 0 to {len(found) - 1}; got {wrong}")
         found = [found[d] for d in documents]
     jobs = [(a + first, a + end, a + scored, a) for a, b in found for first, end, scored in windows(b - a, window // m, stride // m)]
     jobs.sort(key=lambda job: job[1] - job[0])  # windows of like length share a batch, so that little is padding
@@ -126,11 +126,11 @@ def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: floa
     Source: section 2.6 of arXiv 2112.04426.
     """
     if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
+        raise ValueError(f"alpha: expected 0 to 1; got {alpha}")
     if leakage is None and alpha < 1:
-        raise ValueError(f"leakage must be given for alpha below 1, got alpha {alpha}")
+        raise ValueError(f"leakage: expected for alpha below 1; got None and alpha {alpha}")
     kept = np.ones(len(scores.nats), bool) if leakage is None else np.asarray(leakage) <= alpha
     if kept.shape != scores.nats.shape:
-        raise ValueError(f"leakage must have one value for each of the {len(scores.nats)} chunks, got {list(kept.shape)}")
+        raise ValueError(f"leakage: expected a value for each of the {len(scores.nats)} chunks; got {list(kept.shape)}")
     total = int(scores.bytes[kept].sum())
     return float(scores.nats[kept].sum()) / math.log(2) / total if total else math.nan

@@ -49,7 +49,7 @@ def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
     if (neighbours is None) != (database is None):
         raise ValueError("neighbours and database come together: give both, or neither")
     if neighbours is not None and (np.ndim(neighbours) != 2 or len(neighbours) != len(store.lengths)):
-        raise ValueError(f"neighbours must be [{len(store.lengths)}, K], one row for each chunk, got {list(np.shape(neighbours))}")
+        raise ValueError(f"neighbours: expected [{len(store.lengths)}, K], one row for each chunk; got {list(np.shape(neighbours))}")
 
 
 def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None, *, k: int | None = None) -> Batch:
@@ -106,13 +106,13 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
     """
     per_window, left = divmod(window, store.chunk_len)
     if window < 1 or left:
-        raise ValueError(f"window must be a positive multiple of the chunk length ({store.chunk_len}), got {window}")
+        raise ValueError(f"window: expected a positive multiple of the chunk length ({store.chunk_len}); got {window}")
     if batch_size < 1 or batch_size % world_size:
-        raise ValueError(f"batch_size must be a positive multiple of world_size ({world_size}), got {batch_size}")
+        raise ValueError(f"batch_size: expected a positive multiple of world_size ({world_size}); got {batch_size}")
     if start < 0 or every < 1:
-        raise ValueError(f"start must not be negative and every must be at least 1, got {start} and {every}")
+        raise ValueError(f"start and every: expected at least 0 and 1; got {start} and {every}")
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, got {rank}")
+        raise ValueError(f"rank: expected 0 to world_size - 1 = {world_size - 1}; got {rank}")
     check_neighbours(store, neighbours, database)
     if k is not None and (neighbours is None or not 1 <= k <= neighbours.shape[1]):
         raise ValueError(f"k: expected from 1 to the neighbours' K={0 if neighbours is None else neighbours.shape[1]}; got {k}")
@@ -123,7 +123,7 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
     else:
         firsts, shift = np.asarray(starts), 1
         if firsts.ndim != 1 or (len(firsts) and (firsts.min() < 0 or firsts.max() > rows - per_window)):
-            raise ValueError(f"starts must be rows from 0 to {rows - per_window}, got shape {list(firsts.shape)}")
+            raise ValueError(f"starts: expected rows from 0 to {rows - per_window}; got shape {list(firsts.shape)}")
     if len(firsts) < batch_size:
         raise ValueError(f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one more")
     read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k)

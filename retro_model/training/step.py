@@ -100,7 +100,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[B
     Raises: FloatingPointError where the gradient is not finite; the parameters are then as before.
     """
     if not parts:
-        raise ValueError("parts must have at least one batch")
+        raise ValueError("parts: expected at least one batch; got none")
     device = next(model.parameters()).device
     rate = learning_rate(step, settings)
     for group in optimizer.param_groups:
@@ -136,7 +136,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[B
     Returns: the results of `train_step`, one a step.
     """
     if accumulate < 1:
-        raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        raise ValueError(f"accumulate: expected at least 1; got {accumulate}")
     history = []
     for step in range(start, settings.steps if stop is None else stop):
         history.append(train_step(model, optimizer, [next(stream) for _ in range(accumulate)], settings, step))

@@ -53,9 +53,9 @@ def test_processes_share_each_batch():
 
 def test_refuses():
     store, options = given()
-    with pytest.raises(ValueError, match="window must be a positive multiple"):
+    with pytest.raises(ValueError, match="window: expected a positive multiple"):
         WindowDataset(store, **options | {"window": 5})
-    with pytest.raises(ValueError, match="start must not be negative"):
+    with pytest.raises(ValueError, match="start and every: expected at least 0 and 1"):
         WindowDataset(store, **options).set_start(-1)
 
 
