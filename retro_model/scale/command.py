@@ -70,7 +70,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def recipe_of(options: argparse.Namespace, chunks: int) -> Recipe:
-    recipe = Recipe(options.chunk_len, options.vocab, options.dim, options.key_type, k=options.k).for_chunks(chunks)
+    text = not getattr(options, "synthetic", None)
+    recipe = Recipe(options.chunk_len, options.vocab, options.dim, options.key_type, k=options.k, text=text).for_chunks(chunks)
     given = {"index": options.index, "nprobe": options.nprobe}
     return Recipe(**{**vars(recipe), **{name: value for name, value in given.items() if value is not None}})
 

@@ -11,14 +11,15 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from retro_model.data.faiss_index import KEYS_A_LIST, RERANKED, TRAINING_KEYS
+from retro_model.data.faiss_index import KEYS_A_LIST, TRAINING_KEYS
 
 from .recipe import Recipe
 
 STAGES = ("tokens", "frequencies", "keys", "index", "neighbours")
 WORKER = 450 << 20  # bytes of a process that has imported torch and FAISS
-#: Core-seconds for each unit of `units`. Source: docs/scale.md, the run of 10^5 chunks.
-RATES = {"tokens": 4.3e-6, "frequencies": 3.1e-5, "keys": 3.5e-5, "index": 8.0e-11, "neighbours": 1.0e-9}
+#: Core-seconds for each unit of `units`; "text": of tokens that are made of text. Source: docs/scale.md, the run of 10^5 chunks.
+RATES = {"text": 2.1e-4, "tokens": 4.3e-6, "frequencies": 3.1e-5, "keys": 3.5e-5, "index": 8.0e-11, "neighbours": 7.6e-11}
+A_QUERY = 2.4e6  # of a query's time what does not depend on the index, in multiply-adds: its embedding, its candidates' exact distances
 
 
 class Stage(NamedTuple):
@@ -35,13 +36,14 @@ def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
     d, lists = recipe.dim, recipe.lists
     tokens = chunks * recipe.chunk_len / 64
     if not recipe.index:
-        return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": 0, "neighbours": float(searched) * chunks * d}
+        return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": 0, "neighbours": searched * (A_QUERY + float(chunks) * d)}
     sample = min(chunks, max(TRAINING_KEYS, KEYS_A_LIST * lists))
-    codes = min(sample, 1 << 16) * 256 * d * 300  # OPQ's and PQ's own clusterings, whatever the number of lists
+    coded = "PQ" in recipe.index
+    codes = coded * min(sample, 1 << 16) * 256 * d * 300  # OPQ's and PQ's own clusterings, whatever the number of lists
     training = 10.0 * sample * lists * d + codes
-    adding = float(chunks) * d * (lists + 256 + d)
-    visited = recipe.nprobe / lists * chunks * recipe.code_bytes
-    search = d * lists + visited + recipe.k * RERANKED * d * 8
+    adding = float(chunks) * d * (lists + coded * (256 + d))
+    visited = recipe.nprobe / lists * chunks * (recipe.code_bytes if coded else d)
+    search = A_QUERY + d * lists + visited
     return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": training + adding, "neighbours": searched * search}
 
 
@@ -69,15 +71,23 @@ def plan(recipe: Recipe, chunks: int, shards: int, *, searched: int | None = Non
         "index": WORKER + max(sample * recipe.dim * 4 * 3, shard * (recipe.code_bytes + 8) + 2 * centroids),
         "neighbours": WORKER + 2 * centroids + (256 << 20),
     }
+    rates["tokens"] = rates[_tokens(recipe)]
     return [Stage(name, disk[name], memory[name], amounts[name] * rates[name]) for name in STAGES]
+
+
+def _tokens(recipe: Recipe) -> str:
+    """The name of the rate of the first stage."""
+    return "text" if recipe.text else "tokens"
 
 
 def measured_rates(report: str | Path) -> dict[str, float]:
     """The rates of a build, of the report it left. Raises: FileNotFoundError, ValueError naming the file."""
     try:
         found = json.loads(Path(report).read_text())
-        amounts = units(Recipe(**found["recipe"]), found["chunks"], found["searched"])
-        return {s["name"]: s["core_seconds"] / amounts[s["name"]] for s in found["stages"] if amounts[s["name"]]}
+        recipe = Recipe(**found["recipe"])
+        amounts = units(recipe, found["chunks"], found["searched"])
+        rates = {s["name"]: s["core_seconds"] / amounts[s["name"]] for s in found["stages"] if amounts[s["name"]]}
+        return {_tokens(recipe) if name == "tokens" else name: rate for name, rate in rates.items()}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{report}: expected the report of a build; got another file ({error!r})") from None
 

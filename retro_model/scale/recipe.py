@@ -18,8 +18,8 @@ SYNTHETIC_VOCABULARY, SYNTHETIC_CHUNKS = 32_000, 20  # tokens, chunks a document
 
 @dataclass(frozen=True)
 class Recipe:
-    """chunk_len: M. dim: width of the keys. index: FAISS factory string; None: exact search. searched: chunks whose neighbours are
-    searched, a share of each shard from its start. key_type, nprobe, k: see `ChunkDatabase` and `precompute_neighbours`."""
+    """chunk_len: M. dim: width of the keys. index: FAISS factory string; None: exact search. text: whether documents are text, which is
+    tokenised, or token ids. key_type, nprobe, k: see `ChunkDatabase` and `precompute_neighbours`."""
 
     chunk_len: int = 64
     vocab_size: int = 8192
@@ -28,6 +28,7 @@ class Recipe:
     index: str | None = "OPQ16,IVF1024,PQ16"
     nprobe: int = 32
     k: int = 4
+    text: bool = True
 
     @property
     def lists(self) -> int:
@@ -45,10 +46,13 @@ class Recipe:
         return 4 * self.dim if self.index else 0
 
     def for_chunks(self, chunks: int) -> Recipe:
-        """With as many lists as suit so many chunks: about 4 sqrt(N), a power of two of at most 2**20; none for a few thousand."""
+        """With an index that suits so many chunks: about 4 sqrt(N) lists, a power of two of at most 2**20, of whole keys up to 2**18 chunks
+        and of codes of 16 bytes beyond; none for a few thousand."""
         if chunks < 1 << 15:
             return dataclasses.replace(self, index=None)
         lists = min(1 << 20, 1 << round(np.log2(4 * chunks**0.5)))
+        if chunks <= 1 << 18:
+            return dataclasses.replace(self, index=f"IVF{lists},Flat", nprobe=max(16, lists // 32))
         return dataclasses.replace(self, index=f"OPQ16,IVF{lists},PQ16", nprobe=max(16, lists // 128))
 
 

@@ -1,5 +1,6 @@
 """`retro-model scale`: plans before it starts, builds on a cluster, trains two processes, continues."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def test_one_command_builds_on_a_cluster_and_trains_two_processes(tmp_path, capf
 
 
 def test_a_plan_counts_what_a_build_writes(tmp_path):
-    recipe = Recipe(chunk_len=16, vocab_size=Synthetic.vocab_size, dim=16, index="OPQ4,IVF16,PQ4x4", nprobe=4, k=2)
+    recipe = Recipe(chunk_len=16, vocab_size=Synthetic.vocab_size, dim=16, index="OPQ4,IVF16,PQ4x4", nprobe=4, k=2, text=False)
     report = build(tmp_path, recipe, synthetic_sources(1500, 3, 16), Synthetic(), say=lambda text: None)
     assert (report["chunks"], report["shards"], report["documents"]) == (1500, 3, 75) and 0 < report["recall"][2] <= 1
     stages = {stage.name: stage for stage in plan.plan(recipe, 1500, 3)}
@@ -47,6 +48,8 @@ def test_a_plan_counts_what_a_build_writes(tmp_path):
     again = plan.plan(recipe, 1500, 3, rates=rates)
     for stage, ran in zip(again, report["stages"]):
         assert stage.core_seconds == pytest.approx(ran["core_seconds"], abs=1e-6), stage.name
+    texts = plan.plan(dataclasses.replace(recipe, text=True), 1500, 3, rates=rates)
+    assert texts[0].core_seconds == pytest.approx(1500 * 16 / 64 * plan.RATES["text"])  # a run on token ids says nothing of text
     twice = plan.plan(recipe, 3000, 3, rates=rates)
     assert all(b.core_seconds >= a.core_seconds and b.disk >= a.disk for a, b in zip(again, twice))
 
