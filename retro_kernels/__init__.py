@@ -9,6 +9,7 @@ Importing this package imports no triton and touches no device.
 
 from ._dispatch import BackendStatus, backends, use_backend
 from ._version import __version__
+from ._warm_up import warm_up
 from .ops.chunked_cross_attention import chunked_cross_attention
 from .ops.leaky_average import leaky_average
 from .ops.relative_attention import relative_attention
@@ -29,4 +30,5 @@ __all__ = [
     "topk_merge",
     "topk_rescore",
     "use_backend",
+    "warm_up",
 ]

@@ -60,6 +60,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
     patches = (
         mock.patch.object(driver, "_active", Driver()),
         mock.patch.object(backend, "device_type", lambda: "cpu"),
+        mock.patch.object(backend, "unavailable", lambda: None),
         mock.patch.object(_dispatch, "_status", serves),
         mock.patch.object(_target, "INTERPRETED", known),
     )

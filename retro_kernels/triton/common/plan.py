@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -35,16 +36,44 @@ class Plan:
         return self
 
 
+#: where a context of `collecting` is open: the launches that were left out, and for which target
+_collected: list[tuple[Launch, Target]] | None = None
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list[tuple[Launch, Target]]]:
+    """Inside, nothing is launched: launches are collected, outputs and gradients are zeros. Not for threads."""
+    global _collected
+    _collected = found = []
+    try:
+        yield found
+    finally:
+        _collected = None
+
+
+def _executed(plan: Plan, target: Target, results: Callable[[], Iterable[Tensor | None]]):
+    """What `results` gives once the plan has run."""
+    if _collected is None:
+        plan.run()
+        return results()
+    _collected.extend((launch, target) for launch in plan.launches)
+    return [None if tensor is None else torch.zeros_like(tensor) for tensor in results()]
+
+
 def run_forward(plan: Callable[..., Plan], call) -> tuple[Tensor, ...]:
     """The outputs of `plan(call, target)`."""
-    return plan(call, current_target(call[0].device)).run().outputs
+    target = current_target(call[0].device)
+    made = plan(call, target)
+    return tuple(_executed(made, target, lambda: made.outputs))
 
 
 def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list[Tensor | None]:
     """The gradients of `plan(call, outputs, grads, needs, target)`; zeros where no gradient comes in."""
     if not any(needs) or all(grad is None for grad in grads):
         return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
-    return plan(call, outputs, grads, needs, current_target(call[0].device)).run().gradients()
+    target = current_target(call[0].device)
+    made = plan(call, outputs, grads, needs, target)
+    return list(_executed(made, target, made.gradients))
 
 
 def cases_of(name: str, call, target: Target, forward: Callable[..., Plan], backward: Callable[..., Plan] | None) -> Iterator[Case]:

@@ -1,0 +1,123 @@
+"""Compiling ahead of a first step, in parallel: Triton compiles one kernel after another, where it meets them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+
+from . import _eager
+
+_WORK = f"from {__name__} import compile_share; compile_share()"
+
+
+def warm_up(*calls: Callable[[], object], jobs: int | None = None) -> int:
+    """Compile the Triton kernels that `calls` will launch, in parallel processes, into Triton's cache on disk.
+
+    Each call is made once with its launches left out: outputs and gradients of our ops are then zeros, all else runs as it is. So give
+    what leaves nothing behind, a forward and backward pass without the optimizer, on tensors of the shapes and types to come:
+
+        rk.warm_up(lambda: torch.autograd.grad(model(tokens).sum(), list(model.parameters())))
+
+    The cache (TRITON_CACHE_DIR) may be copied to other machines with the same versions of triton and of this package.
+
+    Args:
+        jobs: processes; default one a core.
+
+    Returns:
+        How many distinct kernels were compiled or found in the cache; 0 where no call is served by Triton.
+
+    Raises:
+        TypeError: a call can't be called. RuntimeError: a kernel doesn't compile, with the compiler's last words.
+    """
+    for call in calls:
+        if not callable(call):
+            raise TypeError(f"calls: expected functions of no arguments; got {type(call).__name__}")
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
+        raise ValueError(f"jobs: expected None or an int >= 1; got {jobs!r}")
+    wanted = _collected(calls)
+    shares = [wanted[i::count] for count in [min(jobs or os.cpu_count() or 1, len(wanted))] for i in range(count)]
+    workers = []
+    for share in shares:
+        worker = subprocess.Popen([sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment())
+        worker.stdin.write(pickle.dumps(share))
+        worker.stdin.close()
+        workers.append(worker)
+    failed = [words for words in [_last_words(worker) for worker in workers] if words]
+    if failed:
+        raise RuntimeError(f"a kernel does not compile: {failed[0]}")
+    return len(wanted)
+
+
+def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
+    """Each distinct kernel once, as (module, name, arguments, warps, stages, arch)."""
+    from . import triton as backend
+
+    if backend.unavailable() or backend.interpreted():
+        return []
+    from . import aot
+    from .triton.common import plan
+
+    found: dict[tuple, tuple] = {}
+    _eager.forget()  # what is replayed makes no plan
+    try:
+        with plan.collecting() as collected:
+            for call in calls:
+                call()
+    finally:
+        _eager.forget()  # what was recorded now has no launches
+    for launch, target in collected:
+        arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
+        key = aot._key(aot.Case("", "", launch), target)
+        module, name = launch.kernel.__module__, launch.kernel.__name__
+        found.setdefault(key, (module, name, arguments, launch.num_warps, launch.num_stages, target.arch))
+    return list(found.values())
+
+
+def _type_of(value):
+    """What stands for an argument in another process: of a tensor its type, and whether it starts at a multiple of 16 bytes."""
+    import torch
+
+    return (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else value
+
+
+class _Stand:
+    """For a tensor: all that Triton asks of one."""
+
+    def __init__(self, dtype, aligned: bool):
+        self.dtype, self.address = dtype, 0 if aligned else 1
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def compile_share() -> None:
+    """The work of one process; its share comes over stdin."""
+    import importlib
+
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from . import aot
+    from ._target import Target
+    from .triton.common.launch import Launch
+
+    for module, name, arguments, warps, stages, arch in pickle.load(sys.stdin.buffer):
+        given = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
+        launch = Launch(getattr(importlib.import_module(module), name), (1,), given, warps, stages)
+        src, options = aot.source(launch, Target(arch, 0))
+        triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
+
+
+def _environment() -> dict[str, str]:
+    """The worker finds this very package."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def _last_words(worker: subprocess.Popen) -> str | None:
+    text = worker.stderr.read().decode(errors="replace")
+    return (text.strip().splitlines() or [f"exit code {worker.returncode}"])[-1] if worker.wait() else None

@@ -1,0 +1,48 @@
+"""What `warm_up` compiles in other processes is what the calls then launch: nothing is compiled again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels.testing import inputs, stub
+from tests.conftest import COMPILED, INTERPRETER
+
+if INTERPRETER or COMPILED:
+    pytest.skip("launches are replaced in this process", allow_module_level=True)
+pytest.importorskip("triton")
+
+
+def test_nothing_is_left_to_compile(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    heard, seen = [], []
+    leaky, attention = inputs.leaky(1), inputs.self_attention(1, N=1, causal=True, key_mask=True)
+    x = leaky["x"].bfloat16().requires_grad_()
+    leaky |= {"x": x, "initial": None}
+    shifted = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)  # not aligned to 16 bytes
+
+    def step():
+        y = rk.leaky_average(**leaky, backend="triton")
+        seen.append(y)
+        torch.autograd.grad(y, x, torch.ones_like(y))
+        rk.leaky_average(**leaky | {"x": shifted}, backend="triton")
+        rk.relative_attention(**attention, backend="triton")
+
+    with stub.device(90, heard.append):
+        count = rk.warm_up(step, jobs=2)
+        assert not heard and (seen[0] == 0).all()
+        compiled = sorted(Path(tmp_path).rglob("*.cubin"))
+        assert len(compiled) == count >= 4
+        for _ in range(3):
+            step()
+        assert heard and sorted(Path(tmp_path).rglob("*.cubin")) == compiled
+
+
+def test_what_is_no_call_is_refused_and_no_triton_is_no_work():
+    with pytest.raises(TypeError, match="calls: expected functions"):
+        rk.warm_up(3)
+    with pytest.raises(ValueError, match="jobs: expected"):
+        rk.warm_up(jobs=0)
+    if not torch.cuda.is_available():
+        assert rk.warm_up(lambda: 1 / 0) == 0
