@@ -65,11 +65,13 @@ def measure(build: Callable[[], nn.Module], batch: training.Batch, dtype: str, s
     return found
 
 
-def run(config: MosaicsConfig, shape: tuple[int, int], rounds: int, steps: int, say: Callable[[str], None] = print) -> list[dict]:
+def run(
+    config: MosaicsConfig, shape: tuple[int, int], rounds: int, steps: int, dtypes=tuple(DTYPES), say: Callable[[str], None] = print
+) -> list[dict]:
     """A row a type and model: all its samples, its least times, and those over the transformer's."""
     tokens = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     batch, rows = training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool)), []
-    for dtype in DTYPES:
+    for dtype in dtypes:
         samples: dict[str, list] = {name: [] for name in contenders(config)}
         for _ in range(rounds):
             for name, build in contenders(config).items():
@@ -92,10 +94,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="small", help="of MosaicsConfig")
     for name, default in (("threads", 2), ("batch", 2), ("length", 512), ("rounds", 2), ("steps", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     config = MosaicsConfig.preset(options.preset).replace(attention_dropout=0.0, output_dropout=0.0)
-    rows = run(config, (options.batch, options.length), options.rounds, options.steps)
+    rows = run(config, (options.batch, options.length), options.rounds, options.steps, options.dtypes)
     if options.out is not None:
         given = {key: value for key, value in vars(options).items() if key != "out"}
         where = {"git": environment.git_state(), "environment": environment.environment(), "device": environment.device("cpu")}

@@ -143,9 +143,10 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
         report.say(f"{name}: {facts}, rate {runs[name][0]['rate']:g} (accuracy on {plan.test_sequences // 2} other automata: {tried})")
     steps = [point["step"] for point in runs[MODELS[0]][0]["curve"]]
     for metric, title in (("accuracy", "Share of predictions that the automaton allows"), ("tv", "Total variation to its distribution")):
-        table = [[f"{name}, seed {r['seed']}", *(point[metric] for point in r["curve"])] for name in MODELS for r in runs[name]]
-        table += [[name, *([""] * (len(steps) - 1)), found[metric]] for name, found in grams.items()]
-        report.table(f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps)], table)
+        every = -(-len(steps) // 8)  # a column in so many, counted from the last: a terminal holds no more
+        table = [[f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])] for name in MODELS for r in runs[name]]
+        table += [[name, *([""] * (len(steps[::every]) - 1)), found[metric]] for name, found in grams.items()]
+        report.table(f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps[::-every][::-1])], table)
     last = {name: [r["curve"][-1] for r in runs[name]] for name in MODELS}
     slopes = {
         name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in ("accuracy", "tv", "loss")} for name in MODELS
