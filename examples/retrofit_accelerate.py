@@ -3,7 +3,7 @@
 A GPT-2 of random weights stands in for yours, so that this runs in seconds and without a download. Needs transformers, peft and accelerate.
 
     python examples/retrofit_accelerate.py
-    accelerate launch --num_processes 2 examples/retrofit_accelerate.py
+    torchrun --nproc-per-node 2 examples/retrofit_accelerate.py
 """
 
 from __future__ import annotations

@@ -113,7 +113,6 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int, docume
             batch = gather(store, rows).to(device)
             new = np.repeat(rows >= np.array([scored for *_, scored in part])[:, None], m, 1)  # tokens that no earlier window scored
             counted = torch.from_numpy(new).to(device) & batch.real
-            counted[:, 0] = False  # nothing comes before it in its window
             hidden = model.activations(batch.tokens)
             here = counted[:, 1:]
             yield np.repeat(rows, m, 1)[:, 1:][here.cpu().numpy()], hidden[:, :-1][here], batch.tokens[:, 1:][here]
