@@ -1,24 +1,21 @@
-"""A page in a real browser: the system's Chromium, driven by Playwright's Python package; a server for it."""
+"""A server of a model's page, and the page in a browser."""
 
 import contextlib
-import shutil
+import importlib.util
 import threading
 from collections.abc import Iterator
 
 from retro_model.serving.command import listen
 from retro_model.serving.reader import Reader
+from tests import browser
+from tests.browser import chromium
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+__all__ = ["chromium", "missing", "open_page", "serving"]
 
 
 def missing() -> str | None:
-    """Why no browser can be driven here; None where one can."""
-    try:
-        import playwright.sync_api  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        return f"{error.name} is not installed"
-    return None if any(map(shutil.which, NAMES)) else f"none of {', '.join(NAMES)} is installed"
+    """Why the page cannot be looked at here; None where it can."""
+    return browser.missing() or (None if importlib.util.find_spec("uvicorn") else "uvicorn is not installed")
 
 
 @contextlib.contextmanager
@@ -39,23 +36,9 @@ def serving(reader: Reader) -> Iterator[str]:
             thread.join(20)
 
 
-@contextlib.contextmanager
-def chromium() -> Iterator:
-    """A headless browser. It runs as root in containers, where its own sandbox cannot."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        path = next(filter(None, map(shutil.which, NAMES)))
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        try:
-            yield browser
-        finally:
-            browser.close()
-
-
-def open_page(browser, address: str, *, width: int = 1400, height: int = 1000, scheme: str = "light"):
+def open_page(chromium, address: str, *, width: int = 1400, height: int = 1000, scheme: str = "light"):
     """A page that has drawn its first text. What it asks of other hosts and what it complains of is kept in `.strange`."""
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
+    page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
     page.strange = []
     page.on("request", lambda request: None if request.url.startswith((address, "data:")) else page.strange.append(request.url))
     page.on("console", lambda message: page.strange.append(message.text) if message.type == "error" else None)

@@ -1,0 +1,88 @@
+"""The HTML report in a real browser: sorting, filtering, links between table and pictures, light and dark, narrow screens."""
+
+import re
+
+import pytest
+
+from bench import environment, record
+from bench.report import html
+from tests import browser
+
+pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=f"needs a browser: {browser.missing()}")
+RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-22.jsonl"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    records = [r for r in record.read(RECORD) if r["kernel"] in ("topk_chunks", "leaky_average")]
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(html.page(records), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def page(chromium, report):
+    page, strange = chromium.new_page(viewport={"width": 1300, "height": 900}), []
+    page.on("request", lambda request: None if request.url == report else strange.append(request.url))
+    page.on("pageerror", lambda error: strange.append(str(error)))
+    page.goto(report)
+    yield page
+    assert strange == []
+    page.close()
+
+
+def column(page, head: str) -> list[str]:
+    number = page.locator("#all thead th").all_inner_texts().index(head)
+    return page.locator(f"#all tbody tr:visible td:nth-child({number + 1})").all_inner_texts()
+
+
+def test_columns_sort_by_their_numbers_both_ways(page):
+    page.locator("#all th button", has_text="roofline").click()
+    shares = [float(re.match(r"[\d.]+", text).group()) for text in column(page, page.locator("#all th[aria-sort]").inner_text())]
+    assert shares == sorted(shares) and len(set(shares)) > 5
+    page.locator("#all th button", has_text="roofline").press("Enter")  # by keyboard
+    assert page.locator("#all th[aria-sort=descending]").count() == 1 and "113%!" in page.locator("#all tbody tr").first.inner_text()
+
+
+def test_words_filter_and_words_with_a_minus_leave_out(page):
+    whole = page.locator("#all tbody tr:visible").count()
+    page.locator("input[type=search]").first.fill("leaky_average -bfloat16")
+    rows = page.locator("#all tbody tr:visible").all_inner_texts()
+    assert 0 < len(rows) < whole and all("leaky_average" in row and "bfloat16" not in row for row in rows)
+    assert page.inner_text("#timed-count") == f"{len(rows)} of {whole}"
+
+
+def test_a_row_lights_its_point_and_bar_and_a_point_its_row(page):
+    row = page.locator("#all tbody tr").first
+    row.hover()
+    name = row.get_attribute("data-id")
+    lit = page.locator(".lit").evaluate_all("all => all.map((part) => [part.tagName.toLowerCase(), part.dataset.id])")
+    assert {what for _, what in lit} == {name} and len(lit) >= 3  # the row, the point, the bar
+    point = page.locator(f'svg [data-id="{name}"]').first
+    point.scroll_into_view_if_needed()
+    point.dispatch_event("mouseover", {"bubbles": True})
+    assert "lit" in row.get_attribute("class") and page.locator("svg.dimmed").count() >= 1
+
+
+def test_a_card_leads_to_its_section_and_what_is_wrong_is_marked(page):
+    card = page.locator(".card", has_text="leaky_average").first
+    card.click()
+    assert page.url.endswith("#leaky_average") and page.locator("#leaky_average").is_visible()
+    assert "an error of the ceiling" in page.inner_text("p.wrong")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(380, "dark"), (1300, "dark"), (1300, "light")])
+def test_it_fits_and_follows_the_scheme(chromium, report, width, scheme):
+    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.goto(report)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ground = sum(map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))))
+    assert (ground < 200) == (scheme == "dark")
+    page.close()

@@ -1,0 +1,30 @@
+"""A real browser for what people look at: the system's Chromium, driven by Playwright's Python package."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def missing() -> str | None:
+    """Why no browser can be driven here; None where one can."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        return "playwright is not installed"
+    return None if any(map(shutil.which, NAMES)) else f"none of {', '.join(NAMES)} is installed"
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator:
+    """A headless browser. It runs as root in containers, where its own sandbox cannot."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = next(filter(None, map(shutil.which, NAMES)))
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
