@@ -56,9 +56,10 @@ STAGE ?= all
 gpu:
 	$(PY) -m bench gpu $(STAGE)
 
-# The C++ with the address, undefined-behaviour and thread sanitizers; build/sanitize is kept. Some 15 minutes each on two cores.
+# The C++ with the address, undefined-behaviour and thread sanitizers (SANITIZERS="address thread": fewer); build/sanitize is kept.
+SANITIZERS ?=
 sanitize: setup
-	$(PY) -m tests.sanitize
+	$(PY) -m tests.sanitize $(SANITIZERS)
 
 # Faults of one line, planted one at a time: which do the tests not notice? About an hour; `python -m tests.mutants 'bench/*'` for a part.
 mutants: setup

@@ -105,7 +105,7 @@ def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.Comple
     environ = (
         os.environ | sanitizer.environ | {"LD_PRELOAD": preloaded(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
     )
-    command = [sys.executable, "-m", "pytest", *sanitizer.tests, "-q", "-x", "-s", "-p", "no:xdist", "--timeout", "1800", *more]
+    command = [sys.executable, "-m", "pytest", *sanitizer.tests, "-x", "-s", "-p", "no:xdist", "--timeout", "1800", *more]
     return subprocess.run(command, cwd=tree, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

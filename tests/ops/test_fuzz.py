@@ -1,14 +1,15 @@
 """Random calls of every op on every backend, values and gradients by the one tolerance table.
 
 Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and which outputs a gradient comes back
-for. A handful here; `RETRO_KERNELS_FUZZ=100000 pytest tests/ops/test_fuzz.py` draws as many of each op, other ones every time.
+for. A handful here; `RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py` draws as many of each op, other ones every time.
+What exceeds the table and lies within the rounding of the inputs is an event: `--hypothesis-show-statistics` counts them.
 """
 
 import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
@@ -22,7 +23,8 @@ DTYPES = [torch.float32, torch.float32, torch.float16] + ([] if INTERPRETER else
 
 VIEWS = {"dense": lambda t: t.clone(), "guarded": guarded, "sliced": sliced}
 NOTHING = 1e-13  # what cancels exactly leaves this much in float64
-FEW = 64  # numbers; with fewer, sums that cancel above all, it is luck whose rounding is less: the tests of each op look at those
+FEW = 64  # numbers; with fewer, sums that cancel above all, it is luck whose rounding is less
+DRAWS, TIMES = 8, 4.0  # of rounded inputs, and how often what they change an exact result by may be exceeded
 #: what a gradient comes back for: of one output and of two
 UPSTREAM = ["out", "lse", "both"]
 common = dict(
@@ -38,11 +40,33 @@ relative = dict(
 few_or_many = st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 160))
 
 
-def run(op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+class Noise:
+    """What a last place of every input changes: inputs and upstream gradients, each number by up to half of eps.
+
+    With a log-sum-exp, which is one float32, every probability that is made from it is off by as much, relative, as it is absolute:
+    the same as if its row's upstream gradient were.
+    """
+
+    def __init__(self, seed: int, eps: float):
+        self.generator, self.eps = inputs.generator(seed), eps
+
+    def like(self, t: torch.Tensor) -> torch.Tensor:
+        return self.eps * (torch.rand(*t.shape, generator=self.generator, dtype=torch.float64) - 0.5).to(t.device)
+
+    def rounded(self, t: torch.Tensor) -> torch.Tensor:
+        return t * (1 + self.like(t)) if t.is_floating_point() else t
+
+    def of_rows(self, grad: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+        off = 1 + torch.where(lse.isfinite(), lse.abs(), 0).double() * self.like(lse) * (2**-23 / self.eps)
+        return grad * (off.transpose(1, 2).unsqueeze(-1) if grad.dim() == 4 else off)
+
+
+def run(op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype, noise: Noise | None = None) -> dict[str, torch.Tensor]:
     """Outputs and gradients; tensors lie in memory as `view` puts them. What comes back for an output is rounded to `dtype`."""
-    there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    there = {n: (noise.rounded(v) if noise else view(v)) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     leaves = {n: v.requires_grad_() for n, v in there.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    outs = getattr(rk, op)(**there, **({"return_lse": True} if "attention" in op else {}), backend=backend)
+    attention = "attention" in op
+    outs = getattr(rk, op)(**there, **({"return_lse": True} if attention else {}), backend=backend)
     outs = outs if isinstance(outs, tuple) else (outs,)
     result = {f"out{i}": out.detach() for i, out in enumerate(outs)}
     chosen = [
@@ -53,8 +77,20 @@ def run(op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype
     g = inputs.generator(kw["query" if "query" in kw else "x"].shape[1])
     grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in chosen]
     grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(chosen, grads, strict=True)]
+    if noise:
+        grads = [noise.of_rows(noise.rounded(grad), outs[1].detach()) if attention else noise.rounded(grad) for grad in grads]
     found = torch.autograd.grad(chosen, list(leaves.values()), grads, allow_unused=True)
     return result | {f"grad_{n}": torch.zeros_like(v) if grad is None else grad for (n, v), grad in zip(leaves.items(), found, strict=True)}
+
+
+def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, want: torch.Tensor, eps: float) -> float:
+    """How far, in the mean, the exact result moves when what it is made of moves by rounding: less can be asked of no arithmetic."""
+    total = 0.0
+    for seed in range(DRAWS):
+        torch.manual_seed(0)  # dropout's
+        moved = run(op, inputs.cast(kw, torch.float64), "reference", None, upstream, dtype, Noise(seed, eps))[name]
+        total += float((moved.detach() - want).nan_to_num(0.0, 0.0, 0.0).square().sum()) / DRAWS
+    return total**0.5
 
 
 def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
@@ -70,14 +106,18 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
                 results.append(run(op, call, name, VIEWS[view if name == backend else "dense"], upstream, dtype))
     want, eager, got = results
     for name, value in want.items():
-        if value.is_floating_point():
-            value = torch.where(value.abs() < NOTHING, 0, value)
-            if value.numel() >= FEW:
-                assert_passes(f"{op}/{backend} {name}", got[name], value, eager[name], dtype)
-            else:
-                assert got[name].shape == value.shape and not (got[name].isnan() & ~value.isnan()).any(), f"{op}/{backend} {name}"
-        else:
+        if not value.is_floating_point():
             assert torch.equal(got[name], value), f"{op}/{backend} {name}"
+            continue
+        value = torch.where(value.abs() < NOTHING, 0, value)
+        try:
+            assert_passes(f"{op}/{backend} {name}", got[name], value, eager[name], dtype)
+        except AssertionError:
+            off = float((got[name].double() - value).norm())
+            eps = torch.finfo(dtype if value.numel() < FEW else torch.float32).eps
+            if not off <= TIMES * rounding(op, kw, upstream, dtype, name, value, eps):  # NaN too
+                raise
+            event(f"{op}: {name} beyond the table, within the rounding of its inputs")
 
 
 def backends(op):
@@ -91,7 +131,7 @@ def backends(op):
         N=few_or_many, S=few_or_many, D=widths, grouping=heads, causal=st.booleans(), causal_gap=st.integers(0, 2),
         window=st.sampled_from([None, None, 1, 2, 7, 60]), window_block=st.sampled_from([None, None, 1, 5, 64]),
         query_offset=st.one_of(st.none(), st.integers(-20, 170)), each_offset=st.booleans(), key_mask=st.booleans(), segments=st.booleans(),
-        dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]), scale=st.sampled_from([None, None, 0.01]),
+        dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]), scale=st.sampled_from([None, None, 0.01, 1.0]),
     )
 ))  # fmt: skip
 def test_relative_attention(backend, case):
@@ -168,13 +208,27 @@ def test_topk_chunks(backend, case):
 @fuzz
 @given(case=st.fixed_dictionaries(
     common | dict(
-        N=st.one_of(few_or_many, st.integers(1000, 2100)), H=st.integers(1, 3), D=st.integers(1, 40), initial=st.booleans(),
+        N=st.one_of(*[few_or_many] * 4, st.integers(1000, 2100)), H=st.integers(1, 3), D=st.integers(1, 40), initial=st.booleans(),
         segments=st.sampled_from([0, 1, 3, 50]),
     )
 ))  # fmt: skip
 def test_leaky_average(backend, case):
-    """float32: in a half type the gradient of a decay is one number made of rounded sums, and eager's error in it a matter of luck."""
-    case = dict(case) | {"dtype": torch.float32}
+    case = dict(case)
     view, upstream = case.pop("view"), case.pop("upstream")
     kw = inputs.leaky(case.pop("seed"), **case)
     check("leaky_average", backend, kw, view, upstream)
+
+
+@pytest.mark.parametrize("name", ["grad_content_bias", "grad_position_bias", "grad_value", "out1"])
+def test_what_rounding_does_not_explain_is_refused(name, monkeypatch):
+    """Few numbers or many: a part in ten thousand is no rounding."""
+    kw, honest = inputs.self_attention(5, B=1, N=9, H=2, D=16), run
+
+    def wrong(op, kw, backend, view, *rest, **more):
+        found = honest(op, kw, "reference", view, *rest, **more)
+        return found | {name: found[name] * (1 + 1e-4)} if backend == "wrong" else found
+
+    monkeypatch.setitem(globals(), "run", wrong)
+    check("relative_attention", "reference", kw, "dense", "both")
+    with pytest.raises(AssertionError, match=f"{name}.*relative error"):
+        check("relative_attention", "wrong", kw, "dense", "both")
