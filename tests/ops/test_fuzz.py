@@ -1,7 +1,7 @@
 """Random calls of every op on every backend, values and gradients by the one tolerance table.
 
 Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and which outputs a gradient comes back
-for. A handful here; `RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py` draws as many of each op, other ones every time.
+for. A handful here; `RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py --timeout 0` draws as many of each op, other ones every time.
 What exceeds the table and lies within the rounding of the inputs is an event: `--hypothesis-show-statistics` counts them.
 """
 
