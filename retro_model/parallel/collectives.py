@@ -73,7 +73,8 @@ class GatherAll(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         line = ctx.line
         mine = torch.empty_like(grad[0])
-        dist.reduce_scatter_tensor(mine.view(-1), grad.contiguous().view(-1), group=line.group)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the older name
+        scatter(mine.view(-1), grad.contiguous().view(-1), group=line.group)
         line.sent[ctx.what] += mine.nbytes * (line.size - 1)
         return None, None, mine
 
