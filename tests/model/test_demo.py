@@ -13,6 +13,7 @@ from retro_model.data.store import TokenStore
 from retro_model.demo import command as demo
 from retro_model.demo import corpus as demo_corpus
 from retro_model.retro import Retro
+from retro_model.serving.reader import Options, open_folder
 
 TINY = dataclasses.replace(demo.SMOKE, steps=4, sample_tokens=20)
 
@@ -35,6 +36,18 @@ def test_everything_is_there(ran):
     assert json.loads((folder / "results.json").read_text())["seed"] == 0
     text = (folder / "report.txt").read_text()
     assert all(f"{b:.4f}" in text for b in results["bits_per_byte"].values())
+
+
+def test_it_leaves_a_model_folder_and_a_verdict(ran):
+    folder, results = ran
+    assert len(results["verdicts"]) == 2 and all(any(v[:20] in line for line in (folder / "report.txt").read_text().splitlines())
+                                                 for v in (results["verdicts"][0][1:], results["verdicts"][1]))  # fmt: skip
+    assert results["gains"]["RETRO off"][-1][1] == pytest.approx(results["difference"]["RETRO off"][0])
+    reader = open_folder(folder)
+    start = reader.passages[reader.start]
+    assert start["off"] - start["on"] == max(p["off"] - p["on"] for p in reader.passages)
+    reading = reader.read(reader.passage(reader.start), Options())
+    assert reading.cards[0] and reading.documents()[0]["name"] in {entry.name for entry in reader.library.documents}
 
 
 def test_a_second_run_repeats_the_first(ran, tmp_path):
