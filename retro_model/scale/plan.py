@@ -17,9 +17,9 @@ from .recipe import Recipe
 
 STAGES = ("tokens", "frequencies", "keys", "index", "neighbours")
 WORKER = 450 << 20  # bytes of a process that has imported torch and FAISS
-#: Core-seconds for each unit of `units`; "text": of tokens that are made of text. Source: docs/scale.md, the run of 10^5 chunks.
-RATES = {"text": 2.1e-4, "tokens": 4.3e-6, "frequencies": 3.1e-5, "keys": 3.5e-5, "index": 8.0e-11, "neighbours": 7.6e-11}
-A_QUERY = 2.4e6  # of a query's time what does not depend on the index, in multiply-adds: its embedding, its candidates' exact distances
+#: Core-seconds for each unit of `units`; "text": of tokens that are made of text. Source: docs/scale.md, the runs of 10^5 and 10^6 chunks.
+RATES = {"text": 2.1e-4, "tokens": 4.3e-6, "frequencies": 3.1e-5, "keys": 3.5e-5, "index": 3.0e-11, "neighbours": 7.6e-11}
+A_QUERY = 3.7e6  # of a query's time what does not depend on the index, in multiply-adds: its embedding, its candidates' exact distances
 
 
 class Stage(NamedTuple):
@@ -39,7 +39,7 @@ def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
         return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": 0, "neighbours": searched * (A_QUERY + float(chunks) * d)}
     sample = min(chunks, max(TRAINING_KEYS, KEYS_A_LIST * lists))
     coded = "PQ" in recipe.index
-    codes = coded * min(sample, 1 << 16) * 256 * d * 300  # OPQ's and PQ's own clusterings, whatever the number of lists
+    codes = coded * min(sample, 1 << 16) * 256 * d * 900  # OPQ's and PQ's own clusterings, whatever the number of lists
     training = 10.0 * sample * lists * d + codes
     adding = float(chunks) * d * (lists + coded * (256 + d))
     visited = recipe.nprobe / lists * chunks * (recipe.code_bytes if coded else d)
@@ -68,7 +68,7 @@ def plan(recipe: Recipe, chunks: int, shards: int, *, searched: int | None = Non
         "tokens": WORKER,
         "frequencies": WORKER + (256 << 20),
         "keys": WORKER + (256 << 20),
-        "index": WORKER + max(sample * recipe.dim * 4 * 3, shard * (recipe.code_bytes + 8) + 2 * centroids),
+        "index": WORKER + max(sample * recipe.dim * 4 * 6, shard * (recipe.code_bytes + 8) + 2 * centroids),
         "neighbours": WORKER + 2 * centroids + (256 << 20),
     }
     rates["tokens"] = rates[_tokens(recipe)]
