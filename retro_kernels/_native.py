@@ -29,23 +29,35 @@ ABI = {"_cpu": 2, "_cuda": 1}
 
 @cache
 def _load(name: str) -> tuple[ModuleType | None, str | None]:
+    needs = "a C++ compiler" if name == "_cpu" else "nvcc and a torch built with CUDA"
+    module, why = load(f"retro_kernels.{name}", ABI[name], needs)
     try:
-        found = importlib.util.find_spec(f"retro_kernels.{name}")
-        why = _damage(Path(found.origin)) if found and found.origin else None
-        if why:
-            return None, f"the extension retro_kernels.{name} is damaged: {why} ({_remedy(name)})"
-        module = importlib.import_module(f"retro_kernels.{name}")
-        if why := _stale(name, module):
-            return None, f"the extension retro_kernels.{name} was built from other sources: {why} ({_remedy(name)})"
-        if name == "_cpu":
+        if module and name == "_cpu":
             module.isa_name()  # reads the environment
-        return module, None
-    except ModuleNotFoundError:
-        return None, f"the extension retro_kernels.{name} was not built ({_remedy(name)})"
-    except ImportError as error:
-        return None, f"the extension retro_kernels.{name} does not load: {error}"
     except ValueError as error:
         return None, f"RETRO_KERNELS_ISA: {error}"
+    return module, why
+
+
+@cache
+def load(name: str, abi: int, needs: str) -> tuple[ModuleType | None, str | None]:
+    """The extension of that full name, or why it can't be used: absent, damaged, or built from other sources, whose `abi` differs.
+
+    needs: what building it takes, for the reason.
+    """
+    try:
+        found = importlib.util.find_spec(name)
+        why = _damage(Path(found.origin)) if found and found.origin else None
+        if why:
+            return None, f"the extension {name} is damaged: {why} ({_remedy(needs)})"
+        module = importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None, f"the extension {name} was not built ({_remedy(needs)})"
+    except ImportError as error:
+        return None, f"the extension {name} does not load: {error}"
+    if why := _stale(module, abi):
+        return None, f"the extension {name} was built from other sources: {why} ({_remedy(needs)})"
+    return module, None
 
 
 def _damage(path: Path) -> str | None:
@@ -62,21 +74,20 @@ def _damage(path: Path) -> str | None:
     return f"{size} of {expected} bytes" if size < expected else None
 
 
-def _stale(name: str, module: ModuleType) -> str | None:
+def _stale(module: ModuleType, expected: int) -> str | None:
     """How the extension's bindings differ from what this package calls."""
     abi = getattr(module, "abi", None)
-    if abi != ABI[name]:
-        return f"its abi is {abi}, the package's {ABI[name]}"
+    if abi != expected:
+        return f"its abi is {abi}, the package's {expected}"
     for problem, count in getattr(module, "fields", {}).items():
-        expected = len(getattr(_problem, problem)._fields)
-        if count != expected:
-            return f"it takes {count} fields of {problem}, the package has {expected}"
+        fields = len(getattr(_problem, problem)._fields)
+        if count != fields:
+            return f"it takes {count} fields of {problem}, the package has {fields}"
     return None
 
 
-def _remedy(name: str) -> str:
-    """What to do about an extension that was not built, in a checkout or where the package is installed."""
-    needs = "a C++ compiler" if name == "_cpu" else "nvcc and a torch built with CUDA"
+def _remedy(needs: str) -> str:
+    """What to do about an extension that can't be used, in a checkout or where the package is installed."""
     if (Path(__file__).resolve().parent.parent / "setup.py").exists():
         return f"python setup.py build_ext --inplace; needs {needs}"
     return f"install retro-kernels again from its source distribution, with pip's --no-build-isolation, where there is {needs}"

@@ -125,6 +125,7 @@ void lexical_search(const Array<int32_t>& tokens, const Array<int32_t>& lengths,
 
 PYBIND11_MODULE(_text, module) {
   module.doc() = "Token-sequence routines; called through retro_model.data.text";
+  module.attr("abi") = 1;  // `ABI` of retro_model/data/text.py; the two change together
   using py::arg;
   module.def("substring", &substring, arg("a").noconvert(), arg("b").noconvert());
   module.def("prefixes", &prefixes, arg("chunks").noconvert(), arg("lengths").noconvert(), arg("sources").noconvert(),

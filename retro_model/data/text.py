@@ -10,6 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from retro_kernels import _native as _extensions
+
+ABI = 1  # what the bindings of csrc/text take, as they state it in `abi`; the two change together
 NO_TOKEN = -1  # what a masked token becomes: it equals no token of a chunk
 
 
@@ -202,17 +205,10 @@ def bm25_scores(
 
 
 def native():
-    try:
-        from retro_model import _text
-
-        if not hasattr(_text, "lexical_search"):
-            raise ImportError("the one that is there is of an earlier version")
-    except ImportError as error:
-        raise ImportError(
-            "retro_model._text is not built: with a C++ compiler (CXX) run `python setup.py build_ext --inplace` in the "
-            f"source tree, or install the package again ({error})"
-        ) from error
-    return _text
+    module, why = _extensions.load("retro_model._text", ABI, "a C++ compiler")
+    if module is None:
+        raise ImportError(why)
+    return module
 
 
 def _integers(name: str, values, dims: int) -> np.ndarray:

@@ -1,12 +1,17 @@
 """Common substrings and MinHash against brute force; the two algorithms behind one function against each other."""
 
+import os
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retro_kernels import _native
 from retro_model import _text
 from retro_model.data import text
 
@@ -124,6 +129,7 @@ def test_errors_name_the_argument(call, error, message):
 def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "retro_model._text", None)
     monkeypatch.delattr("retro_model._text")
+    monkeypatch.setattr(_native, "load", _native.load.__wrapped__)  # what was found before is kept
     with pytest.raises(ImportError, match=r"setup\.py build_ext --inplace"):
         text.longest_common_substring([1], [1])
 
@@ -166,3 +172,17 @@ def test_signatures_depend_on_content_and_seed_only():
     assert np.array_equal(one[0], one[2]) and np.array_equal(one[1], one[3])
     assert not (one[1] == one[4]).any() and (one[5] == 2**32 - 1).all()
     assert not np.array_equal(one[0], text.minhash_signatures(tokens, offsets, 16, ngram=4, seed=2)[0])
+
+
+@pytest.mark.parametrize("share, reason", [(1.0, "was built from other sources: its abi is 1, the package's 7"), (0.5, "is damaged: ")])
+def test_an_extension_that_does_not_fit_is_a_reason(tmp_path, share, reason):
+    """One of older sources lacks a function, or takes other arguments; one that was cut short would kill the process that maps it."""
+    package, library = Path(text.__file__).parents[1], Path(_text.__file__)
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tmp_path / package.name / library.name).write_bytes(library.read_bytes()[: int(library.stat().st_size * share)])
+    code = (
+        "import sys, retro_model; from retro_model.data import text; text.ABI = int(sys.argv[1]); text.longest_common_substring([1], [1])"
+    )
+    environ = os.environ | {"PYTHONPATH": str(package.parent)}
+    done = subprocess.run([sys.executable, "-c", code, "7"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: the extension retro_model._text {reason}"), done.stderr

@@ -93,12 +93,12 @@ def test_thousands_of_threads_are_not_started():
 
 
 def test_a_stale_extension_is_a_reason_like_any_other():
-    fields = _native.extension("_cpu").fields
-    assert _native._stale("_cpu", SimpleNamespace(abi=_native.ABI["_cpu"], fields=fields)) is None
-    assert "abi is 1, the package's" in _native._stale("_cpu", SimpleNamespace(abi=1))
-    assert "abi is None" in _native._stale("_cuda", SimpleNamespace())
+    fields, abi = _native.extension("_cpu").fields, _native.ABI["_cpu"]
+    assert _native._stale(SimpleNamespace(abi=abi, fields=fields), abi) is None
+    assert "abi is 1, the package's" in _native._stale(SimpleNamespace(abi=1), abi)
+    assert "abi is None" in _native._stale(SimpleNamespace(), 1)
     fewer = fields | {"RelativeAttention": 18}
-    assert _native._stale("_cpu", SimpleNamespace(abi=2, fields=fewer)) == "it takes 18 fields of RelativeAttention, the package has 20"
+    assert _native._stale(SimpleNamespace(abi=abi, fields=fewer), abi) == "it takes 18 fields of RelativeAttention, the package has 20"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' libraries are not looked into")
