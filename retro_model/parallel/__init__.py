@@ -3,12 +3,14 @@
 collectives.py  what processes send each other, counted
 attention.py    causal attention whose keys lie with several processes
 sequence.py     SequencePart: a process holds a range of chunks
+document.py     DocumentPart: the same of documents that an RPT retrieves from
 tensor.py       parallelize: a process holds some of the heads
 """
 
 from .attention import gathered_attention, ring_attention
 from .collectives import Line
+from .document import DocumentPart
 from .sequence import PartBatch, SequencePart
 from .tensor import parallelize
 
-__all__ = ["Line", "PartBatch", "SequencePart", "gathered_attention", "parallelize", "ring_attention"]
+__all__ = ["DocumentPart", "Line", "PartBatch", "SequencePart", "gathered_attention", "parallelize", "ring_attention"]

@@ -72,9 +72,10 @@ class GatherAll(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         line = ctx.line
+        grad = grad.contiguous()
         mine = torch.empty_like(grad[0])
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the older name
-        scatter(mine.view(-1), grad.contiguous().view(-1), group=line.group)
+        scatter(mine.view(-1), grad.view(-1), group=line.group)
         line.sent[ctx.what] += mine.nbytes * (line.size - 1)
         return None, None, mine
 

@@ -92,17 +92,22 @@ class SequencePart:
         return EXCHANGES[self.exchange](self.line, query, key, value, table, **options)
 
     def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
-        """The loss of the tokens that follow those of the range; the next process says which its first one is.
+        """`next_token_loss` of the range."""
+        return next_token_loss(self.line, x, weight, tokens, counted)
 
-        losses: [B,n], that of the token after each; 0 after a sequence's last.
-        """
-        first = torch.stack([tokens[:, :1], counted[:, :1].to(tokens.dtype)])
-        target, counts = self.line.from_after("token after the range", [first])[0]
-        counts = torch.zeros_like(counts) if self.line.rank == self.line.size - 1 else counts
-        targets = torch.cat([tokens[:, 1:], target], 1)
-        weights = torch.cat([counted[:, 1:], counts.to(counted.dtype)], 1)
-        total, losses = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), weights.flatten())
-        return NextTokenLoss(total, losses.view(tokens.shape))
+
+def next_token_loss(line: Line, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
+    """The loss of the tokens that follow those of a range; the next process says which its first one is.
+
+    losses: [B,n], that of the token after each; 0 after a sequence's last.
+    """
+    first = torch.stack([tokens[:, :1], counted[:, :1].to(tokens.dtype)])
+    target, counts = line.from_after("token after the range", [first])[0]
+    counts = torch.zeros_like(counts) if line.rank == line.size - 1 else counts
+    targets = torch.cat([tokens[:, 1:], target], 1)
+    weights = torch.cat([counted[:, 1:], counts.to(counted.dtype)], 1)
+    total, losses = linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), weights.flatten())
+    return NextTokenLoss(total, losses.view(tokens.shape))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ class RPTCache:
         self.retrieval: bool | None = None  # of the first call, and so of all
         self.indexes = [SelfIndex(factory=factory) for _ in range(batch)]
         self.rows: dict[str, Tensor] = {}  # everything that has a row for each document
+        self.decoder = None  # of a retrofitted decoder: its own cache, whatever it gives as past_key_values
 
     def completes(self, count: int) -> int:
         """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's `index`."""

@@ -26,7 +26,7 @@ def check_tokens(model, tokens: Tensor, cache) -> None:
         )
 
 
-def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache) -> None:
+def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache, part=None) -> None:
     """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where the model has no retriever; else TypeError or ValueError."""
     config = model.config
     chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
@@ -50,11 +50,11 @@ def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, ca
     if cache is not None and index.shape[2] != cache.num_neighbours:
         raise ValueError(f"index: expected [B,L,K] with K = {cache.num_neighbours}, the cache's; got K={index.shape[2]}")
     if index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
-        _check_values(index, config, cache)
+        _check_values(index, config, cache, 0 if part is None else part.first(chunks))
 
 
-def _check_values(index: Tensor, config, cache) -> None:
-    own = torch.arange(index.shape[1]).view(1, -1, 1)
+def _check_values(index: Tensor, config, cache, first: int) -> None:
+    own = torch.arange(first, first + index.shape[1]).view(1, -1, 1)
     if cache is not None:
         own = own + torch.tensor([p // config.chunk_len for p in cache.positions]).view(-1, 1, 1)
     if bool((index >= own).any()):

@@ -16,24 +16,16 @@ ROOM = 64  # chunks that the gate's cache begins with
 @torch.no_grad()
 def decode(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache) -> tuple[Tensor, Retrieved | None]:
     """Final activations [B,N,d] of new tokens, and what their chunks retrieved (-1 in rows that complete fewer); the arguments are those of `RPT.forward`, checked."""
-    if cache.retrieval not in (None, retrieval):
-        raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
-    cache.retrieval = retrieval
+    retrieved = begin(cache, model.embedding.weight, retrieval, tokens.shape[1])
     n, groups = tokens.shape[1], {}
     for row, p in enumerate(cache.positions):  # single tokens go together wherever their rows stand
         groups.setdefault(p if n > 1 else 0, []).append(row)
-    chunks = cache.completes(n)
-    out = retrieved = None
-    if retrieval and chunks:
-        none = torch.full((cache.batch, chunks, cache.num_neighbours), -1, device=tokens.device)
-        retrieved = Retrieved(None, none, none.new_zeros(none.shape, dtype=model.embedding.weight.dtype))
+    out = None
     for members in groups.values():
         rows = slice(None) if len(groups) == 1 else torch.tensor(members, device=tokens.device)
-        call = _Call(model, cache, rows, [cache.positions[r] for r in members], members, n)
+        call = Call(model, cache, rows, [cache.positions[r] for r in members], members, n)
         found = call.run(tokens[rows], None if index is None else index[rows])
-        for at, memory in call.fresh:
-            retrieved.index[at, : memory.index.shape[1]] = memory.index
-            retrieved.gate[at, : memory.gate.shape[1]] = memory.gate.to(retrieved.gate.dtype)
+        call.record(retrieved)
         if len(groups) == 1:
             out = found
         else:
@@ -43,8 +35,23 @@ def decode(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: 
     return out, retrieved
 
 
-class _Call:
-    """New tokens of some rows: one token each, or several where all rows stand at the same position."""
+def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retrieved | None:
+    """A call of `count` tokens with this cache: what its chunks retrieve, to be filled; None where none completes or retrieval is off."""
+    if cache.retrieval not in (None, retrieval):
+        raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
+    cache.retrieval = retrieval
+    chunks = cache.completes(count)
+    if not retrieval or not chunks:
+        return None
+    none = torch.full((cache.batch, chunks, cache.num_neighbours), -1, device=like.device)
+    return Retrieved(None, none, none.new_zeros(none.shape, dtype=like.dtype))
+
+
+class Call:
+    """New tokens of some rows: one token each, or several where all rows stand at the same position.
+
+    `complete` takes the lower decoder's states, `read` is an upper layer's chunked cross-attention, `keep` ends the call.
+    """
 
     def __init__(self, model, cache: RPTCache, rows, positions: list[int], members: list[int], count: int):
         self.model, self.cache, self.rows, self.members, self.count = model, cache, rows, members, count
@@ -61,15 +68,25 @@ class _Call:
         reader_turn = rotation(model.reader_positions(self.position), config.head_dim, x.dtype)
         for number, layer in enumerate(model.layers):
             if number == config.lower_layers and self.cache.retrieval:
-                self.fresh = self._complete(x, index)
+                self.complete(x, index)
             x = x + self._window(number, layer.attention, layer.attention_norm(x), turn)
             if layer.cca is not None and self.cache.retrieval:
-                x = x + self._read(number, layer.cca, layer.cca_norm(x), reader_turn)
+                x = x + self.read(number, layer.cca, layer.cca_norm(x), reader_turn)
             x = layer.feed(x)
+        self.keep()
+        return model.norm(x)
+
+    def keep(self) -> None:
+        """Which neighbours the last chunks have, and their gates, for the next call."""
         for rows, memory in self.fresh:
             for name, new in (("found", memory.found), ("gate", memory.gate)):
                 self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
-        return model.norm(x)
+
+    def record(self, retrieved: Retrieved | None) -> None:
+        """What the chunks of this call retrieved, into those rows of what `begin` made."""
+        for at, memory in self.fresh:
+            retrieved.index[at, : memory.index.shape[1]] = memory.index
+            retrieved.gate[at, : memory.gate.shape[1]] = memory.gate.to(retrieved.gate.dtype)
 
     def _row(self, name: str, like: Tensor, *shape: int) -> Tensor:
         return self.cache.row(name, like, *shape)
@@ -101,8 +118,11 @@ class _Call:
         first = 0 if attention.sliding else (size * (self.position // size - 1)).clamp(min=0)
         return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
 
-    def _complete(self, hidden: Tensor, index: Tensor | None) -> list:
-        """Encodes, searches and gates the chunks that complete; gives (rows, Memory of their chunks) for each group of like rows."""
+    def complete(self, hidden: Tensor, index: Tensor | None) -> None:
+        """Encodes, searches and gates the chunks that complete with states [b,N,d]: (rows, Memory) of each group of like rows."""
+        self.fresh = self._complete(hidden, index)
+
+    def _complete(self, hidden: Tensor, index: Tensor | None) -> list[tuple[list[int], Memory]]:
         m = self.config.chunk_len
         chunk = self._row("chunk", hidden, m, hidden.shape[-1])
         if self.count == 1:
@@ -176,7 +196,7 @@ class _Call:
         update = gate.attention.attend(gate.attention.queries(normed, turn), *parts[:2], causal=True, key_mask=parts[2])
         return gate.value(pooled, update).view(found.shape)
 
-    def _read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
+    def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
         """Layer `number`'s chunked cross-attention of x [b,N,d] to the neighbours held and those of the chunks that complete."""
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)

@@ -21,12 +21,16 @@ NORM_EPS = 1e-6
 
 
 class Memory(NamedTuple):
-    """What the upper decoder reads: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1: none), gates [B,L,K]."""
+    """What the upper decoder reads: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1: none), gates [B,L,K].
+
+    lead: tokens before the first one that reads, counted from where the memory begins.
+    """
 
     states: Tensor
     turn: Rotation
     index: Tensor
     gate: Tensor
+    lead: int = 0
 
     @property
     def found(self) -> Tensor:
@@ -126,9 +130,10 @@ class WindowAttention(Attention):
         super().__init__(config.d_model, config.num_heads, dropout=config.dropout, **options)
         self.segment, self.sliding = config.segment, config.window == "sliding"
 
-    def forward(self, x: Tensor, turn: Rotation) -> Tensor:
-        """The update [B,N,d] of x [B,N,d]."""
-        return self.window(self.queries(x, turn), *self.project(x, turn))
+    def forward(self, x: Tensor, turn: Rotation, part=None) -> Tensor:
+        """The update [B,N,d] of x [B,N,d]. part: where other processes hold the rest of the documents."""
+        query, (key, value) = self.queries(x, turn), self.project(x, turn)
+        return self.window(query, key, value) if part is None else part.window(self, query, key, value)
 
     def window(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The update of the last N of S tokens: query [B,N,H,D], key and value [B,S,H,D]; key 0 begins a segment."""
@@ -153,7 +158,7 @@ class CrossAttention(Attention):
     def forward(self, x: Tensor, memory: Memory, turn: Rotation) -> Tensor:
         """The update [B,N,d] of x [B,N,d]. turn: `positions` of these tokens."""
         key, value = self.project(memory.states, memory.turn)
-        return self.read(x, turn, key, value, memory.found, memory.gate)
+        return self.read(x, turn, key, value, memory.found, memory.gate, memory.lead)
 
     def read(self, x: Tensor, turn: Rotation, key: Tensor, value: Tensor, found: Tensor, gate: Tensor, query_start: int = 0) -> Tensor:
         """`forward` with keys and values [B,L,K,2m,H,D] that are projected already, as a cache holds them."""
@@ -196,9 +201,12 @@ class DecoderLayer(nn.Module):
             self.cca_norm, self.cca = norm(config.d_model, **where), CrossAttention(config, backend=backend, **where)
         self.feed_forward_norm, self.feed_forward = norm(config.d_model, **where), FeedForward(config, **where)
 
-    def forward(self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn: Rotation | None = None) -> Tensor:
-        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of their positions as readers of `memory`."""
-        x = x + self.dropped(self.attention(self.attention_norm(x), turn))
+    def forward(
+        self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn: Rotation | None = None, part=None
+    ) -> Tensor:  # fmt: skip
+        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of their positions as readers of `memory`; part: where other
+        processes hold the rest of the documents."""
+        x = x + self.dropped(self.attention(self.attention_norm(x), turn, part))
         if self.cca is not None and memory is not None:
             x = x + self.dropped(self.cca(self.cca_norm(x), memory, reader_turn))
         return self.feed(x)

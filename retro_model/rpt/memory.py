@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from retro_model.layers import initialise
 
-from .checks import OWN
 from .config import RPTConfig
 from .gate import NeighbourGate
 from .layers import Attention, Memory, Retrieved
@@ -53,9 +52,7 @@ class SelfMemory(nn.Module):
             states = self.retriever.encode(hidden)
             query, key = self.retriever.project(states, trunk_share)
             scores = self.retriever.scores(query, key)
-            if index is None or torch.compiler.is_compiling() or bool((index == OWN).any()):
-                own = self.retriever.search(query, key, k if index is None else index.shape[-1])
-                index = own if index is None else torch.where(index == OWN, own, index)
+            index = self.retriever.choose(query, key, k, index)
         if not chunks.shape[1]:  # nothing to read but the null slot
             index = index[:, :0]
         neighbours = self.neighbours(states, chunks, index)

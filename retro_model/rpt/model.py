@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_model.layers import initialise
+from retro_model import checks
+from retro_model.layers import NextTokenLoss, initialise, next_token_loss
 
 from .cache import RPTCache
 from .checks import check_index, check_tokens
@@ -68,9 +69,10 @@ class RPT(SelfMemory):
 
     def forward(
         self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
-        num_neighbours: int | None = None, trunk_share: float = 1.0, return_retrieved: bool = False,
-    ) -> Tensor | tuple[Tensor, Retrieved | None]:  # fmt: skip
-        """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N.
+        num_neighbours: int | None = None, trunk_share: float = 1.0, return_retrieved: bool = False, loss_mask: Tensor | None = None,
+        part=None,
+    ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:  # fmt: skip
+        """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N. With `loss_mask`, what they make of those tokens.
 
         Args:
             tokens: int64. With a cache, those that follow what it holds.
@@ -81,41 +83,60 @@ class RPT(SelfMemory):
             num_neighbours: K of the retriever's choice; None: config.num_neighbours. A cache has its own.
             trunk_share: what of the retrieval loss's gradient flows on from q and k into the decoder; 0: none.
             return_retrieved: also give scores, index and gates (None where nothing was retrieved).
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a `NextTokenLoss`, and the logits
+                of all tokens are never in memory together; see `layers.linear_cross_entropy`.
+            part: this process's range of longer documents, see `retro_model.parallel.DocumentPart`: tokens and index are the range's,
+                the index's numbers the whole documents'.
 
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are looked at on the CPU only.
         """
-        options = {"index": index, "retrieval": retrieval, "num_neighbours": num_neighbours, "trunk_share": trunk_share}
+        options = {"index": index, "retrieval": retrieval, "num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
         x, retrieved = self.activations(tokens, cache=cache, **options)
-        logits = self.readout(x)
-        return (logits, retrieved) if return_retrieved else logits
+        if loss_mask is None:
+            out = self.readout(x)
+        else:
+            checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
+            out = (next_token_loss if part is None else part.next_token_loss)(x, self.readout_weight, tokens, loss_mask)
+        return (out, retrieved) if return_retrieved else out
+
+    sums_losses = True  # takes `loss_mask`
+
+    @property
+    def readout_weight(self) -> Tensor:
+        """[V,d]: the embedding's, or its own."""
+        return self.embedding.weight if self.unembedding is None else self.unembedding.weight
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits [...,V] of final activations [...,d]."""
-        return F.linear(x, self.embedding.weight if self.unembedding is None else self.unembedding.weight)
+        return F.linear(x, self.readout_weight)
 
     def activations(
         self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
-        num_neighbours: int | None = None, trunk_share: float = 1.0,
+        num_neighbours: int | None = None, trunk_share: float = 1.0, part=None,
     ) -> tuple[Tensor, Retrieved | None]:  # fmt: skip
         """What `readout` turns into logits, [B,N,d], and what was retrieved. Arguments as in `forward`."""
         check_tokens(self, tokens, cache)
+        if part is not None:
+            part.check(self.config, tokens, cache)
         retrieval = retrieval and self.config.uses_neighbours
-        check_index(self, tokens, index, retrieval, cache)
+        check_index(self, tokens, index, retrieval, cache, part)
         if cache is not None:
             return decode(self, tokens, index, retrieval, cache)
         config = self.config
-        position = torch.arange(tokens.shape[1], device=tokens.device)
+        first = 0 if part is None else part.first(tokens.shape[1])
+        position = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         x = F.dropout(self.embedding(tokens), config.dropout, self.training)
         turn = rotation(position, config.head_dim, x.dtype)
         for layer in self.layers[: config.lower_layers]:
-            x = self._run(layer, x, turn)
+            x = self._run(layer, x, turn, None, None, part)
         memory = retrieved = reader_turn = None
         if retrieval and (tokens.shape[1] >= config.chunk_len or config.null_slot):
-            memory, retrieved = self.remember(x, index, num_neighbours or config.num_neighbours, trunk_share)
+            asked = (x, index, num_neighbours or config.num_neighbours, trunk_share)
+            memory, retrieved = self.remember(*asked) if part is None else part.remember(self, *asked)
             reader_turn = rotation(self.reader_positions(position), config.head_dim, x.dtype)
         for layer in self.layers[config.lower_layers :]:
-            x = self._run(layer, x, turn, memory, reader_turn)
+            x = self._run(layer, x, turn, memory, reader_turn, part)
         return self.norm(x), retrieved
 
     def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:

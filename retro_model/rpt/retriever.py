@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 
+from .checks import OWN
 from .layers import Attention, norm
 from .rotary import rotation
 
@@ -68,19 +69,30 @@ class SelfRetriever(nn.Module):
         return self.query(as_query) * self.score_scale, self.key(as_key)
 
     @torch.no_grad()
-    def search(self, query: Tensor, key: Tensor, k: int) -> Tensor:
-        """int64 [B,L,k], the k chunks of the highest score for each, best first; -1 where fewer are retrievable."""
+    def search(self, query: Tensor, key: Tensor, k: int, first: int = 0) -> Tensor:
+        """int64 [B,L,k], the k chunks of the highest score for each, best first; -1 where fewer are retrievable. Queries are those of
+        chunks first, first + 1, ...; keys of chunks 0, 1, ..."""
         if not query.shape[1]:
             return torch.empty(*query.shape[:2], k, dtype=torch.int64, device=query.device)
-        return rk.topk_chunks(query.detach(), key.detach(), k, causal_gap=self.excluded_chunks, backend=self.backend)[1]
+        options = {"causal_gap": self.excluded_chunks, "query_offset": first, "backend": self.backend}
+        return rk.topk_chunks(query.detach(), key.detach(), k, **options)[1]
 
-    def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """s [B,L,L], differentiable; -inf where chunk j may not be retrieved for chunk i."""
+    def choose(self, query: Tensor, key: Tensor, k: int, index: Tensor | None, first: int = 0) -> Tensor:
+        """`index` with the retriever's own choice where it says so (`OWN`); None: everywhere, the k best."""
+        if index is not None and not torch.compiler.is_compiling() and not bool((index == OWN).any()):
+            return index
+        own = self.search(query, key, k if index is None else index.shape[-1], first)
+        return own if index is None else torch.where(index == OWN, own, index)
+
+    def scores(self, query: Tensor, key: Tensor, first: int = 0) -> Tensor:
+        """s [B,L,S] of queries of chunks first, first + 1, ... and keys of chunks 0 .. S-1, differentiable; -inf where chunk j may not be
+        retrieved for chunk i."""
         with torch.autocast(query.device.type, enabled=False):  # ranks and margins are lost in half precision
             wide = torch.promote_types(query.dtype, torch.float32)
             scores = query.to(wide) @ key.to(wide).transpose(-1, -2)
         chunk = torch.arange(scores.shape[-1], device=scores.device)
-        return scores.masked_fill(chunk > chunk[:, None] - self.excluded_chunks, -torch.inf)
+        asking = torch.arange(first, first + scores.shape[-2], device=scores.device)
+        return scores.masked_fill(chunk > asking[:, None] - self.excluded_chunks, -torch.inf)
 
 
 def in_chunks(x: Tensor, chunk_len: int) -> Tensor:

@@ -3,6 +3,7 @@
 model = retrofit_rpt(decoder, cca_layers=(8, 10, 12), excluded_chunks=32)   # an RPT without neighbours, or Hugging Face's
 logits, retrieved = model(tokens, return_retrieved=True)                    # for `lambda_rank`
 logits = model(tokens, retrieval=False)                                     # the decoder's own, to the bit
+texts = generate(model, prompts, max_new_tokens=32)
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from retro_model.layers import initialise
 from retro_model.retro.decoders import find_blocks
 
+from .cache import RPTCache
 from .checks import check_index, check_tokens
 from .config import RPTConfig
+from .decoding import Call, begin
 from .layers import CrossAttention, Memory, Retrieved, norm
 from .memory import SelfMemory
 from .model import RPT
@@ -107,7 +110,8 @@ def _check_fixed(changes: dict, fixed: dict) -> None:
 class RetrofittedRPT(SelfMemory):
     """A frozen causal decoder; the states after half its blocks are the memory that chunked cross-attention reads in some later ones.
 
-    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. Whole passes only: it has no cache of its own.
+    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. With a cache the decoder keeps its own keys and
+    values beside what an RPT keeps of the document's chunks; rows are then of one length.
 
     Args:
         decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
@@ -142,23 +146,56 @@ class RetrofittedRPT(SelfMemory):
 
     def forward(
         self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, num_neighbours: int | None = None,
-        trunk_share: float = 1.0, return_retrieved: bool = False, **options,
+        trunk_share: float = 1.0, return_retrieved: bool = False, cache: RPTCache | None = None, **options,
     ) -> Tensor | tuple[Tensor, Retrieved | None]:  # fmt: skip
         """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`; options: handed to the decoder. No padding on the left."""
-        check_tokens(self, tokens, None)
-        check_index(self, tokens, index, retrieval, None)
+        check_tokens(self, tokens, cache)
+        check_index(self, tokens, index, retrieval, cache)
+        if cache is not None:
+            return self._decode(tokens, index, retrieval, cache, return_retrieved, options)
         here = None
-        if retrieval and tokens.shape[1] >= self.config.chunk_len:
+        if retrieval and (tokens.shape[1] >= self.config.chunk_len or self.config.null_slot):
             here = _Pass(index, num_neighbours or self.config.num_neighbours, trunk_share)
             position = self.reader_positions(torch.arange(tokens.shape[1], device=tokens.device))
             here.reader_turn = rotation(position, self.config.head_dim)
-        self._pass = here
-        try:
-            out = self.decoder(tokens, **options)
-        finally:
-            self._pass = None
+        out = self._run(here, tokens, options)
         logits = getattr(out, "logits", out)
         return (logits, None if here is None else here.retrieved) if return_retrieved else logits
+
+    def _run(self, here: _Pass | None, tokens: Tensor, options: dict):
+        self._pass = here
+        try:
+            return self.decoder(tokens, **options)
+        finally:
+            self._pass = None
+
+    @torch.no_grad()
+    def _decode(self, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache, return_retrieved: bool, options: dict):
+        """`forward` for tokens that follow what the cache holds."""
+        retrieved, count = begin(cache, self.embedding.weight, retrieval, tokens.shape[1]), tokens.shape[1]
+        here = None
+        if retrieval:
+            here = _Pass(index, cache.num_neighbours, 1.0)
+            here.call = Call(self, cache, slice(None), list(cache.positions), list(range(cache.batch)), count)
+            here.reader_turn = rotation(self.reader_positions(here.call.position), self.config.head_dim)
+        out = self._run(here, tokens, options | {"past_key_values": cache.decoder, "use_cache": True})
+        cache.decoder = out.past_key_values
+        if here is not None:
+            here.call.keep()
+            here.call.record(retrieved)
+        cache.positions = [p + count for p in cache.positions]
+        return (out.logits, retrieved) if return_retrieved else out.logits
+
+    decodes_ragged = False  # the decoder's own cache wants rows of one length
+    generation_options = ("retrieval",)
+
+    def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
+        """An empty cache for `batch` rows of one length; as `RPT.make_cache`."""
+        return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
+
+    def last_logits(self, tokens: Tensor, **options) -> Tensor:
+        """Logits [B,V] after the last token. Arguments as in `forward`."""
+        return self(tokens, **options)[:, -1]
 
     @property
     def embedding(self) -> nn.Module:
@@ -173,6 +210,9 @@ class RetrofittedRPT(SelfMemory):
         here = self._pass
         if here is not None:
             hidden = output[0] if isinstance(output, tuple) else output
+            if here.call is not None:
+                here.call.complete(hidden, here.index)
+                return
             here.memory, here.retrieved = self.remember(hidden, here.index, here.k, here.trunk_share)
 
     def _keep_input(self, block: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -184,7 +224,11 @@ class RetrofittedRPT(SelfMemory):
         if here is None:
             return None
         update = output[0] if isinstance(output, tuple) else output
-        update = update + self.cca[layer](self.cca_norm[layer](here.block_input + update), here.memory, here.reader_turn)
+        cca, x = self.cca[layer], self.cca_norm[layer](here.block_input + update)
+        if here.call is None:
+            update = update + cca(x, here.memory, here.reader_turn)
+        else:
+            update = update + here.call.read(int(layer), cca, x, here.reader_turn)
         return (update, *output[1:]) if isinstance(output, tuple) else update
 
 
@@ -194,5 +238,6 @@ class _Pass:
     def __init__(self, index: Tensor | None, k: int, trunk_share: float):
         self.index, self.k, self.trunk_share = index, k, trunk_share
         self.reader_turn = self.block_input = None
+        self.call: Call | None = None  # with a cache, in place of a memory
         self.memory: Memory | None = None
         self.retrieved: Retrieved | None = None

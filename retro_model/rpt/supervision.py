@@ -43,9 +43,10 @@ class Supervision(NamedTuple):
         """The same on `device`."""
         return Supervision(*(t.to(device, non_blocking=True) for t in self))
 
-    def dense(self) -> Tensor:
-        """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes."""
-        chunks = self.candidates.shape[-2]
+    def dense(self, chunks: int | None = None) -> Tensor:
+        """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes. chunks: of the whole document, where these
+        are a part of it: [...,L,chunks]."""
+        chunks = self.candidates.shape[-2] if chunks is None else chunks
         wide = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
         # missing candidates go to a column that is cut off
         return wide.scatter(-1, torch.where(self.candidates < 0, chunks, self.candidates), self.scores)[..., :chunks]

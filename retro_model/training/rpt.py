@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retro_model.rpt.checks import OWN
@@ -120,22 +119,29 @@ def neighbours_for(supervision: Supervision | None, k: int, share: float, genera
     return torch.where(taught.to(index.device).view(-1, *[1] * (index.dim() - 1)), index, OWN)
 
 
-def losses(model: nn.Module, tokens: Tensor, supervision: Supervision | None, lessons: Lessons, step: int, index: Tensor | None):
-    """Summed nats of all tokens but each row's first, their number, the retrieval loss's sum and its pairs. See `train_step`."""
-    logits, retrieved = model(tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True)
-    logits = logits[:, :-1].flatten(0, 1)
-    nats = F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), tokens[:, 1:].flatten(), reduction="sum")
+def losses(
+    model: nn.Module, tokens: Tensor, supervision: Supervision | None, lessons: Lessons, step: int, index: Tensor | None, real: Tensor,
+    **options,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Summed nats of the tokens that count, the retrieval loss's sum and its pairs. See `train_step`."""
+    out, retrieved = model(tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True, loss_mask=real, **options)
+    nats = out.total
     if supervision is None or retrieved is None or retrieved.scores is None:
         return nats, nats.new_zeros(()), nats.new_zeros((), dtype=torch.int64)
     total, pairs = lambda_rank(
-        retrieved.scores, supervision.dense(), lessons.margin(step), positives=CANDIDATES, scored_only=lessons.scored_only
+        retrieved.scores,
+        supervision.dense(retrieved.scores.shape[-1]),
+        lessons.margin(step),
+        positives=CANDIDATES,
+        scored_only=lessons.scored_only,
     )
     return nats, total, pairs
 
 
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, supervision: Supervision | None, settings: Settings,
-    lessons: Lessons, step: int, *, index: Tensor | None = None, generator: torch.Generator | None = None,
+    lessons: Lessons, step: int, *, index: Tensor | None = None, generator: torch.Generator | None = None, loss_mask: Tensor | None = None,
+    part=None,
 ) -> dict[str, float]:  # fmt: skip
     """One optimiser step on the mean loss a token and the mean retrieval loss a pair, over this and every other process.
 
@@ -144,6 +150,9 @@ def train_step(
         tokens: int64 [B,N], this process's.
         supervision: of the tokens; None: no retrieval loss.
         index: given neighbours [B,L,K] in place of the schedule's; with supervision=None, of a model without retriever.
+        loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
+        part: a `parallel.DocumentPart`, where tokens and supervision are this process's range of longer documents. The schedule's draw is
+            one a document: give every process of the group a generator of the same seed.
         step: from 0, sets rates, weights and the teacher's share. generator: draws the sequences that the teacher gets.
 
     Returns:
@@ -160,8 +169,10 @@ def train_step(
         index = neighbours_for(supervision, getattr(model, "module", model).config.num_neighbours, share, generator)
     kind = tokens.device.type
     with torch.autocast(kind, dtype=getattr(torch, settings.autocast or "bfloat16"), enabled=settings.autocast is not None):
-        nats, ranking, pairs = losses(model, tokens, supervision, lessons, step, index)
-    totals = torch.stack([nats.detach(), ranking.detach(), nats.new_tensor(tokens[:, 1:].numel()), pairs.to(nats.dtype)])
+        real = torch.ones_like(tokens, dtype=torch.bool) if loss_mask is None else loss_mask
+        nats, ranking, pairs = losses(model, tokens, supervision, lessons, step, index, real, **({} if part is None else {"part": part}))
+    counted = (real if part is not None and part.line.rank else real[:, 1:]).sum()
+    totals = torch.stack([nats.detach(), ranking.detach(), counted.to(nats.dtype), pairs.to(nats.dtype)])
     processes = dist.get_world_size() if dist.is_initialized() else 1
     if processes > 1:
         dist.all_reduce(totals)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from retro_kernels.testing import relative_error
+from retro_model import generate
 from retro_model.rpt import RetrofittedRPT, lambda_rank, retrofit_rpt
 from tests.model.rpt import tiny
 
@@ -63,6 +64,50 @@ def test_another_librarys_decoder(kind):
     again.load_state_dict(model.added_state_dict(), strict=False)
     assert torch.equal(again(tokens), moved)
     assert torch.equal(copy.deepcopy(model)(tokens), moved)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("changes", [{}, {"null_slot": True}, {"num_neighbours": 1, "excluded_chunks": 1}], ids=str)
+def test_decoding_equals_the_whole(kind, changes):
+    tokens = tiny.tokens(43)
+    model = retrofit_rpt(decoder(kind).double(), **ADDED | changes).eval()
+    torch.manual_seed(1)
+    for cca in model.cca.values():
+        torch.nn.init.normal_(cca.output.weight, std=0.3)
+    with torch.no_grad():
+        want, found = model(tokens, return_retrieved=True)
+        assert relative_error(model(tokens, retrieval=False), want) > 1e-3
+        for blocks in ([1] * 43, [9, 1, 7, *[1] * 10, 16], [43], [3, 40]):
+            cache, outs, indexes, first = model.make_cache(2, 43), [], [], 0
+            for count in blocks:
+                out, retrieved = model(tokens[:, first : first + count], cache=cache, return_retrieved=True)
+                outs.append(out)
+                indexes += [] if retrieved is None else [retrieved.index]
+                first += count
+            assert relative_error(torch.cat(outs, 1), want) < 1e-12
+            assert torch.equal(torch.cat(indexes, 1), found.index)
+        assert (found.index >= 0).any()
+        cache = model.make_cache(2)
+        given = torch.full((2, 5, model.config.num_neighbours), -1)
+        given[:, 3:] = 0
+        got = torch.cat([model(tokens[:, :20], cache=cache, index=given), model(tokens[:, 20:21], cache=cache)], 1)
+        assert relative_error(got, model(tokens[:, :21], index=given)) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_generates(kind):
+    model = retrofit_rpt(decoder(kind).double(), **ADDED).eval()
+    torch.manual_seed(1)
+    for cca in model.cca.values():
+        torch.nn.init.normal_(cca.output.weight, std=0.3)
+    prompts = [tiny.tokens(21)[0], tiny.tokens(13)[1], tiny.tokens(13)[0]]
+    for options in ({}, {"retrieval": False}):
+        got = generate(model, prompts, max_new_tokens=9, temperature=0.0, **options)
+        for prompt, text in zip(prompts, got):
+            want = prompt[None]
+            for _ in range(9):
+                want = torch.cat([want, model(want, **options)[:, -1:].argmax(-1)], 1)
+            assert torch.equal(text, want[0])
 
 
 def test_our_own_decoder():
