@@ -1,9 +1,11 @@
-"""Builds the optional extensions: `retro_kernels._cpu` and `retro_model._text` (a C++ compiler), `retro_kernels._cuda` (nvcc and a CUDA torch).
+"""Builds the optional extensions: `retro_kernels._cpu` and `retro_model._text` (a C++ compiler), `retro_kernels._cuda`
+(nvcc and a CUDA torch).
 
 None includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once per instruction set; which one runs is chosen at
-run time. Compilation is parallel and incremental, a line an object. Without a compiler the package installs and works on the reference.
-Honours CXX, CXXFLAGS, LDFLAGS, CUDACXX and MAX_JOBS, e.g. CXXFLAGS="-g -fsanitize=address,undefined", and RETRO_KERNELS_ISAS, the instruction
-sets to compile for, e.g. "portable,avx2"; by default all that the compiler knows.
+run time. Compilation is parallel and incremental, a line an object. Without a compiler the package installs and works
+on the reference. Honours CXX, CXXFLAGS, LDFLAGS, CUDACXX and MAX_JOBS, e.g. CXXFLAGS="-g -fsanitize=address,undefined",
+and RETRO_KERNELS_ISAS, the instruction sets to compile for, e.g. "portable,avx2"; by default all that the compiler
+knows.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
-# One folder whoever builds: an editable install's own build_temp is thrown away, and `make setup` would compile all of it twice.
+# One folder whoever builds: an editable install's own build_temp is
+# thrown away, and `make setup` would compile all of it twice.
 OBJECTS = ROOT / "build" / f"objects-{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
 
 CXX_FLAGS = [
@@ -44,12 +47,21 @@ CXX_FLAGS = [
     "-Wno-uninitialized",  # GCC 12 warns inside its own AVX-512 header
 ]
 
-# Slowest first. The linker keeps the first copy of an inline function that several objects define, so the order also makes
-# sure that no copy compiled for a newer processor runs on an older one.
+# Slowest first. The linker keeps the first copy of an inline function that several objects define, so the order also
+# makes sure that no copy compiled for a newer processor runs on an older one.
 ISA_FLAGS = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"],
+    "avx512": [
+        "-mavx2",
+        "-mfma",
+        "-mf16c",
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mprefer-vector-width=512",
+    ],
 }
 ISA_FLAGS["avx512bf16"] = [*ISA_FLAGS["avx512"], "-mavx512bf16"]
 
@@ -67,7 +79,9 @@ GENCODE = [
 def run(command: list[str]) -> None:
     """Runs ninja, whose status lines and errors are shown as they come."""
     status = {**os.environ, "NINJA_STATUS": "[%f/%t, %es] "}
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=status) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=status
+    ) as process:
         for line in process.stdout or ():
             if line.strip() != "ninja: no work to do.":
                 print(line, end="", flush=True)
@@ -117,7 +131,9 @@ def ninja_build(folder: Path, jobs: list[tuple[Path, list[str]]], link: tuple[Pa
 
 
 def compiler() -> list[str]:
-    command = shlex.split(os.environ.get("CXX", "")) or [next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")]
+    command = shlex.split(os.environ.get("CXX", "")) or [
+        next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+    ]
     if shutil.which(command[0]) is None:
         raise CompileError(f"no C++ compiler: {command[0]} not found (set CXX)")
     return command
@@ -131,9 +147,13 @@ def includes() -> list[str]:
 
 def available_isas(cxx: list[str]) -> list[str]:
     """Those instruction sets, of the ones asked for, that this compiler can target for this processor family."""
-    wanted = [isa for isa in os.environ.get("RETRO_KERNELS_ISAS", "").replace(" ", "").split(",") if isa] or list(ISA_FLAGS)
+    wanted = [isa for isa in os.environ.get("RETRO_KERNELS_ISAS", "").replace(" ", "").split(",") if isa] or list(
+        ISA_FLAGS
+    )
     if unknown := set(wanted) - set(ISA_FLAGS):
-        raise CompileError(f"RETRO_KERNELS_ISAS: expected some of {', '.join(ISA_FLAGS)}; got {', '.join(sorted(unknown))}")
+        raise CompileError(
+            f"RETRO_KERNELS_ISAS: expected some of {', '.join(ISA_FLAGS)}; got {', '.join(sorted(unknown))}"
+        )
     if platform.machine().lower() not in ("x86_64", "amd64") or wanted == ["portable"]:
         return ["portable"]
     found = []
@@ -164,7 +184,9 @@ def build_text(objects: Path, target: Path) -> None:
     for source in [*sorted((CSRC / "text").glob("*.cpp")), CSRC / "cpu" / "parallel.cpp"]:
         output = objects / "text" / f"{source.stem}.o"
         flags = includes() if source.stem == "bindings" else []
-        jobs.append((output, [*cxx, *CXX_FLAGS, *extra, *flags, "-c", str(source.relative_to(ROOT)), "-o", str(output)]))
+        jobs.append(
+            (output, [*cxx, *CXX_FLAGS, *extra, *flags, "-c", str(source.relative_to(ROOT)), "-o", str(output)])
+        )
     ninja_build(objects / "text", jobs, link_shared(cxx, extra, [str(output) for output, _ in jobs], target))
 
 
@@ -187,7 +209,11 @@ def build_cpu(objects: Path, target: Path) -> None:
     for level, isa in enumerate(ISA_FLAGS):  # baseline objects first: see ISA_FLAGS
         for source in sources:
             if isa in isas and source.name not in ONCE:
-                job(source, f"{source.stem}.{isa}", [*ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}"])
+                job(
+                    source,
+                    f"{source.stem}.{isa}",
+                    [*ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}"],
+                )
     database = [{"directory": str(ROOT), "command": shlex.join(c), "file": c[-3]} for _, c in jobs]
     (ROOT / "compile_commands.json").write_text(json.dumps(database, indent=1))
     ninja_build(objects / "cpu", jobs, link_shared(cxx, extra, [str(output) for output, _ in jobs], target))
@@ -214,7 +240,11 @@ def cuda_compiler() -> str | None:
         import torch
     except ImportError:
         return None
-    if torch.version.cuda is None or not (CSRC / "bindings_cuda.cpp").exists() or not list((CSRC / "cuda").glob("*.cu")):
+    if (
+        torch.version.cuda is None
+        or not (CSRC / "bindings_cuda.cpp").exists()
+        or not list((CSRC / "cuda").glob("*.cu"))
+    ):
         return None
     home = os.environ.get("CUDA_HOME")
     return os.environ.get("CUDACXX") or (home and shutil.which("nvcc", path=f"{home}/bin")) or shutil.which("nvcc")

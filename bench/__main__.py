@@ -1,6 +1,7 @@
 """`python -m bench COMMAND`: list, check, run, profile, static, emulate, host, ab, compare, report, doctor, tune, gpu.
 
-Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing measured.
+Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing
+measured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,21 @@ from pathlib import Path
 from . import exits
 
 HERE = Path(__file__).resolve().parent
-COMMANDS = ("list", "check", "run", "profile", "static", "emulate", "host", "ab", "compare", "report", "doctor", "tune", "gpu")
+COMMANDS = (
+    "list",
+    "check",
+    "run",
+    "profile",
+    "static",
+    "emulate",
+    "host",
+    "ab",
+    "compare",
+    "report",
+    "doctor",
+    "tune",
+    "gpu",
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,9 +43,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(wanted: str | None = None) -> argparse.ArgumentParser:
-    """With the options of the command that is `wanted`, or of all: importing what measures takes seconds, and a report measures nothing."""
+    """With the options of the command that is `wanted`, or of all:
+    importing what measures takes seconds, and a report measures nothing.
+    """
     top = Parser(
-        prog="python -m bench", description="Are the kernels right, and how fast are they on this machine?", epilog=__doc__.split("\n\n")[1]
+        prog="python -m bench",
+        description="Are the kernels right, and how fast are they on this machine?",
+        epilog=__doc__.split("\n\n")[1],
     )
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     for name in COMMANDS:
@@ -39,7 +58,13 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
         if wanted not in (None, name):
             continue
         module = importlib.import_module(f"{__package__}.commands.{name}_command")
-        sub.add_argument("--plugin", action="append", default=[], metavar="MODULE", help="import a module that calls bench.register(...)")
+        sub.add_argument(
+            "--plugin",
+            action="append",
+            default=[],
+            metavar="MODULE",
+            help="import a module that calls bench.register(...)",
+        )
         module.add_arguments(sub)
         sub.set_defaults(execute=module.execute)
     return top

@@ -57,16 +57,26 @@ def relative_logits(case, draw: Draw) -> dict[str, Any]:
     s = case.shape
     biases = tuple(name for name in BIASES if name in case.extras)
     return inputs.relative_logits(
-        **{x: s[x] for x in "BNHE"}, key_len=s["S"], T=s.get("T"), biases=biases, bias_scale=BIAS_SCALE, draw=draw, **case.options
+        **{x: s[x] for x in "BNHE"},
+        key_len=s["S"],
+        T=s.get("T"),
+        biases=biases,
+        bias_scale=BIAS_SCALE,
+        draw=draw,
+        **case.options,
     )
 
 
 def topk_chunks(case, draw: Draw) -> dict[str, Any]:
     s = case.shape
     docs = DOCUMENTS if "query_doc" in case.extras else 0
-    return inputs.topk(**{x: s[x] for x in "BQSDk"}, shared=s.get("key_batch") == 1, docs=docs, draw=draw, **case.options)
+    return inputs.topk(
+        **{x: s[x] for x in "BQSDk"}, shared=s.get("key_batch") == 1, docs=docs, draw=draw, **case.options
+    )
 
 
 def leaky_average(case, draw: Draw) -> dict[str, Any]:
-    kwargs = inputs.leaky(**{x: case.shape[x] for x in "BNHD"}, decay=DECAYS, initial="initial" in case.extras, draw=draw)
+    kwargs = inputs.leaky(
+        **{x: case.shape[x] for x in "BNHD"}, decay=DECAYS, initial="initial" in case.extras, draw=draw
+    )
     return kwargs | dict(case.options)

@@ -39,13 +39,47 @@ CROSS = [
     _cca("retro-172m", f"{RETRO}, table 2, 172m: training sequence, K=2"),
     _cca("retro-1.5b", f"{RETRO}, table 2, 1.5b, 8 sequences", B=8, D=128, devices=CUDA, memory_gib=12),
     _cca("retro-7.5b", f"{RETRO}, table 2, 7.5b, 4 sequences", B=4, H=32, D=128, devices=CUDA, memory_gib=12),
-    _cca("rpt-2k", f"{RPT}, section 4: gated neighbours, no position logits", H=8, D=128, extras=("neighbour_gate",), devices=CPU),
-    _cca("rpt-16k", f"{RPT}, section 4: its training length", N=16384, H=8, D=128, extras=("neighbour_gate",), devices=CUDA, memory_gib=8),
-    _cca("eval-k10", f"{RETRO}, figure 1: evaluation with 10 neighbours, 512 tokens", N=512, K=10, modes=FORWARD),
-    _cca("eval-k10-2k", f"{RETRO}, figure 1: evaluation with 10 neighbours", K=10, modes=FORWARD, devices=CUDA, memory_gib=4),
-    _cca("eval-k40", f"{RETRO}, figure 1: evaluation with 40 neighbours", K=40, modes=FORWARD, devices=CUDA, memory_gib=12),
     _cca(
-        "masked-k4", f"{RETRO}, section 2.1: same-document neighbours filtered out", N=512, K=4, extras=(*TRANSFORMER_XL, "neighbour_mask")
+        "rpt-2k",
+        f"{RPT}, section 4: gated neighbours, no position logits",
+        H=8,
+        D=128,
+        extras=("neighbour_gate",),
+        devices=CPU,
+    ),
+    _cca(
+        "rpt-16k",
+        f"{RPT}, section 4: its training length",
+        N=16384,
+        H=8,
+        D=128,
+        extras=("neighbour_gate",),
+        devices=CUDA,
+        memory_gib=8,
+    ),
+    _cca("eval-k10", f"{RETRO}, figure 1: evaluation with 10 neighbours, 512 tokens", N=512, K=10, modes=FORWARD),
+    _cca(
+        "eval-k10-2k",
+        f"{RETRO}, figure 1: evaluation with 10 neighbours",
+        K=10,
+        modes=FORWARD,
+        devices=CUDA,
+        memory_gib=4,
+    ),
+    _cca(
+        "eval-k40",
+        f"{RETRO}, figure 1: evaluation with 40 neighbours",
+        K=40,
+        modes=FORWARD,
+        devices=CUDA,
+        memory_gib=12,
+    ),
+    _cca(
+        "masked-k4",
+        f"{RETRO}, section 2.1: same-document neighbours filtered out",
+        N=512,
+        K=4,
+        extras=(*TRANSFORMER_XL, "neighbour_mask"),
     ),
     _cca("grouped", "grouped-query attention on the 1.5b shape", H=16, G=4, D=128, devices=CUDA, memory_gib=8),
     _cca("decode-1", f"{RETRO}, section 2.4: sampling, one token", N=1, options={"query_start": 2000}, modes=DECODE),
@@ -57,15 +91,41 @@ LENGTHS = (256, 512, 1024, 2048, 4096)
 SELF = [
     _relative("decoder-1k", f"{RETRO}, decoder self-attention", T=1024, options=_causal(rel_start=0)),
     _relative(
-        "decoder-2k", f"{RETRO}, decoder, 1.5b", B=4, N=2048, H=16, D=128, T=2048, options=_causal(rel_start=0), devices=CUDA, memory_gib=24
+        "decoder-2k",
+        f"{RETRO}, decoder, 1.5b",
+        B=4,
+        N=2048,
+        H=16,
+        D=128,
+        T=2048,
+        options=_causal(rel_start=0),
+        devices=CUDA,
+        memory_gib=24,
     ),
     _relative("encoder-self", f"{RETRO}, encoder over the 16 neighbours of 8 chunks", B=16, N=128, H=16),
     _relative("encoder-self-b512", f"{RETRO}, encoder, 8 sequences", B=512, N=128, H=16, devices=CUDA, memory_gib=16),
-    _relative("encoder-cross", f"{RETRO}, encoder cross-attention to the chunk, 16 neighbours", B=16, N=128, S=64, H=16),
     _relative(
-        "encoder-cross-b512", f"{RETRO}, encoder cross-attention, 8 sequences", B=512, N=128, S=64, H=16, devices=CUDA, memory_gib=12
+        "encoder-cross", f"{RETRO}, encoder cross-attention to the chunk, 16 neighbours", B=16, N=128, S=64, H=16
     ),
-    _relative("rpt-window-2k", f"{RPT}, section 4, a shorter window", N=2048, D=128, extras=(), options=_causal(window=512), devices=()),
+    _relative(
+        "encoder-cross-b512",
+        f"{RETRO}, encoder cross-attention, 8 sequences",
+        B=512,
+        N=128,
+        S=64,
+        H=16,
+        devices=CUDA,
+        memory_gib=12,
+    ),
+    _relative(
+        "rpt-window-2k",
+        f"{RPT}, section 4, a shorter window",
+        N=2048,
+        D=128,
+        extras=(),
+        options=_causal(window=512),
+        devices=(),
+    ),
     _relative(
         "rpt-window-16k",
         f"{RPT}, section 4: sliding window",
@@ -76,7 +136,15 @@ SELF = [
         devices=CUDA,
         memory_gib=40,
     ),
-    _relative("mosaics", f"{MOSAICS}, contextual memory", B=2, N=512, H=12, extras=(), options=_causal(causal_gap=1, scale=0.125)),
+    _relative(
+        "mosaics",
+        f"{MOSAICS}, contextual memory",
+        B=2,
+        N=512,
+        H=12,
+        extras=(),
+        options=_causal(causal_gap=1, scale=0.125),
+    ),
     _relative(
         "mosaics-b32",
         f"{MOSAICS}, contextual memory, 32 sequences",
@@ -89,7 +157,12 @@ SELF = [
         memory_gib=12,
     ),
     _relative(
-        "low-rank-1k", "relative logits of width 16, extent 256", E=16, T=256, extras=("rel_key", "rel_query"), options=_causal(rel_start=0)
+        "low-rank-1k",
+        "relative logits of width 16, extent 256",
+        E=16,
+        T=256,
+        extras=("rel_key", "rel_query"),
+        options=_causal(rel_start=0),
     ),
     _relative(
         "low-rank-8k",
@@ -104,18 +177,54 @@ SELF = [
     ),
     _relative("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", N=1500, devices=CUDA, memory_gib=4),
     _relative("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", N=750, devices=()),
-    _relative("t5", "arXiv 1910.10683: a scalar bias per displacement", N=512, E=1, extras=("rel_key", "rel_query"), devices=BOTH),
     _relative(
-        "grouped-4k", "grouped-query decoder", N=4096, H=16, G=4, D=128, T=4096, options=_causal(rel_start=0), devices=CUDA, memory_gib=24
+        "t5",
+        "arXiv 1910.10683: a scalar bias per displacement",
+        N=512,
+        E=1,
+        extras=("rel_key", "rel_query"),
+        devices=BOTH,
     ),
     _relative(
-        "decode", f"{RETRO}, decoder, one token against 2047 cached", N=1, S=2048, H=16, T=2048, options=_causal(rel_start=0), modes=DECODE
+        "grouped-4k",
+        "grouped-query decoder",
+        N=4096,
+        H=16,
+        G=4,
+        D=128,
+        T=4096,
+        options=_causal(rel_start=0),
+        devices=CUDA,
+        memory_gib=24,
+    ),
+    _relative(
+        "decode",
+        f"{RETRO}, decoder, one token against 2047 cached",
+        N=1,
+        S=2048,
+        H=16,
+        T=2048,
+        options=_causal(rel_start=0),
+        modes=DECODE,
     ),
 ]
 
 LOGITS = [
-    Case("relative_logits", "decoder-1k", {"B": 1, "N": 1024, "S": 1024, "H": 8, "E": 64}, RETRO, extras=("position_bias",)),
-    Case("relative_logits", "encoder", {"B": 16, "N": 128, "S": 128, "H": 16, "E": 64}, RETRO, extras=("position_bias",), devices=CPU),
+    Case(
+        "relative_logits",
+        "decoder-1k",
+        {"B": 1, "N": 1024, "S": 1024, "H": 8, "E": 64},
+        RETRO,
+        extras=("position_bias",),
+    ),
+    Case(
+        "relative_logits",
+        "encoder",
+        {"B": 16, "N": 128, "S": 128, "H": 16, "E": 64},
+        RETRO,
+        extras=("position_bias",),
+        devices=CPU,
+    ),
     Case(
         "relative_logits",
         "low-rank-8k",
@@ -136,7 +245,11 @@ RETRIEVER = {"B": 8, "Q": 256, "S": 256, "D": 1024, "k": 4}
 TOPK = [
     # RPT: the 2048 tokens that self-attention sees are 32 chunks, which no query may retrieve
     _topk(
-        "rpt-retriever", f"{RPT}, section 3: chunks of one document, causal", RETRIEVER, options={"causal_gap": 32}, modes=("fwd", "fwdbwd")
+        "rpt-retriever",
+        f"{RPT}, section 3: chunks of one document, causal",
+        RETRIEVER,
+        options={"causal_gap": 32},
+        modes=("fwd", "fwdbwd"),
     ),
     _topk(
         "rpt-retriever-b32",
@@ -146,9 +259,16 @@ TOPK = [
         modes=("fwd", "fwdbwd"),
         devices=CUDA,
     ),
-    _topk("sampling-200k", f"{RETRO}, section 2.3: 16 chunks, small database", {"B": 1, "Q": 16, "S": 200_000, "D": 256, "k": 10}),
     _topk(
-        "precompute-100k", f"{RETRO}, section 2.3: a batch of chunks", {"B": 1, "Q": 1024, "S": 100_000, "D": 128, "k": 10}, memory_gib=2
+        "sampling-200k",
+        f"{RETRO}, section 2.3: 16 chunks, small database",
+        {"B": 1, "Q": 16, "S": 200_000, "D": 256, "k": 10},
+    ),
+    _topk(
+        "precompute-100k",
+        f"{RETRO}, section 2.3: a batch of chunks",
+        {"B": 1, "Q": 1024, "S": 100_000, "D": 128, "k": 10},
+        memory_gib=2,
     ),
     _topk(
         "precompute-l2",
@@ -189,8 +309,21 @@ SWEEP = [
 
 AVERAGES = [
     Case("leaky_average", "mosaics", {"B": 8, "N": 512, "H": 12, "D": 64}, f"{MOSAICS}, key extractor"),
-    Case("leaky_average", "mosaics-b64", {"B": 64, "N": 512, "H": 12, "D": 64}, f"{MOSAICS}, 64 sequences", devices=CUDA, memory_gib=4),
-    Case("leaky_average", "long", {"B": 1, "N": 8192, "H": 12, "D": 64}, "a long document, with a state carried in", extras=("initial",)),
+    Case(
+        "leaky_average",
+        "mosaics-b64",
+        {"B": 64, "N": 512, "H": 12, "D": 64},
+        f"{MOSAICS}, 64 sequences",
+        devices=CUDA,
+        memory_gib=4,
+    ),
+    Case(
+        "leaky_average",
+        "long",
+        {"B": 1, "N": 8192, "H": 12, "D": 64},
+        "a long document, with a state carried in",
+        extras=("initial",),
+    ),
 ]
 
 ALL = (*CROSS, *SELF, *SWEEP, *LOGITS, *TOPK, *AVERAGES)

@@ -1,4 +1,5 @@
-"""What a record says about the machine and the tree: versions, processor, threads, git state. Nothing is guessed: unknown is None.
+"""What a record says about the machine and the tree: versions, processor, threads, git state. Nothing is guessed:
+unknown is None.
 
 torch is imported where it is asked: reports of records need none.
 """
@@ -17,16 +18,26 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
-#: NVML's reasons for a clock below the one asked for (nvmlClocksEventReasons); the power cap, 0x4, is how a loaded GPU works
-THROTTLED = {0x08: "hardware slow-down", 0x20: "heat, by the driver", 0x40: "heat, by the hardware", 0x80: "power brake"}
+#: NVML's reasons for a clock below the one asked for
+#: (nvmlClocksEventReasons); the power cap, 0x4, is how a loaded GPU works
+THROTTLED = {
+    0x08: "hardware slow-down",
+    0x20: "heat, by the driver",
+    0x40: "heat, by the hardware",
+    0x80: "power brake",
+}
 #: of these variables only whether they were set matters to whoever compares two records
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """{"sha", "dirty"} of the tree that `retro_kernels` comes from (`ab` measures another than this), both None outside a repository."""
+    """{"sha", "dirty"} of the tree that `retro_kernels` comes from
+    (`ab` measures another than this), both None outside a repository.
+    """
     root = root or Path(importlib.import_module("retro_kernels").__file__).resolve().parent.parent
-    if not _output(["git", "-C", str(root), "ls-files", "retro_kernels/__init__.py"]):  # installed beside, or inside, some other repository
+    if not _output(
+        ["git", "-C", str(root), "ls-files", "retro_kernels/__init__.py"]
+    ):  # installed beside, or inside, some other repository
         return {"sha": None, "dirty": None}
     sha = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
@@ -88,7 +99,9 @@ def ptxas_version() -> str | None:
         return None
     ptxas = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin" / "ptxas"
     text = _output([str(ptxas), "--version"]) if ptxas.exists() else None
-    return next((word.strip(",") for line in (text or "").splitlines() if "release" in line for word in line.split()[-1:]), None)
+    return next(
+        (word.strip(",") for line in (text or "").splitlines() if "release" in line for word in line.split()[-1:]), None
+    )
 
 
 @functools.cache
@@ -105,12 +118,18 @@ def compiler_version() -> str | None:
 
 
 def driver_version() -> str | None:
-    text = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) if shutil.which("nvidia-smi") else None
+    text = (
+        _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+        if shutil.which("nvidia-smi")
+        else None
+    )
     return text.splitlines()[0].strip() if text else None
 
 
 def throttled(kind: str) -> str | None:
-    """Why the GPU's clock is lower than asked for at this moment; None where it is not, or nothing tells (a CPU never does)."""
+    """Why the GPU's clock is lower than asked for at this moment;
+    None where it is not, or nothing tells (a CPU never does).
+    """
     if kind != "cuda" or not shutil.which("nvidia-smi"):
         return None
     import torch
@@ -153,7 +172,9 @@ def caches() -> dict[str, int] | None:
     caches = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        caches[f"L{level} {kind}"] = int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]] if size[-1] in "KMG" else int(size)
+        caches[f"L{level} {kind}"] = (
+            int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]] if size[-1] in "KMG" else int(size)
+        )
     return caches or None
 
 

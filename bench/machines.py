@@ -1,6 +1,7 @@
 """Which machine a record is of: times of different machines are never put beside each other.
 
-Clouds give one name, "AMD EPYC", to processors whose kernels differ; so instructions, caches, cores and memory belong to the identity.
+Clouds give one name, "AMD EPYC", to processors whose kernels differ; so instructions, caches, cores and memory belong
+to the identity.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def identity(record: dict[str, Any]) -> dict[str, str]:
 
 
 def difference(a: Iterable[dict[str, Any]], b: Iterable[dict[str, Any]]) -> str | None:
-    """Why timed records of `a` and `b` can't be compared; None if they can. What a record doesn't say is held against nobody."""
+    """Why timed records of `a` and `b` can't be compared; None if
+    they can. What a record doesn't say is held against nobody.
+    """
     sides = [list({tuple(identity(r).items()): None for r in records if r["time"]}) for records in (a, b)]
     for one in map(dict, sides[0]):
         for other in map(dict, sides[1]):

@@ -1,8 +1,10 @@
-"""Blocks of whole models as operators of the harness: a Memory Mosaic's, and a transformer's of equal size with the same attention.
+"""Blocks of whole models as operators of the harness: a Memory Mosaic's, and a transformer's of equal size with the
+same attention.
 
     python -m bench run --plugin bench.model_blocks --kernel mosaics_block,transformer_block --baselines all
 
-A block's forward and backward pass is what a training step repeats; embedding, readout and optimiser are the same for both.
+A block's forward and backward pass is what a training step repeats; embedding, readout and optimiser are the same for
+both.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ from .work import Work
 MOSAICS, TRANSFORMER = "mosaics_block", "transformer_block"
 BACKENDS = ("cpu", "triton", "reference")
 HEAD_DIM = 64  # of every case here
-SCALARS = {"stored_decay": (0.05, 0.5), "stored_key_scale": (0.05, 0.15), "stored_value_scale": (-0.1, 0.0), "value_now": (0.0, 1.0)}
+SCALARS = {
+    "stored_decay": (0.05, 0.5),
+    "stored_key_scale": (0.05, 0.15),
+    "stored_value_scale": (-0.1, 0.0),
+    "value_now": (0.0, 1.0),
+}
 BACKWARD = 2.0  # products of a linear map's backward for the one of its forward
 ATTENTION_BACKWARD = 2.5  # as in work.py
 
@@ -47,8 +54,11 @@ def build(case: Case, draw) -> dict[str, Any]:
     found = {"x": draw.normal(b, n, h * d)}
     for name, parameter in block(case.kernel, h * d, h, None).named_parameters():
         ends = SCALARS.get(name.rpartition(".")[2], (0.5, 1.5) if parameter.dim() == 1 else None)
-        found[name] = draw.uniform(*parameter.shape, low=ends[0], high=ends[1]) if ends else draw.normal(
-            *parameter.shape, scale=parameter.shape[-1] ** -0.5)  # fmt: skip
+        found[name] = (
+            draw.uniform(*parameter.shape, low=ends[0], high=ends[1])
+            if ends
+            else draw.normal(*parameter.shape, scale=parameter.shape[-1] ** -0.5)
+        )
     return found
 
 
@@ -77,7 +87,9 @@ def by_matrices(x: Tensor, **p: Tensor) -> Tensor:
 
     y = norm(x, "context_norm")
     key, value, c = keys(y, "context", 1), heads(y, "context.value"), scalar("context.value_now")
-    value = F.normalize(c * value[:, :, :-1] + (1 - c) * value[:, :, 1:], dim=-1) * torch.exp(RATE * scalar("context.stored_value_scale"))
+    value = F.normalize(c * value[:, :, :-1] + (1 - c) * value[:, :, 1:], dim=-1) * torch.exp(
+        RATE * scalar("context.stored_value_scale")
+    )
     logits = key[:, :, 1:] @ key[:, :, :-1].mT  # the first token has nothing to read
     hidden = torch.ones(n - 1, n - 1, dtype=torch.bool, device=x.device).triu(1)
     read = F.pad(logits.masked_fill(hidden, -math.inf).softmax(-1) @ value, (0, 0, 1, 0))
@@ -105,12 +117,18 @@ def add() -> None:
     """Register the operators, their cases and contenders."""
     for kernel in (MOSAICS, TRANSFORMER):
         names = tuple(name for name, _ in block(kernel, HEAD_DIM, 1, None).named_parameters())
-        register(Operator(kernel, ("y",), ("x", *names), build, lambda given, backend, k=kernel: (run(k, backend)(**given),), work))
+        register(
+            Operator(
+                kernel, ("y",), ("x", *names), build, lambda given, backend, k=kernel: (run(k, backend)(**given),), work
+            )
+        )
         for backend in BACKENDS:
             role = "reference" if backend == "reference" else "kernel"
             register(Contender(kernel, backend, run(kernel, backend), role=role, reason=_unavailable(backend)))
         source = (
-            "arXiv 2405.06394, section 5: a block of the small preset" if kernel == MOSAICS else "a GPT2-small block of equal size, rotary"
+            "arXiv 2405.06394, section 5: a block of the small preset"
+            if kernel == MOSAICS
+            else "a GPT2-small block of equal size, rotary"
         )
         register(Case(kernel, "small", {"B": 2, "N": 512, "H": 12, "D": HEAD_DIM}, source, modes=("fwdbwd",)))
         register(Case(kernel, "tiny", {"B": 2, "N": 24, "H": 2, "D": HEAD_DIM}, source, modes=("fwdbwd",), devices=()))

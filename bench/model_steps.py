@@ -1,9 +1,11 @@
-"""Whole training steps of a language model's shape: Memory Mosaics, a rotary transformer of equal size, and the authors' way.
+"""Whole training steps of a language model's shape: Memory Mosaics, a rotary transformer of equal size, and the
+authors' way.
 
     python -m bench.model_steps --threads 2 --out steps.json
 
-A step is forward, loss, backward, clipping and AdamW, as `training.train_step` takes it; bfloat16 is autocast's, with parameters in
-float32. Contenders take turns, one in memory at a time, so that a busy machine is busy for all; of each the least is kept.
+A step is forward, loss, backward, clipping and AdamW, as `training.train_step` takes it; bfloat16 is autocast's, with
+parameters in float32. Contenders take turns, one in memory at a time, so that a busy machine is busy for all; of each
+the least is kept.
 """
 
 from __future__ import annotations
@@ -66,7 +68,12 @@ def measure(build: Callable[[], nn.Module], batch: training.Batch, dtype: str, s
 
 
 def run(
-    config: MosaicsConfig, shape: tuple[int, int], rounds: int, steps: int, dtypes=tuple(DTYPES), say: Callable[[str], None] = print
+    config: MosaicsConfig,
+    shape: tuple[int, int],
+    rounds: int,
+    steps: int,
+    dtypes=tuple(DTYPES),
+    say: Callable[[str], None] = print,
 ) -> list[dict]:
     """A row a type and model: all its samples, its least times, and those over the transformer's."""
     tokens = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
@@ -77,19 +84,23 @@ def run(
             for name, build in contenders(config).items():
                 samples[name] += measure(build, batch, dtype, steps)
                 gc.collect()
-        least = {name: {key: min(s[key] for s in found) for key in ("seconds", "cpu_seconds")} for name, found in samples.items()}
+        least = {
+            name: {key: min(s[key] for s in found) for key in ("seconds", "cpu_seconds")}
+            for name, found in samples.items()
+        }
         for name, found in least.items():
             ratio = {key: found[key] / least[TRANSFORMER][key] for key in found}
             rows.append({"dtype": dtype, "model": name, **found, "over_transformer": ratio, "samples": samples[name]})
             say(
-                f"{dtype:9s} {name:20s} {found['seconds']:7.2f} s by the clock ({ratio['seconds']:.2f} of the transformer's), "
+                f"{dtype:9s} {name:20s} {found['seconds']:7.2f} s by the clock ({ratio['seconds']:.2f} of the "
+                "transformer's), "
                 f"{found['cpu_seconds']:7.2f} s of processor time ({ratio['cpu_seconds']:.2f})"
             )
     return rows
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.model_steps", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.model_steps", description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=Path, help="the record, JSON")
     parser.add_argument("--preset", default="small", help="of MosaicsConfig")
     for name, default in (("threads", 2), ("batch", 2), ("length", 512), ("rounds", 2), ("steps", 2)):
@@ -101,7 +112,11 @@ def main(arguments: list[str] | None = None) -> None:
     rows = run(config, (options.batch, options.length), options.rounds, options.steps, options.dtypes)
     if options.out is not None:
         given = {key: value for key, value in vars(options).items() if key != "out"}
-        where = {"git": environment.git_state(), "environment": environment.environment(), "device": environment.device("cpu")}
+        where = {
+            "git": environment.git_state(),
+            "environment": environment.environment(),
+            "device": environment.device("cpu"),
+        }
         found = {"at": record.now(), "options": given, **where, "rows": rows}
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -76,7 +76,13 @@ def _topk_rows(arguments: dict[str, Any], first: int, last: int) -> dict[str, An
 
 def operators() -> list[Operator]:
     biases = ("rel_key", "rel_query", "content_bias", "position_bias")
-    cross, self_, logits, topk, leaky = "chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average"
+    cross, self_, logits, topk, leaky = (
+        "chunked_cross_attention",
+        "relative_attention",
+        "relative_logits",
+        "topk_chunks",
+        "leaky_average",
+    )
     attention = {"outputs": ("out", "lse"), "row_axes": (1, 2)}
     return [
         Operator(
@@ -145,7 +151,9 @@ def _backend(operator: Operator, backend: str) -> Contender:
 
 
 def _devices(backend: str) -> tuple[str, ...]:
-    """Where a backend's kernels run; Triton's on CPU tensors only under its interpreter, which is checked but no machine to time."""
+    """Where a backend's kernels run; Triton's on CPU tensors only
+    under its interpreter, which is checked but no machine to time.
+    """
     if backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
         return ("cpu",)
     return {"cpu": ("cpu",), "triton": ("cuda",), "cuda": ("cuda",)}.get(backend, ("cpu", "cuda"))

@@ -16,7 +16,9 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 @dataclass(frozen=True)
 class Selection:
-    """Patterns (`*` and `?` allowed); None means the default. `baselines`: None the default ones, () none, names, or ("all",)."""
+    """Patterns (`*` and `?` allowed); None means the default.
+    `baselines`: None the default ones, () none, names, or ("all",).
+    """
 
     device: str = "cpu"
     kernels: tuple[str, ...] | None = None
@@ -41,7 +43,11 @@ def cases(selection: Selection) -> list[Case]:
         (selection.kernels, list(OPERATORS), "kernel"),
         (selection.cases, [name for _, name in CASES], "case"),
         (selection.backends, [c.name for k in OPERATORS for c in contenders_of(k) if c.role != "baseline"], "backend"),
-        (selection.baselines, [*(c.name for k in OPERATORS for c in contenders_of(k) if c.role == "baseline"), "all", "none"], "baselines"),
+        (
+            selection.baselines,
+            [*(c.name for k in OPERATORS for c in contenders_of(k) if c.role == "baseline"), "all", "none"],
+            "baselines",
+        ),
     ):
         for pattern in names or ():
             if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
@@ -66,9 +72,13 @@ def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
     everyone = contenders_of(case.kernel)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
     if selection.backends is None and any(_can_run(c, case, selection.device) for c in kernels):
-        kernels = [c for c in kernels if c.role != "reference"]  # the definition is timed only where nothing faster exists
+        kernels = [
+            c for c in kernels if c.role != "reference"
+        ]  # the definition is timed only where nothing faster exists
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
-    yield from sorted(baselines, key=lambda c: c.name != YARDSTICK)[:1] if any(c.name == YARDSTICK for c in baselines) else ()
+    yield from (
+        sorted(baselines, key=lambda c: c.name != YARDSTICK)[:1] if any(c.name == YARDSTICK for c in baselines) else ()
+    )
     yield from kernels
     yield from (c for c in baselines if c.name != YARDSTICK)
 

@@ -62,9 +62,24 @@ REQUIRED_INSIDE = {
     "roofline": ("floor_s", "bound", "fraction"),
     "memory": ("peak_extra_bytes",),
     "counters": ("instructions", "isa"),
-    "static": ("stack_bytes", "blocks_per_sm", "tensor_instructions", "async_copies", "loop_issue_slots", "loop_tensor_instructions"),
+    "static": (
+        "stack_bytes",
+        "blocks_per_sm",
+        "tensor_instructions",
+        "async_copies",
+        "loop_issue_slots",
+        "loop_tensor_instructions",
+    ),
 }
-POSITIVE = ("time.minimum", "time.median", "time.p10", "time.p90", "speedup.*", "ceilings.bytes_per_s", "ceilings.flops_per_s.*")
+POSITIVE = (
+    "time.minimum",
+    "time.median",
+    "time.p10",
+    "time.p90",
+    "speedup.*",
+    "ceilings.bytes_per_s",
+    "ceilings.flops_per_s.*",
+)
 #: path -> (types, may be null) of what the reports read inside the objects
 INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
     "git.sha": (TEXT, True),
@@ -98,7 +113,10 @@ INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
     "counters.instructions": (NUMBER, False),
     "counters.isa": (TEXT, True),
     **{f"static.{name}": (NUMBER, True) for name in REQUIRED_INSIDE["static"]},
-    **{f"static.{name}": (NUMBER, True) for name in ("registers", "shared_static_bytes", "shared_dynamic_bytes", "loop_cycles_at_least")},
+    **{
+        f"static.{name}": (NUMBER, True)
+        for name in ("registers", "shared_static_bytes", "shared_dynamic_bytes", "loop_cycles_at_least")
+    },
     **{f"static.{name}": (TEXT, True) for name in ("kernel", "config")},
 }
 
@@ -129,7 +147,11 @@ def validate(record: Any) -> list[str]:
         if name not in record:
             continue
         wrong += _typed(name, record[name], types, nullable)
-    return wrong or _inside(record) or _meaning(record) + [f"{path}: not a finite number" for path in _not_finite(record, "")]
+    return (
+        wrong
+        or _inside(record)
+        or _meaning(record) + [f"{path}: not a finite number" for path in _not_finite(record, "")]
+    )
 
 
 def _typed(path: str, value: Any, types: tuple[type, ...], nullable: bool) -> list[str]:
@@ -182,9 +204,14 @@ def _meaning(record: dict[str, Any]) -> list[str]:
         if not record["time"]["samples"] or min(record["time"]["samples"]) <= 0:
             wrong.append("time.samples: expected positive seconds")
     wrong += [
-        f"{path}: expected a number above 0; got {v}" for name in POSITIVE for path, v in _reach(record, name) if v is not None and v <= 0
+        f"{path}: expected a number above 0; got {v}"
+        for name in POSITIVE
+        for path, v in _reach(record, name)
+        if v is not None and v <= 0
     ]
-    wrong += [f"{path}: expected a number of at least 0; got {value}" for path, value in _reach(record, "work.*") if value < 0]
+    wrong += [
+        f"{path}: expected a number of at least 0; got {value}" for path, value in _reach(record, "work.*") if value < 0
+    ]
     return wrong
 
 

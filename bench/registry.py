@@ -1,6 +1,8 @@
-"""What can be measured: operators, cases, contenders. Declarative values; everything else in `bench` only reads these tables.
+"""What can be measured: operators, cases, contenders. Declarative values; everything else in `bench` only reads these
+tables.
 
-An operator says how its inputs are drawn, what its float64 definition is and how much work a case is. A case is one shape.
+An operator says how its inputs are drawn, what its float64 definition is and how much work a case is. A case is one
+shape.
 A contender computes the operator: a backend of `retro_kernels`, a baseline, or a user's own function.
 """
 
@@ -20,7 +22,8 @@ ROLES = ("baseline", "kernel", "reference")
 
 @dataclass(frozen=True)
 class Later:
-    """A function by its place, with named arguments that are `fixed`, imported when it is first called: a list takes no torch.
+    """A function by its place, with named arguments that are `fixed`, imported when it is first called: a list takes no
+    torch.
 
     >>> Later("math:sqrt")(4.0)
     2.0
@@ -72,7 +75,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Operator:
-    """`call(arguments, backend)` returns all outputs; `rows` cuts out a range of queries exactly, None where that can't be."""
+    """`call(arguments, backend)` returns all outputs; `rows` cuts out
+    a range of queries exactly, None where that can't be.
+    """
 
     name: str
     outputs: tuple[str, ...]
@@ -111,8 +116,8 @@ CONTENDERS: dict[tuple[str, str], Contender] = {}
 def register(item: Operator | Case | Contender, *, replace: bool = False) -> None:
     """Add an operator, a case or a contender of your own; a name that is taken needs `replace=True`.
 
-    Raises: TypeError for anything else; ValueError for a name that is taken or holds a slash, an unknown operator, mode, role or device,
-        and a case without a letter that its operator's work formula reads.
+    Raises: TypeError for anything else; ValueError for a name that is taken or holds a slash, an unknown operator,
+        mode, role or device, and a case without a letter that its operator's work formula reads.
     """
     if isinstance(item, Operator):
         table, key = OPERATORS, item.name
@@ -127,7 +132,9 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     if key in table and not replace:
         raise ValueError(f"register: {key!r} is taken; pass replace=True to replace it")
     if not item.name or "/" in item.name:
-        raise ValueError(f"register: expected a name without '/', which separates the parts of a record's id; got {item.name!r}")
+        raise ValueError(
+            f"register: expected a name without '/', which separates the parts of a record's id; got {item.name!r}"
+        )
     if isinstance(item, Case):
         _check_case(item)
     if isinstance(item, Contender):
@@ -143,13 +150,16 @@ def _check_case(case: Case) -> None:
         for mode in case.modes[:1]:
             OPERATORS[case.kernel].work(case, 4, mode)
     except KeyError as e:
-        raise ValueError(f"register: case {case.name!r}: {case.kernel} needs {e} in its shape; got {dict(case.shape)}") from e
+        raise ValueError(
+            f"register: case {case.name!r}: {case.kernel} needs {e} in its shape; got {dict(case.shape)}"
+        ) from e
 
 
 def _known(what: str, names: tuple[str, ...], known: tuple[str, ...], item: Case | Contender) -> None:
     if bad := [name for name in names if name not in known]:
         raise ValueError(
-            f"register: {type(item).__name__} {item.name!r} names an unknown {what}, {', '.join(bad)}; known: {', '.join(known)}"
+            f"register: {type(item).__name__} {item.name!r} names an unknown {what}, {', '.join(bad)}; known: "
+            f"{', '.join(known)}"
         )
 
 

@@ -1,7 +1,7 @@
 """The developer's front end: `python -m pytest bench --benchmark-only -k "retro-172m and fwd"`.
 
-Each kernel is checked first, then timed by pytest-benchmark, and its record goes to bench/out/pytest-benchmark.jsonl. No gate: `ab` is.
-With --benchmark-disable every case runs once and nothing is recorded.
+Each kernel is checked first, then timed by pytest-benchmark, and its record goes to bench/out/pytest-benchmark.jsonl.
+No gate: `ab` is. With --benchmark-disable every case runs once and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ def measurements():
             for dtype in plan.dtypes(case, selection):
                 for mode in case.modes:
                     yield pytest.param(
-                        case, contender, dtype, mode, id=record.identity(case.kernel, contender.name, case.name, dtype, mode)
+                        case,
+                        contender,
+                        dtype,
+                        mode,
+                        id=record.identity(case.kernel, contender.name, case.name, dtype, mode),
                     )
 
 
@@ -56,7 +60,9 @@ def test_host_overhead(benchmark, kernel):
     """The public function on the smallest call: validation, dispatch and launch, hardly any arithmetic."""
     x = torch.ones(1, 4, 1, 16)
     calls = {
-        "chunked_cross_attention": lambda: rk.chunked_cross_attention(x, x.view(1, 1, 1, 4, 1, 16), x.view(1, 1, 1, 4, 1, 16), chunk_len=4),
+        "chunked_cross_attention": lambda: rk.chunked_cross_attention(
+            x, x.view(1, 1, 1, 4, 1, 16), x.view(1, 1, 1, 4, 1, 16), chunk_len=4
+        ),
         "relative_attention": lambda: rk.relative_attention(x, x, x),
         "relative_logits": lambda: rk.relative_logits(x, torch.ones(1, 7, 16), key_len=4),
         "topk_chunks": lambda: rk.topk_chunks(x[:, :, 0], x[:, :, 0], 2),

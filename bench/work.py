@@ -1,8 +1,8 @@
 """FLOPs and fewest bytes of one case: what any implementation must compute and move, whatever it materialises.
 
 FLOPs are those of the matrix products over the visible pairs, 2 a multiply-add; softmax and rotations are left out. The
-backward counts a fused kernel's own recomputation, as is customary for attention: 5 products for the 2 of the forward, and 3
-for the 1 of the position logits. Bytes: every input that is needed read once, every output written once.
+backward counts a fused kernel's own recomputation, as is customary for attention: 5 products for the 2 of the forward,
+and 3 for the 1 of the position logits. Bytes: every input that is needed read once, every output written once.
 """
 
 from __future__ import annotations
@@ -49,10 +49,14 @@ def relative_attention(case, itemsize: int, mode: str) -> Work:
     table = (h * s.get("T", n + keys - 1) * e if position else 0) * itemsize
     if "rel_query" in case.extras:
         table += b * n * h * e * itemsize
-    return _attention(mode, content, position, b * n * h * d * itemsize, b * keys * g * d * itemsize, table, b * h * n * LSE_BYTES)
+    return _attention(
+        mode, content, position, b * n * h * d * itemsize, b * keys * g * d * itemsize, table, b * h * n * LSE_BYTES
+    )
 
 
-def _attention(mode: str, content: float, position: float, query: float, memory: float, table: float, lse: float) -> Work:
+def _attention(
+    mode: str, content: float, position: float, query: float, memory: float, table: float, lse: float
+) -> Work:
     """`query`, `memory` (keys, and as much again for values), `table`, `lse` in bytes."""
     forward = Work(content + position, 2 * query + 2 * memory + table)
     if mode != "fwdbwd":

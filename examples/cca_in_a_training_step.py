@@ -1,7 +1,7 @@
 """Chunked cross-attention in a training step of your own, without any other part of this repository.
 
-The task needs retrieval: tokens are random, and the neighbour found with a chunk is the chunk that follows it. A model that reads its neighbours
-predicts every token; one that doesn't can only guess. Runs on a CPU in seconds:
+The task needs retrieval: tokens are random, and the neighbour found with a chunk is the chunk that follows it. A model
+that reads its neighbours predicts every token; one that doesn't can only guess. Runs on a CPU in seconds:
 
     python examples/cca_in_a_training_step.py
 """

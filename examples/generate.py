@@ -1,7 +1,8 @@
 """Sampling from a small RETRO with and without retrieval; one search a chunk, never one a token.
 
-Documents are random: a first chunk, and a second that nothing but a look into the database can tell. The model is trained for some seconds to read its
-neighbours, then asked to continue first chunks of documents that it never saw, which are in the database:
+Documents are random: a first chunk, and a second that nothing but a look into the database can tell. The model is
+trained for some seconds to read its neighbours, then asked to continue first chunks of documents that it never saw,
+which are in the database:
 
     python examples/generate.py
 """
@@ -46,14 +47,18 @@ class Database:
 
 
 def train(model: Retro, steps: int) -> float:
-    """Fresh documents in every step, so that nothing can be learnt by heart. Returns the last loss, nats a token of second chunks."""
+    """Fresh documents in every step, so that nothing can be learnt by
+    heart. Returns the last loss, nats a token of second chunks.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loss = torch.zeros(())
     for _ in range(steps):
         text = documents(32)
         retrieve = Database(torch.cat([text, documents(32)]))
         neighbours, _ = retrieve(text[:, :M])
-        neighbours = torch.stack([neighbours, torch.zeros_like(neighbours)], 1)  # none is read by what follows the second chunk
+        neighbours = torch.stack(
+            [neighbours, torch.zeros_like(neighbours)], 1
+        )  # none is read by what follows the second chunk
         logits = model(text, neighbours)
         loss = F.cross_entropy(logits[:, M - 1 : -1].flatten(0, 1), text[:, M:].flatten())
         optimizer.zero_grad()
@@ -72,7 +77,16 @@ def main(steps: int = 100) -> tuple[float, float]:
     on = torch.stack(generate(model, prompts, M, retrieve=Database(known)))[:, M:]
     off = torch.stack(generate(model, prompts, M))[:, M:]
     for prompt, right, with_it, without in zip(prompts, truth, on, off, strict=True):
-        print("prompt", *prompt.tolist(), "| truth", *right.tolist(), "| retrieval on", *with_it.tolist(), "| off", *without.tolist())
+        print(
+            "prompt",
+            *prompt.tolist(),
+            "| truth",
+            *right.tolist(),
+            "| retrieval on",
+            *with_it.tolist(),
+            "| off",
+            *without.tolist(),
+        )
     shares = (on == truth).float().mean().item(), (off == truth).float().mean().item()
     print(f"right: {shares[0]:.0%} with retrieval, {shares[1]:.0%} without")
     return shares

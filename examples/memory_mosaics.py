@@ -1,8 +1,9 @@
 """A small Memory Mosaic that learns to learn by heart, and goes on far beyond the length that it was trained on.
 
-Every document repeats a random phrase of its own: the first time it is noise, from then on the context tells every token. One block
-is enough, as a memory's value already peeks at the next token. Trained for some seconds on documents of 48 tokens, then asked to
-continue phrases that it never saw for 500, with all it has seen in memory and with memories of 24 pairs:
+Every document repeats a random phrase of its own: the first time it is noise, from then on the context tells every
+token. One block is enough, as a memory's value already peeks at the next token. Trained for some seconds on documents
+of 48 tokens, then asked to continue phrases that it never saw for 500, with all it has seen in memory and with memories
+of 24 pairs:
 
     python examples/memory_mosaics.py
 """
@@ -54,9 +55,15 @@ def main(steps: int = 150, new_tokens: int = 500) -> tuple[float, float]:
     for pairs in (None, 2 * PHRASE):
         model.limit_memory(pairs)
         texts = generate(model, prompts, new_tokens)
-        right = [(t[len(p) :] == row[len(p) : len(t)]).float().mean().item() for t, p, row in zip(texts, prompts, truth, strict=True)]
+        right = [
+            (t[len(p) :] == row[len(p) : len(t)]).float().mean().item()
+            for t, p, row in zip(texts, prompts, truth, strict=True)
+        ]
         shares.append(sum(right) / len(right))
-        print(f"{'all pairs' if pairs is None else f'{pairs} pairs'} in memory: {shares[-1]:.0%} of {new_tokens} tokens right")
+        print(
+            f"{'all pairs' if pairs is None else f'{pairs} pairs'} in memory: {shares[-1]:.0%} of {new_tokens} tokens "
+            "right"
+        )
     return shares[0], shares[1]
 
 

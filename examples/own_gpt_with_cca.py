@@ -1,5 +1,5 @@
-"""A decoder of your own with a chunked cross-attention in every second block, trained as people train: compiled, in bfloat16 autocast, with activation
-checkpointing, on several processes.
+"""A decoder of your own with a chunked cross-attention in every second block, trained as people train: compiled, in
+bfloat16 autocast, with activation checkpointing, on several processes.
 
     python examples/own_gpt_with_cca.py
     python examples/own_gpt_with_cca.py --compile inductor --autocast --checkpoint
@@ -47,7 +47,9 @@ class Block(nn.Module):
 
 
 class OwnGPT(nn.Module):
-    """Neighbours are embedded tokens here; a model of RETRO's kind would encode them first (`retro_model.NeighbourEncoder`)."""
+    """Neighbours are embedded tokens here; a model of RETRO's kind
+    would encode them first (`retro_model.NeighbourEncoder`).
+    """
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()
@@ -98,12 +100,16 @@ def train(arguments: argparse.Namespace) -> list[float]:
 
 
 def main(argv: list[str] | None = None) -> list[float]:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--compile", metavar="BACKEND", help="torch.compile with this backend, e.g. inductor")
     parser.add_argument("--autocast", action="store_true", help="bfloat16 autocast")
-    parser.add_argument("--checkpoint", action="store_true", help="recompute each block's activations in the backward pass")
     parser.add_argument(
-        "--ddp", action="store_true", help=f"DistributedDataParallel, under torchrun (now {os.environ.get('WORLD_SIZE', 1)} processes)"
+        "--checkpoint", action="store_true", help="recompute each block's activations in the backward pass"
+    )
+    parser.add_argument(
+        "--ddp",
+        action="store_true",
+        help=f"DistributedDataParallel, under torchrun (now {os.environ.get('WORLD_SIZE', 1)} processes)",
     )
     parser.add_argument("--steps", type=int, default=20)
     return train(parser.parse_args(argv))

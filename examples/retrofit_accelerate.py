@@ -1,6 +1,7 @@
 """A loop of your own with accelerate: a retrofitted GPT-2 and its LoRA adapters, trained beside each other.
 
-A GPT-2 of random weights stands in for yours, so that this runs in seconds and without a download. Needs transformers, peft and accelerate.
+A GPT-2 of random weights stands in for yours, so that this runs in seconds and without a download. Needs transformers,
+peft and accelerate.
 
     python examples/retrofit_accelerate.py
     torchrun --nproc-per-node 2 examples/retrofit_accelerate.py
@@ -30,8 +31,16 @@ def main(steps: int = 60) -> tuple[float, float]:
     """The loss of the first and of the last step, nats a token."""
     torch.manual_seed(0)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=64, n_embd=64, n_layer=2, n_head=4))
-    tuned = get_peft_model(gpt2, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))  # PEFT first, then retrofit
-    encoder = {"encoder_layers": 1, "encoder_d_model": 64, "encoder_d_ff": 128, "encoder_heads": 4, "encoder_head_dim": 16}
+    tuned = get_peft_model(
+        gpt2, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    )  # PEFT first, then retrofit
+    encoder = {
+        "encoder_layers": 1,
+        "encoder_d_model": 64,
+        "encoder_d_ff": 128,
+        "encoder_heads": 4,
+        "encoder_head_dim": 16,
+    }
     model = RetrofitForCausalLM.from_decoder(tuned, cca_layers=(1, 2), chunk_len=M, **encoder)
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=5e-3)
     data: DataLoader = DataLoader(rows(16 * steps), batch_size=16, collate_fn=NeighbourCollator(chunk_len=M))  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Retrieval for a Llama that is already trained, with the Hugging Face Trainer: its weights stay frozen, only what is added trains.
+"""Retrieval for a Llama that is already trained, with the Hugging Face Trainer: its weights stay frozen, only what is
+added trains.
 
 A Llama of a few thousand random weights stands in for yours, so that this runs in seconds and without a download; put
 `AutoModelForCausalLM.from_pretrained(FOLDER)` in its place. Needs transformers and accelerate.
@@ -23,12 +24,20 @@ V, M, R, K, N = 64, 8, 16, 1, 32  # vocabulary, chunk length, tokens a neighbour
 
 
 def llama() -> LlamaForCausalLM:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=V, max_position_embeddings=128, **sizes))
 
 
 class Rows(Dataset):
-    """Rows of random tokens; the neighbour of a chunk holds it and what follows. Precompute yours: see docs/retro.md."""
+    """Rows of random tokens; the neighbour of a chunk holds it and
+    what follows. Precompute yours: see docs/retro.md.
+    """
 
     def __init__(self, count: int) -> None:
         self.tokens = torch.randint(V, (count, N + M))
@@ -38,7 +47,10 @@ class Rows(Dataset):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         chunks = self.tokens[row].unflatten(0, (-1, M))
-        return {"input_ids": chunks[:-1].flatten(), "neighbours": torch.cat([chunks[:-1], chunks[1:]], -1).unsqueeze(1)}  # [N], [L,K,R]
+        return {
+            "input_ids": chunks[:-1].flatten(),
+            "neighbours": torch.cat([chunks[:-1], chunks[1:]], -1).unsqueeze(1),
+        }  # [N], [L,K,R]
 
 
 def main(steps: int = 80) -> tuple[float, float]:
@@ -68,7 +80,8 @@ def main(steps: int = 80) -> tuple[float, float]:
     before = loss()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, max_steps=steps, per_device_train_batch_size=16, learning_rate=5e-3, logging_steps=20, save_strategy="no",
+            folder, max_steps=steps, per_device_train_batch_size=16, learning_rate=5e-3, logging_steps=20,
+            save_strategy="no",
             report_to="none", use_cpu=not torch.cuda.is_available(), disable_tqdm=True,
         )  # fmt: skip
         Trainer(model, arguments, train_dataset=Rows(16 * steps), data_collator=collate).train()
@@ -82,7 +95,9 @@ def main(steps: int = 80) -> tuple[float, float]:
         return torch.randint(V, (len(chunks), K, R)), None
 
     prompt = held_out["input_ids"][:1, :M]
-    sampled = model.generate(prompt, attention_mask=torch.ones_like(prompt), retrieve=retrieve, max_new_tokens=M, pad_token_id=0)
+    sampled = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), retrieve=retrieve, max_new_tokens=M, pad_token_id=0
+    )
     print("sampled:", *sampled[0].tolist())
     return before, after
 

@@ -20,7 +20,16 @@ from retro_model.training.rpt import Lessons, make_optimizer, train_step
 M, V, STEPS = 8, 60, 20  # tokens a chunk, vocabulary, training steps
 
 config = RPTConfig(
-    V, d_model=32, d_ff=64, num_heads=2, num_layers=4, cca_layers=(3, 4), chunk_len=M, segment=2 * M, excluded_chunks=4, score_scale=0.2
+    V,
+    d_model=32,
+    d_ff=64,
+    num_heads=2,
+    num_layers=4,
+    cca_layers=(3, 4),
+    chunk_len=M,
+    segment=2 * M,
+    excluded_chunks=4,
+    score_scale=0.2,
 )
 
 
@@ -48,23 +57,34 @@ def main() -> tuple[float, float]:
     # lm=None scores candidates by BM25 (RPT-Lex); any causal language model in its place scores them by what it gains
     lessons = stack([supervise(t, None, chunk_len=M, excluded_chunks=config.excluded_chunks) for t in tokens])
     model = RPT(config)
-    settings, taught = Settings(STEPS, max_lr=5e-3, warmup_steps=2), Lessons(STEPS, alpha_ret=1.0, alpha_steps=0, tau=2.0)
+    settings, taught = (
+        Settings(STEPS, max_lr=5e-3, warmup_steps=2),
+        Lessons(STEPS, alpha_ret=1.0, alpha_steps=0, tau=2.0),
+    )
     optimizer = make_optimizer(model, settings, taught, "adamw")
     losses = []
     for step in range(STEPS):
         report = train_step(model, optimizer, tokens, lessons, settings, taught, step)
         losses.append(report["loss"])
         if step in (0, STEPS - 1):
-            print(f"step {step}: {report['loss']:.3f} nats a token; the teacher gives {report['teacher_share']:.0%} of the neighbours")
+            print(
+                f"step {step}: {report['loss']:.3f} nats a token; the teacher gives {report['teacher_share']:.0%} of "
+                "the neighbours"
+            )
 
     model.eval()
     scores, index = model.retrieve(tokens[:1])
     print(
-        "chunk 20 retrieves", index[0, 20].tolist(), {k: round(v, 2) for k, v in evaluation.ranking(scores[0], lessons.dense()[0]).items()}
+        "chunk 20 retrieves",
+        index[0, 20].tolist(),
+        {k: round(v, 2) for k, v in evaluation.ranking(scores[0], lessons.dense()[0]).items()},
     )
     cache = model.make_cache(batch=1, num_neighbours=3)  # more neighbours than in training
     model(tokens[:1], cache=cache)
-    print(f"a cache after {cache.positions[0]} tokens: {len(cache.indexes[0])} chunks to search, {cache.nbytes / 1024:.0f} KB")
+    print(
+        f"a cache after {cache.positions[0]} tokens: {len(cache.indexes[0])} chunks to search, "
+        f"{cache.nbytes / 1024:.0f} KB"
+    )
     texts = generate(model, [tokens[0, :100], tokens[1, :37]], max_new_tokens=20)
     off = generate(model, [tokens[0, :100], tokens[1, :37]], max_new_tokens=20, retrieval=False)
     print("with retrieval   ", texts[0][100:].tolist())

@@ -1,8 +1,9 @@
 """A small RPT that looks things up in its own past: what lies beyond its window it has to retrieve.
 
-Every document is random: eight chunks in four pairs, then the same pairs in another order, too far away for the window. The second chunk of a pair
-that returns can be told only by finding where the pair stood before. In training the right chunk is read, and the retriever learns by LambdaRank to prefer
-it; afterwards the model reads what it finds itself, and `generate` lets its index grow with every chunk.
+Every document is random: eight chunks in four pairs, then the same pairs in another order, too far away for the window.
+The second chunk of a pair that returns can be told only by finding where the pair stood before. In training the right
+chunk is read, and the retriever learns by LambdaRank to prefer it; afterwards the model reads what it finds itself, and
+`generate` lets its index grow with every chunk.
 
     python examples/rpt_lookup.py
 """
@@ -20,7 +21,16 @@ from retro_model.rpt import lambda_rank
 M, V, PAIRS = 8, 32, 4  # tokens a chunk, vocabulary, pairs of chunks a document
 
 CONFIG = RPTConfig(
-    V, d_model=64, d_ff=128, num_heads=2, num_layers=2, cca_layers=(2,), chunk_len=M, num_neighbours=1, segment=2 * M, excluded_chunks=4
+    V,
+    d_model=64,
+    d_ff=128,
+    num_heads=2,
+    num_layers=2,
+    cca_layers=(2,),
+    chunk_len=M,
+    num_neighbours=1,
+    segment=2 * M,
+    excluded_chunks=4,
 )
 
 
@@ -39,7 +49,9 @@ def returning() -> Tensor:
 
 
 def supervision(count: int) -> tuple[Tensor, Tensor]:
-    """The chunk that each should retrieve, [count,L,1] (-1: none), and its worth among all, [count,L,L]. A language model's scores would stand here."""
+    """The chunk that each should retrieve, [count,L,1] (-1: none), and its
+    worth among all, [count,L,L]. A language model's scores would stand here.
+    """
     chunks = torch.arange(2 * PAIRS, 4 * PAIRS)
     right = torch.cat([torch.arange(PAIRS, 2 * PAIRS), torch.arange(PAIRS)])
     index, worth = torch.full((4 * PAIRS, 1), -1), torch.zeros(4 * PAIRS, 4 * PAIRS)
@@ -56,7 +68,9 @@ def main(steps: int = 60) -> tuple[float, float]:
     """Nats a token of the second chunks that return, with the model's own retrieval and without."""
     torch.manual_seed(0)
     model = RPT(CONFIG)
-    start_copying(model)  # how to read a neighbour, which takes thousands of steps to find out; not which one to retrieve
+    start_copying(
+        model
+    )  # how to read a neighbour, which takes thousands of steps to find out; not which one to retrieve
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     index, worth = supervision(16)
     for step in range(steps):
@@ -68,7 +82,10 @@ def main(steps: int = 60) -> tuple[float, float]:
         (reading + total / pairs).backward()
         optimizer.step()
         if step % 20 == 0 or step == steps - 1:
-            print(f"step {step:2d}  loss of what returns {reading.item():.3f}, of the retriever {(total / pairs).item():.3f}")
+            print(
+                f"step {step:2d}  loss of what returns {reading.item():.3f}, of the retriever "
+                f"{(total / pairs).item():.3f}"
+            )
 
     fresh = documents(16)
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """Which backend serves a call: the one named, else the first of ORDER that can.
 
 A backend of an op is a module or package `retro_kernels/<backend>/<op>` with `unsupported(call)`, `forward(call)` and
-`backward(call, outputs, grads, needs)`; its presence is its registration. `unsupported(call)` says why it can't serve a call, the
-backend's own `unavailable()` why this machine can't run it at all. A module may also have `slower(call)`: why another backend serves
-the call faster, which keeps it out of the automatic choice only.
+`backward(call, outputs, grads, needs)`; its presence is its registration. `unsupported(call)` says why it can't serve a
+call, the backend's own `unavailable()` why this machine can't run it at all. A module may also have `slower(call)`: why
+another backend serves the call faster, which keeps it out of the automatic choice only.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
 
 
 def repeat(module: ModuleType) -> Callable[[Callable], Callable]:
-    """What the module's backend makes of a function that will be called again with tensors of the same layouts: often the function."""
+    """What the module's backend makes of a function that will be
+    called again with tensors of the same layouts: often the function.
+    """
     backend = sys.modules[module.__name__.rpartition(".")[0]]
     return getattr(backend, "repeat", lambda function: function)
 
@@ -104,7 +106,10 @@ def _warn_of_fallback(op: str, call) -> None:
     tensor = next(t for t in call if isinstance(t, Tensor))
     status = _status(op, _KERNELS[tensor.device.type]) if tensor.device.type in _KERNELS else None
     if status is not None and not status and tensor.dtype != torch.float64:
-        _warn_once(f"retro_kernels: the reference, plain PyTorch and slow, serves {op} on {tensor.device.type}: {status.reason}")
+        _warn_once(
+            f"retro_kernels: the reference, plain PyTorch and slow, serves {op} on {tensor.device.type}: "
+            f"{status.reason}"
+        )
 
 
 @functools.cache

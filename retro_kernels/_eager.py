@@ -1,8 +1,9 @@
 """Eager calls, checked and given a backend once for their shapes, strides, types and options.
 
-An eager call that nobody but its implementation wants to know of goes straight to its kernel, with an autograd function of our own
-where a gradient is wanted: torch's way through a registered operator costs more than all else that the host does in such a call
-(docs/notes/host_time.md). Whoever traces, transforms, profiles or listens gets the operator.
+An eager call that nobody but its implementation wants to know of goes straight to its kernel, with an autograd function
+of our own
+where a gradient is wanted: torch's way through a registered operator costs more than all else that the host does in
+such a call (docs/notes/host_time.md). Whoever traces, transforms, profiles or listens gets the operator.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def operator(op: str, part: str = ""):
 
 
 class Plan:
-    """How calls of one key are served. Holds no tensor: those are taken from each call, wherever `resolve` moved them to."""
+    """How calls of one key are served. Holds no tensor: those are
+    taken from each call, wherever `resolve` moved them to.
+    """
 
     def __init__(self, op: str, call, resolved, backend: str | None):
         self.op, self.backend, self.make = op, backend, type(resolved)
@@ -84,7 +87,9 @@ class Plan:
         return tuple([out.contiguous() for out in self.module.forward(self.make._make(values))])
 
     def gradients(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
-        """saved: the call's tensors and its outputs, whose layouts are looked at again: a hook may have put others in their place."""
+        """saved: the call's tensors and its outputs, whose layouts are
+        looked at again: a hook may have put others in their place.
+        """
         layouts = [None if tensor is None else (tensor.stride(), tensor.data_ptr() & 15) for tensor in (*saved, *grads)]
         key = (needs, *layouts)
         found = self.backwards.get(key)
@@ -154,8 +159,8 @@ def _place(i: int, call, resolved) -> int:
 
 
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool]:
-    """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the call; and
-    whether a gradient is wanted."""
+    """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the
+    call; and whether a gradient is wanted."""
     parts: list = [op, backend, configs.epoch()]
     wanted = False
     for value in call:

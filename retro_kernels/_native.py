@@ -41,7 +41,8 @@ def _load(name: str) -> tuple[ModuleType | None, str | None]:
 
 @cache
 def load(name: str, abi: int, needs: str) -> tuple[ModuleType | None, str | None]:
-    """The extension of that full name, or why it can't be used: absent, damaged, or built from other sources, whose `abi` differs.
+    """The extension of that full name, or why it can't be used: absent, damaged, or built from other sources, whose
+    `abi` differs.
 
     needs: what building it takes, for the reason.
     """
@@ -90,7 +91,8 @@ def _remedy(needs: str) -> str:
     """What to do about an extension that can't be used, in a checkout or where the package is installed."""
     if (Path(__file__).resolve().parent.parent / "setup.py").exists():
         return f"python setup.py build_ext --inplace; needs {needs}"
-    return f"install retro-kernels again from its source distribution, with pip's --no-build-isolation, where there is {needs}"
+    again = "install retro-kernels again from its source distribution, with pip's --no-build-isolation"
+    return f"{again}, where there is {needs}"
 
 
 def unavailable(name: str) -> str | None:

@@ -1,8 +1,8 @@
 """One call of each op, as a value: every argument checked, every default filled in.
 
-The public ops build these, backends consume them. They are the one list of an op's arguments: the operator's schema is read
-off them, and C++ takes their fields in order. They hold no behaviour, so that `ops`, the registration and all backends
-agree on names without importing each other. Letters: B batch, N queries,
+The public ops build these, backends consume them. They are the one list of an op's arguments: the operator's schema is
+read off them, and C++ takes their fields in order. They hold no behaviour, so that `ops`, the registration and all
+backends agree on names without importing each other. Letters: B batch, N queries,
 M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads, D head dimension, E width of the
 relative keys, T their rows, S keys.
 """
@@ -39,7 +39,16 @@ class ChunkedCrossAttention(NamedTuple):
     batch_start: Tensor | None = None  # int64 [B]; the host never reads it
 
     #: inputs that take a gradient, in the order in which `backward` returns them
-    DIFFERENTIABLE = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias", "neighbour_gate")
+    DIFFERENTIABLE = (
+        "query",
+        "key",
+        "value",
+        "rel_key",
+        "rel_query",
+        "content_bias",
+        "position_bias",
+        "neighbour_gate",
+    )
 
 
 class RelativeAttention(NamedTuple):
@@ -128,7 +137,9 @@ ANY_STRIDE = ("neighbour_gate", "decay")
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str | None:
-    """Why no compiled backend on `device` takes these float tensors: elsewhere, of another or a mixed type, strided rows."""
+    """Why no compiled backend on `device` takes these float tensors:
+    elsewhere, of another or a mixed type, strided rows.
+    """
     expected = None
     for name, tensor in tensors.items():
         if tensor is None:

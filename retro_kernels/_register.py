@@ -60,7 +60,11 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
 
     def backward_fake(*args):
         inputs = [args[i] for i in where]
-        return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t, needed in zip(inputs, args[-1], strict=True) if needed]
+        return [
+            torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            for t, needed in zip(inputs, args[-1], strict=True)
+            if needed
+        ]
 
     for device in _DEVICES:
         _LIBRARY.impl(op, forward, device)
@@ -70,7 +74,9 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
     _register_autograd(op, forward_name, backward_name, fields, where, count)
 
 
-def _register_autograd(op: str, forward_name: str, backward_name: str, fields: int, where: list[int], count: int) -> None:
+def _register_autograd(
+    op: str, forward_name: str, backward_name: str, fields: int, where: list[int], count: int
+) -> None:
     def setup_context(ctx, inputs, output):
         outs = (output,) if count == 1 else output
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
@@ -85,7 +91,9 @@ def _register_autograd(op: str, forward_name: str, backward_name: str, fields: i
             return tuple(grads_in)
         saved = ctx.saved_tensors
         args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
-        found = iter(getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs))
+        found = iter(
+            getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs)
+        )
         for i, needed in zip(where, needs, strict=True):
             grads_in[i] = next(found) if needed else None
         return tuple(grads_in)
@@ -126,10 +134,11 @@ def autocast(call):
 
 
 def autocast_to_first(call, wide: tuple[str, ...] = ()):
-    """The call with its floating tensors in the type of the first, where autocast is on; those named in `wide` may stay float32.
+    """The call with its floating tensors in the type of the first, where autocast is on; those named in `wide` may stay
+    float32.
 
-    For a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may come out of layers that
-    autocast narrowed, or be parameters, which it left.
+    For a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may come out of layers
+    that autocast narrowed, or be parameters, which it left.
     """
     if not _autocast_on(call[0]):
         return call

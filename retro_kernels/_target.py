@@ -17,7 +17,8 @@ class Target:
     multiprocessors: int = 132
 
 
-#: the data-centre chips, A100, H100 SXM and H200, B200 (CUDA C++ Programming Guide, technical specifications: 163 and 227 KiB a block)
+#: the data-centre chips, A100, H100 SXM and H200, B200 (CUDA C++
+#: Programming Guide, technical specifications: 163 and 227 KiB a block)
 KNOWN = {80: Target(80, 166912, 108), 90: Target(90, 232448, 132), 100: Target(100, 232448, 148)}
 
 #: what the interpreter stands in for: so few multiprocessors that small tests fill them, and tiny ones don't

@@ -55,11 +55,14 @@ def _attention_sizes(call, sizes: dict[str, int]) -> None:
     head_dim = sizes["D"]
     if head_dim % HEAD_DIM_STEP or not HEAD_DIM_MIN <= head_dim <= HEAD_DIM_MAX:
         raise ValueError(
-            f"query: expected D (the head dimension) to be a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; "
+            f"query: expected D (the head dimension) to be a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to "
+            f"{HEAD_DIM_MAX}; "
             f"got D={head_dim}"
         )
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        raise ValueError(f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}")
+        raise ValueError(
+            f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}"
+        )
 
 
 def _relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):
@@ -75,7 +78,9 @@ def _relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formul
         like("rel_query", call.rel_query, call.query)
         dense_rows("rel_query", call.rel_query)
     elif sizes["E"] != sizes["D"]:
-        raise ValueError(f"rel_key: expected [H or 1,T,E] with E=D={sizes['D']} where rel_query is None; got E={sizes['E']}")
+        raise ValueError(
+            f"rel_key: expected [H or 1,T,E] with E=D={sizes['D']} where rel_query is None; got E={sizes['E']}"
+        )
     _bias("position_bias", call.position_bias, "H,E", call.query, sizes)
     return start
 
@@ -98,7 +103,8 @@ def _rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: in
     rows = max(rows, 0)  # no queries or no keys: no displacement occurs
     if sizes["T"] != rows:
         raise ValueError(
-            f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is None; got T={sizes['T']}"
+            f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is "
+            f"None; got T={sizes['T']}"
         )
     return smallest
 
@@ -142,7 +148,8 @@ def chunked_cross_attention(call: ChunkedCrossAttention) -> ChunkedCrossAttentio
     if batch_start is None and sizes["L"] < needed:
         start = f", query_start={query_start}" if query_start else ""
         raise ValueError(
-            f"key: expected [B,L,K,R,G,D] with L >= {needed} chunks for N={sizes['N']}, chunk_len={chunk_len}{start}; got L={sizes['L']}"
+            f"key: expected [B,L,K,R,G,D] with L >= {needed} chunks for N={sizes['N']}, chunk_len={chunk_len}{start}; "
+            f"got L={sizes['L']}"
         )
     rows = chunk_len + sizes["R"] - 1
     rel_start = _relative(call, sizes, 1 - sizes["R"], rows, "chunk_len+R-1")
@@ -156,9 +163,12 @@ def chunked_cross_attention(call: ChunkedCrossAttention) -> ChunkedCrossAttentio
         shape("neighbour_gate", call.neighbour_gate, "B,L,K", sizes)
         like("neighbour_gate", call.neighbour_gate, call.query)
     return call._replace(
-        query_start=query_start, batch_start=batch_start, rel_start=rel_start,
-        scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p),
-    )  # fmt: skip
+        query_start=query_start,
+        batch_start=batch_start,
+        rel_start=rel_start,
+        scale=_scale(call.scale, sizes["D"]),
+        dropout_p=probability("dropout_p", call.dropout_p),
+    )
 
 
 def relative_attention(call: RelativeAttention) -> RelativeAttention:
@@ -170,12 +180,16 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
     if gap and not causal:
         raise ValueError(f"causal_gap: expected 0 where causal is False; got {gap}")
     window = None if call.window is None else min(integer("window", call.window, low=1), 2 * POSITION_MAX)
-    block = None if call.window_block is None else min(integer("window_block", call.window_block, low=1), 2 * POSITION_MAX)
+    block = (
+        None if call.window_block is None else min(integer("window_block", call.window_block, low=1), 2 * POSITION_MAX)
+    )
     if window is not None and block is not None:
         raise ValueError(f"window_block: expected None where window is given; got {block}")
     _qkv(call, "B,S,G,D", sizes)
     default = sizes["S"] - sizes["N"] if causal else 0
-    offset, batch_offset = _positions("query_offset", default if call.query_offset is None else call.query_offset, call.query, sizes)
+    offset, batch_offset = _positions(
+        "query_offset", default if call.query_offset is None else call.query_offset, call.query, sizes
+    )
     if batch_offset is not None and call.rel_key is not None and call.rel_start is None:
         raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
     rel_start = _relative(call, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
@@ -184,7 +198,8 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
         like("key_mask", call.key_mask, call.query, (torch.bool,))
     _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
     return call._replace(
-        query_offset=offset, batch_offset=batch_offset, rel_start=rel_start, causal_gap=gap, window=window, window_block=block,
+        query_offset=offset, batch_offset=batch_offset, rel_start=rel_start, causal_gap=gap, window=window,
+        window_block=block,
         scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p),
     )  # fmt: skip
 
@@ -211,7 +226,9 @@ def relative_logits(call: RelativeLogits) -> RelativeLogits:
     floating("query", call.query)
     like("query", call.query, call.query)
     dense_rows("query", call.query)
-    start = _rel_table(call.rel_key, call.rel_start, call.query, sizes, offset - (key_len - 1), sizes["N"] + key_len - 1, "N+key_len-1")
+    start = _rel_table(
+        call.rel_key, call.rel_start, call.query, sizes, offset - (key_len - 1), sizes["N"] + key_len - 1, "N+key_len-1"
+    )
     _bias("position_bias", call.position_bias, "H,E", call.query, sizes)
     return call._replace(rel_start=start)
 
@@ -233,7 +250,9 @@ def topk_chunks(call: TopkChunks) -> TopkChunks:
     floating("query", call.query)
     shape("key", call.key, "B or 1,S,D", sizes)
     if not 1 <= sizes["D"] <= EMBEDDING_MAX:
-        raise ValueError(f"query: expected [B,Q,D] with D (the embedding width) from 1 to {EMBEDDING_MAX}; got D={sizes['D']}")
+        raise ValueError(
+            f"query: expected [B,Q,D] with D (the embedding width) from 1 to {EMBEDDING_MAX}; got D={sizes['D']}"
+        )
     for name in ("query", "key"):
         like(name, getattr(call, name), call.query)
         dense_rows(name, getattr(call, name))

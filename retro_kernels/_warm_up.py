@@ -16,8 +16,9 @@ _WORK = f"from {__name__} import compile_share; compile_share()"
 def warm_up(*calls: Callable[[], object], jobs: int | None = None) -> int:
     """Compile the Triton kernels that `calls` will launch, in parallel processes, into Triton's cache on disk.
 
-    Each call is made once with its launches left out: outputs and gradients of our ops are then zeros, all else runs as it is. So give
-    what leaves nothing behind, a forward and backward pass without the optimizer, on tensors of the shapes and types to come:
+    Each call is made once with its launches left out: outputs and gradients of our ops are then zeros, all else runs as
+    it is. So give what leaves nothing behind, a forward and backward pass without the optimizer, on tensors of the
+    shapes and types to come:
 
         rk.warm_up(lambda: torch.autograd.grad(model(tokens).sum(), list(model.parameters())))
 
@@ -41,7 +42,9 @@ def warm_up(*calls: Callable[[], object], jobs: int | None = None) -> int:
     shares = [wanted[i::count] for count in [min(jobs or os.cpu_count() or 1, len(wanted))] for i in range(count)]
     workers = []
     for share in shares:
-        worker = subprocess.Popen([sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment())
+        worker = subprocess.Popen(
+            [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
+        )
         worker.stdin.write(pickle.dumps(share))
         worker.stdin.close()
         workers.append(worker)
@@ -77,10 +80,16 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
 
 def _type_of(value):
-    """What stands for an argument in another process: of a tensor its type, and whether it starts at a multiple of 16 bytes."""
+    """What stands for an argument in another process: of a tensor its
+    type, and whether it starts at a multiple of 16 bytes.
+    """
     import torch
 
-    return (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0) if isinstance(value, torch.Tensor) else value
+    return (
+        (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
+        if isinstance(value, torch.Tensor)
+        else value
+    )
 
 
 class _Stand:

@@ -2,8 +2,8 @@
 
     python -m retro_kernels.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR] [--jobs N]
 
-Each `retro_kernels/triton/<op>` names its launches in `aot_cases(target)` (and those with every set of options, where tiles depend on
-them, in `aot_combinations(target)`), made by the code that launches on a GPU, on meta tensors;
+Each `retro_kernels/triton/<op>` names its launches in `aot_cases(target)` (and those with every set of options, where
+tiles depend on them, in `aot_combinations(target)`), made by the code that launches on a GPU, on meta tensors;
 signature and divisibility come from Triton's own launch path. A process under TRITON_INTERPRET can't compile.
 """
 
@@ -48,7 +48,9 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One launch to compile: `case` says for which call, `launch` is a `triton.common.launch.Launch` on meta tensors."""
+    """One launch to compile: `case` says for which call, `launch` is
+    a `triton.common.launch.Launch` on meta tensors.
+    """
 
     case: str
     dtype: str
@@ -103,7 +105,10 @@ def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) 
     usage = resources(cubin)
     config = _config(case.launch)
     if keep is not None:
-        (keep / f"{op}-{case.launch.name}-{case.case}-{case.dtype}-sm{target.arch}-{digest[:8]}.cubin".replace(" ", "_")).write_bytes(cubin)
+        (
+            keep
+            / f"{op}-{case.launch.name}-{case.case}-{case.dtype}-sm{target.arch}-{digest[:8]}.cubin".replace(" ", "_")
+        ).write_bytes(cubin)
     return Row(
         op, case.launch.name, case.case, config, case.dtype, target.arch, usage["REG"], usage["STACK"], usage["SHARED"],
         compiled.metadata.shared, case.launch.num_warps, case.launch.num_stages, digest,
@@ -115,7 +120,9 @@ def resources(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool("cuobjdump"), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(
+            [tool("cuobjdump"), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
     return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text)}
 
 
@@ -134,7 +141,8 @@ def compile_each(
     select: Callable[[str, Case], bool] | None = None,
     listing: str = "aot_cases",
 ) -> Iterator[Row]:
-    """Rows of every launch shipped on every architecture, in the order of enumeration, each as soon as it and those before it are done.
+    """Rows of every launch shipped on every architecture, in the order of enumeration, each as soon as it and those
+    before it are done.
 
     `select(op, case)` keeps some of them.
     """
@@ -184,10 +192,16 @@ def table(rows: list[Row]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m retro_kernels.aot", description="Compile every Triton kernel without a GPU.")
+    parser = argparse.ArgumentParser(
+        prog="python -m retro_kernels.aot", description="Compile every Triton kernel without a GPU."
+    )
     parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
     parser.add_argument("--kernel", help="only kernels whose op/name contains this")
-    parser.add_argument("--combinations", action="store_true", help="every set of options of both attentions instead of what users launch")
+    parser.add_argument(
+        "--combinations",
+        action="store_true",
+        help="every set of options of both attentions instead of what users launch",
+    )
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--keep", type=Path, help="leave the cubins in this folder")
     parser.add_argument("--jobs", type=int, help="processes; default one a core")

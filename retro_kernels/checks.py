@@ -87,11 +87,15 @@ def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
         elif letter not in sizes:
             sizes[letter] = size
         elif sizes[letter] != size:
-            raise ValueError(f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {letter}={size} (shape {list(got)})")
+            raise ValueError(
+                f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {letter}={size} (shape {list(got)})"
+            )
     return value
 
 
-def like(name: str, value: Tensor, query: Tensor, dtypes: tuple[torch.dtype, ...] | None = None, first: str = "query") -> None:
+def like(
+    name: str, value: Tensor, query: Tensor, dtypes: tuple[torch.dtype, ...] | None = None, first: str = "query"
+) -> None:
     """Device and type: the query's own float type unless `dtypes` lists others."""
     expected = (query.dtype,) if dtypes is None else dtypes
     if value.dtype not in expected:
@@ -108,7 +112,8 @@ def dense_rows(name: str, value: Tensor) -> None:
     """A last dimension without gaps."""
     if value.shape[-1] > 1 and value.stride(-1) != 1:
         raise ValueError(
-            f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call .contiguous() first"
+            f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call "
+            ".contiguous() first"
         )
 
 
@@ -121,5 +126,7 @@ def floating(name: str, value: Tensor) -> None:
 def head_dim(name: str, value: int) -> int:
     """A width of heads that the kernels take."""
     if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
-        raise ValueError(f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}")
+        raise ValueError(
+            f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}"
+        )
     return value

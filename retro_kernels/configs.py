@@ -1,7 +1,7 @@
 """Tile configurations as data: `configs/<op>.json`, one row a (kernel, architecture, element size, width, rows).
 
-No autotuning: tables are tuned offline (`python -m bench tune`) and committed, so that neither a first call waits nor a sum's order
-changes. `replaced` tries other rows, `watched` tells which ones served.
+No autotuning: tables are tuned offline (`python -m bench tune`) and committed, so that neither a first call waits nor a
+sum's order changes. `replaced` tries other rows, `watched` tells which ones served.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def _begin_epoch() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What a tile may depend on. width: the widest row that is multiplied, padded; rows, keys: queries and keys per neighbour."""
+    """What a tile may depend on. width: the widest row that is
+    multiplied, padded; rows, keys: queries and keys per neighbour.
+    """
 
     kernel: str
     bytes: int  # of an element
@@ -47,7 +49,9 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """block_m queries by block_n keys. precision: how float32 products are made ("tf32x3": three tensor-core products)."""
+    """block_m queries by block_n keys. precision: how float32
+    products are made ("tf32x3": three tensor-core products).
+    """
 
     block_m: int
     block_n: int
@@ -59,9 +63,10 @@ class Tile:
 def choose(op: str, problem: Problem, target: Target) -> Tile:
     """The committed tile: the newest architecture not past the target's, then the narrowest row that fits.
 
-    A row that names options, "with": "dropout+masked", serves only calls that have all of them. Of those that serve a call the one that
-    names most goes first, then the one that stands first in the table. A pure function of its arguments and the table. Blocks are
-    never larger than the problem (but at least 16, the smallest product of a tensor core).
+    A row that names options, "with": "dropout+masked", serves only calls that have all of them. Of those that serve a
+    call the one that names most goes first, then the one that stands first in the table. A pure function of its
+    arguments and the table. Blocks are never larger than the problem (but at least 16, the smallest product of a tensor
+    core).
 
     >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
@@ -83,7 +88,9 @@ def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[d
     ours = [row for row in rows if row["kernel"] == problem.kernel and row["bytes"] == problem.bytes]
     known = [row["arch"] for row in ours]
     arch = max((a for a in known if a <= target.arch), default=min(known))
-    fits = [row for row in ours if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows]
+    fits = [
+        row for row in ours if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows
+    ]
     fits = [row for row in fits if set(named(row)) <= set(problem.options)]
     best = min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"]))
     tile = Tile(best["block_m"], best["block_n"], best["num_warps"], best["num_stages"], best["precision"])

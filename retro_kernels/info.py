@@ -14,12 +14,20 @@ from ._version import __version__
 
 def lines() -> list[str]:
     """The report, a line each."""
-    out = [f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python {platform.python_version()}"]
-    out.append(f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {_cpu_isa()}")
+    out = [
+        f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python "
+        f"{platform.python_version()}"
+    ]
+    out.append(
+        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {_cpu_isa()}"
+    )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             p = torch.cuda.get_device_properties(i)
-            out.append(f"cuda:{i}: {p.name}, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs, {p.total_memory / 2**30:.0f} GiB")
+            out.append(
+                f"cuda:{i}: {p.name}, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs, "
+                f"{p.total_memory / 2**30:.0f} GiB"
+            )
     else:
         out.append("cuda: none (torch.cuda.is_available() is False)")
     for op, statuses in _dispatch.backends().items():

@@ -3,7 +3,7 @@
 Attention, scoring and scans go through `retro_kernels`; tokenisers, indexes, optimisers and checkpoints are the
 libraries people already use. Importing this package loads torch and `retro_kernels` and nothing else.
 
-    layers/        stand-alone modules that the models share: attention, chunked cross-attention, feed-forward, positions
+    layers/        modules that the models share: attention, chunked cross-attention, feed-forward, positions
     retro/         RETRO: configuration, model, cache, encoder; retrofit adds it to a frozen decoder
     memory_mosaics/  Memory Mosaics: contextual and persistent memories in place of attention and feed-forward
     rpt/           RPT: a decoder that retrieves from its own past

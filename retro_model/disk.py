@@ -1,4 +1,6 @@
-"""What builds and checkpoints need of a file system: locks, JSON from strangers, plain files, names that survive a power cut."""
+"""What builds and checkpoints need of a file system: locks, JSON from
+strangers, plain files, names that survive a power cut.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ class Lock:
             if error.errno not in UNSUPPORTED:
                 os.close(descriptor)
                 raise
-            warnings.warn(f"{self.path}: this file system has no locks ({error}); nothing keeps a second process out", stacklevel=4)
+            warnings.warn(
+                f"{self.path}: this file system has no locks ({error}); nothing keeps a second process out",
+                stacklevel=4,
+            )
         if not _is(self.path, descriptor):
             os.close(descriptor)
             return False
@@ -109,7 +114,11 @@ def open_plain(path: Path, mode: str):
         FileNotFoundError; ValueError: the path is a link, a pipe, a folder, or (writing) has another name too.
     """
     path = Path(path)
-    flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL}[mode]
+    flags = {
+        "rb": os.O_RDONLY,
+        "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+        "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    }[mode]
     if mode == "xb":
         path.unlink(missing_ok=True)
     try:
@@ -169,7 +178,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(text: str | bytes) -> Any:
-    """JSON that a stranger wrote. Raises ValueError for any that is not, is nested too deeply or has endless numbers."""
+    """JSON that a stranger wrote. Raises ValueError for any that is
+    not, is nested too deeply or has endless numbers.
+    """
     try:
         return json.loads(text, parse_int=_integer)
     except RecursionError:

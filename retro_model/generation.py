@@ -23,8 +23,8 @@ class Cache(Protocol):
 
     @classmethod
     def join(cls, caches: list[Any], capacity: int) -> Any:
-        """One cache of all rows, in order, which all end in the same column and have room for `capacity` columns. Called only for
-        models that decode ragged."""
+        """One cache of all rows, in order, which all end in the same column and have room for `capacity` columns.
+        Called only for models that decode ragged."""
 
 
 class Decodes(Protocol):
@@ -35,12 +35,13 @@ class Decodes(Protocol):
         logits = model(token, cache=cache)[:, -1]           # token [2,1] -> [2,1,V], and so on
 
     Attributes:
-        config: has `vocab_size`, V, and `max_len`, the most tokens of a row (None: no limit). Where it has a true `retrieves`, the model
-            takes neighbours from outside, as `neighbours` [B,L,K,R] and `neighbour_mask` of the chunks of `chunk_len` tokens that
-            complete within the call.
-        decodes_ragged: whether rows of different lengths share a cache (`Cache.join`); else each length is decoded by itself.
-        pads_prompts: whether they do so by going in together, padded on the left under `attention_mask` [B,N], in place of `Cache.join`; may
-            be absent.
+        config: has `vocab_size`, V, and `max_len`, the most tokens of a row (None: no limit). Where it has a true
+            `retrieves`, the model takes neighbours from outside, as `neighbours` [B,L,K,R] and `neighbour_mask` of the
+            chunks of `chunk_len` tokens that complete within the call.
+        decodes_ragged: whether rows of different lengths share a cache (`Cache.join`); else each length is decoded by
+            itself.
+        pads_prompts: whether they do so by going in together, padded on the left under `attention_mask` [B,N], in place
+            of `Cache.join`; may be absent.
         generation_options: names of further keyword options of both calls, which `generate` hands on; may be absent.
     """
 
@@ -69,34 +70,42 @@ def generate(
     stop_token: int | None = None,
     **options,
 ) -> list[Tensor]:
-    """Continue every prompt; a model that takes neighbours gets them at the end of each chunk of the prompt and of what is generated.
+    """Continue every prompt; a model that takes neighbours gets them at the end of each chunk of the prompt and of what
+    is generated.
 
-    Prompts may differ in length: each row's chunks complete at its own time, and a row gets what it would get alone (up to
-    rounding, and with temperature > 0 up to which random numbers it draws).
+    Prompts may differ in length: each row's chunks complete at its own time, and a row gets what it would get alone (up
+    to rounding, and with temperature > 0 up to which random numbers it draws).
 
     Example:
         database = ...
-        texts = generate(model, [[5, 3, 9], [7]], 64, retrieve=lambda chunks: database.values(database.search(chunks, k=2)))
+        retrieve = lambda chunks: database.values(database.search(chunks, k=2))
+        texts = generate(model, [[5, 3, 9], [7]], 64, retrieve=retrieve)
 
     Args:
-        model: any of `Decodes`: a `Retro`, a `RetrofittedDecoder` and so on. Runs in evaluation mode; its mode is restored.
-        prompts: token ids, one non-empty sequence a row (a list of ints, an int64 tensor, a NumPy array as `Tokenizer.encode` gives), or [B,N].
+        model: any of `Decodes`: a `Retro`, a `RetrofittedDecoder` and so on. Runs in evaluation mode; its mode is
+            restored.
+        prompts: token ids, one non-empty sequence a row (a list of ints, an int64 tensor, a NumPy array as
+            `Tokenizer.encode` gives), or [B,N].
         max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len, where the model has a limit.
-        retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives neighbours int64
-            [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the same. None: no retrieval.
+        retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives
+            neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the
+            same. None: no retrieval.
         temperature: 0: the most likely token; else logits are divided by it before sampling.
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.
         stop_token: a row ends after this token. None: never, and then no step waits for the device but to retrieve.
-        options: of the model's `generation_options`, handed to each of its calls; a tensor has one entry a prompt, which goes with it.
+        options: of the model's `generation_options`, handed to each of its calls; a tensor has one entry a prompt,
+            which goes with it.
 
     Returns:
         One int64 [length] a row: the prompt, then its continuation, the stop token included.
 
     Raises:
-        ValueError, TypeError: naming the argument; `retrieve` for what it returns. Ids are checked against the vocabulary on every device.
+        ValueError, TypeError: naming the argument; `retrieve` for what it returns. Ids are checked against the
+            vocabulary on every device.
 
-    Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751, section 3.1.
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751,
+    section 3.1.
     """
     _check_model(model)
     rows = _prompts(model, prompts)
@@ -108,19 +117,27 @@ def generate(
         with torch.no_grad():
             # by length, so that prompts of one length lie side by side
             order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-            batches = [order] if model.decodes_ragged else [list(same) for _, same in itertools.groupby(order, lambda i: len(rows[i]))]
+            batches = (
+                [order]
+                if model.decodes_ragged
+                else [list(same) for _, same in itertools.groupby(order, lambda i: len(rows[i]))]
+            )
             texts = {}
             for batch in batches:
                 neighbours = None if retrieve is None else ChunkNeighbours(retrieve, model.config, rows[0].device)
                 here = _rows_of(options, batch)
-                sampler = _Sampler(model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here)
+                sampler = _Sampler(
+                    model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here
+                )
                 texts |= zip(batch, sampler.run(), strict=True)
             return [texts[i] for i in range(len(rows))]
     finally:
         model.train(training)
 
 
-def sample(logits: Tensor, *, temperature: float = 0.0, top_p: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+def sample(
+    logits: Tensor, *, temperature: float = 0.0, top_p: float = 1.0, generator: torch.Generator | None = None
+) -> Tensor:
     """One token id [B] for each row of logits [B,V]; see `generate` for the options."""
     if temperature == 0:
         return logits.argmax(-1)
@@ -143,7 +160,14 @@ class _Sampler:
     """The state of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
 
     def __init__(
-        self, model, rows: list[Tensor], max_new_tokens, neighbours: ChunkNeighbours | None, sampling: dict, stop_token, options: dict
+        self,
+        model,
+        rows: list[Tensor],
+        max_new_tokens,
+        neighbours: ChunkNeighbours | None,
+        sampling: dict,
+        stop_token,
+        options: dict,
     ):
         self.model, self.rows, self.neighbours = model, rows, neighbours
         self.sampling, self.stop_token, self.options = sampling, stop_token, options
@@ -181,7 +205,9 @@ class _Sampler:
         return bool(self.done.all())
 
     def _prefill(self) -> tuple[Tensor, Cache]:
-        """Logits [B,V] after the prompts, and the cache that holds them: prompts of one length go through the model together."""
+        """Logits [B,V] after the prompts, and the cache that holds
+        them: prompts of one length go through the model together.
+        """
         one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
         if not one_length and getattr(self.model, "pads_prompts", False):
             cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
@@ -207,18 +233,29 @@ class _Sampler:
         done = [False] * len(self.rows) if self.stop_token is None else self.done.tolist()
         chunk_len = self.neighbours.chunk_len
         rows = [i for i, start in enumerate(self.starts) if (column + 1 - start) % chunk_len == 0 and not done[i]]
-        return self.neighbours.of_rows(rows, self.tokens[rows, column + 1 - chunk_len : column + 1], len(self.rows)) if rows else {}
+        return (
+            self.neighbours.of_rows(rows, self.tokens[rows, column + 1 - chunk_len : column + 1], len(self.rows))
+            if rows
+            else {}
+        )
 
 
 class ChunkNeighbours:
     """What `retrieve` gives for the chunks that complete, checked, on the model's device, as the model takes it."""
 
     def __init__(self, retrieve: Retrieve, config, device: torch.device):
-        self.retrieve, self.chunk_len, self.vocab_size, self.device = retrieve, config.chunk_len, config.vocab_size, device
+        self.retrieve, self.chunk_len, self.vocab_size, self.device = (
+            retrieve,
+            config.chunk_len,
+            config.vocab_size,
+            device,
+        )
         self.shape: torch.Size | None = None  # [K,R] of what was retrieved before
 
     def of_prompts(self, rows: list[Tensor]) -> list[dict]:
-        """For each group of rows of one length, the neighbours [B,L,K,R] of their complete chunks; one search for all."""
+        """For each group of rows of one length, the neighbours
+        [B,L,K,R] of their complete chunks; one search for all.
+        """
         m, given, first = self.chunk_len, [], 0
         parts = torch.cat([row[: len(row) // m * m].view(-1, m) for row in rows])
         found = self._find(parts) if len(parts) else ()
@@ -230,7 +267,9 @@ class ChunkNeighbours:
         return given
 
     def of_padded(self, rows: list[Tensor]) -> dict:
-        """The neighbours [B,L,K,R] of the complete chunks of all rows, L those of the longest; all masked where a row has fewer."""
+        """The neighbours [B,L,K,R] of the complete chunks of all rows,
+        L those of the longest; all masked where a row has fewer.
+        """
         m = self.chunk_len
         counts = [len(row) // m for row in rows]
         if not max(counts):
@@ -284,8 +323,13 @@ def check_retrieved(found, count: int, vocab_size: int, shape: tuple[int, int] |
 
 
 def _check_model(model) -> None:
-    if lacking := [name for name in ("config", "decodes_ragged", "make_cache", "last_logits") if not hasattr(model, name)]:
-        raise TypeError(f"model: expected one that decodes with a cache (`Decodes`); got {type(model).__name__}, without {lacking[0]}")
+    if lacking := [
+        name for name in ("config", "decodes_ragged", "make_cache", "last_logits") if not hasattr(model, name)
+    ]:
+        raise TypeError(
+            f"model: expected one that decodes with a cache (`Decodes`); got {type(model).__name__}, without "
+            f"{lacking[0]}"
+        )
 
 
 def _prompts(model, prompts) -> list[Tensor]:
@@ -305,8 +349,12 @@ def _prompt(name: str, prompt, vocab_size: int) -> Tensor:
     if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "iu":
         prompt = torch.from_numpy(prompt.astype(np.int64))
     if not isinstance(prompt, Tensor):
-        if not isinstance(prompt, Sequence) or any(isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in prompt):
-            raise TypeError(f"{name}: expected a sequence of int token ids, an int64 tensor or an integer array; got {prompt!r}")
+        if not isinstance(prompt, Sequence) or any(
+            isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in prompt
+        ):
+            raise TypeError(
+                f"{name}: expected a sequence of int token ids, an int64 tensor or an integer array; got {prompt!r}"
+            )
         prompt = torch.tensor(prompt, dtype=torch.int64)
     if prompt.dim() != 1 or len(prompt) == 0:
         raise ValueError(f"{name}: expected a prompt of at least one token, [length]; got shape {list(prompt.shape)}")
@@ -320,11 +368,16 @@ def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, st
     checks.integer("max_new_tokens", max_new_tokens, low=0)
     longest, room = max(len(row) for row in rows), model.config.max_len
     if room is not None and longest + max_new_tokens > room:
-        raise ValueError(f"max_new_tokens: expected at most max_len - longest prompt = {room} - {longest}; got {max_new_tokens}")
+        raise ValueError(
+            f"max_new_tokens: expected at most max_len - longest prompt = {room} - {longest}; got {max_new_tokens}"
+        )
     if retrieve is not None and not callable(retrieve):
         raise TypeError(f"retrieve: expected a function of chunks, or None; got {type(retrieve).__name__}")
     if retrieve is not None and not getattr(model.config, "retrieves", False):
-        raise ValueError(f"retrieve: expected None for a model without retrieval from outside ({type(model).__name__}); got a function")
+        raise ValueError(
+            f"retrieve: expected None for a model without retrieval from outside ({type(model).__name__}); got a "
+            "function"
+        )
     if checks.number("temperature", temperature) < 0:
         raise ValueError(f"temperature: expected a number >= 0; got {temperature}")
     if not 0 < checks.number("top_p", top_p) <= 1:
@@ -335,6 +388,10 @@ def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, st
     for name, value in options.items():
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise TypeError(f"{name}: expected an option of {type(model).__name__}'s calls ({listed}); got an unknown name")
+            raise TypeError(
+                f"{name}: expected an option of {type(model).__name__}'s calls ({listed}); got an unknown name"
+            )
         if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != len(rows)):
-            raise ValueError(f"{name}: expected one entry for each of the {len(rows)} prompts; got shape {list(value.shape)}")
+            raise ValueError(
+                f"{name}: expected one entry for each of the {len(rows)} prompts; got shape {list(value.shape)}"
+            )

@@ -25,17 +25,19 @@ Passages = Callable[[dict], Iterable[tuple[str, str]] | None]
 
 
 class RetroLM(TemplateLM):
-    """A `Retro` or a `RetrofittedDecoder` as the harness calls language models: any of its tasks, with retrieval in the loop.
+    """A `Retro` or a `RetrofittedDecoder` as the harness calls language models: any of its tasks, with retrieval in the
+    loop.
 
     Args:
         model: with its weights.
         tokenizer: a `Tokenizer`, an `Encoder` with `decode`, or any Hugging Face tokenizer.
         retrieve: chunks -> neighbours and mask, as in `generate`; None: retrieval off.
-        passages: the passages of a task's document, which stand in for `retrieve`: for question answering. Their prompts are aligned, so
-            that the answer attends them (section 4.3).
+        passages: the passages of a task's document, which stand in for `retrieve`: for question answering. Their
+            prompts are aligned, so that the answer attends them (section 4.3).
         num_passages: of them.
         bos_id: begins every text; None: the tokenizer's.
-        window, stride: of rolling likelihoods, in tokens; None: max_len and half of it. The paper: 2048 and 1024, on Wikitext103 a quarter.
+        window, stride: of rolling likelihoods, in tokens; None: max_len and half of it. The paper: 2048 and 1024, on
+            Wikitext103 a quarter.
         batch_size: rows at a time.
 
     Raises:
@@ -56,9 +58,14 @@ class RetroLM(TemplateLM):
         self.stride = self.window // 2 if stride is None else stride
         for name, value in (("window", self.window), ("stride", self.stride)):
             if value < 1 or value % model.config.chunk_len:
-                raise ValueError(f"{name}: expected a positive multiple of chunk_len={model.config.chunk_len}; got {value}")
+                raise ValueError(
+                    f"{name}: expected a positive multiple of chunk_len={model.config.chunk_len}; got {value}"
+                )
         if self.stride >= self.window or self.window > model.config.max_len:
-            raise ValueError(f"window: expected more than stride={self.stride}, at most max_len={model.config.max_len}; got {self.window}")
+            raise ValueError(
+                f"window: expected more than stride={self.stride}, at most max_len={model.config.max_len}; got "
+                f"{self.window}"
+            )
         self.num_passages, self.batch_size = num_passages, batch_size
 
     @property
@@ -85,13 +92,16 @@ class RetroLM(TemplateLM):
     def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
         contexts = [context if context[0] == self.bos_id else [self.bos_id, *context] for _, context, _ in requests]
         scored = score_suffixes(
-            self.model, contexts, [suffix for *_, suffix in requests], retrieve=self.retrieve, align=self.passages is not None,
+            self.model, contexts, [suffix for *_, suffix in requests], retrieve=self.retrieve,
+            align=self.passages is not None,
             batch_size=self.batch_size,
         )  # fmt: skip
         return [(-suffix.nats, suffix.greedy) for suffix in scored]
 
     def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts in overlapping windows, each token scored once with the most context; BOS is free."""
+        """The log-likelihood of whole texts in overlapping windows,
+        each token scored once with the most context; BOS is free.
+        """
         m, contexts, suffixes, owners = self.model.config.chunk_len, [], [], []
         for number, request in enumerate(requests):
             tokens = [self.bos_id, *self.tok_encode(request.args[0])]
@@ -104,7 +114,11 @@ class RetroLM(TemplateLM):
                 owners.append(number)
         kept = [i for i, suffix in enumerate(suffixes) if suffix]
         scored = score_suffixes(
-            self.model, [contexts[i] for i in kept], [suffixes[i] for i in kept], retrieve=self.retrieve, batch_size=self.batch_size
+            self.model,
+            [contexts[i] for i in kept],
+            [suffixes[i] for i in kept],
+            retrieve=self.retrieve,
+            batch_size=self.batch_size,
         )
         nats = np.bincount([owners[i] for i in kept], [s.nats for s in scored], minlength=len(requests))
         return [-float(n) for n in nats]
@@ -128,7 +142,12 @@ class RetroLM(TemplateLM):
         tokens = tokens if self.passages is None else question_answering.aligned_prompt(tokens, m)
         temperature = float(options.get("temperature", 0.0)) if options.get("do_sample", False) else 0.0
         made = generate(
-            self.model, [tokens], count, retrieve=self.retrieve, temperature=temperature, top_p=float(options.get("top_p", 1.0))
+            self.model,
+            [tokens],
+            count,
+            retrieve=self.retrieve,
+            temperature=temperature,
+            top_p=float(options.get("top_p", 1.0)),
         )
         text = self.encoder.decode(made[0][len(tokens) :].tolist())
         for end in [ends] if isinstance(ends, str) else ends:
@@ -141,7 +160,9 @@ class RetroLM(TemplateLM):
         before = self.retrieve
         if self.passages is not None:
             length = self.model.config.neighbour_len
-            given = question_answering.passage_neighbours(self.passages(doc) or (), self.tok_encode, length, self.num_passages)
+            given = question_answering.passage_neighbours(
+                self.passages(doc) or (), self.tok_encode, length, self.num_passages
+            )
             given = tuple(part.to(next(self.model.parameters()).device) for part in given)
             self.retrieve = question_answering.same_for_every_chunk(*given) if bool(torch.any(given[1])) else None
         try:

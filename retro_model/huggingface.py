@@ -32,8 +32,8 @@ IGNORED = -100  # the label of a token that does not count
 
 
 class RetrofitConfig(PretrainedConfig):
-    """The decoder's configuration, that of what was added (`RetroConfig.to_dict`), and where the decoder's weights are (None: in the
-    same folder)."""
+    """The decoder's configuration, that of what was added (`RetroConfig.to_dict`), and where the decoder's weights are
+    (None: in the same folder)."""
 
     model_type = "retro_retrofit"
 
@@ -71,26 +71,35 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """A decoder with retrieval; `changes` as in `retrofit`."""
         model = retrofit(decoder, **changes)
         theirs = decoder.config
-        return cls(RetrofitConfig(theirs.to_dict(), model.config.to_dict(), getattr(theirs, "_name_or_path", None) or None), model)
+        return cls(
+            RetrofitConfig(theirs.to_dict(), model.config.to_dict(), getattr(theirs, "_name_or_path", None) or None),
+            model,
+        )
 
     def _init_weights(self, module) -> None:
         """Nothing: `retrofit` has."""
 
     def trained_state_dict(self) -> dict[str, Tensor]:
         """What `save_pretrained` writes, and all that training moves: the added weights, and PEFT's in the decoder."""
-        trained = {f"model.{name}" for name, p in self.model.named_parameters() if p.requires_grad or not name.startswith("decoder.")}
+        trained = {
+            f"model.{name}"
+            for name, p in self.model.named_parameters()
+            if p.requires_grad or not name.startswith("decoder.")
+        }
         trained |= {f"model.{name}" for name in self.model.added_state_dict()}
         return {name: tensor for name, tensor in self.state_dict().items() if name in trained}
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, neighbours: Tensor | None = None,
-        neighbour_mask: Tensor | None = None, labels: Tensor | None = None, past_key_values=None, use_cache: bool | None = None,
+        neighbour_mask: Tensor | None = None, labels: Tensor | None = None, past_key_values=None,
+        use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None, **_,
     ) -> CausalLMOutputWithPast:  # fmt: skip
         """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
 
         In training with labels the logits are None: those of all tokens are never in memory together.
-        neighbours, neighbour_mask: of complete chunks, as in `RetrofittedDecoder`. past_key_values: the library's, in `generate`.
+        neighbours, neighbour_mask: of complete chunks, as in `RetrofittedDecoder`. past_key_values: the library's, in
+        `generate`.
         """
         given = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
         if labels is not None and self.training:
@@ -139,7 +148,9 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model(tokens, cache=cache, attention_mask=mask, **found)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
-        """Neighbours [B,L,K,R] of the chunks that complete within the last `count` columns of the history, and their mask."""
+        """Neighbours [B,L,K,R] of the chunks that complete within the
+        last `count` columns of the history, and their mask.
+        """
         m = self.model.config.chunk_len
         places, chunks = [], []
         for row, (start, held) in enumerate(zip(cache.starts, cache.positions)):
@@ -170,7 +181,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.decoder.get_input_embeddings()
 
     def save_pretrained(self, folder: str | os.PathLike, *, whole: bool | None = None, **_) -> None:
-        """The added weights and the configuration; the decoder by reference to where it came from, or `whole` beside them.
+        """The added weights and the configuration; the decoder by reference to where it came from, or `whole` beside
+        them.
 
         PEFT's adapters are saved as PEFT does, beside the added weights; the decoder under them by reference.
 
@@ -180,7 +192,9 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         decoder = self.model.decoder
         tuned = bool(adapters(decoder))
         if tuned and base_of(decoder) is decoder:
-            raise ValueError("decoder: expected the PeftModel whose adapters these are, to save them; got the model within")
+            raise ValueError(
+                "decoder: expected the PeftModel whose adapters these are, to save them; got the model within"
+            )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         whole = not tuned and (self.config.base is None if whole is None else whole)
@@ -191,17 +205,22 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             decoder.save_pretrained(folder / DECODER)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, decoder: PreTrainedModel | None = None, **options) -> RetrofitForCausalLM:
+    def from_pretrained(
+        cls, folder: str | os.PathLike, *, decoder: PreTrainedModel | None = None, **options
+    ) -> RetrofitForCausalLM:
         """What `save_pretrained` wrote.
 
-        decoder: the decoder where it is already there, without the adapters that were saved. options: of the decoder's from_pretrained.
+        decoder: the decoder where it is already there, without the adapters that were saved. options: of the decoder's
+        from_pretrained.
         Raises: ValueError where the added weights are not those of the configuration.
         """
         config = RetrofitConfig.from_pretrained(folder)
         saved = Path(folder) / DECODER
         tuned = (saved / "adapter_config.json").exists()
         if decoder is None and tuned and config.base is None:
-            raise ValueError("decoder: expected the one that the saved adapters belong to, which was nowhere to refer to; got None")
+            raise ValueError(
+                "decoder: expected the one that the saved adapters belong to, which was nowhere to refer to; got None"
+            )
         if decoder is None:
             decoder = AutoModelForCausalLM.from_pretrained(config.base or saved, **options)
         if tuned:
@@ -215,7 +234,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         if state.keys() != expected:
             odd = sorted(state.keys() ^ expected)
             raise ValueError(
-                f"folder: expected the {len(expected)} weights of its configuration; got {len(state)}, without or beside {odd[0]}"
+                f"folder: expected the {len(expected)} weights of its configuration; got {len(state)}, without or "
+                f"beside {odd[0]}"
             )
         model.load_state_dict(state, strict=False)
         return model
@@ -224,8 +244,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 class NeighbourCollator:
     """Rows of tokens and their neighbours to a batch, padded on the right, with labels.
 
-    A row is a dict with input_ids, a list or tensor [n], and where it has neighbours, `neighbours` [n//M,K,R] and perhaps
-    `neighbour_mask`. Where it has none, `retrieve` is asked.
+    A row is a dict with input_ids, a list or tensor [n], and where it has neighbours, `neighbours` [n//M,K,R] and
+    perhaps `neighbour_mask`. Where it has none, `retrieve` is asked.
 
     Args:
         chunk_len: M.
@@ -255,7 +275,10 @@ class NeighbourCollator:
         if row.get("neighbours") is not None:
             neighbours, mask = torch.as_tensor(row["neighbours"]), row.get("neighbour_mask")
             if len(neighbours) != chunks:
-                raise ValueError(f"neighbours: expected [n//M,K,R] with n//M = {chunks} for n={len(tokens)}; got {list(neighbours.shape)}")
+                raise ValueError(
+                    f"neighbours: expected [n//M,K,R] with n//M = {chunks} for n={len(tokens)}; got "
+                    f"{list(neighbours.shape)}"
+                )
         elif self.retrieve is not None and chunks:
             neighbours, mask = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
         else:

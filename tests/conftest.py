@@ -1,7 +1,8 @@
 """Which backends a test process covers, and on which device.
 
-Without a GPU: `reference` and `cpu` in the ordinary process, `triton` in processes of its own: interpreted (TRITON_INTERPRET=1), or compiled
-and emulated (RETRO_KERNELS_EMULATE=90). With a GPU all of them, `triton` and `cuda` on it.
+Without a GPU: `reference` and `cpu` in the ordinary process, `triton` in processes of its own: interpreted
+(TRITON_INTERPRET=1), or compiled and emulated (RETRO_KERNELS_EMULATE=90). With a GPU all of them, `triton` and `cuda`
+on it.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from retro_kernels.testing import inputs
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
-#: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for that architecture, executed by bench.emulate on CPU tensors
+#: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for
+#: that architecture, executed by bench.emulate on CPU tensors
 COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)
 if COMPILED:
     from bench.emulate import launches
@@ -35,7 +37,9 @@ def fast_backends(op: str) -> list[str]:
 
 
 def in_types(cases, dtypes) -> list:
-    """(name, dtype) of every case in every type; interpreted or emulated, which is slow, the cases take the types in turn."""
+    """(name, dtype) of every case in every type; interpreted or
+    emulated, which is slow, the cases take the types in turn.
+    """
     pairs = [(name, dtype) for name in cases for dtype in dtypes]
     if INTERPRETER or COMPILED:
         pairs = [(name, dtypes[i % len(dtypes)]) for i, name in enumerate(cases)]
@@ -59,4 +63,6 @@ def _device(request, monkeypatch):
     """Inputs go where the test's backend runs."""
     callspec = getattr(request.node, "callspec", None)
     backend = callspec.params.get("backend") if callspec else None
-    monkeypatch.setattr(inputs, "DEVICE", "cuda" if backend in ("triton", "cuda") and not (INTERPRETER or COMPILED) else "cpu")
+    monkeypatch.setattr(
+        inputs, "DEVICE", "cuda" if backend in ("triton", "cuda") and not (INTERPRETER or COMPILED) else "cpu"
+    )

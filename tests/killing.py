@@ -1,7 +1,7 @@
 """Kills a function at every one of its system calls: what a process can leave on disk when it dies, all of it.
 
-Linux only, by ptrace. The function runs in a forked child; the parent counts the child's system calls and sends SIGKILL in place of
-the n-th, for every n until the child ends by itself.
+Linux only, by ptrace. The function runs in a forked child; the parent counts the child's system calls and sends SIGKILL
+in place of the n-th, for every n until the child ends by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def allowed() -> bool:
 
 
 def killed_at(n: int, function: Callable[[], object]) -> bool | None:
-    """Runs function in a child and kills it before its n-th system call. True: it was killed; False: it had ended; None: not allowed."""
+    """Runs function in a child and kills it before its n-th system
+    call. True: it was killed; False: it had ended; None: not allowed.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     libc.ptrace.restype = ctypes.c_long
@@ -64,7 +66,9 @@ def killed_at(n: int, function: Callable[[], object]) -> bool | None:
 
 
 def at_every_call(prepare: Callable[[], object], function: Callable[[], object], check: Callable[[int], object]) -> int:
-    """prepare, function killed at its n-th call, check(n): for n = 1, 2, ... until it is not killed. Returns: how many n there were."""
+    """prepare, function killed at its n-th call, check(n): for n = 1,
+    2, ... until it is not killed. Returns: how many n there were.
+    """
     n = 1
     while True:
         prepare()

@@ -1,4 +1,6 @@
-"""Processes of a group on this machine, for what must equal one process: gloo, or nccl where there is a GPU for each."""
+"""Processes of a group on this machine, for what must equal one
+process: gloo, or nccl where there is a GPU for each.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def device(rank: int) -> str:
 
 
 def several(count: int, worker: Callable, *args, timeout: float = 240, backend: str | None = None):
-    """What `worker(rank, *args)` returns on rank 0; all must end well. `worker` is a function of a module, its result picklable.
+    """What `worker(rank, *args)` returns on rank 0; all must end well. `worker` is a function of a module, its result
+    picklable.
 
     backend: None: nccl where each process has a GPU, else gloo.
     """
@@ -34,7 +37,10 @@ def several(count: int, worker: Callable, *args, timeout: float = 240, backend: 
         port = s.getsockname()[1]
     context = mp.get_context("spawn")
     queue = context.Queue()
-    workers = [context.Process(target=_process, args=(worker, rank, count, backend, port, queue, args)) for rank in range(count)]
+    workers = [
+        context.Process(target=_process, args=(worker, rank, count, backend, port, queue, args))
+        for rank in range(count)
+    ]
     for w in workers:
         w.start()
     got = _first(queue, workers, timeout)

@@ -1,7 +1,9 @@
-"""The C++ under the address, undefined-behaviour and thread sanitizers: `python -m tests.sanitize [NAME ...]`, or `make sanitize`.
+"""The C++ under the address, undefined-behaviour and thread sanitizers: `python -m tests.sanitize [NAME ...]`, or `make
+sanitize`.
 
-For each, the extensions are built in a copy of this tree (build/sanitize/NAME, incremental) and the tests of the ops and of the text routines run
-there, fuzz included, against the copy. A report of the sanitizer ends the process, so that nothing passes for clean. Exit code 1 where one reports.
+For each, the extensions are built in a copy of this tree (build/sanitize/NAME, incremental) and the tests of the ops
+and of the text routines run there, fuzz included, against the copy. A report of the sanitizer ends the process, so that
+nothing passes for clean. Exit code 1 where one reports.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from pathlib import Path
 
 from tests import trees
 
-#: without the tests that start compilers, other processes or Triton: a sanitizer's library is preloaded into each of those
+#: without the tests that start compilers, other processes or Triton:
+#: a sanitizer's library is preloaded into each of those
 SELECTION = [
     "tests/ops",
     "tests/model/test_text.py",
     "-k",
     "not triton and not compile and not subprocess and not distributed and not fork",
 ]
-THREADED = ["tests/ops/test_cpu_infrastructure.py", "tests/ops/test_contract.py", "tests/ops/test_cpu_topk_chunks.py", "tests/ops/test_leaky_average.py",
-            "tests/ops/test_cpu_relative_attention.py", "tests/ops/test_cpu_chunked_cross_attention.py", "tests/model/test_text.py", *SELECTION[2:]]  # fmt: skip
+THREADED = ["tests/ops/test_cpu_infrastructure.py", "tests/ops/test_contract.py", "tests/ops/test_cpu_topk_chunks.py",
+            "tests/ops/test_leaky_average.py",
+            "tests/ops/test_cpu_relative_attention.py", "tests/ops/test_cpu_chunked_cross_attention.py",
+            "tests/model/test_text.py", *SELECTION[2:]]  # fmt: skip
 NATIVE = "avx512bf16,avx512,avx2"
 
 
@@ -75,13 +80,19 @@ def compiler() -> str:
 
 def runtime(sanitizer: Sanitizer) -> str | None:
     """The sanitizer's library as this compiler has it."""
-    found = subprocess.run([compiler(), f"-print-file-name={sanitizer.library}"], capture_output=True, text=True).stdout.strip()
+    found = subprocess.run(
+        [compiler(), f"-print-file-name={sanitizer.library}"], capture_output=True, text=True
+    ).stdout.strip()
     return str(Path(found).resolve()) if os.path.isabs(found) else None
 
 
 def preloaded(sanitizer: Sanitizer) -> str:
-    """The sanitizer's library, and the C++ library with it: what intercepts exceptions looks for them when it starts."""
-    standard = subprocess.run([compiler(), "-print-file-name=libstdc++.so"], capture_output=True, text=True).stdout.strip()
+    """The sanitizer's library, and the C++ library with it: what
+    intercepts exceptions looks for them when it starts.
+    """
+    standard = subprocess.run(
+        [compiler(), "-print-file-name=libstdc++.so"], capture_output=True, text=True
+    ).stdout.strip()
     return f"{runtime(sanitizer)} {Path(standard).resolve()}"
 
 
@@ -103,17 +114,35 @@ def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
 
 def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.CompletedProcess:
     environ = (
-        os.environ | sanitizer.environ | {"LD_PRELOAD": preloaded(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
+        os.environ
+        | sanitizer.environ
+        | {"LD_PRELOAD": preloaded(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
     )
-    command = [sys.executable, "-m", "pytest", *sanitizer.tests, "-x", "-s", "-p", "no:xdist", "--timeout", "1800", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *sanitizer.tests,
+        "-x",
+        "-s",
+        "-p",
+        "no:xdist",
+        "--timeout",
+        "1800",
+        *more,
+    ]
     return subprocess.run(command, cwd=tree, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.sanitize", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(s.name for s in TABLE)} (default: all)")
+    parser = argparse.ArgumentParser(prog="python -m tests.sanitize", description=__doc__.split("\n\n")[0])
     parser.add_argument(
-        "--isas", default=NATIVE, help=f"instruction sets to build beside portable; the best that runs here is tested (default {NATIVE})"
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(s.name for s in TABLE)} (default: all)"
+    )
+    parser.add_argument(
+        "--isas",
+        default=NATIVE,
+        help=f"instruction sets to build beside portable; the best that runs here is tested (default {NATIVE})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a sanitizer")
     parser.add_argument("-k", metavar="EXPRESSION", help="fewer tests, as pytest's -k")
@@ -134,7 +163,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{sanitizer.name}: built in {built - begun:.0f} s; running the tests", flush=True)
         done = test(sanitizer, tree, ["-k", arguments.k] if arguments.k else [])
         print(done.stdout if done.returncode else (done.stdout.strip().splitlines() or ["no output"])[-1], flush=True)
-        print(f"{sanitizer.name}: {'clean' if done.returncode == 0 else f'REPORTED OR FAILED (exit code {done.returncode})'}", flush=True)
+        print(
+            f"{sanitizer.name}: ",
+            "clean" if done.returncode == 0 else f"REPORTED OR FAILED (exit code {done.returncode})",
+            sep="",
+            flush=True,
+        )
         bad += done.returncode != 0
         if arguments.json:
             seconds = {"build": round(built - begun), "tests": round(time.monotonic() - built)}
@@ -144,7 +178,12 @@ def main(argv: list[str] | None = None) -> int:
                 if "passed" in line or "ERROR:" in line or "runtime error" in line or "WARNING: Thread" in line
             ]
             with open(arguments.json, "a") as f:
-                f.write(json.dumps({"sanitizer": sanitizer.name, "code": done.returncode, "seconds": seconds, "said": words[:3]}) + "\n")
+                f.write(
+                    json.dumps(
+                        {"sanitizer": sanitizer.name, "code": done.returncode, "seconds": seconds, "said": words[:3]}
+                    )
+                    + "\n"
+                )
     return int(bad > 0)
 
 

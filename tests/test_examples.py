@@ -33,12 +33,22 @@ def test_own_gpt_with_cca():
     losses = example("own_gpt_with_cca").main([])
     assert losses[-1] < losses[0]
     # compiled, in bfloat16 autocast and with recomputed activations: the same losses, but for bfloat16's rounding
-    together = example("own_gpt_with_cca").main(["--autocast", "--checkpoint", "--compile", "aot_eager", "--steps", "3"])
+    together = example("own_gpt_with_cca").main(
+        ["--autocast", "--checkpoint", "--compile", "aot_eager", "--steps", "3"]
+    )
     assert together == pytest.approx(losses[:3], abs=0.02)
 
 
 def test_own_gpt_on_two_processes():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLES / "own_gpt_with_cca.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        EXAMPLES / "own_gpt_with_cca.py",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, "--ddp", "--steps", "2"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -66,7 +66,12 @@ def test_wheel_works_outside_the_tree(sdist, tmp_path):
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, source, env=settings)
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"retro_kernels/py.typed", "retro_model/py.typed", "bench/__main__.py", "retro_kernels/configs/topk_chunks.json"} <= names
+    assert {
+        "retro_kernels/py.typed",
+        "retro_model/py.typed",
+        "bench/__main__.py",
+        "retro_kernels/configs/topk_chunks.json",
+    } <= names
     assert not [name for name in names if name.startswith(("tests/", "csrc/", "docs/", "examples/"))]
 
     environment = tmp_path / "environment"

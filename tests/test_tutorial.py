@@ -15,7 +15,9 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
         pytest.importorskip(needed)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     book = nbformat.read(ROOT / "docs" / "tutorial.ipynb", as_version=4)
-    client.NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    client.NotebookClient(
+        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     said = "".join(output.get("text", "") for cell in book.cells for output in cell.get("outputs", []))
     on, off = map(float, re.search(r"bits per byte: ([\d.]+) with retrieval, ([\d.]+) without", said).groups())
     assert on < off

@@ -11,15 +11,22 @@ PACKAGES = ("retro_kernels", "retro_model")
 
 
 def names(tree: Path = ROOT) -> list[str]:
-    """What git knows of the working tree and what it would not ignore; neither links nor what was deleted and not committed."""
+    """What git knows of the working tree and what it would not
+    ignore; neither links nor what was deleted and not committed.
+    """
     listed = subprocess.run(
-        ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True, check=True
+        ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [name for name in filter(None, listed.stdout.split("\0")) if (tree / name).is_file()]
 
 
 def copy(to: Path, like: Path = ROOT, binaries: bool = True) -> Path:
-    """The files of `like` in `to`, its built extensions too with `binaries`; a file that is there already and the same is left alone."""
+    """The files of `like` in `to`, its built extensions too with
+    `binaries`; a file that is there already and the same is left alone.
+    """
     for name in names(like):
         target = to / name
         contents = (like / name).read_bytes()

@@ -1,6 +1,7 @@
 """What the kernels are compared with: independent formulations of each op, written without looking at its reference.
 
-Each is checked against the float64 reference before it is timed; one that fails is reported and not used. `eager` is also the accuracy
+Each is checked against the float64 reference before it is timed; one that fails is reported and not used. `eager` is
+also the accuracy
 yardstick: plain PyTorch with every product and softmax in the case's type. The functions are in the file of their op.
 """
 
@@ -10,7 +11,13 @@ import importlib.util
 
 from ..registry import Contender, Later
 
-CROSS, SELF, LOGITS, TOPK, LEAKY = "chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average"
+CROSS, SELF, LOGITS, TOPK, LEAKY = (
+    "chunked_cross_attention",
+    "relative_attention",
+    "relative_logits",
+    "topk_chunks",
+    "leaky_average",
+)
 KEY_BLOCK = 65_536  # keys a product of topk_chunks/blocked: 256 MiB of scores for 1024 queries
 LONGEST_MATRIX = 2048  # time steps
 
@@ -20,7 +27,9 @@ def _baseline(op: str, name: str, **more) -> Contender:
 
 
 def contenders() -> list[Contender]:
-    """Compiled twins only on request: each case costs tens of seconds of compilation, which is hours over all of them."""
+    """Compiled twins only on request: each case costs tens of seconds
+    of compilation, which is hours over all of them.
+    """
     twin = {"default_on": ()}
     return [
         _baseline(CROSS, "eager", peak_bytes=_cross_bytes),

@@ -19,7 +19,9 @@ def full_table(rel_key: Tensor, rel_start: int | None, lowest: int, rows: int) -
 
 
 def skewed(band: Tensor, keys: int) -> Tensor:
-    """band [..., n, n+keys-1], column n-1-i+j for the pair (i, j) -> [..., n, keys]: Transformer-XL's shift by reshaping."""
+    """band [..., n, n+keys-1], column n-1-i+j for the pair (i, j) ->
+    [..., n, keys]: Transformer-XL's shift by reshaping.
+    """
     n, width = band.shape[-2:]
     if n == 1:
         return band  # one query: its columns are its keys, and there is nothing to shift
@@ -28,7 +30,9 @@ def skewed(band: Tensor, keys: int) -> Tensor:
 
 
 def position_bias(rel_query: Tensor, rel_key: Tensor, keys: int, lowest: int, rel_start: int | None) -> Tensor:
-    """rel_query [..., n, H, E] against every displacement i-j+const -> [..., H, n, keys]; pair (i, j) has displacement lowest+keys-1+i-j."""
+    """rel_query [..., n, H, E] against every displacement i-j+const ->
+    [..., H, n, keys]; pair (i, j) has displacement lowest+keys-1+i-j.
+    """
     n, h = rel_query.shape[-3:-1]
     table = full_table(rel_key, rel_start, lowest, n + keys - 1).flip(1).expand(h, -1, -1)
     return skewed(torch.einsum("...nhe,hte->...hnt", rel_query, table), keys)
@@ -49,7 +53,9 @@ def attend(logits: Tensor, visible: Tensor | None, value: Tensor, equation: str)
 
 
 class CompiledTwin:
-    """The same function under `torch.compile`: compiled at its first call, and again for every new shape; the runner resets the compiler between cases."""
+    """The same function under `torch.compile`: compiled at its first call, and
+    again for every new shape; the runner resets the compiler between cases.
+    """
 
     def __init__(self, function):
         self.function = function

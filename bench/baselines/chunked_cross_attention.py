@@ -1,4 +1,6 @@
-"""Chunked cross-attention as RETRO's listing 1 writes it: shift the queries by M-1, fold them into chunks, attend in one batch."""
+"""Chunked cross-attention as RETRO's listing 1 writes it: shift the
+queries by M-1, fold them into chunks, attend in one batch.
+"""
 
 from __future__ import annotations
 
@@ -111,14 +113,18 @@ def eager(query, key, value, **options) -> Tensor:
 
 
 def sdpa_bias(query, key, value, **options) -> Tensor:
-    """torch's scaled dot-product attention over the folded chunks, the position logits materialised as its additive mask."""
+    """torch's scaled dot-product attention over the folded chunks,
+    the position logits materialised as its additive mask.
+    """
     call = _call(query, key, value, **options)
     b, chunks, rows, h, _ = call.query.shape
     bias = None if call.bias is None else (call.bias * call.scale).repeat(1, 1, 1, 1, call.neighbours)
     if call.visible is not None:
         empty = query.new_zeros(b, chunks, h, rows, call.key.shape[2]) if bias is None else bias
         bias = empty.masked_fill(~call.visible, HIDDEN[query.dtype])
-    out = F.scaled_dot_product_attention(*call.flat(), attn_mask=None if bias is None else bias.flatten(0, 1), scale=call.scale)
+    out = F.scaled_dot_product_attention(
+        *call.flat(), attn_mask=None if bias is None else bias.flatten(0, 1), scale=call.scale
+    )
     out = call.unflat(out)
     if call.visible is not None:
         out = out * call.visible.any(-1)[..., None]
@@ -145,10 +151,14 @@ def flex(query, key, value, **options) -> Tensor:
 
 
 def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_start=0) -> Tensor:
-    """retro-pytorch's module as the op without positions: projections are the identity, no null key, rotary angles of zero."""
+    """retro-pytorch's module as the op without positions: projections
+    are the identity, no null key, rotary angles of zero.
+    """
     h, d = query.shape[2:]
     module = _retro_pytorch(chunk_len, h, d)
-    mask = None if neighbour_mask is None else neighbour_mask.reshape(*neighbour_mask.shape[:3], -1).expand(*key.shape[:4])
+    mask = (
+        None if neighbour_mask is None else neighbour_mask.reshape(*neighbour_mask.shape[:3], -1).expand(*key.shape[:4])
+    )
     context = torch.cat([key.flatten(-2), value.flatten(-2)], -1)
     angles = [query.new_zeros(1, 1, length, 2) for length in (chunk_len, key.shape[3])]
     return module(query.flatten(2), context=context, context_mask=mask, pos_emb=angles).unflatten(2, (h, d))

@@ -48,7 +48,9 @@ def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position
     start = lowest if rel_start is None else rel_start
     logits = F.pad(torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(query.shape[2], -1, -1)), (1, 1))
     # column 0 and the last are zero: where a displacement outside the table lands
-    column = torch.arange(n, device=query.device)[:, None] + (offset - start + 1) - torch.arange(keys, device=query.device)
+    column = (
+        torch.arange(n, device=query.device)[:, None] + (offset - start + 1) - torch.arange(keys, device=query.device)
+    )
     return logits.gather(-1, column.clamp(0, rows + 1).expand(*logits.shape[:2], -1, -1))
 
 
@@ -87,7 +89,15 @@ def _call(
     content = query if content_bias is None else query + content_bias
     bias = _bias(query, keys, offset, rel_key, rel_query, rel_start, position_bias)
     visible = _visible(n, keys, offset, causal, causal_gap, window, key_mask, query.device)
-    triangle = bias is None and causal and causal_gap == 0 and window is None and key_mask is None and n == keys and offset == 0
+    triangle = (
+        bias is None
+        and causal
+        and causal_gap == 0
+        and window is None
+        and key_mask is None
+        and n == keys
+        and offset == 0
+    )
     scale = d**-0.5 if scale is None else scale
     return Call(content, repeat_groups(key, h), repeat_groups(value, h), bias, visible, scale, triangle)
 

@@ -14,7 +14,9 @@ def _scores(query: Tensor, key: Tensor, metric: str) -> Tensor:
     return query @ key.mT
 
 
-def _candidates(query: Tensor, first: int, keys: int, causal_gap, query_offset, query_doc, key_doc, key_mask) -> Tensor | None:
+def _candidates(
+    query: Tensor, first: int, keys: int, causal_gap, query_offset, query_doc, key_doc, key_mask
+) -> Tensor | None:
     """bool [B or 1,Q,keys] for keys first .. first+keys-1, None where all are."""
     allowed = None
     if causal_gap is not None:
@@ -42,7 +44,9 @@ def _best(scores: Tensor, k: int, indices: Tensor | None = None) -> tuple[Tensor
     return top.float(), where.masked_fill(top == -torch.inf, -1)
 
 
-def blocked(query, key, k, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None):
+def blocked(
+    query, key, k, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None
+):
     """The same by blocks of keys, each block's best merged into the running best."""
     best = indices = None
     for first in range(0, key.shape[1], KEY_BLOCK):

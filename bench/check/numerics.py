@@ -1,7 +1,8 @@
 """Is a contender right? Errors against the float64 oracle, judged by what eager PyTorch loses in the same type.
 
-A kernel passes iff the relative Frobenius error of every output and gradient is at most twice eager's, plus a floor: the one
-table of the repository, `retro_kernels.testing.tolerances`. Inputs are fresh every time; memory that a kernel allocates holds NaN before it writes.
+A kernel passes iff the relative Frobenius error of every output and gradient is at most twice eager's, plus a floor:
+the one table of the repository, `retro_kernels.testing.tolerances`. Inputs are fresh every time; memory that a kernel
+allocates holds NaN before it writes.
 """
 
 from __future__ import annotations
@@ -85,17 +86,23 @@ def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], 
     return measured
 
 
-def _output_errors(operator: Operator, arguments: dict[str, Any], outputs: tuple[Tensor, ...], oracle: Oracle) -> dict[str, Error]:
+def _output_errors(
+    operator: Operator, arguments: dict[str, Any], outputs: tuple[Tensor, ...], oracle: Oracle
+) -> dict[str, Error]:
     axes = operator.row_axes or (1,) * len(outputs)
     if operator.compare is not None:
         outputs = tuple(t.index_select(axis, oracle.rows) for t, axis in zip(outputs, axes, strict=True))
-        return {name: error(*pair) for name, pair in operator.compare(arguments, oracle.rows, outputs, oracle.outputs).items()}
+        return {
+            name: error(*pair)
+            for name, pair in operator.compare(arguments, oracle.rows, outputs, oracle.outputs).items()
+        }
     pairs = zip(operator.outputs, axes, outputs, oracle.outputs, strict=False)  # a baseline may return `out` alone
     return {name: error(t.index_select(axis, oracle.rows.to(t.device)), e) for name, axis, t, e in pairs}
 
 
 def judge(measured: dict[str, Error], yardstick: dict[str, Error] | None, dtype: str, checked: str) -> Verdict:
-    """Kernels: the table's limit for the yardstick's error; with no yardstick (baselines, or eager did not fit): SAME_FUNCTION.
+    """Kernels: the table's limit for the yardstick's error; with no yardstick (baselines, or eager did not fit):
+    SAME_FUNCTION.
 
     An output that eager does not return (`lse`) is held to the limit of the first output.
     """

@@ -1,7 +1,7 @@
 """The float64 answer to one call: the reference backend in float64, by ranges of queries so that it fits in memory.
 
-Exact for every query it covers. Where a whole case would take minutes, the first and last ranges of queries are covered and the
-gradient of the others is zero; `checked` says so and goes into the record.
+Exact for every query it covers. Where a whole case would take minutes, the first and last ranges of queries are covered
+and the gradient of the others is zero; `checked` says so and goes into the record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ SORT_COST = 10  # the reference of top-k sorts all scores
 
 @dataclass(frozen=True)
 class Oracle:
-    """`outputs` at the queries `rows` only; `gradients` by input; `upstream` is the gradient that was given to output 0."""
+    """`outputs` at the queries `rows` only; `gradients` by input;
+    `upstream` is the gradient that was given to output 0.
+    """
 
     rows: Tensor
     checked: str
@@ -33,7 +35,9 @@ class Oracle:
     gradients: dict[str, Tensor]
 
 
-def solve(operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool, share: float = 1.0) -> Oracle:
+def solve(
+    operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool, share: float = 1.0
+) -> Oracle:
     """The float64 outputs of `arguments`, and with `backward` the gradients for a fresh Gaussian upstream gradient.
 
     `share` of the usual budget of elements is spent: a large case covers fewer queries.
@@ -54,10 +58,15 @@ def solve(operator: Operator, case: Case, arguments: dict[str, Any], seed: int, 
             upstream = _upstream(operator, results[0], arguments, seed, rows)
         if names:
             piece = upstream if operator.rows is None else upstream.narrow(operator.row_axes[0], first, last - first)
-            for total, grad in zip(totals, torch.autograd.grad(results[0], leaves, piece.double(), allow_unused=True), strict=True):
+            for total, grad in zip(
+                totals, torch.autograd.grad(results[0], leaves, piece.double(), allow_unused=True), strict=True
+            ):
                 if grad is not None:
                     total += grad
-    joined = tuple(torch.cat(parts, axis) for parts, axis in zip(zip(*outputs, strict=True), operator.row_axes or (1,) * 9, strict=False))
+    joined = tuple(
+        torch.cat(parts, axis)
+        for parts, axis in zip(zip(*outputs, strict=True), operator.row_axes or (1,) * 9, strict=False)
+    )
     return Oracle(rows, checked, joined, upstream, dict(zip(names, totals, strict=True)))
 
 
@@ -74,7 +83,9 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
     return drawn if operator.name == "topk_chunks" else drawn.to(narrow)
 
 
-def _ranges(operator: Operator, case: Case, arguments: dict[str, Any], share: float) -> tuple[list[tuple[int, int]], Tensor, str]:
+def _ranges(
+    operator: Operator, case: Case, arguments: dict[str, Any], share: float
+) -> tuple[list[tuple[int, int]], Tensor, str]:
     """Ranges of queries to compute, all their rows, and the words for the record."""
     first_input = arguments[operator.differentiable[0]]
     n, device = rows_in(operator, arguments), first_input.device
@@ -87,7 +98,10 @@ def _ranges(operator: Operator, case: Case, arguments: dict[str, Any], share: fl
         spans, checked = [(0, n)], "every element"
     else:
         half = affordable // 2
-        spans, checked = [(0, half), (n - half, n)], f"the first and last {half} of {n} queries, the others' gradient zero"
+        spans, checked = (
+            [(0, half), (n - half, n)],
+            f"the first and last {half} of {n} queries, the others' gradient zero",
+        )
     ranges = [(a, min(a + step, last)) for first, last in spans for a in range(first, last, step)]
     return ranges, torch.cat([torch.arange(*span, device=device) for span in spans]), checked
 

@@ -1,8 +1,9 @@
 """How top-k results are judged: by the float64 scores of the keys that were chosen.
 
 Two formulations may order near-equal keys differently, so indices are not compared one by one. `scores` is the error of
-the returned scores against the float64 scores of the same keys; `chosen` is what the choice lost against the float64 best; an
-index that is repeated, out of order, not a candidate, or -1 where a candidate was left is an error without bound.
+the returned scores against the float64 scores of the same keys; `chosen` is what the choice lost against the float64
+best; an index that is repeated, out of order, not a candidate, or -1 where a candidate was left is an error without
+bound.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
     """float64 scores [B,Q,k] of the chosen keys; slots of -1 are -inf. Differentiable in query and key."""
     query, key = arguments["query"].double(), arguments["key"].double()
     index = indices.clamp(0, key.shape[1] - 1)
-    batch = torch.arange(query.shape[0], device=query.device)[:, None, None] if key.shape[0] > 1 else torch.zeros_like(index)
+    batch = (
+        torch.arange(query.shape[0], device=query.device)[:, None, None]
+        if key.shape[0] > 1
+        else torch.zeros_like(index)
+    )
     picked = key[batch, index]  # [B,Q,k,D]
     if arguments.get("metric", "dot") == "l2":
         scores = -(query[:, :, None] - picked).square().sum(-1)
@@ -29,15 +34,22 @@ def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
 Pair = tuple[Tensor, Tensor]
 
 
-def compare(arguments: dict[str, Any], rows: Tensor, outputs: tuple[Tensor, ...], best: tuple[Tensor, ...]) -> dict[str, Pair]:
-    """{"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`, to be judged by their error norms."""
+def compare(
+    arguments: dict[str, Any], rows: Tensor, outputs: tuple[Tensor, ...], best: tuple[Tensor, ...]
+) -> dict[str, Pair]:
+    """{"scores": (found, expected), "chosen": (found, expected)} at
+    the queries `rows`, to be judged by their error norms.
+    """
     arguments = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
     scores, indices = outputs
     truth = true_scores(arguments, indices)
     invalid = torch.full_like(truth, torch.nan)
     valid = _valid(arguments, rows, indices) & (scores[..., 1:] <= scores[..., :-1]).all(-1)
     valid = valid & ((indices < 0) == (best[1] < 0)).all(-1)
-    return {"scores": (torch.where(valid[..., None], scores.double(), invalid), truth), "chosen": (truth, best[0].double())}
+    return {
+        "scores": (torch.where(valid[..., None], scores.double(), invalid), truth),
+        "chosen": (truth, best[0].double()),
+    }
 
 
 def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ def walk(
     quiet: bool = False,
     limit: float | None = None,
 ) -> dict[str, int]:
-    """Run every selected case; returns how many records have each status, and how many cases came too "late" for `limit` seconds.
+    """Run every selected case; returns how many records have each status, and how many cases came too "late" for
+    `limit` seconds.
 
     skip: ids that need no measuring again.
     """
@@ -47,7 +48,10 @@ def walk(
     pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit)
     effort, share = run.effort, run.oracle_share
     with progress.shown(len(work), quiet) as bar:
-        bar.note(f"about {sum(pace.work) / 60:.0f} min on two quiet cores" + (f", at most {limit / 60:.1f} min" if limit else ""))
+        bar.note(
+            f"about {sum(pace.work) / 60:.0f} min on two quiet cores"
+            + (f", at most {limit / 60:.1f} min" if limit else "")
+        )
         for done, (case, dtype, modes) in enumerate(work):
             if pace.over():
                 bar.note(f"the deadline is over: {len(work) - done} of {len(work)} are left; --resume measures them")
@@ -62,7 +66,11 @@ def walk(
             for record in runner.run_case(run, case, dtype, left, list(plan.contenders(case, selection))):
                 keep(record)
                 # a baseline that breaks is shown and not used; one that computes something else makes the run red
-                counted = "baseline error" if record["status"] == "error" and record["role"] == "baseline" else record["status"]
+                counted = (
+                    "baseline error"
+                    if record["status"] == "error" and record["role"] == "baseline"
+                    else record["status"]
+                )
                 counts[counted] = counts.get(counted, 0) + 1
                 if record["status"] in ("numerics_fail", "error", "oom"):
                     bar.note(f"{record['status']}: {record['id']}: {record['reason']}")
@@ -71,7 +79,11 @@ def walk(
 
 def _expected(run: runner.Run, case, modes: list[str], selection: plan.Selection) -> float:
     """Seconds of one case and type on two quiet cores."""
-    able = (c for c in plan.contenders(case, selection) if selection.device in c.devices and not c.reason(case, None, selection.device))
+    able = (
+        c
+        for c in plan.contenders(case, selection)
+        if selection.device in c.devices and not c.reason(case, None, selection.device)
+    )
     contenders = len(list(able)) if run.timed else 0
     return CHECK_S + contenders * len(modes) * USED_SHARE * run.effort.seconds
 
@@ -83,7 +95,9 @@ def _done(case, dtype: str, mode: str, selection: plan.Selection, skip: frozense
 
 
 def exit_code(counts: dict[str, int], kernels_ok: int) -> int:
-    """2 if anything failed its numerics or broke, 3 if a deadline left something out, 5 if no kernel was measured at all."""
+    """2 if anything failed its numerics or broke, 3 if a deadline
+    left something out, 5 if no kernel was measured at all.
+    """
     if counts.get("numerics_fail") or counts.get("error"):
         return exits.NUMERICS
     if counts.get("late"):

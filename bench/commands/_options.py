@@ -21,7 +21,12 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=names, metavar="NAME[,NAME]")
     parser.add_argument("--dtype", type=names, metavar="TYPE", help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--mode", type=names, metavar="MODE", help=f"of {', '.join(MODES)}")
-    parser.add_argument("--baselines", type=names, metavar="NAMES", help="all, none, or names; eager is always there: it is the yardstick")
+    parser.add_argument(
+        "--baselines",
+        type=names,
+        metavar="NAMES",
+        help="all, none, or names; eager is always there: it is the yardstick",
+    )
 
 
 def selection(arguments: argparse.Namespace) -> plan.Selection:
@@ -32,18 +37,24 @@ def selection(arguments: argparse.Namespace) -> plan.Selection:
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device == "cuda" and not torch.cuda.is_available():
-            raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can")
+            raise exits.UsageError(
+                "--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can"
+            )
     return named(arguments, device)
 
 
 def named(arguments: argparse.Namespace, device: str) -> plan.Selection:
-    """What the arguments name on `device`, whether or not this machine has one. Raises UsageError for a name that doesn't exist."""
+    """What the arguments name on `device`, whether or not this
+    machine has one. Raises UsageError for a name that doesn't exist.
+    """
     for names, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
         for name in names or ():
             if name not in known:
                 raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
     baselines = () if arguments.baselines == ("none",) else arguments.baselines
-    selected = plan.Selection(device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines)
+    selected = plan.Selection(
+        device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines
+    )
     try:
         if not plan.cases(selected):
             raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
@@ -53,9 +64,13 @@ def named(arguments: argparse.Namespace, device: str) -> plan.Selection:
 
 
 def add_effort(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=positive, help="CPU threads of torch and of the kernels (default: what torch chose)")
+    parser.add_argument(
+        "--threads", type=positive, help="CPU threads of torch and of the kernels (default: what torch chose)"
+    )
     parser.add_argument("--seed", type=int, help="repeat the inputs of a record; default: fresh ones every time")
-    parser.add_argument("--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes")
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_deadline(parser)
 

@@ -1,8 +1,8 @@
 """this tree against a git ref: CPU kernels interleaved, host time and static metrics of both
 
-Checks out the ref beside this tree, builds both, checks both, and times them in fresh pairs of processes. Fails (1) at a slow-down beyond
-5% that a second batch reproduces, at host time a call beyond 15%, at a kernel that vanished, and at any static regression; 3 where the
-machine is too noisy to tell.
+Checks out the ref beside this tree, builds both, checks both, and times them in fresh pairs of processes. Fails (1) at
+a slow-down beyond 5% that a second batch reproduces, at host time a call beyond 15%, at a kernel that vanished, and at
+any static regression; 3 where the machine is too noisy to tell.
 """
 
 from __future__ import annotations
@@ -22,24 +22,42 @@ HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--base", required=True, metavar="REF", help="commit, branch or tag to compare with, or the folder of another tree")
+    parser.add_argument(
+        "--base",
+        required=True,
+        metavar="REF",
+        help="commit, branch or tag to compare with, or the folder of another tree",
+    )
     parser.add_argument("--no-build", action="store_true", help="both trees are built already")
     _options.add_selection(parser)
     halves = parser.add_mutually_exclusive_group()
     halves.add_argument("--static-only", action="store_true", help="compile for GPUs and compare; time nothing")
     halves.add_argument("--no-static", action="store_true", help="time only")
-    parser.add_argument("--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect")
+    parser.add_argument(
+        "--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect"
+    )
     parser.add_argument("--arch", default="90", help="for the static metrics, comma-separated (default 90)")
-    parser.add_argument("--launch", type=_options.names, metavar="PART[,PART]", help="static: only launches with one of these in their id")
+    parser.add_argument(
+        "--launch",
+        type=_options.names,
+        metavar="PART[,PART]",
+        help="static: only launches with one of these in their id",
+    )
     parser.add_argument("--threads", type=_options.positive, help="CPU threads of a call (default: what torch chose)")
-    parser.add_argument("--pairs", type=_options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
+    parser.add_argument(
+        "--pairs", type=_options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})"
+    )
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     _options.arches(arguments.arch)
     if not (environment.ROOT / "setup.py").exists():
-        raise exits.UsageError(f"ab: compares checkouts, and {environment.ROOT} is none; run `python -m bench ab` in one")
+        raise exits.UsageError(
+            f"ab: compares checkouts, and {environment.ROOT} is none; run `python -m bench ab` in one"
+        )
     if arguments.markdown and not arguments.markdown.resolve().parent.is_dir():  # known now, not after an hour
         raise exits.UsageError(f"--markdown {arguments.markdown}: no such folder")
     selection = _options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
@@ -54,7 +72,9 @@ def execute(arguments: argparse.Namespace) -> int:
                     ab.build(base, environment.ROOT)
                 threads = arguments.threads or environment.environment()["threads"]
                 outcomes = ab.compare(base, environment.ROOT, timed, threads, say, arguments.pairs)
-                slower = ab_host.compare(base, environment.ROOT, tuple(dict.fromkeys(item.kernel for item in timed)), say)
+                slower = ab_host.compare(
+                    base, environment.ROOT, tuple(dict.fromkeys(item.kernel for item in timed)), say
+                )
             if not arguments.no_static:
                 parts = arguments.launch or [
                     f"{name}/" for name in OPERATORS if selection.kernels and plan.matches(name, selection.kernels)
@@ -68,7 +88,11 @@ def execute(arguments: argparse.Namespace) -> int:
     print(*lines, sep="\n")
     if arguments.markdown:
         arguments.markdown.write_text(as_markdown(outcomes, lines, arguments.base))
-    return exits.REGRESSION if slower and exit_code(outcomes, compared) != exits.NUMERICS else exit_code(outcomes, compared)
+    return (
+        exits.REGRESSION
+        if slower and exit_code(outcomes, compared) != exits.NUMERICS
+        else exit_code(outcomes, compared)
+    )
 
 
 def folder_of(plugin: str) -> tuple[str, str]:
@@ -78,7 +102,9 @@ def folder_of(plugin: str) -> tuple[str, str]:
     return plugin, str(place.resolve().parent)
 
 
-def _items(selection: plan.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...]) -> list[ab.Item]:
+def _items(
+    selection: plan.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...]
+) -> list[ab.Item]:
     """What to time; with --from-diff only what the changed files can affect, which may be nothing."""
     if not arguments.from_diff:
         return items(selection, plugins)
@@ -93,11 +119,15 @@ def items(selection: plan.Selection, plugins: tuple[tuple[str, str], ...] = ()) 
     timed_items = []
     for case in plan.cases(selection):
         names = [
-            c.name for c in contenders_of(case.kernel) if c.role != "baseline" and plan.matches(c.name, selection.backends or ("cpu",))
+            c.name
+            for c in contenders_of(case.kernel)
+            if c.role != "baseline" and plan.matches(c.name, selection.backends or ("cpu",))
         ]
         for dtype in plan.dtypes(case, selection):
             timed_items += [
-                ab.Item(case.kernel, name, case.name, dtype, mode, plugins) for name in names for mode in plan.modes(case, selection)
+                ab.Item(case.kernel, name, case.name, dtype, mode, plugins)
+                for name in names
+                for mode in plan.modes(case, selection)
             ]
     return timed_items
 
@@ -122,7 +152,8 @@ def host_lines(slower: list[str] | None) -> list[str]:
 def static_lines(compared: ab_static.Comparison | None) -> list[str]:
     if compared is None:
         return ["static metrics: not compared"]
-    head = f"static metrics: {len(compared.worse)} regressions; {compared.differ} of {compared.launches} launches differ in their sources"
+    differ = f"{compared.differ} of {compared.launches} launches differ in their sources"
+    head = f"static metrics: {len(compared.worse)} regressions; {differ}"
     return [head, *compared.worse]
 
 
@@ -136,14 +167,24 @@ def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
     lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
     first, *worse = more
     table = markdown.folded(markdown.header(HEADER), lines)
-    return "\n".join([markdown.MARKER, f"Against `{base}`", "", *table, "", first, *(f"- `{line}`" for line in worse)]) + "\n"
+    return (
+        "\n".join([markdown.MARKER, f"Against `{base}`", "", *table, "", first, *(f"- `{line}`" for line in worse)])
+        + "\n"
+    )
 
 
 def _cells(outcome: ab.Outcome) -> tuple[str, ...]:
     if outcome.first is None:
         return (outcome.item.id, outcome.verdict, "-", outcome.reason[:80], "-", "-")
     value, second, control = (f"{r.value:.3f}" if r else "-" for r in (outcome.first, outcome.second, outcome.control))
-    return (outcome.item.id, outcome.verdict, value, f"{outcome.first.low:.3f} .. {outcome.first.high:.3f}", second, control)
+    return (
+        outcome.item.id,
+        outcome.verdict,
+        value,
+        f"{outcome.first.low:.3f} .. {outcome.first.high:.3f}",
+        second,
+        control,
+    )
 
 
 def say(text: str) -> None:

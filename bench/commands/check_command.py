@@ -1,6 +1,7 @@
 """numerics only: every kernel and baseline against the float64 reference
 
-Fresh random inputs each time, outputs and gradients in every type; one line a case and type. Exit code 2 if anything fails.
+Fresh random inputs each time, outputs and gradients in every type; one line a case and type. Exit code 2 if anything
+fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """two record files: what broke, vanished, got slower or faster
 
-Measures nothing. Exit code 1 for a kernel that broke or vanished and for static regressions; 3 where the files come from
-different machines. Slow-downs are shown and don't fail: `ab` measures them properly.
+Measures nothing. Exit code 1 for a kernel that broke or vanished and for static regressions; 3 where the files come
+from different machines. Slow-downs are shown and don't fail: `ab` measures them properly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ def execute(arguments: argparse.Namespace) -> int:
     if not lines:
         print("no differences")
     elif arguments.format == "md":
-        print("\n".join([markdown.MARKER, *markdown.folded(markdown.header(HEADER), [markdown.line(line) for line in lines])]))
+        print(
+            "\n".join(
+                [markdown.MARKER, *markdown.folded(markdown.header(HEADER), [markdown.line(line) for line in lines])]
+            )
+        )
     else:
         print(tables.align([HEADER, *lines]))
     if any(change.fails for change in changes):

@@ -1,7 +1,8 @@
 """run a kernel's compiled code without a GPU and count: what is wrong, uncoalesced, in conflict, and on which line
 
-Compiles launches of the shipped cases as a GPU of --arch would have them and executes CTAs from the middle of the grid, checking bounds,
-alignment, uninitialised shared memory, races between warps, copies and wgmma not waited for. Exit code 2 if something is wrong.
+Compiles launches of the shipped cases as a GPU of --arch would have them and executes CTAs from the middle of the grid,
+checking bounds, alignment, uninitialised shared memory, races between warps, copies and wgmma not waited for. Exit code
+2 if something is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ LINES = 12  # hot lines of source that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kernel", required=True, metavar="PART", help="a part of op/kernel, as `static` names them: cca_forward")
+    parser.add_argument(
+        "--kernel", required=True, metavar="PART", help="a part of op/kernel, as `static` names them: cca_forward"
+    )
     parser.add_argument("--case", metavar="PART", help="a part of the case's name")
     parser.add_argument("--dtype", choices=_options.DTYPES, default="bfloat16")
     parser.add_argument("--arch", type=int, choices=_options.ARCHES, default=90)
@@ -42,7 +45,8 @@ def execute(arguments: argparse.Namespace) -> int:
     ]
     if not launches:
         raise exits.UsageError(
-            "no shipped launch has such a kernel, case and type; `python -m bench static --fingerprints FILE` lists them"
+            "no shipped launch has such a kernel, case and type; `python -m bench static --fingerprints FILE` lists "
+            "them"
         )
     wrong = 0
     for op, case in launches if arguments.all else launches[:1]:
@@ -64,16 +68,22 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def drawn(metrics: dict, lines: list) -> str:
     """The metrics in sentences, then the hottest lines of source."""
-    mix = ", ".join(f"{kind} {count}" for kind, count in sorted(metrics["instruction_mix"].items(), key=lambda item: -item[1]))
+    mix = ", ".join(
+        f"{kind} {count}" for kind, count in sorted(metrics["instruction_mix"].items(), key=lambda item: -item[1])
+    )
     table = [
         f"  {metrics['emulated_instructions']} instructions a CTA's warp issues: {mix}",
         f"  {metrics['barriers']} barriers; {metrics['global_bytes'] / 1024:.0f} KiB in sectors of global memory",
-        f"  sectors a request {_shown(metrics['sectors_per_request'])}; of the fewest possible: sectors {_shown(metrics['sectors_over_fewest'])}x, "
+        f"  sectors a request {_shown(metrics['sectors_per_request'])}; of the fewest possible: sectors "
+        f"{_shown(metrics['sectors_over_fewest'])}x, "
         f"shared wavefronts {_shown(metrics['wavefronts_over_fewest'])}x",
         f"  {'line':<32} instructions  requests  sectors or wavefronts  fewest",
     ]
     for line in lines:
-        table.append(f"  {line.source:<32} {line.instructions:>12}  {line.requests:>8}  {line.sectors_or_wavefronts:>21}  {line.fewest:>6}")
+        table.append(
+            f"  {line.source:<32} {line.instructions:>12}  {line.requests:>8}  {line.sectors_or_wavefronts:>21}  "
+            f"{line.fewest:>6}"
+        )
     return "\n".join([*table, ""])
 
 

@@ -1,8 +1,9 @@
 """the first hours on a GPU, in stages: right, fast, tune, look
 
-Each stage is a list of commands, each in a process of its own, with a deadline for the stage. What is done is written down as it ends, so a stage that
-was cut off goes on where it was; --again forgets that. Needs no network; a tool that is not installed is named and passed over. --rehearse runs the
-same lists on a CPU with the smallest cases, to see that every command is accepted and leaves what it should.
+Each stage is a list of commands, each in a process of its own, with a deadline for the stage. What is done is written
+down as it ends, so a stage that was cut off goes on where it was; --again forgets that. Needs no network; a tool that
+is not installed is named and passed over. --rehearse runs the same lists on a CPU with the smallest cases, to see that
+every command is accepted and leaves what it should.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
 
 @dataclass(frozen=True)
 class Step:
-    """`command`: arguments of `bench`, or with `tool` of that program; {device}, {cases}, {out} and {left} are filled in."""
+    """`command`: arguments of `bench`, or with `tool` of that
+    program; {device}, {cases}, {out} and {left} are filled in.
+    """
 
     name: str
     command: str
@@ -55,10 +58,13 @@ STAGES = {
         Step(
             "check again", "check --device {device} --case {cases} --json {out}/check.jsonl --quiet --deadline {left}"
         ),  # a race shows in one of two
-        Step("check all", "check --device {device} --baselines none --json {out}/check.jsonl --quiet --deadline {left}"),
+        Step(
+            "check all", "check --device {device} --baselines none --json {out}/check.jsonl --quiet --deadline {left}"
+        ),
         Step(
             "memory errors",
-            "--tool memcheck --error-exitcode 2 {python} -m bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}",
+            "--tool memcheck --error-exitcode 2 {python} -m bench check --device {device} --case {small} --mode fwd "
+            "--quiet --deadline {left}",
             "compute-sanitizer",
         ),
     ),
@@ -66,7 +72,8 @@ STAGES = {
         Step("headline", "run --device {device} --case {cases} --json {out}/run.jsonl --quiet --deadline {left}"),
         Step(
             "compiled",
-            "run --device {device} --case {cases} --baselines eager_compiled,flex --json {out}/compiled.jsonl --quiet --deadline {left}",
+            "run --device {device} --case {cases} --baselines eager_compiled,flex --json {out}/compiled.jsonl --quiet "
+            "--deadline {left}",
         ),
         Step("all", "run --device {device} --json {out}/all.jsonl --quiet --deadline {left}"),
         Step("table", "report {out}/run.jsonl --format md --output {out}/run.md"),
@@ -74,20 +81,25 @@ STAGES = {
     "tune": (Step("tiles", "tune --device {device} --case {cases} --deadline {left}"),),
     "look": (
         Step(
-            "profile", "profile --device {device} --case {cases} --trace {out}/traces --json {out}/profile.jsonl --quiet --deadline {left}"
+            "profile",
+            "profile --device {device} --case {cases} --trace {out}/traces --json {out}/profile.jsonl --quiet "
+            "--deadline {left}",
         ),
         Step(
             "replay",
-            "profile --device {device} --case {cases} --mode decode,fwd {graphs} --json {out}/graphs.jsonl --quiet --deadline {left}",
+            "profile --device {device} --case {cases} --mode decode,fwd {graphs} --json {out}/graphs.jsonl --quiet "
+            "--deadline {left}",
         ),
         Step(
             "counters",
-            "--set full --target-processes all -f -o {out}/ncu {python} -m bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}",
+            "--set full --target-processes all -f -o {out}/ncu {python} -m bench check --device {device} --case "
+            "{small} --mode fwd --quiet --deadline {left}",
             "ncu",
         ),
         Step(
             "timeline",
-            "profile -t cuda,nvtx -f true -o {out}/nsys {python} -m bench check --device {device} --case {small} --mode fwd --quiet",
+            "profile -t cuda,nvtx -f true -o {out}/nsys {python} -m bench check --device {device} --case {small} "
+            "--mode fwd --quiet",
             "nsys",
         ),
     ),
@@ -97,9 +109,19 @@ STAGES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("stage", choices=(*STAGES, "all"), help="all: one after the other")
     parser.add_argument(
-        "--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help="records, traces and what is done (default bench-gpu)"
+        "--out",
+        type=Path,
+        default=Path("bench-gpu"),
+        metavar="DIR",
+        help="records, traces and what is done (default bench-gpu)",
     )
-    parser.add_argument("--deadline", type=_options.seconds, default=LIMIT_S, metavar="SECONDS", help=f"of each stage (default {LIMIT_S})")
+    parser.add_argument(
+        "--deadline",
+        type=_options.seconds,
+        default=LIMIT_S,
+        metavar="SECONDS",
+        help=f"of each stage (default {LIMIT_S})",
+    )
     parser.add_argument("--again", action="store_true", help="forget what is done")
     parser.add_argument("--rehearse", action="store_true", help="a CPU stands in for the GPU")
 
@@ -134,13 +156,17 @@ def stage(name: str, arguments: argparse.Namespace) -> int:
 
 
 def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
-    """One step in a process of its own, stopped when the stage's time is over; its output goes to a log beside the records."""
+    """One step in a process of its own, stopped when the stage's time
+    is over; its output goes to a log beside the records.
+    """
     command = words(step, arguments, left)
     say("  " + shlex.join(command))
     environ = os.environ | ({"TRITON_INTERPRET": "0"} if not arguments.rehearse else {})
     with open(arguments.out / f"{step.name.replace(' ', '-')}.log", "a", encoding="utf-8") as log:
         try:
-            return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environ, timeout=left + 20).returncode
+            return subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environ, timeout=left + 20
+            ).returncode
         except subprocess.TimeoutExpired:
             return exits.INCONCLUSIVE
 

@@ -1,7 +1,8 @@
 """host time of a call: everything but the kernel; needs no GPU
 
-Checks, choice, plan, arguments and autograd of small calls of a layout that was met before, in microseconds of CPU time: the Triton kernels' with a launch
-that goes nowhere, the CPU kernels' with their arithmetic. `ab` holds a change to it.
+Checks, choice, plan, arguments and autograd of small calls of a layout that was met before, in microseconds of CPU
+time: the Triton kernels' with a launch that goes nowhere, the CPU kernels' with their arithmetic. `ab` holds a change
+to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from . import _options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernel", type=_options.names, default=(), metavar="NAME[,NAME]", help="only these")
     parser.add_argument(
-        "--backend", type=_options.names, default=("cpu", "triton"), metavar="NAME[,NAME]", help="of cpu, triton (default both)"
+        "--backend",
+        type=_options.names,
+        default=("cpu", "triton"),
+        metavar="NAME[,NAME]",
+        help="of cpu, triton (default both)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write {id: seconds} here")
 

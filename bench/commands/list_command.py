@@ -1,7 +1,7 @@
 """kernels, backends, cases, and what this machine can run
 
-One line a contender, then one line a case; a star marks the default selection. --why asks each backend of this machine whether it can serve the
-cases and shows its reason where it can't: that imports torch, which a list does not.
+One line a contender, then one line a case; a star marks the default selection. --why asks each backend of this machine
+whether it can serve the cases and shows its reason where it can't: that imports torch, which a list does not.
 """
 
 from __future__ import annotations
@@ -21,19 +21,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
     selection = _options.selection(arguments) if arguments.why else _options.named(arguments, device)
-    print(f"device {selection.device}; * = in the default selection" + ("" if arguments.why else "; --why asks what can run here"))
+    print(
+        f"device {selection.device}; * = in the default selection"
+        + ("" if arguments.why else "; --why asks what can run here")
+    )
     default = {(case.kernel, case.name) for case in plan.cases(plan.Selection(selection.device))}
     for kernel in OPERATORS:
-        cases = [case for case in cases_of(kernel) if plan.matches(kernel, selection.kernels) and plan.matches(case.name, selection.cases)]
+        cases = [
+            case
+            for case in cases_of(kernel)
+            if plan.matches(kernel, selection.kernels) and plan.matches(case.name, selection.cases)
+        ]
         if not cases:
             continue
         print(f"\n{kernel}")
         for contender in sorted(contenders_of(kernel), key=lambda c: c.role):
-            print(f"  {contender.role:<9} {contender.name:<15} {_status(contender, cases, selection.device, arguments.why)}".rstrip())
+            print(
+                f"  {contender.role:<9} {contender.name:<15} "
+                f"{_status(contender, cases, selection.device, arguments.why)}".rstrip()
+            )
         for case in cases:
             star = "*" if (kernel, case.name) in default else " "
             why = plan.misfit(case, selection.device) if arguments.why else None
-            print(f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {why or case.source}")
+            print(
+                f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {why or case.source}"
+            )
     return exits.OK
 
 
@@ -44,11 +56,16 @@ def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> 
     if not ask and contender.role != "baseline":
         return f"on {', '.join(contender.devices)}"
     reasons = [
-        plan.unfit(contender, case, "float32", device, False) if ask else contender.reason(case, "float32", device) for case in cases
+        plan.unfit(contender, case, "float32", device, False) if ask else contender.reason(case, "float32", device)
+        for case in cases
     ]
     bad = [reason for reason in reasons if reason]
     if not bad:
-        return "yes" if contender.role != "baseline" or device in contender.default_on else f"on request (--baselines {contender.name})"
+        return (
+            "yes"
+            if contender.role != "baseline" or device in contender.default_on
+            else f"on request (--baselines {contender.name})"
+        )
     return f"no: {bad[0]}" if len(bad) == len(cases) else f"yes, but not for {len(bad)} of {len(cases)} cases: {bad[0]}"
 
 

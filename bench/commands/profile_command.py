@@ -1,8 +1,11 @@
 """GPU: ceilings, roofline fraction, peak memory, launches, and a Chrome trace of each kernel
 
-On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked first; one that fails
-is not timed. One trace a kernel, case, type and mode goes to --trace DIR, with the profiler's table beside it; open it in chrome://tracing
-or Perfetto. --recipes prints command lines for Nsight Compute, Nsight Systems and Proton; they run --calls, which times nothing. --cuda-graph times and traces the replay of each call. Nothing is reported (exit code 3) where the GPU throttled its clock meanwhile; a share above 100% is an error of the ceiling, and exit code 3 too.
+On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked
+first; one that fails is not timed. One trace a kernel, case, type and mode goes to --trace DIR, with the profiler's
+table beside it; open it in chrome://tracing or Perfetto. --recipes prints command lines for Nsight Compute, Nsight
+Systems and Proton; they run --calls, which times nothing. --cuda-graph times and traces the replay of each call.
+Nothing is reported (exit code 3) where the GPU throttled its clock meanwhile; a share above 100% is an error of the
+ceiling, and exit code 3 too.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ from . import _measure, _options
 
 #: what --metrics chooses from, and the column of each
 METRICS = {
-    "time": "time", "floor": "floor", "bound": "bound", "roofline": "roofline", "tflops": "TFLOP/s", "gbs": "GB/s", "extra": "MB extra",
+    "time": "time", "floor": "floor", "bound": "bound", "roofline": "roofline", "tflops": "TFLOP/s", "gbs": "GB/s",
+    "extra": "MB extra",
     "launches": "launches", "instructions": "instructions", "clock": "other clock",
 }  # fmt: skip
 CSV = (
-    "id", "seconds", "floor_s", "bound", "roofline", "flops", "bytes", "extra_bytes", "launches", "instructions", "other_clock_s"
+    "id", "seconds", "floor_s", "bound", "roofline", "flops", "bytes", "extra_bytes", "launches", "instructions",
+    "other_clock_s"
 )  # fmt: skip
 WARMUPS, STEPS = 2, 3
 ROWS = 40  # of the profiler's table
@@ -40,17 +45,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_effort(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
     parser.add_argument("--no-instructions", action="store_true", help="CPU: don't replay calls under valgrind")
-    parser.add_argument("--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph")
-    parser.add_argument("--metrics", type=_options.names, metavar="NAME[,NAME]", help=f"columns to show, of {', '.join(METRICS)}")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="the same numbers, unrounded and in SI units, one line a measurement")
     parser.add_argument(
-        "--cross-check", action="store_true", help="time each call by triton.testing.do_bench too (CPU: torch.utils.benchmark)"
+        "--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph"
     )
     parser.add_argument(
-        "--recipes", action="store_true", help="print command lines for Nsight Compute, Nsight Systems and Proton; run nothing"
+        "--metrics", type=_options.names, metavar="NAME[,NAME]", help=f"columns to show, of {', '.join(METRICS)}"
     )
     parser.add_argument(
-        "--calls", type=_options.positive, metavar="N", help="only call each kernel N times, in an NVTX range of its id, for a profiler"
+        "--csv", type=Path, metavar="FILE", help="the same numbers, unrounded and in SI units, one line a measurement"
+    )
+    parser.add_argument(
+        "--cross-check",
+        action="store_true",
+        help="time each call by triton.testing.do_bench too (CPU: torch.utils.benchmark)",
+    )
+    parser.add_argument(
+        "--recipes",
+        action="store_true",
+        help="print command lines for Nsight Compute, Nsight Systems and Proton; run nothing",
+    )
+    parser.add_argument(
+        "--calls",
+        type=_options.positive,
+        metavar="N",
+        help="only call each kernel N times, in an NVTX range of its id, for a profiler",
     )
     parser.add_argument("--proton", metavar="FILE", help="with --calls: under triton's profiler, to FILE.hatchet")
     parser.add_argument("--trace", type=Path, metavar="DIR", help="leave Chrome traces there")
@@ -69,8 +87,14 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError(f"--cuda-graph: needs a GPU; this runs on {selection.device}")
     if arguments.calls:
         seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
-        return exits.OK if profilers.calls(selection, arguments.calls, seed, arguments.proton, arguments.quiet) else exits.NOTHING_MEASURED
-    writer = record_module.Writer(arguments.json) if arguments.json else None  # a file that can't be written is no news for the end
+        return (
+            exits.OK
+            if profilers.calls(selection, arguments.calls, seed, arguments.proton, arguments.quiet)
+            else exits.NOTHING_MEASURED
+        )
+    writer = (
+        record_module.Writer(arguments.json) if arguments.json else None
+    )  # a file that can't be written is no news for the end
     run = _measure.start(arguments, selection, ceilings=ceilings.measure(selection.device), graphs=arguments.cuda_graph)
     records, slow = [], set()
 
@@ -81,13 +105,20 @@ def execute(arguments: argparse.Namespace) -> int:
 
     counts = _measure.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
     if slow:
-        print(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): its times say nothing of the kernels", file=sys.stderr)
+        print(
+            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): its times say nothing of the kernels",
+            file=sys.stderr,
+        )
         return exits.INCONCLUSIVE
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
     counted = selection.device == "cpu" and not arguments.no_instructions
     for record in timed if counted else ():
         record["counters"] = instructions.count(_call(record, selection.device))
-    clocks = {r["id"]: profilers.other_clock(_call(r, selection.device), selection.device) for r in timed} if arguments.cross_check else {}
+    clocks = (
+        {r["id"]: profilers.other_clock(_call(r, selection.device), selection.device) for r in timed}
+        if arguments.cross_check
+        else {}
+    )
     print("\n".join(summary.machine(timed or records)) + "\n")
     shown = arguments.metrics or tuple(name for name in METRICS if name != "clock" or clocks)
     print(_table(timed, clocks, shown) if timed else "no kernel was timed")
@@ -111,7 +142,9 @@ def _recipes(arguments: argparse.Namespace) -> int:
     """Prints the command lines of other profilers for what was selected."""
     named = ("device", "kernel", "backend", "case", "dtype", "mode")
     words = [(f"--{name}", getattr(arguments, name)) for name in named if getattr(arguments, name)]
-    for title, line in profilers.recipes([w for n, v in words for w in (n, v if isinstance(v, str) else ",".join(v))]).items():
+    for title, line in profilers.recipes(
+        [w for n, v in words for w in (n, v if isinstance(v, str) else ",".join(v))]
+    ).items():
         print(f"# {title}\n{line}\n")
     return exits.OK
 
@@ -129,10 +162,13 @@ def _cells(record: dict, clock: float | None) -> dict[str, str]:
     row = summary.rows([record])[0]
     floor, bound = (record["roofline"]["floor_s"], record["roofline"]["bound"]) if record["roofline"] else (None, "-")
     return {
-        "time": summary.duration(row.seconds), "floor": summary.duration(floor), "bound": bound, "roofline": summary.percent(row.fraction),
-        "tflops": f"{record['work']['flops'] / row.seconds / 1e12:.3g}", "gbs": f"{record['work']['bytes'] / row.seconds / 1e9:.3g}",
+        "time": summary.duration(row.seconds), "floor": summary.duration(floor), "bound": bound,
+        "roofline": summary.percent(row.fraction),
+        "tflops": f"{record['work']['flops'] / row.seconds / 1e12:.3g}",
+        "gbs": f"{record['work']['bytes'] / row.seconds / 1e9:.3g}",
         "extra": summary.megabytes(record), "launches": "-" if record["launches"] is None else str(record["launches"]),
-        "instructions": f"{record['counters']['instructions'] / 1e6:.2f} M ({record['counters']['isa']})" if record["counters"] else "-",
+        "instructions": f"{record['counters']['instructions'] / 1e6:.2f} M "
+                        f"({record['counters']['isa']})" if record["counters"] else "-",
         "clock": "-" if clock is None else f"{clock / row.seconds:.2f}x",
     }  # fmt: skip
 
@@ -145,7 +181,8 @@ def _write_csv(path: Path, records: list[dict], clocks: dict[str, float]) -> Non
         for record in records:
             roofline, memory, counters = record["roofline"] or {}, record["memory"] or {}, record["counters"] or {}
             writer.writerow([
-                record["id"], summary.rows([record])[0].seconds, roofline.get("floor_s"), roofline.get("bound"), roofline.get("fraction"),
+                record["id"], summary.rows([record])[0].seconds, roofline.get("floor_s"), roofline.get("bound"),
+                roofline.get("fraction"),
                 record["work"]["flops"], record["work"]["bytes"], memory.get("peak_extra_bytes"), record["launches"],
                 counters.get("instructions"), clocks.get(record["id"]),
             ])  # fmt: skip
@@ -155,7 +192,9 @@ def _call(record: dict, device: str):
     """The timed call again, from the record's seed; its first, untimed work is done."""
     case = CASES[(record["kernel"], record["case"]["name"])]
     tensors = case.make(record["seed"], device, getattr(torch, record["dtype"]))
-    call = runner.step(CONTENDERS[(record["kernel"], record["backend"])], case, tensors, record["mode"] == "fwdbwd", record["seed"])
+    call = runner.step(
+        CONTENDERS[(record["kernel"], record["backend"])], case, tensors, record["mode"] == "fwdbwd", record["seed"]
+    )
     for _ in range(WARMUPS):
         call()
     return call
@@ -173,4 +212,6 @@ def _trace(record: dict, run: runner.Run, path: Path) -> None:
             torch.cuda.synchronize()
     trace.export_chrome_trace(str(path))
     order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    path.with_suffix(".txt").write_text(trace.key_averages().table(sort_by=order, row_limit=ROWS) + "\n", encoding="utf-8")
+    path.with_suffix(".txt").write_text(
+        trace.key_averages().table(sort_by=order, row_limit=ROWS) + "\n", encoding="utf-8"
+    )

@@ -1,7 +1,7 @@
 """render records as a terminal table, Markdown, HTML or PNG
 
-Measures nothing. Of several records with one id the last one counts; the history shows all of them. Times of different machines are refused
-(exit code 3).
+Measures nothing. Of several records with one id the last one counts; the history shows all of them. Times of different
+machines are refused (exit code 3).
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
-        print(f"bench: the records are of different machines, whose times are never put into one table or history: {why}", file=sys.stderr)
+        print(
+            f"bench: the records are of different machines, whose times are never put into one table or history: {why}",
+            file=sys.stderr,
+        )
         return exits.INCONCLUSIVE
     if arguments.format == "png":
         if arguments.output is None:
@@ -40,9 +43,11 @@ def execute(arguments: argparse.Namespace) -> int:
             ) from None
         return exits.OK
     latest = list(record.latest(records).values())
-    text = {"term": lambda: terminal.full(latest), "md": lambda: markdown.table(latest), "html": lambda: html.page(records)}[
-        arguments.format
-    ]()
+    text = {
+        "term": lambda: terminal.full(latest),
+        "md": lambda: markdown.table(latest),
+        "html": lambda: html.page(records),
+    }[arguments.format]()
     if arguments.output is None:
         print(text)
     else:

@@ -24,15 +24,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
     _options.add_effort(parser)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--json", type=Path, metavar="FILE", help=f"append records to this file (default: a new one in {RESULTS.name})")
-    where.add_argument("--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree")
+    where.add_argument(
+        "--json", type=Path, metavar="FILE", help=f"append records to this file (default: a new one in {RESULTS.name})"
+    )
+    where.add_argument(
+        "--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree"
+    )
     parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
     usual = timing.Effort()
     parser.add_argument(
-        "--samples", type=_options.positive, help=f"least samples (default {usual.least}; 1 of calls beyond {usual.slow_s} s)"
+        "--samples",
+        type=_options.positive,
+        help=f"least samples (default {usual.least}; 1 of calls beyond {usual.slow_s} s)",
     )
     parser.add_argument(
-        "--seconds", type=_options.seconds, default=usual.seconds, help=f"time for a contender's samples (default {usual.seconds} s)"
+        "--seconds",
+        type=_options.seconds,
+        default=usual.seconds,
+        help=f"time for a contender's samples (default {usual.seconds} s)",
     )
     parser.add_argument("--no-ceilings", action="store_true", help="skip measuring the machine: no roofline")
 
@@ -42,7 +51,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError("--fresh: replaces the file of --json; name one")
     selection = _options.selection(arguments)
     usual, least = timing.Effort(), arguments.samples
-    effort = timing.Effort(least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s)
+    effort = timing.Effort(
+        least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s
+    )
     run = _measure.start(arguments, selection, effort=effort)
     path = arguments.resume or arguments.json or RESULTS / f"{selection.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
     if arguments.fresh:
@@ -70,7 +81,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _finished(path: Path, run: runner.Run) -> frozenset[str]:
-    """Ids in the file that were measured on this very tree; an error is tried again. Raises UsageError for a file of another machine."""
+    """Ids in the file that were measured on this very tree; an error
+    is tried again. Raises UsageError for a file of another machine.
+    """
     if not path.exists():
         raise exits.UsageError(f"--resume {path}: no such file")
     records = record.latest(_options.records(path)).values()

@@ -1,7 +1,8 @@
 """ahead-of-time metrics of every shipped kernel and configuration; no GPU
 
-Registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions, asynchronous copies, and of the hot loop its
-issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an SM); with --spills also if one spills.
+Registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions, asynchronous copies, and of
+the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an SM);
+with --spills also if one spills.
 """
 
 from __future__ import annotations
@@ -30,10 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the cubins there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
     parser.add_argument("--jobs", type=_options.positive, help="processes (default: one a core)")
-    parser.add_argument("--fingerprints", type=Path, metavar="FILE", help="compile nothing: write what would be, {id: hash of its sources}")
+    parser.add_argument(
+        "--fingerprints",
+        type=Path,
+        metavar="FILE",
+        help="compile nothing: write what would be, {id: hash of its sources}",
+    )
     parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
     parser.add_argument(
-        "--counters", action="store_true", help="execute one CTA of each launch on the emulator: sectors, bank conflicts, mix"
+        "--counters",
+        action="store_true",
+        help="execute one CTA of each launch on the emulator: sectors, bank conflicts, mix",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
@@ -61,7 +69,10 @@ def execute(arguments: argparse.Namespace) -> int:
     spilling = [item["id"] for item in records if item["static"]["stack_bytes"]]
     print(f"\n{len(records)} kernels, {len(spilling)} with stack" + "".join(f"\n  {name}" for name in spilling))
     if too_big:
-        print(f"{len(too_big)} CANNOT LAUNCH: more registers or shared memory than a block may have" + "".join(f"\n  {n}" for n in too_big))
+        print(
+            f"{len(too_big)} CANNOT LAUNCH: more registers or shared memory than a block may have"
+            + "".join(f"\n  {n}" for n in too_big)
+        )
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
 
 

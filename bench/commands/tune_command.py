@@ -1,7 +1,8 @@
 """GPU: the fastest tile of each Triton kernel of a case, checked before it is timed; --write keeps it
 
-Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are retro_kernels/configs/<op>.json; a row
-serves every shape it covers, so run the other cases (`check`, `run`) before committing what --write changed.
+Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are
+retro_kernels/configs/<op>.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
+committing what --write changed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
-    parser.add_argument("--seconds", type=_options.seconds, default=0.1, help="time for a tile's samples (default 0.1 s)")
-    parser.add_argument("--rounds", type=_options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)")
+    parser.add_argument(
+        "--seconds", type=_options.seconds, default=0.1, help="time for a tile's samples (default 0.1 s)"
+    )
+    parser.add_argument(
+        "--rounds", type=_options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)"
+    )
     _options.add_deadline(parser)
     parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
 
@@ -43,11 +48,16 @@ def execute(arguments: argparse.Namespace) -> int:
                 if pace.over():
                     say(f"{case.kernel}/{case.name}/{dtype}/{mode}: the deadline is over")
                     continue
-                if why := plan.misfit(case, selection.device) or plan.unfit(contender, case, dtype, selection.device, mode == "fwdbwd"):
+                if why := plan.misfit(case, selection.device) or plan.unfit(
+                    contender, case, dtype, selection.device, mode == "fwdbwd"
+                ):
                     say(f"{case.kernel}/{case.name}/{dtype}/{mode}: {why}")
                     continue
                 say(f"{case.kernel}/{case.name}/{dtype}/{mode}")
-                tuned += keep(tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over), arguments.write)
+                tuned += keep(
+                    tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over),
+                    arguments.write,
+                )
     if not tuned:
         return exits.NOTHING_MEASURED
     print(tables.align([HEADER, *map(cells, tuned)]))
@@ -64,7 +74,12 @@ def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
 def cells(item: tune.Tuned) -> tuple[str, ...]:
     row, first = item.before, item.trials[0]
     where = f"sm_{row['arch']} {row['bytes']} bytes, width {row['width']}"
-    times = (tune.tile_text(row), summary.duration(first.seconds), tune.tile_text(item.best.row), summary.duration(item.best.seconds))
+    times = (
+        tune.tile_text(row),
+        summary.duration(first.seconds),
+        tune.tile_text(item.best.row),
+        summary.duration(item.best.seconds),
+    )
     unfit = sum(trial.status != "ok" for trial in item.trials)
     return (f"{item.op} {row['kernel']}", where, *times, str(len(item.trials)), str(unfit))
 

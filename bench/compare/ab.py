@@ -1,4 +1,6 @@
-"""Two trees against each other: fresh pairs of worker processes, interleaved A B B A; `gate_statistics` makes the verdict."""
+"""Two trees against each other: fresh pairs of worker processes,
+interleaved A B B A; `gate_statistics` makes the verdict.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement that both trees make; plugins: (module, the folder it lies in) of what registers its case or kernel."""
+    """One measurement that both trees make; plugins: (module, the
+    folder it lies in) of what registers its case or kernel.
+    """
 
     kernel: str
     backend: str
@@ -69,7 +73,9 @@ class Worker:
         # passive waiting: the idle one of the pair must not spin on the cores that the other is timed on
         env = os.environ | {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
         command = [sys.executable, str(HERE / "ab_worker.py"), str(tree)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=tree)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=tree
+        )
 
     def ask(self, message: dict) -> dict:
         line = ""
@@ -96,7 +102,13 @@ class Worker:
 
 
 def batch(
-    base: Path, head: Path, items: list[Item], threads: int, check: bool, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
+    base: Path,
+    head: Path,
+    items: list[Item],
+    threads: int,
+    check: bool,
+    say: Callable[[str], None],
+    worker_pairs: int = WORKER_PAIRS,
 ) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
     """Samples of every item from fresh process pairs, or why one of the trees has none."""
     samples: dict[Item, list[gate_statistics.Pair] | Refusal] = {item: [] for item in items}
@@ -107,7 +119,9 @@ def batch(
             for item in items:
                 if isinstance(samples[item], Refusal):
                     continue
-                workers = {side: worker.alive() for side, worker in workers.items()}  # one measurement's crash is not the next one's
+                workers = {
+                    side: worker.alive() for side, worker in workers.items()
+                }  # one measurement's crash is not the next one's
                 result = _measure(workers, item, threads, check and number == 0, seed=number)
                 if isinstance(result, Refusal):
                     samples[item] = result
@@ -119,7 +133,9 @@ def batch(
     return samples
 
 
-def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, seed: int) -> gate_statistics.Pair | Refusal:
+def _measure(
+    workers: dict[str, Worker], item: Item, threads: int, check: bool, seed: int
+) -> gate_statistics.Pair | Refusal:
     wanted = vars(item) | {"seed": seed, "threads": threads, "check": check}
     slowest = 0.0
     for side, worker in workers.items():
@@ -139,8 +155,14 @@ def _measure(workers: dict[str, Worker], item: Item, threads: int, check: bool, 
     return times["base"], times["head"]
 
 
-def sampled(take: Callable[[list[Item]], dict[Item, list[gate_statistics.Pair] | Refusal]], items: list[Item], say: Callable[[str], None]):
-    """What `take` makes of the items, taken again for those whose interval is still wide: a noisy case needs more process pairs."""
+def sampled(
+    take: Callable[[list[Item]], dict[Item, list[gate_statistics.Pair] | Refusal]],
+    items: list[Item],
+    say: Callable[[str], None],
+):
+    """What `take` makes of the items, taken again for those whose
+    interval is still wide: a noisy case needs more process pairs.
+    """
     samples = take(items)
     for _ in range(MOST_BATCHES - 1):
         wide = [
@@ -157,9 +179,16 @@ def sampled(take: Callable[[list[Item]], dict[Item, list[gate_statistics.Pair] |
 
 
 def compare(
-    base: Path, head: Path, items: list[Item], threads: int, say: Callable[[str], None], worker_pairs: int = WORKER_PAIRS
+    base: Path,
+    head: Path,
+    items: list[Item],
+    threads: int,
+    say: Callable[[str], None],
+    worker_pairs: int = WORKER_PAIRS,
 ) -> list[Outcome]:
-    """One verdict an item: a batch, and for what is not plainly unchanged a control of base against itself and a second batch."""
+    """One verdict an item: a batch, and for what is not plainly
+    unchanged a control of base against itself and a second batch.
+    """
 
     def take(other: Path, wanted: list[Item]) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
         # numerics are checked once, when all items are first taken
@@ -196,7 +225,9 @@ def _ratio(pairs) -> gate_statistics.Ratio | None:
 
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:
-    """A head that fails is a failure; a kernel that only the base has has vanished; one that only the head has is new."""
+    """A head that fails is a failure; a kernel that only the base has
+    has vanished; one that only the head has is new.
+    """
     reason = f"{refusal.side}: {refusal.reason}"
     if refusal.side == "base":
         verdict = "new" if refusal.status == "unsupported" else "skipped"
@@ -209,14 +240,18 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
-    """A temporary worktree of `ref`, or the folder `ref` itself where it holds a tree. Raises ValueError for a ref that git doesn't know."""
+    """A temporary worktree of `ref`, or the folder `ref` itself where
+    it holds a tree. Raises ValueError for a ref that git doesn't know.
+    """
     if ref and (Path(ref) / "retro_kernels").is_dir():
         yield Path(ref).resolve()
         return
     sha = commit(ref, root)
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as folder:
         path = Path(folder) / "base"
-        done = subprocess.run(["git", "-C", str(root), "worktree", "add", "--detach", str(path), sha], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(root), "worktree", "add", "--detach", str(path), sha], capture_output=True, text=True
+        )
         if done.returncode:
             raise ValueError(f"--base {ref}: {done.stderr.strip().splitlines()[-1]}")
         try:
@@ -226,7 +261,8 @@ def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
 
 
 def build(tree: Path, like: Path | None = None) -> None:
-    """Build the tree's extension in place, by its own setup.py; `like`: a tree that is built, whose binaries serve where the C++ is the same.
+    """Build the tree's extension in place, by its own setup.py; `like`: a tree that is built, whose binaries serve
+    where the C++ is the same.
 
     Raises RuntimeError with the compiler's last words.
     """
@@ -236,9 +272,12 @@ def build(tree: Path, like: Path | None = None) -> None:
         for binary in (like / "retro_kernels").glob("*.so"):
             shutil.copy2(binary, tree / "retro_kernels")
         return
-    done = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, capture_output=True, text=True
+    )
     said = done.stderr.strip() + done.stdout.strip()
-    # the extensions are optional, so setup.py only warns of one that fails; an older binary must not be measured in its place
+    # the extensions are optional, so setup.py only warns of one that
+    # fails; an older binary must not be measured in its place
     if done.returncode or re.search(r"building extension .* failed", said):
         first = next((line for line in said.splitlines() if "error" in line), (said or "no output").splitlines()[-1])
         raise RuntimeError(f"build of {tree.name} failed: {first}")

@@ -23,10 +23,16 @@ def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str
         return None if found is None else []
     say(f"host time: {len(found)} calls seem slower: a second batch")
     again = _slower(base, head, kernels, say) or {}
-    return [f"{name}: host time {after * 1e6:.1f} us, was {before * 1e6:.1f}" for name, (before, after) in again.items() if name in found]
+    return [
+        f"{name}: host time {after * 1e6:.1f} us, was {before * 1e6:.1f}"
+        for name, (before, after) in again.items()
+        if name in found
+    ]
 
 
-def _slower(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]) -> dict[str, tuple[float, float]] | None:
+def _slower(
+    base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]
+) -> dict[str, tuple[float, float]] | None:
     least: dict[Path, dict[str, float]] = {}
     for number in range(ROUNDS):
         for side in (base, head) if number % 2 == 0 else (head, base):
@@ -46,7 +52,9 @@ def slower(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple
     {'a': (2e-05, 2.6e-05)}
     """
     both = {name: (before[name], after[name]) for name in before.keys() & after.keys() if not name.startswith("floor")}
-    return {name: pair for name, pair in sorted(both.items()) if pair[1] > BAR * pair[0] and pair[1] > pair[0] + GRAIN_S}
+    return {
+        name: pair for name, pair in sorted(both.items()) if pair[1] > BAR * pair[0] and pair[1] > pair[0] + GRAIN_S
+    }
 
 
 def _measure(side: Path, kernels: tuple[str, ...]) -> dict[str, float] | None:
@@ -61,5 +69,7 @@ def _measure(side: Path, kernels: tuple[str, ...]) -> dict[str, float] | None:
             str(out),
             *(("--kernel", ",".join(kernels)) if kernels else ()),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=side)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=side
+        )
         return json.loads(out.read_text()) if done.returncode == 0 else None

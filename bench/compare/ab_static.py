@@ -23,7 +23,9 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Comparison:
-    """`launches`: how many the base has; `differ`: how many of either tree were compiled because their sources differ."""
+    """`launches`: how many the base has; `differ`: how many of either
+    tree were compiled because their sources differ.
+    """
 
     launches: int
     differ: int
@@ -31,7 +33,9 @@ class Comparison:
 
 
 def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable[[str], None]) -> Comparison | None:
-    """Regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A head that fails is a regression."""
+    """Regressions from `base` to `head` under this toolchain; None where
+    the base has nothing to compile. A head that fails is a regression.
+    """
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
         before, after = _both(_listing, base, head, arches, parts, folder, say)
@@ -50,7 +54,9 @@ def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable
             say(f"static metrics: the base does not compile: {_last_words(folder / 'base.log')}")
             return None
         if rows[1] is None:
-            return Comparison(len(before), len(ids), [*lost, f"head does not compile: {_last_words(folder / 'head.log')}"])
+            return Comparison(
+                len(before), len(ids), [*lost, f"head does not compile: {_last_words(folder / 'head.log')}"]
+            )
         worse = regressions.regressions(*rows)
         return Comparison(len(before), len(ids), list(dict.fromkeys(lost + worse)))
 
@@ -61,7 +67,9 @@ def _both(what: Callable, base: Path, head: Path, *rest) -> list:
         return list(pool.map(lambda tree: what(*tree, *rest), (("base", base), ("head", head))))
 
 
-def _listing(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]) -> dict[str, str] | None:
+def _listing(
+    side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]
+) -> dict[str, str] | None:
     path = folder / f"{side}-listing.json"
     if _static(side, tree, arches, parts, folder, ["--fingerprints", str(path)]) and path.exists():
         return json.loads(path.read_text())
@@ -69,7 +77,9 @@ def _listing(side: str, tree: Path, arches: str, parts: list[str], folder: Path,
     return None
 
 
-def _rows(side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]] | None:
+def _rows(
+    side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]
+) -> list[dict[str, Any]] | None:
     say(f"static metrics of {side}")
     path = folder / f"{side}.jsonl"
     more = ["--counters", "--only", str(folder / "ids.json"), "--json", str(path)]
@@ -79,7 +89,9 @@ def _rows(side: str, tree: Path, arches: str, parts: list[str], folder: Path, sa
 
 
 def _static(side: str, tree: Path, arches: str, parts: list[str], folder: Path, more: list[str]) -> bool:
-    """Run `static` of this harness on the kernels of `tree`; 1 means that a kernel can't launch, which the comparison says better."""
+    """Run `static` of this harness on the kernels of `tree`; 1 means
+    that a kernel can't launch, which the comparison says better.
+    """
     command = [sys.executable, str(HERE / "tree.py"), str(tree), "static", "--arch", arches, *more]
     if parts:
         command += ["--kernel", ",".join(parts)]

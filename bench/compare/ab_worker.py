@@ -1,7 +1,7 @@
 """One process of `ab`: holds one tree's kernels and times one call when told to. JSON lines in, JSON lines out.
 
-{"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s} | {"status": ..., "reason": ...}
-{"sample": repeats, "long": bool} -> {"seconds": s}
+{"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s} |
+{"status": ..., "reason": ...} {"sample": repeats, "long": bool} -> {"seconds": s}
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def prepare(bench, wanted: dict):
     case, dtype = bench.CASES.get((wanted["kernel"], wanted["case"])), wanted["dtype"]
     contender = bench.CONTENDERS.get((wanted["kernel"], wanted["backend"]))
     if case is None or contender is None:
-        return None, {"status": "error", "reason": "registered in one process only: name the module that registers it with --plugin"}
+        return None, {
+            "status": "error",
+            "reason": "registered in one process only: name the module that registers it with --plugin",
+        }
     if why := plan.misfit(case, "cpu") or plan.unfit(contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"):
         return None, {"status": "unsupported", "reason": why}
     if wanted["check"]:

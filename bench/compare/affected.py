@@ -1,7 +1,8 @@
 """Which kernels a set of changed files can have changed on a CPU: what `ab --from-diff` times.
 
-A file that carries an operator's name belongs to it, a C++ header to the operators that include it, and anything else that kernels run
-through to all of them. Triton and CUDA sources are left to the static half of `ab`, which knows exactly.
+A file that carries an operator's name belongs to it, a C++ header to the operators that include it, and anything else
+that kernels run through to all of them. Triton and CUDA sources are left to the static half of `ab`, which knows
+exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
 def changed_files(root: Path, ref: str) -> list[str]:
-    """Paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a ref git doesn't know."""
+    """Paths that differ between `ref` and the working tree, untracked
+    ones included. Raises ValueError for a ref git doesn't know.
+    """
     paths = []
     sha = commit(ref, root)
     for command in (["diff", "--name-only", sha, "--"], ["ls-files", "--others", "--exclude-standard"]):

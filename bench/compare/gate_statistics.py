@@ -1,7 +1,9 @@
-"""The statistics of `ab`: ratio of medians, cluster bootstrap over worker pairs, and the verdict. Pure functions of numbers.
+"""The statistics of `ab`: ratio of medians, cluster bootstrap over worker pairs, and the verdict. Pure functions of
+numbers.
 
-A process pair is the unit of chance: memory layout, page placement and clock state are drawn once a process, so samples within a
-pair are no independent evidence. Comparing two pooled means instead raises false alarms by the dozen on a shared machine.
+A process pair is the unit of chance: memory layout, page placement and clock state are drawn once a process, so samples
+within a pair are no independent evidence. Comparing two pooled means instead raises false alarms by the dozen on a
+shared machine.
 """
 
 from __future__ import annotations

@@ -7,9 +7,13 @@ from pathlib import Path
 
 
 def commit(ref: str, root: Path) -> str:
-    """The full name of the commit that `ref` means in the repository `root`. Raises ValueError for one that git doesn't know."""
+    """The full name of the commit that `ref` means in the repository
+    `root`. Raises ValueError for one that git doesn't know.
+    """
     command = ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if not ref or done.returncode:
-        raise ValueError(f"--base {ref!r}: expected a commit, branch or tag, or the folder of another tree; git knows no such commit")
+        raise ValueError(
+            f"--base {ref!r}: expected a commit, branch or tag, or the folder of another tree; git knows no such commit"
+        )
     return done.stdout.strip()

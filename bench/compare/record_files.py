@@ -1,7 +1,8 @@
-"""Two record files against each other. Only records of one machine are comparable, and times of separate runs prove little.
+"""Two record files against each other. Only records of one machine are comparable, and times of separate runs prove
+little.
 
-So a slow-down here is a hint (`slower`), and `ab` is the gate; what fails is what needs no clock: numerics that broke, a kernel that
-vanished, static metrics that got worse.
+So a slow-down here is a hint (`slower`), and `ab` is the gate; what fails is what needs no clock: numerics that broke,
+a kernel that vanished, static metrics that got worse.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ class Change:
 def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
     """What differs from `a` to `b`, failures first. Baselines are left out: they are not ours."""
     before, after = ({i: r for i, r in record.latest(side).items() if r["role"] != "baseline"} for side in (a, b))
-    differences = [Change(*line.split(": ", 1)[:1], "static", line.split(": ", 1)[1]) for line in _static(before, after)]
+    differences = [
+        Change(*line.split(": ", 1)[:1], "static", line.split(": ", 1)[1]) for line in _static(before, after)
+    ]
     for name, old in before.items():
         if old["mode"] != "static":
             differences += _one(name, old, after.get(name))
-    differences += [Change(name, "new", new["status"]) for name, new in after.items() if name not in before and new["status"] == "ok"]
+    differences += [
+        Change(name, "new", new["status"])
+        for name, new in after.items()
+        if name not in before and new["status"] == "ok"
+    ]
     return sorted(differences, key=lambda c: (not c.fails, -abs((c.ratio or 1) - 1)))
 
 

@@ -1,7 +1,7 @@
 """Run the harness of this tree on the kernels of another: `python bench/compare/tree.py TREE ARGUMENTS...`.
 
-`ab` measures an older commit with it: the harness, its cases and its checks are the same on both sides, only `retro_kernels`
-differs.
+`ab` measures an older commit with it: the harness, its cases and its checks are the same on both sides, only
+`retro_kernels` differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def load(tree: Path):
 
 def _package(name: str) -> None:
     folder = ROOT.joinpath(*name.split("."))
-    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

@@ -19,7 +19,8 @@ _VOTES = {"ballot": 0, "any": 1, "all": 2}
 _REDUCTIONS = {"min": 0, "max": 1, "add": 2, "and": 3, "or": 4, "xor": 5}
 _SPACES = {"global": 0, "shared": 1, "shared::cta": 1}
 #: of a load or store; they say how to cache, not what
-_HINTS = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "relaxed", "gpu", "cta", "sys", "weak", "L1::evict_last", "L1::evict_first",
+_HINTS = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "relaxed", "gpu", "cta", "sys", "weak",
+          "L1::evict_last", "L1::evict_first",
           "L1::no_allocate", "L1::evict_normal", "L2::128B", "L2::256B", "L2::64B"}  # fmt: skip
 
 
@@ -78,7 +79,10 @@ def _arithmetic(s, parts):
     root = s.opcode.split(".")[0]
     *modifiers, kind = parts
     floating = kind in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
-    found = _known(modifiers, *(("rn", "ftz", "full", "approx", "NaN") if floating else ("relu",) if root in ("min", "max") else ()))
+    found = _known(
+        modifiers,
+        *(("rn", "ftz", "full", "approx", "NaN") if floating else ("relu",) if root in ("min", "max") else ()),
+    )
     return _plain(root, s, kind, (int("ftz" in found), int("NaN" in found), int("relu" in found)))
 
 
@@ -224,14 +228,18 @@ def _copy(s, parts):
     if parts[0] != "async" or parts[1] not in ("ca", "cg") or "bulk" in parts or parts[3] != "global":
         raise _NotUnderstood(s.opcode)
     to, source, size, *rest = s.operands
-    return Instruction("cp.async", "u32", [to.base, source.base, *rest], [], options=(to.offset, size.value, source.offset))
+    return Instruction(
+        "cp.async", "u32", [to.base, source.base, *rest], [], options=(to.offset, size.value, source.offset)
+    )
 
 
 @_form("bar", "barrier")
 def _barrier(s, parts):
     if parts == ["warp", "sync"]:
         return Instruction("warp.sync", "u32", [], [])
-    if parts not in (["sync"], ["sync", "aligned"], ["cta", "sync"], ["cta", "sync", "aligned"]) or s.operands != [Constant(0)]:
+    if parts not in (["sync"], ["sync", "aligned"], ["cta", "sync"], ["cta", "sync", "aligned"]) or s.operands != [
+        Constant(0)
+    ]:
         raise _NotUnderstood("a barrier other than that of the whole CTA")
     return Instruction("bar", "u32", [], [])
 
@@ -279,7 +287,9 @@ def _vote(s, parts):
     _sync, mode, _ = parts
     target, source, _members = s.operands
     negated = isinstance(source, tuple)
-    return Instruction("vote", "u32", [source[1] if negated else source], [target], options=(_VOTES[mode], int(negated)))
+    return Instruction(
+        "vote", "u32", [source[1] if negated else source], [target], options=(_VOTES[mode], int(negated))
+    )
 
 
 @_form("redux")

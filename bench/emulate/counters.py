@@ -1,4 +1,6 @@
-"""What one CTA of a launch does, counted while it is emulated: instructions by kind, sectors and wavefronts a request, barriers."""
+"""What one CTA of a launch does, counted while it is emulated:
+instructions by kind, sectors and wavefronts a request, barriers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Triton launches on the emulator: what `Launch.run` would send to a GPU is compiled for one, and its PTX executed here."""
+"""Triton launches on the emulator: what `Launch.run` would send to a
+GPU is compiled for one, and its PTX executed here.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def _compile(src, options, arch: int) -> Compiled:
     return Compiled(Program(made.asm["ptx"]), parameters, made.metadata.shared, 32 * made.metadata.num_warps)
 
 
-def run(launch, arch: int, *, checks: bool = True, only: range | None = None, kernel: Compiled | None = None) -> Compiled:
+def run(
+    launch, arch: int, *, checks: bool = True, only: range | None = None, kernel: Compiled | None = None
+) -> Compiled:
     """Execute a launch on CPU tensors as a GPU of `arch` would.
 
     Args:
@@ -68,7 +72,13 @@ def run(launch, arch: int, *, checks: bool = True, only: range | None = None, ke
             arguments.append(value)
     arguments += [0] * (len(kernel.program.kernel.parameters) - len(arguments))  # Triton's scratch memory: unused
     kernel.program.run(
-        launch.grid, arguments, regions=list(known), threads=kernel.threads, shared_bytes=kernel.shared_bytes, checks=checks, only=only
+        launch.grid,
+        arguments,
+        regions=list(known),
+        threads=kernel.threads,
+        shared_bytes=kernel.shared_bytes,
+        checks=checks,
+        only=only,
     )
     return kernel
 
@@ -82,7 +92,8 @@ def extent(tensor: Tensor) -> int:
 
 @contextlib.contextmanager
 def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Iterator[None]:
-    """Inside, the `triton` backend serves CPU tensors: its kernels are compiled for `arch` and executed by the emulator.
+    """Inside, the `triton` backend serves CPU tensors: its kernels are compiled for `arch` and executed by the
+    emulator.
 
     log: every launch is appended to it, before it runs.
     """

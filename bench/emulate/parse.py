@@ -9,7 +9,8 @@ _LINE_COMMENT = re.compile(r"//.*")
 _STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
 _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
-_TYPE_BYTES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4,
+_TYPE_BYTES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4,
+               "s32": 4, "f32": 4,
                "b64": 8, "u64": 8, "s64": 8, "f64": 8}  # fmt: skip
 
 
@@ -162,7 +163,9 @@ def _statement(text: str, line: str, found: Kernel) -> None:
     if match is None:
         raise PtxError(f"statement not understood: {text[:80]}")
     operands = [_operand(part) for part in _split(match["rest"])]
-    found.statements.append(Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text))
+    found.statements.append(
+        Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text)
+    )
 
 
 def _split(text: str) -> list[str]:
@@ -212,4 +215,6 @@ def _number(text: str) -> int | None:
     match = re.match(r"^(-?)(0[xX][0-9a-fA-F]+|\d+)U?$", text)
     if match is None:
         return None
-    return -int(match[2], 0) if match[1] else int(match[2], 0) if not re.match(r"^0\d+$", match[2]) else int(match[2], 8)
+    return (
+        -int(match[2], 0) if match[1] else int(match[2], 0) if not re.match(r"^0\d+$", match[2]) else int(match[2], 8)
+    )

@@ -25,12 +25,16 @@ _SPECIALS = ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%
 
 
 class EmulationError(RuntimeError):
-    """What a launch did wrong: an access, a race, a wait that is missing; it names the line of source and the instruction."""
+    """What a launch did wrong: an access, a race, a wait that is
+    missing; it names the line of source and the instruction.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """One instruction after a run. units: sectors (global) or wavefronts (shared) of its requests, fewest: as few as its bytes need."""
+    """One instruction after a run. units: sectors (global) or wavefronts
+    (shared) of its requests, fewest: as few as its bytes need.
+    """
 
     opcode: str
     line: str
@@ -45,15 +49,21 @@ def library() -> ctypes.CDLL:
     """The emulator, compiled at its first use for this machine and kept in a cache folder."""
     sources = sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")])
     flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources) + " ".join([*flags, _processor()]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        b"".join(path.read_bytes() for path in sources) + " ".join([*flags, _processor()]).encode()
+    ).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels"
     target = cache / f"ptx-{digest}.so"
     if not target.exists():
-        compiler = os.environ.get("CXX", "").split() or [next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")]
+        compiler = os.environ.get("CXX", "").split() or [
+            next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+        ]
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             made = Path(folder) / "ptx.so"
-            done = subprocess.run([*compiler, *flags, str(_HERE / "emulator.cpp"), "-o", str(made)], capture_output=True, text=True)
+            done = subprocess.run(
+                [*compiler, *flags, str(_HERE / "emulator.cpp"), "-o", str(made)], capture_output=True, text=True
+            )
             if done.returncode:
                 raise OSError(f"the PTX emulator does not compile:\n{done.stderr.strip()}")
             made.replace(target)
@@ -95,7 +105,8 @@ class Program:
             library().ptx_free(ctypes.c_void_p(self.handle))
 
     def run(
-        self, grid: Sequence[int], arguments: Sequence, *, regions: Sequence[tuple[int, int]] = (), threads: int | None = None,
+        self, grid: Sequence[int], arguments: Sequence, *, regions: Sequence[tuple[int, int]] = (),
+        threads: int | None = None,
         block: Sequence[int] | None = None, shared_bytes: int = 0, checks: bool = True, only: range | None = None,
     ) -> int:  # fmt: skip
         """Execute every CTA of the grid; the number of barriers that were passed.
@@ -128,12 +139,15 @@ class Program:
         first, last = (only.start, only.stop) if only else (0, number)
         where, barriers, message = ctypes.c_int64(), ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = library().ptx_run(
-            ctypes.c_void_p(self.handle), block[0] * block[1] * block[2], _array(ctypes.c_uint32, block), _array(ctypes.c_uint32, grid),
+            ctypes.c_void_p(self.handle), block[0] * block[1] * block[2], _array(ctypes.c_uint32, block),
+            _array(ctypes.c_uint32, grid),
             ctypes.c_int64(first), ctypes.c_int64(last), len(values), _array(ctypes.c_int, values),
             _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
-            _array(ctypes.c_int, (self._registers.get(name, -1) for name in _SPECIALS)), ctypes.c_int64(static + shared_bytes), len(regions),
+            _array(ctypes.c_int, (self._registers.get(name, -1) for name in _SPECIALS)),
+            ctypes.c_int64(static + shared_bytes), len(regions),
             _array(ctypes.c_uint64, bases), _array(ctypes.c_uint64, (host for host, _ in regions)),
-            _array(ctypes.c_int64, (size for _, size in regions)), int(checks), ctypes.byref(where), ctypes.byref(barriers), message,
+            _array(ctypes.c_int64, (size for _, size in regions)), int(checks), ctypes.byref(where),
+            ctypes.byref(barriers), message,
             _MESSAGE_BYTES,
         )  # fmt: skip
         if failed >= 0:
@@ -141,7 +155,8 @@ class Program:
             n = where.value
             cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
             raise EmulationError(
-                f"{self.kernel.name}: {message.value.decode()}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
+                f"{self.kernel.name}: {message.value.decode()}\n  at {statement.line}: {statement.text[:120]}\n  CTA "
+                f"{cta} of {grid}"
             )
         return barriers.value
 
@@ -216,7 +231,8 @@ class Program:
 
     def _append(self, handler, opcode, fields, targets, sources) -> None:
         library().ptx_append(
-            ctypes.c_void_p(self.handle), handler.encode(), opcode.encode(), _array(ctypes.c_int64, fields), len(targets),
+            ctypes.c_void_p(self.handle), handler.encode(), opcode.encode(), _array(ctypes.c_int64, fields),
+            len(targets),
             _array(ctypes.c_int, targets), len(sources), _array(ctypes.c_int, sources),
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What this machine can do, measured once a run: copy bandwidth and the best matrix product in each type.
 
-A datasheet promises more than any program gets, and a rented machine less than its datasheet; a fraction of a measured ceiling is honest.
+A datasheet promises more than any program gets, and a rented machine less than its datasheet; a fraction of a measured
+ceiling is honest.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from ..work import Work
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
 CACHED_COPY_BYTES = 2 << 20  # source and target stay in the last-level cache
 #: (m, n, k): square, and the long-row shapes on which libraries differ
-GEMMS = {"cpu": ((1024, 1024, 1024), (2048, 1024, 512)), "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096))}
+GEMMS = {
+    "cpu": ((1024, 1024, 1024), (2048, 1024, 512)),
+    "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096)),
+}
 REPEATS = {"cpu": 5, "cuda": 20}
 LEAST_S, MOST_REPEATS = 0.2, 2000
 
 
 def measure(device: str) -> dict[str, Any]:
-    """{"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}; what can't be measured is None.
+    """{"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}; what can't be measured is
+    None.
 
     The cached rate holds for CPUs, where inputs are warm; GPUs are timed with a cold L2.
     """
@@ -37,14 +42,20 @@ def measure(device: str) -> dict[str, Any]:
 def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """The higher of two measurements, rate by rate: other work on the machine only ever lowers one."""
     flops = {
-        dtype: max((x for x in (a["flops_per_s"].get(dtype), b["flops_per_s"].get(dtype)) if x), default=None) for dtype in b["flops_per_s"]
+        dtype: max((x for x in (a["flops_per_s"].get(dtype), b["flops_per_s"].get(dtype)) if x), default=None)
+        for dtype in b["flops_per_s"]
     }
-    rates = {name: max((x for x in (a.get(name), b.get(name)) if x), default=None) for name in ("bytes_per_s", "cached_bytes_per_s")}
+    rates = {
+        name: max((x for x in (a.get(name), b.get(name)) if x), default=None)
+        for name in ("bytes_per_s", "cached_bytes_per_s")
+    }
     return b | rates | {"flops_per_s": flops}
 
 
 def _copy(device: str, size: int) -> float:
-    """Bytes read plus bytes written per second, by a copy or by reading alone, whichever is faster: a copy may read its target too."""
+    """Bytes read plus bytes written per second, by a copy or by
+    reading alone, whichever is faster: a copy may read its target too.
+    """
     elements = size // 4
     source = torch.ones(elements, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
@@ -98,14 +109,22 @@ def _best(call, device: str) -> float:
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
-    """FLOP/s of a type; of a half type never below float32's, to which its operands can be widened. None for an unmeasured type."""
+    """FLOP/s of a type; of a half type never below float32's, to
+    which its operands can be widened. None for an unmeasured type.
+    """
     rates = ceilings["flops_per_s"]
-    known = [rates[name] for name in (dtype, "float32") if name in rates and (name == dtype or dtype in ("float16", "bfloat16"))]
+    known = [
+        rates[name]
+        for name in (dtype, "float32")
+        if name in rates and (name == dtype or dtype in ("float16", "bfloat16"))
+    ]
     return max(known, default=None)
 
 
 def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:
-    """Time floor max(bytes/bandwidth, FLOPs/rate), what binds it, and the fraction of it that was reached; None without ceilings."""
+    """Time floor max(bytes/bandwidth, FLOPs/rate), what binds it, and
+    the fraction of it that was reached; None without ceilings.
+    """
     flops = rate(ceilings, dtype) if ceilings else None
     if flops is None:
         return None

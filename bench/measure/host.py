@@ -1,8 +1,10 @@
-"""What the host does for a call, in seconds: checks, choice, plan, arguments, autograd; of the Triton kernels all but the launch itself.
+"""What the host does for a call, in seconds: checks, choice, plan, arguments, autograd; of the Triton kernels all but
+the launch itself.
 
-CPU time of this thread, the least of some batches: little disturbed by whatever else runs. The Triton backend serves a device that isn't there
-(`retro_kernels.testing.stub`), so no GPU is needed; torch's own operations between its launches run on small CPU tensors. The
-CPU kernels compute, on the smallest calls. `floor` is what an autograd function costs that does nothing, with as many leaves.
+CPU time of this thread, the least of some batches: little disturbed by whatever else runs. The Triton backend serves a
+device that isn't there (`retro_kernels.testing.stub`), so no GPU is needed; torch's own operations between its launches
+run on small CPU tensors. The CPU kernels compute, on the smallest calls. `floor` is what an autograd function costs
+that does nothing, with as many leaves.
 """
 
 from __future__ import annotations
@@ -77,7 +79,12 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]]:
         return {"rel_key": new(2, rows, D), "content_bias": new(2, D), "position_bias": new(2, D)}
 
     for name, n, start in (("decode", 1, 2 * M - 1), ("training", 2 * M, 0)):
-        neighbours = {"key": new(1, 2, 2, R, 2, D), "value": new(1, 2, 2, R, 2, D), "chunk_len": M, "query_start": start}
+        neighbours = {
+            "key": new(1, 2, 2, R, 2, D),
+            "value": new(1, 2, 2, R, 2, D),
+            "chunk_len": M,
+            "query_start": start,
+        }
         yield f"chunked_cross_attention/{name}", {"query": new(1, n, 2, D), **neighbours, **biases(M + R - 1)}
     for name, n in (("decode", 1), ("training", 16)):
         keys = {"key": new(1, 16, 2, D), "value": new(1, 16, 2, D), "causal": True}

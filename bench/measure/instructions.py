@@ -26,7 +26,11 @@ ISA = "avx2"
 ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 4, 7: 2, 8: 1, 9: 1}  # by the type codes of retro_kernels/_native.py
 WORKER = Path(__file__).resolve().parent / "instructions_worker.py"
 TIMEOUT_S = 300
-MANY, FEW, LONG = 5, 2, 2 * 10**8  # two starts of the interpreter differ by some thousand instructions, which a long call drowns
+MANY, FEW, LONG = (
+    5,
+    2,
+    2 * 10**8,
+)  # two starts of the interpreter differ by some thousand instructions, which a long call drowns
 #: one recorded call: the extension's function, and its arguments, tensors as ("view", bytes, type code, sizes, strides)
 Call = tuple[str, list[Any]]
 
@@ -37,7 +41,9 @@ def missing() -> str | None:
 
 
 def count(call: Callable[[], Any]) -> dict[str, Any] | None:
-    """{"instructions", "isa", "tool", "threads"} of one call; None where it can't be told (no valgrind, no call into the extension)."""
+    """{"instructions", "isa", "tool", "threads"} of one call; None
+    where it can't be told (no valgrind, no call into the extension).
+    """
     if missing():
         return None
     threads = torch.get_num_threads()
@@ -56,7 +62,12 @@ def count(call: Callable[[], Any]) -> dict[str, Any] | None:
         several = None if once is None else _replay(dump, repeats)
     if several is None:
         return None
-    return {"instructions": (several - once) // (repeats - 1), "isa": ISA, "tool": "valgrind --tool=callgrind", "threads": 1}
+    return {
+        "instructions": (several - once) // (repeats - 1),
+        "isa": ISA,
+        "tool": "valgrind --tool=callgrind",
+        "threads": 1,
+    }
 
 
 def record(call: Callable[[], Any]) -> list[Call]:
@@ -95,11 +106,28 @@ def _saved(argument: Any) -> Any:
 
 def _replay(dump: Path, repeats: int) -> int | None:
     extension = _native.extension("_cpu").__file__
-    command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable, "-P", "-S", "-s", str(WORKER)]
-    environ = os.environ | {"RETRO_KERNELS_ISA": ISA, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}  # every start alike
+    command = [
+        "valgrind",
+        "--tool=callgrind",
+        "--callgrind-out-file=/dev/null",
+        sys.executable,
+        "-P",
+        "-S",
+        "-s",
+        str(WORKER),
+    ]
+    environ = os.environ | {
+        "RETRO_KERNELS_ISA": ISA,
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }  # every start alike
     try:
         done = subprocess.run(
-            [*command, extension, str(dump), str(repeats)], capture_output=True, text=True, env=environ, timeout=TIMEOUT_S
+            [*command, extension, str(dump), str(repeats)],
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         return None

@@ -1,4 +1,6 @@
-"""Replays recorded calls into the C++ extension, without torch: EXTENSION DUMP REPEATS. Run under valgrind by `instructions`."""
+"""Replays recorded calls into the C++ extension, without torch:
+EXTENSION DUMP REPEATS. Run under valgrind by `instructions`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def main(path: str, dump: str, repeats: int) -> None:
     loader.exec_module(extension)
     alive: list = []
     with open(dump, "rb") as f:
-        calls = [(getattr(extension, name), [restored(a, alive) for a in arguments]) for name, arguments in pickle.load(f)]
+        calls = [
+            (getattr(extension, name), [restored(a, alive) for a in arguments]) for name, arguments in pickle.load(f)
+        ]
     for _ in range(repeats):
         for function, arguments in calls:
             function(*arguments)

@@ -28,7 +28,9 @@ def _cuda(call: Callable[[], Any]) -> tuple[dict[str, Any], int]:
         call()
         torch.cuda.synchronize()
     launches = sum(
-        1 for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(("Memcpy", "Memset"))
+        1
+        for e in trace.events()
+        if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(("Memcpy", "Memset"))
     )
     return {"peak_extra_bytes": peak}, launches
 

@@ -1,7 +1,7 @@
 """Other people's profilers over our calls, and other people's clocks beside ours.
 
-`calls` runs a selection and nothing else, inside an NVTX range a measurement: what Nsight Compute, Nsight Systems and Proton are pointed at.
-`recipes` are the command lines. `other_clock` times a call as triton or torch would.
+`calls` runs a selection and nothing else, inside an NVTX range a measurement: what Nsight Compute, Nsight Systems and
+Proton are pointed at. `recipes` are the command lines. `other_clock` times a call as triton or torch would.
 """
 
 from __future__ import annotations
@@ -46,14 +46,21 @@ def kernels(selection: plan.Selection) -> Iterator[tuple[str, Any, Any, str, str
             for dtype in plan.dtypes(case, selection):
                 for mode in plan.modes(case, selection):
                     if not plan.unfit(contender, case, dtype, selection.device, mode == "fwdbwd"):
-                        yield identity(case.kernel, contender.name, case.name, dtype, mode), contender, case, dtype, mode
+                        yield (
+                            identity(case.kernel, contender.name, case.name, dtype, mode),
+                            contender,
+                            case,
+                            dtype,
+                            mode,
+                        )
 
 
 def calls(selection: plan.Selection, count: int, seed: int, proton: str | None = None, quiet: bool = False) -> int:
-    """Runs every kernel of a selection `count` times, after warm-ups that no profiler sees; gives how many kernels there were.
+    """Runs every kernel of a selection `count` times, after warm-ups that no profiler sees; gives how many kernels
+    there were.
 
-    On a GPU the profiler is switched on (cudaProfilerStart) around those calls alone, each kernel's inside a range of its id. proton: the
-    file, without its suffix, that triton's profiler writes, a scope an id.
+    On a GPU the profiler is switched on (cudaProfilerStart) around those calls alone, each kernel's inside a range of
+    its id. proton: the file, without its suffix, that triton's profiler writes, a scope an id.
     """
     device, done = selection.device, 0
     scopes = _proton(proton)
@@ -105,16 +112,21 @@ def recipes(selected: list[str], out: str = "profile") -> dict[str, str]:
     ours = shlex.join(["python", "-m", "bench", "profile", *selected])
     sections = " ".join(f"--section {name}" for name in SECTIONS)
     return {
-        "Nsight Compute: one report a kernel, its range's name beside it": f"ncu --profile-from-start off --nvtx {sections} -o {out} {ours} --calls 1",
+        "Nsight Compute: one report a kernel, its range's name beside "
+        "it": f"ncu --profile-from-start off --nvtx {sections} -o {out} {ours} --calls 1",
         "the same as CSV": f"ncu --import {out}.ncu-rep --csv --page raw > {out}.csv",
-        "Nsight Systems: launches, gaps and copies along time": f"nsys profile --trace=cuda,nvtx -o {out} {ours} --calls 20",
+        "Nsight Systems: launches, gaps and copies along "
+        "time": f"nsys profile --trace=cuda,nvtx -o {out} {ours} --calls 20",
         "its tables, by range, as CSV": f"nsys stats --report {','.join(REPORTS)} --format csv {out}.nsys-rep",
-        "Proton, triton's own: no other tool, a tree of scopes": f"{ours} --calls 20 --proton {out} && proton-viewer -m time/us,util {out}.hatchet",
-    }  # fmt: skip
+        "Proton, triton's own: no other tool, a tree of "
+        "scopes": f"{ours} --calls 20 --proton {out} && proton-viewer -m time/us,util {out}.hatchet",
+    }
 
 
 def other_clock(call: Callable[[], Any], device: str) -> float:
-    """Seconds of a call as `triton.testing.do_bench` (GPU, median) or `torch.utils.benchmark` (CPU, minimum) measure it."""
+    """Seconds of a call as `triton.testing.do_bench` (GPU, median) or
+    `torch.utils.benchmark` (CPU, minimum) measure it.
+    """
     if device == "cuda":
         from triton.testing import do_bench
 

@@ -52,7 +52,9 @@ class Entry:
         self.status, self.reason = status, reason
 
 
-def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]) -> Iterator[dict[str, Any]]:
+def run_case(
+    run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]
+) -> Iterator[dict[str, Any]]:
     """Records of every contender and mode; one check covers all modes of a type."""
     seed = secrets.randbits(31) if run.seed is None else run.seed
     misfit = plan.misfit(case, run.device)
@@ -73,7 +75,9 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
 
 
 def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
-    """The inputs, with every entry's verdict filled in. Inputs or an oracle that don't fit are a status of all, not the run's end."""
+    """The inputs, with every entry's verdict filled in. Inputs or an
+    oracle that don't fit are a status of all, not the run's end.
+    """
     arguments: dict[str, Any] = {}
     try:
         arguments = case.make(seed, run.device, getattr(torch, dtype))
@@ -85,8 +89,12 @@ def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entrie
     return arguments
 
 
-def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]) -> None:
-    """Fill in every entry's verdict; oracle and yardstick are computed once, and once more for those without positions."""
+def _check(
+    run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]
+) -> None:
+    """Fill in every entry's verdict; oracle and yardstick are
+    computed once, and once more for those without positions.
+    """
     operator = OPERATORS[case.kernel]
     yardstick = None
     yardstick_first = sorted(entries, key=lambda entry: entry.contender.name != plan.YARDSTICK)
@@ -108,8 +116,12 @@ def _check(run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: in
                     yardstick = measured
 
 
-def checked(run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int) -> tuple[Entry, dict[str, Any]]:
-    """One contender's verdict beside the yardstick's, and the arguments it was reached on: for callers with a timer of their own."""
+def checked(
+    run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
+) -> tuple[Entry, dict[str, Any]]:
+    """One contender's verdict beside the yardstick's, and the
+    arguments it was reached on: for callers with a timer of their own.
+    """
     yardstick = next(c for c in contenders_of(case.kernel) if c.name == plan.YARDSTICK)
     entries = [Entry(yardstick), Entry(contender)]
     arguments = case.make(seed, run.device, getattr(torch, dtype))
@@ -117,7 +129,9 @@ def checked(run: Run, case: Case, dtype: str, mode: str, contender: Contender, s
     return entries[1], arguments
 
 
-def _judge(operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
+def _judge(
+    operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str
+) -> dict[str, numerics.Error] | None:
     """The contender's errors; whatever it raises becomes its status."""
     try:
         measured = numerics.errors(operator, entry.contender, arguments, truth)
@@ -139,7 +153,9 @@ def _status_of(e: Exception) -> tuple[str, str]:
     return "error", f"{type(e).__name__}: {text}"
 
 
-def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]) -> Iterator[dict[str, Any]]:
+def _timed(
+    run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]
+) -> Iterator[dict[str, Any]]:
     """Time the contenders that passed, in turns, and yield a record for each, timed or not."""
     backward = mode == "fwdbwd"
     now = {id(entry): Entry(entry.contender, entry.status, entry.reason, entry.verdict) for entry in entries}
@@ -159,7 +175,9 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
     seconds = {name: samples.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
     baselines = {
-        e.contender.name: seconds[e.contender.name] for e in now.values() if e.contender.role == "baseline" and e.contender.name in seconds
+        e.contender.name: seconds[e.contender.name]
+        for e in now.values()
+        if e.contender.role == "baseline" and e.contender.name in seconds
     }
     for entry in now.values():
         name = entry.contender.name
@@ -207,7 +225,9 @@ def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
-    """A share above 1 says that the ceilings were measured while the machine was busy: they are measured again, a few times a run."""
+    """A share above 1 says that the ceilings were measured while the
+    machine was busy: they are measured again, a few times a run.
+    """
     work = _work(case, dtype, mode)
     share = ceilings.roofline(work, run.ceilings, dtype, seconds)
     while share and share["fraction"] > 1 and run.remeasured < MOST_CEILINGS:

@@ -1,8 +1,9 @@
 """Timing: raw samples, contenders interleaved so that drift of the machine hits all of them alike.
 
-CPU: wall clock, inputs warm as in a training step, every sample kept; the minimum is the estimate that repeats best, the median is
-stored beside it. GPU: device events, other memory read through the L2 cache before each sample, a delay kernel ahead so that the host
-runs ahead; what the host takes to launch the call is recorded beside it. Sampling ends early where the samples agree already.
+CPU: wall clock, inputs warm as in a training step, every sample kept; the minimum is the estimate that repeats best,
+the median is stored beside it. GPU: device events, other memory read through the L2 cache before each sample, a delay
+kernel ahead so that the host runs ahead; what the host takes to launch the call is recorded beside it. Sampling ends
+early where the samples agree already.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ SLOW_CALL_S = 0.4  # a call this long is sampled once by default: a reference, o
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
 SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
 L2_MULTIPLE = 2  # bytes read to evict, in units of the L2
-NARROW_SAMPLES, NARROW = {"cpu": 5, "cuda": 10}, 0.01  # samples that agree within this share of their estimate are enough
+NARROW_SAMPLES, NARROW = (
+    {"cpu": 5, "cuda": 10},
+    0.01,
+)  # samples that agree within this share of their estimate are enough
 DEFAULT_L2_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one contender: at least `least` samples (one of a call beyond `slow_s`), at most `most`, about `seconds`."""
+    """How long to measure one contender: at least `least` samples
+    (one of a call beyond `slow_s`), at most `most`, about `seconds`.
+    """
 
     least: int = 3
     most: int = 50
@@ -39,7 +45,9 @@ class Effort:
 def measure(
     calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
 ) -> dict[str, dict[str, Any] | Exception]:
-    """The `time` record of every call, or the exception it raised; samples are taken in turns. graphs: of its replay as a CUDA graph."""
+    """The `time` record of every call, or the exception it raised;
+    samples are taken in turns. graphs: of its replay as a CUDA graph.
+    """
     sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     failed: dict[str, Exception] = {}
     spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
@@ -61,10 +69,14 @@ def measure(
             spent[name] += time.perf_counter() - begun
             count = len(samples[name])
             least = effort.least if spent[name] < effort.slow_s * count else 1
-            enough = spent[name] >= effort.seconds or (count >= NARROW_SAMPLES[device] and sampler.narrow(samples[name]))
+            enough = spent[name] >= effort.seconds or (
+                count >= NARROW_SAMPLES[device] and sampler.narrow(samples[name])
+            )
             if count >= effort.most or (count >= least and enough):
                 pending.remove(name)
-    return {name: failed.get(name) or summary(samples[name], sampler.method(name)) | sampler.more(name) for name in calls}
+    return {
+        name: failed.get(name) or summary(samples[name], sampler.method(name)) | sampler.more(name) for name in calls
+    }
 
 
 class _CpuSampler:
@@ -98,7 +110,12 @@ class _CpuSampler:
         return {}
 
     def method(self, name: str) -> dict[str, Any]:
-        return {"clock": "wall", "cache": "warm", "threads": torch.get_num_threads(), "repeats": self.repeats.get(name, 1)}
+        return {
+            "clock": "wall",
+            "cache": "warm",
+            "threads": torch.get_num_threads(),
+            "repeats": self.repeats.get(name, 1),
+        }
 
 
 class _CudaSampler:
@@ -107,7 +124,10 @@ class _CudaSampler:
     def __init__(self, graphs: bool):
         self.graphs = graphs
         self.calls: dict[str, Callable[[], Any]] = {}
-        cache = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", None) or DEFAULT_L2_BYTES
+        cache = (
+            getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", None)
+            or DEFAULT_L2_BYTES
+        )
         self.flush = torch.zeros(L2_MULTIPLE * cache // 4, dtype=torch.int32, device="cuda")
         self.cycles: dict[str, int] = {}
         self.host: dict[str, list[float]] = {}
@@ -140,11 +160,19 @@ class _CudaSampler:
         return quantile(ordered, 0.9) - quantile(ordered, 0.1) <= NARROW * quantile(ordered, 0.5)
 
     def more(self, name: str) -> dict[str, Any]:
-        """host_s: what the host takes until the call returns; it runs ahead of the device, so this is no part of the samples."""
+        """host_s: what the host takes until the call returns; it runs
+        ahead of the device, so this is no part of the samples.
+        """
         return {"host_s": quantile(sorted(self.host[name]), 0.5)}
 
     def method(self, name: str) -> dict[str, Any]:
-        return {"clock": "device events", "cache": "cold L2", "threads": torch.get_num_threads(), "repeats": 1, "cuda_graph": self.graphs}
+        return {
+            "clock": "device events",
+            "cache": "cold L2",
+            "threads": torch.get_num_threads(),
+            "repeats": 1,
+            "cuda_graph": self.graphs,
+        }
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], None]:

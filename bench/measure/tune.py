@@ -1,7 +1,7 @@
 """Which tile is fastest on this GPU: the committed one against its neighbours, each checked before it is timed.
 
-A call is served by rows of `retro_kernels/configs/<op>.json`, one a kernel. Rows are tuned one after the other, each with the best of those
-before it in place, in steps from the best tile so far until none of its neighbours is faster.
+A call is served by rows of `retro_kernels/configs/<op>.json`, one a kernel. Rows are tuned one after the other, each
+with the best of those before it in place, in steps from the best tile so far until none of its neighbours is faster.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class Bench:
         for name, outcome in timing.measure(calls, self.run.device, self.run.effort).items():
             row = rows[int(name)]
             failed = isinstance(outcome, Exception)
-            trials[int(name)] = Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", samples.estimate(outcome))
+            trials[int(name)] = (
+                Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", samples.estimate(outcome))
+            )
         return [trials[i] for i in sorted(trials)]
 
     def _with(self, op: str, changes: list[tuple[dict, dict]]) -> Callable[[], Any]:
@@ -135,8 +137,11 @@ class Bench:
         return run
 
 
-def tune(bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[], bool] = lambda: False) -> list[Tuned]:
-    """Every row that serves the call, in the order in which the call asks for them; at most `rounds` steps a row, none once it is `over`.
+def tune(
+    bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[], bool] = lambda: False
+) -> list[Tuned]:
+    """Every row that serves the call, in the order in which the call asks for them; at most `rounds` steps a row, none
+    once it is `over`.
 
     Raises ValueError if the committed rows fail.
     """
@@ -149,7 +154,9 @@ def tune(bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[
     return tuned
 
 
-def _tune_row(bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Callable[[str], None]) -> Tuned:
+def _tune_row(
+    bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Callable[[str], None]
+) -> Tuned:
     centre, tried, trials = row, [row], []
     for left in reversed(range(rounds)):
         fresh = [new for new in neighbours(centre) if new not in tried]

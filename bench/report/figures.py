@@ -1,4 +1,6 @@
-"""The pictures: all of them as one PNG for a pull request, or each as SVG for the page. `panels` draws; matplotlib is needed."""
+"""The pictures: all of them as one PNG for a pull request, or each as
+SVG for the page. `panels` draws; matplotlib is needed.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,20 @@ def history(records: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 @contextlib.contextmanager
 def _plain() -> Iterator[Any]:
-    """pyplot without a display, in the colours that the page exchanges for its own. Raises ImportError without matplotlib."""
+    """pyplot without a display, in the colours that the page
+    exchanges for its own. Raises ImportError without matplotlib.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    inks = {name: panels.INK for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")}
-    with matplotlib.rc_context({**inks, "svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9, "axes.titlesize": 10}):
+    inks = {
+        name: panels.INK for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    }
+    with matplotlib.rc_context(
+        {**inks, "svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9, "axes.titlesize": 10}
+    ):
         yield plt
 
 
@@ -66,7 +74,8 @@ def svg(draw: Callable[..., None], *given, height: float = PLOT_IN) -> str:
 
 
 def write(records: list[dict[str, Any]], path: Path) -> None:
-    """Roofline, ratio bars with intervals, and, where the records hold several lengths or runs, memory and history, as one PNG.
+    """Roofline, ratio bars with intervals, and, where the records hold several lengths or runs, memory and history, as
+    one PNG.
 
     Raises ImportError without matplotlib.
     """
@@ -96,4 +105,6 @@ def write(records: list[dict[str, Any]], path: Path) -> None:
         drawn_rgb = io.BytesIO()
         figure.savefig(drawn_rgb, dpi=DPI, format="png")
         plt.close(figure)
-    Image.open(drawn_rgb).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, format="PNG", optimize=True)
+    Image.open(drawn_rgb).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+        path, format="PNG", optimize=True
+    )

@@ -1,4 +1,6 @@
-"""One self-contained page: cards, a table that sorts and filters, a section an op, history. Light and dark, and no network."""
+"""One self-contained page: cards, a table that sorts and filters, a
+section an op, history. Light and dark, and no network.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ HEAT_RATIO, FULL_HEAT = 1.0, 4.0
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    """Everything the records can fill; tables show the last record of every id. Without matplotlib the pictures are left out, and it says so."""
+    """Everything the records can fill; tables show the last record of
+    every id. Without matplotlib the pictures are left out, and it says so.
+    """
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
     compiled = [r for r in latest if r["static"]]
@@ -25,14 +29,20 @@ def page(records: list[dict[str, Any]]) -> str:
     parts = [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
     parts += [f"<p class=wrong>{escape(wrong)}</p>"] if wrong else []
     parts += [_cards(latest), _failures(latest)]
-    parts += [_section("Measurements", "all", _timed(rows))] if rows else ["" if compiled else "<p>no kernel was timed</p>"]
+    parts += (
+        [_section("Measurements", "all", _timed(rows))] if rows else ["" if compiled else "<p>no kernel was timed</p>"]
+    )
     parts += _pictures(rows, latest, records)
     parts += [_section("Compiled kernels", "compiled", _compiled(compiled))] if compiled else []
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+    )
     body = "".join(parts)
     return (
-        f'<!doctype html><html lang="en"><head>{head}<title>retro_kernels: measurements</title><style>{style}</style></head>'
+        f'<!doctype html><html lang="en"><head>{head}<title>retro_kernels: '
+        f"measurements</title><style>{style}</style></head>"
         f"<body><h1>retro_kernels</h1>{body}<script>{script}</script></body></html>\n"
     )
 
@@ -61,7 +71,8 @@ def _card(kernel: str, dtype: str, group: list[dict[str, Any]]) -> str:
     against = f"geometric mean of {len(speedups)} against the best baseline" if speedups else "not timed"
     worst = f"; worst error {max(margins):.2f} of its limit" if margins else ""
     return (
-        f'<a class="card{" fails" if failed else ""}" href="#{escape(kernel)}"><div class=what>{escape(kernel)} {escape(dtype)}</div>'
+        f'<a class="card{" fails" if failed else ""}" href="#{escape(kernel)}"><div class=what>{escape(kernel)} '
+        f"{escape(dtype)}</div>"
         f"<div class=value>{summary.ratio(mean)}</div><div class=more>{against}{worst}<br>{verdict}</div></a>"
     )
 
@@ -75,7 +86,10 @@ def _failures(records: list[dict[str, Any]]) -> str:
 def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[str]:
     """A section an operator with its roofline and bars, then memory and history."""
     try:
-        parts = [_operator(kernel, [row for row in rows if row.record["kernel"] == kernel], latest) for kernel in _kernels(rows)]
+        parts = [
+            _operator(kernel, [row for row in rows if row.record["kernel"] == kernel], latest)
+            for kernel in _kernels(rows)
+        ]
         if series := panels.memory_series(latest):
             parts.append(_section("Memory", "memory", _figure(figures.svg(panels.memory, series))))
         if runs := figures.history(records):
@@ -115,19 +129,25 @@ def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tupl
     """`lines`: (id, [(text, value to sort by, style)])."""
     numeric = [any(isinstance(line[i][1], (int, float)) for _, line in lines) for i in range(len(columns))]
     kind = [" class=number" if n else "" for n in numeric]
-    head = "".join(f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>' for c, k in zip(columns, kind, strict=True))
+    head = "".join(
+        f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>'
+        for c, k in zip(columns, kind, strict=True)
+    )
     body = []
     for identity, line in lines:
         cells = "".join(
-            f'<td{k} data-value="{"" if value is None else escape(str(value))}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}>{escape(text)}</td>'
+            f'<td{k} data-value="{"" if value is None else escape(str(value))}"'
+            f"{f' style={chr(34)}{style}{chr(34)}' if style else ''}>{escape(text)}</td>"
             for (text, value, style), k in zip(line, kind, strict=True)
         )
         body.append(f'<tr data-id="{escape(identity)}">{cells}</tr>')
     tools = (
-        f'<div class=tools><input type="search" data-table="{name}" placeholder="words, -words" aria-label="filter the table">'
+        f'<div class=tools><input type="search" data-table="{name}" placeholder="words, -words" aria-label="filter the '
+        'table">'
         f'<span id="{name}-count">{len(lines)} of {len(lines)}</span></div>'
     )
-    return f'{tools}<div class=scroll><table class=sortable id="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    parts = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'{tools}<div class=scroll><table class=sortable id="{name}">{parts}</table></div>'
 
 
 def _timed(rows: list[summary.Row]) -> str:
@@ -138,11 +158,17 @@ def _timed(rows: list[summary.Row]) -> str:
         size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
         shares = _share(row.fraction)
         values = [
-            (row.seconds, ""), (row.speedup, _heat(row.speedup)), (row.rival_speedup, _heat(row.rival_speedup)), (row.fraction, shares),
+            (row.seconds, ""), (row.speedup, _heat(row.speedup)), (row.rival_speedup, _heat(row.rival_speedup)),
+            (row.fraction, shares),
             (size, ""), (row.margin, _heat(row.margin, good_is_high=False) if row.margin and row.margin > 1 else ""),
         ]  # fmt: skip
         names = [(text, text, "") for text in (record["kernel"], case, dtype, mode, backend)]
-        lines.append((record["id"], [*names, *((text, value, style) for text, (value, style) in zip(shown, values, strict=True))]))
+        lines.append(
+            (
+                record["id"],
+                [*names, *((text, value, style) for text, (value, style) in zip(shown, values, strict=True))],
+            )
+        )
     return _table("timed", ("kernel", *summary.COLUMNS), lines)
 
 
@@ -151,7 +177,9 @@ def _share(fraction: float | None) -> str:
     if fraction is None:
         return ""
     return (
-        "background: rgba(var(--bad), 0.6); font-weight: 700" if fraction > 1 else f"background: rgba(var(--good), {0.45 * fraction:.2f})"
+        "background: rgba(var(--bad), 0.6); font-weight: 700"
+        if fraction > 1
+        else f"background: rgba(var(--good), {0.45 * fraction:.2f})"
     )
 
 

@@ -9,9 +9,9 @@ from . import summary
 #: what a comment begins with, so that whoever posts it finds the one to update
 MARKER = "<!-- retro_kernels bench -->"
 VISIBLE_ROWS = 20
-HEADER = (
-    "| case | type | mode | backend | time | vs eager | vs best baseline | roofline | error/limit |\n|---|---|---|---|--:|--:|--:|--:|--:|"
-)
+HEADER = """\
+| case | type | mode | backend | time | vs eager | vs best baseline | roofline | error/limit |
+|---|---|---|---|--:|--:|--:|--:|--:|"""
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -24,7 +24,9 @@ def table(records: list[dict[str, Any]]) -> str:
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
     compiled = [r for r in records if r["static"]]
     tables = [folded(HEADER, [_line(row) for row in found])] if found or not compiled else []
-    tables += [folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled])] if compiled else []
+    tables += (
+        [folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled])] if compiled else []
+    )
     return "\n".join([MARKER, *lines, *(text for table in tables for text in ("", *table))]) + "\n"
 
 
@@ -41,7 +43,9 @@ def folded(header: str, lines: list[str]) -> list[str]:
     if not lines:
         return ["Nothing to show."]
     shown, hidden = lines[:VISIBLE_ROWS], lines[VISIBLE_ROWS:]
-    fold = ["", f"<details><summary>{len(hidden)} more</summary>", "", header, *hidden, "", "</details>"] if hidden else []
+    fold = (
+        ["", f"<details><summary>{len(hidden)} more</summary>", "", header, *hidden, "", "</details>"] if hidden else []
+    )
     return [header, *shown, *fold]
 
 

@@ -1,4 +1,6 @@
-"""What each picture shows, drawn once with matplotlib for the PNG and the page. An operator has one colour everywhere, a type one marker."""
+"""What each picture shows, drawn once with matplotlib for the PNG and
+the page. An operator has one colour everywhere, a type one marker.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,17 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     """FLOP/s against FLOPs a byte; the slope is the memory's rate, the ceilings are those of a product."""
     from matplotlib.lines import Line2D
 
-    known = [(r.record["work"], r) for r in rows if r.record["work"] and r.record["work"]["bytes"] and r.record["work"]["flops"]]
+    known = [
+        (r.record["work"], r)
+        for r in rows
+        if r.record["work"] and r.record["work"]["bytes"] and r.record["work"]["flops"]
+    ]
     points = [(work["flops"] / work["bytes"], work["flops"] / r.seconds / 1e9, r.record) for work, r in known]
     for x, y, record in points:
         marker = MARKERS.get(record["dtype"], "x")
-        drawn = axes.scatter(x, y, s=24, color=colour(OPERATORS, record["kernel"]), marker=marker, linewidths=0, alpha=0.85)
+        drawn = axes.scatter(
+            x, y, s=24, color=colour(OPERATORS, record["kernel"]), marker=marker, linewidths=0, alpha=0.85
+        )
         drawn.set_gid(f"point:{record['id']}")
     low = min([p[0] for p in points], default=1) / 2
     high = max([p[0] for p in points] + [peak / rate for _, rate, peak in roofs], default=10) * 2
@@ -50,7 +58,14 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     if roofs:
         rate = roofs[0][1]
         place = (low * 1.2, low * 1.2 * rate / 1e9)
-        axes.annotate(f"memory {rate / 1e9:.3g} GB/s", place, xytext=(10, -10), textcoords="offset points", fontsize=SMALL, color=INK)
+        axes.annotate(
+            f"memory {rate / 1e9:.3g} GB/s",
+            place,
+            xytext=(10, -10),
+            textcoords="offset points",
+            fontsize=SMALL,
+            color=INK,
+        )
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte (fewest bytes)", ylabel="GFLOP/s", title="Roofline")
     kernels = list(dict.fromkeys(r.record["kernel"] for r in rows))
     dtypes = list(dict.fromkeys(r.record["dtype"] for r in rows))
@@ -72,11 +87,15 @@ def balanced(rows: list[summary.Row]) -> list[list[summary.Row]]:
 
 def farthest(rows: list[summary.Row]) -> float:
     """The end of the longest bar with its whisker: panels beside each other share it."""
-    return max((max(row.spread[1], row.rival_speedup) if row.spread else row.rival_speedup for row in rows), default=1.0)
+    return max(
+        (max(row.spread[1], row.rival_speedup) if row.spread else row.rival_speedup for row in rows), default=1.0
+    )
 
 
 def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None = None) -> None:
-    """Speed-up over the fastest rival, a bar a row of `places_in_all`, the rival beside it; whiskers where both sides' samples are known."""
+    """Speed-up over the fastest rival, a bar a row of `places_in_all`,
+    the rival beside it; whiskers where both sides' samples are known.
+    """
     if not rows:
         axes.set_visible(False)
         return
@@ -84,7 +103,9 @@ def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None =
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
     values = [row.rival_speedup for row in rows]
-    drawn = axes.barh(places, values, left=0, height=0.75, color=[colour(OPERATORS, row.record["kernel"]) for row in rows], alpha=0.85)
+    drawn = axes.barh(
+        places, values, left=0, height=0.75, color=[colour(OPERATORS, row.record["kernel"]) for row in rows], alpha=0.85
+    )
     for patch, row in zip(drawn, rows, strict=True):
         patch.set_gid(f"bar:{row.record['id']}")
     axes.errorbar(values, places, xerr=[lows, highs], fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5)
@@ -94,7 +115,13 @@ def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None =
     for place, row, high in zip(places, rows, highs, strict=True):
         text = f"{row.rival_speedup:.2f}x {row.rival}"
         axes.annotate(
-            text, (row.rival_speedup + high, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=SMALL, color=INK
+            text,
+            (row.rival_speedup + high, place),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
+            color=INK,
         )
     first = {}
     for place, row in zip(places, rows, strict=True):
@@ -111,16 +138,27 @@ def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None =
 
 def _label(row: summary.Row, backend: bool) -> str:
     record = row.record
-    return " ".join((record["case"]["name"], record["dtype"], record["mode"], *([record["backend"]] if backend else [])))
+    return " ".join(
+        (record["case"]["name"], record["dtype"], record["mode"], *([record["backend"]] if backend else []))
+    )
 
 
 def memory_series(records: list[dict[str, Any]]) -> dict[tuple[str, ...], list[tuple[int, float]]]:
-    """(kernel, backend, type, mode) -> (N, peak MB) by length, for families of cases that differ in nothing but length."""
+    """(kernel, backend, type, mode) -> (N, peak MB) by length, for
+    families of cases that differ in nothing but length.
+    """
     found: dict[tuple, dict[int, float]] = {}
     for record in records:
         if record["memory"] and "N" in record["case"]["shape"]:
             fixed = tuple(sorted((k, v) for k, v in record["case"]["shape"].items() if k not in LENGTHS))
-            key = (record["kernel"], record["backend"], record["dtype"], record["mode"], fixed, str(record["case"].get("options")))
+            key = (
+                record["kernel"],
+                record["backend"],
+                record["dtype"],
+                record["mode"],
+                fixed,
+                str(record["case"].get("options")),
+            )
             found.setdefault(key, {})[record["case"]["shape"]["N"]] = record["memory"]["peak_extra_bytes"] / 1e6
     return {key[:4]: sorted(points.items()) for key, points in found.items() if len(points) >= LEAST_POINTS}
 
@@ -131,10 +169,18 @@ def memory(axes, series: dict[tuple[str, ...], list[tuple[int, float]]]) -> None
     for name, points in series.items():
         ours = name[1] in ("cpu", "triton", "cuda")
         lengths, sizes = zip(*points, strict=True)
-        axes.plot(lengths, sizes, marker="o", markersize=4, linestyle="-" if ours else "--", color=colour(backends, name[1]))
+        axes.plot(
+            lengths, sizes, marker="o", markersize=4, linestyle="-" if ours else "--", color=colour(backends, name[1])
+        )
         _named(axes, lengths[-1], sizes[-1], " ".join(name[1:]), colour(backends, name[1]))
     lengths = sorted({n for points in series.values() for n, _ in points})
-    axes.set(xscale="log", yscale="log", xlabel="tokens N", ylabel="MB beyond the inputs", xlim=(lengths[0] / 1.2, lengths[-1] * 3))
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="tokens N",
+        ylabel="MB beyond the inputs",
+        xlim=(lengths[0] / 1.2, lengths[-1] * 3),
+    )
     axes.set_title(f"Memory against sequence length: {', '.join(dict.fromkeys(name[0] for name in series))}")
     axes.set_xticks(lengths, [str(n) for n in lengths])
     axes.minorticks_off()
@@ -151,12 +197,22 @@ def history(axes, runs: dict[str, list[float]]) -> None:
         ink = colour(moved, name) if name in moved else FAINT
         width = 1.6 if name in moved else 0.8
         (line,) = axes.plot(
-            range(1, len(times) + 1), [t / times[0] for t in times], marker=".", color=ink, linewidth=width, zorder=1 + (name in moved)
+            range(1, len(times) + 1),
+            [t / times[0] for t in times],
+            marker=".",
+            color=ink,
+            linewidth=width,
+            zorder=1 + (name in moved),
         )
         line.set_gid(f"line:{name}")
         if name in moved:
             _named(axes, len(times), times[-1] / times[0], name, ink)
     axes.axhline(1, color=FAINT, linewidth=0.8)
     most = max(map(len, runs.values()))
-    axes.set(xlabel="record", ylabel="time relative to the first record", title="History", xlim=(0.9, most + 0.6 * max(most - 1, 1)))
+    axes.set(
+        xlabel="record",
+        ylabel="time relative to the first record",
+        title="History",
+        xlim=(0.9, most + 0.6 * max(most - 1, 1)),
+    )
     axes.set_xticks(range(1, most + 1))

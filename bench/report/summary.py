@@ -12,12 +12,26 @@ NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
 
 
 #: what every table shows of a row, in the order of `cells`
-COLUMNS = ("case", "type", "mode", "backend", "time", "vs eager", "vs best baseline", "roofline", "MB extra", "error/limit")
+COLUMNS = (
+    "case",
+    "type",
+    "mode",
+    "backend",
+    "time",
+    "vs eager",
+    "vs best baseline",
+    "roofline",
+    "MB extra",
+    "error/limit",
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """`spread`: 10th to 90th percentile of the speed-up over the rival, from both sides' samples; None where its record is not there. `speedup`: over eager. `rival`: the fastest baseline that computes the same function, with the speed-up over it."""
+    """`spread`: 10th to 90th percentile of the speed-up over the rival, from both
+    sides' samples; None where its record is not there. `speedup`: over eager. `rival`:
+    the fastest baseline that computes the same function, with the speed-up over it.
+    """
 
     record: dict[str, Any]
     seconds: float | None
@@ -40,7 +54,11 @@ class Row:
 def rows(records: list[dict[str, Any]]) -> list[Row]:
     """Kernels and references; baselines appear as their rivals."""
     timed = {(r["run"], r["id"]): r["time"] for r in records if r["time"]}
-    return [_row(record, timed) for record in records if record["role"] != "baseline" and record["mode"] not in ("check", "static")]
+    return [
+        _row(record, timed)
+        for record in records
+        if record["role"] != "baseline" and record["mode"] not in ("check", "static")
+    ]
 
 
 def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -> Row:
@@ -59,13 +77,21 @@ def cells(row: Row) -> tuple[str, ...]:
     record = row.record
     rival = "-" if row.rival is None else f"{ratio(row.rival_speedup)} {row.rival}"
     names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
-    numbers = (duration(row.seconds), ratio(row.speedup), rival, percent(row.fraction), megabytes(record), number(row.margin))
+    numbers = (
+        duration(row.seconds),
+        ratio(row.speedup),
+        rival,
+        percent(row.fraction),
+        megabytes(record),
+        number(row.margin),
+    )
     return names + numbers
 
 
 #: what every table shows of a compiled kernel, in the order of `static_cells`
 STATIC_COLUMNS = (
-    "kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "CTAs/SM", "tensor", "async", "loop slots", "loop cycles >=",
+    "kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "CTAs/SM", "tensor", "async", "loop slots",
+    "loop cycles >=",
 )  # fmt: skip
 
 
@@ -126,7 +152,10 @@ def beyond(records: list[dict[str, Any]]) -> str | None:
     if not above:
         return None
     count = "a share" if len(above) == 1 else f"{len(above)} shares"
-    return f"{count} above 100% (!), up to {100 * max(above):.0f}%: an error of the ceiling, which was measured too low; the roofline says nothing there"
+    return (
+        f"{count} above 100% (!), up to {100 * max(above):.0f}%: an error of the ceiling, which was measured too low; "
+        "the roofline says nothing there"
+    )
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -1,4 +1,6 @@
-"""Tables for a terminal, drawn by rich: as wide as the terminal, which drops columns, and whole where the output goes to a file or a pipe."""
+"""Tables for a terminal, drawn by rich: as wide as the terminal, which
+drops columns, and whole where the output goes to a file or a pipe.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def width() -> int | None:
 
 
 def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = (), room: int | None = None) -> str:
-    """The table, its first row the header, in `room` characters (default: the terminal's); columns in `drop` go first to last until it fits."""
+    """The table, its first row the header, in `room` characters (default:
+    the terminal's); columns in `drop` go first to last until it fits.
+    """
     room = room or width()
     header, lines = table[0], table[1:]
     kept = list(range(len(header)))
@@ -34,13 +38,17 @@ def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = (), room: int | 
     except ImportError:
         text = _plain(rows)
     gone = [name for i, name in enumerate(header) if i not in kept]
-    return "\n".join([text, *(notes([f"({', '.join(gone)}: left out, the terminal is narrow)"], room) if gone and lines else [])])
+    return "\n".join(
+        [text, *(notes([f"({', '.join(gone)}: left out, the terminal is narrow)"], room) if gone and lines else [])]
+    )
 
 
 def notes(lines: list[str], room: int | None = None) -> list[str]:
     """Sentences, wrapped to the terminal with a hanging indent."""
     room = room or width()
-    return [textwrap.fill(line, room, subsequent_indent="  ", break_on_hyphens=False) if room else line for line in lines]
+    return [
+        textwrap.fill(line, room, subsequent_indent="  ", break_on_hyphens=False) if room else line for line in lines
+    ]
 
 
 def _natural(table: list[tuple[str, ...]], kept: list[int]) -> int:
@@ -60,7 +68,10 @@ def _rich(header: tuple[str, ...], lines: list[tuple[str, ...]], room: int) -> s
     for line in lines:
         drawn.add_row(*(Text(cell, "bold red" if RED.search(cell) else "") for cell in line))
     console = Console(
-        file=io.StringIO(), width=room, force_terminal=sys.stdout.isatty(), color_system="auto" if sys.stdout.isatty() else None
+        file=io.StringIO(),
+        width=room,
+        force_terminal=sys.stdout.isatty(),
+        color_system="auto" if sys.stdout.isatty() else None,
     )
     console.print(drawn)
     return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip("\n").split("\n"))

@@ -34,7 +34,9 @@ def checks(records: list[dict[str, Any]], room: int | None = None) -> str:
         worst = max(tensors, key=lambda name: _relative(tensors[name])) if tensors else "-"
         cells = (record["kernel"], record["backend"], record["case"]["name"], record["dtype"], record["status"])
         table.append((*cells, summary.number(summary.margin(record)), worst, record["numerics"]["checked"]))
-    return "\n".join([*notes(summary.machine(records), room), "", align(table, DROP_CHECKS, room), *_problems(records, room)])
+    return "\n".join(
+        [*notes(summary.machine(records), room), "", align(table, DROP_CHECKS, room), *_problems(records, room)]
+    )
 
 
 def full(records: list[dict[str, Any]], room: int | None = None) -> str:

@@ -1,4 +1,6 @@
-"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of whichever tree was imported; nothing where there is no nvcc."""
+"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu
+of whichever tree was imported; nothing where there is no nvcc.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
     flags = ["-std=c++17", "-O3", "-cubin", f"-arch={TARGET[source.arch]}", "-o", str(cubin)]
     done = subprocess.run(["nvcc", *flags, str(source.path)], capture_output=True, text=True)
     if done.returncode:
-        raise entry.NoToolchain(f"nvcc {source.path.name} for sm_{source.arch}: {(done.stderr.strip() or 'failed').splitlines()[-1]}")
+        raise entry.NoToolchain(
+            f"nvcc {source.path.name} for sm_{source.arch}: {(done.stderr.strip() or 'failed').splitlines()[-1]}"
+        )
     tool = aot.tool("cuobjdump")
     text = subprocess.run([tool, "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
     code, shapes = sass.functions(sass.disassemble(cubin, tool)), launch_shapes(source.path.parent)

@@ -14,7 +14,8 @@ class NoToolchain(RuntimeError):
 
 #: what `bench.emulate` counts of one CTA, where nothing was counted
 NOT_EMULATED: dict[str, Any] = dict.fromkeys(
-    ("emulated_instructions", "instruction_mix", "barriers", "sectors_per_request", "sectors_over_fewest", "wavefronts_over_fewest",
+    ("emulated_instructions", "instruction_mix", "barriers", "sectors_per_request", "sectors_over_fewest",
+     "wavefronts_over_fewest",
      "global_bytes", "emulation_fault")
 )  # fmt: skip
 
@@ -30,7 +31,9 @@ def metrics(
     warps: int | None,
     **more,
 ) -> dict[str, Any]:
-    """The `static` part of a record. `shared`: static bytes as cuobjdump counts them, and dynamic bytes; None: not declared anywhere."""
+    """The `static` part of a record. `shared`: static bytes as cuobjdump
+    counts them, and dynamic bytes; None: not declared anywhere.
+    """
     own = sass.own_shared(shared[0], arch)
     known = warps is not None and shared[1] is not None
     return {

@@ -1,7 +1,8 @@
-"""What a Triton launch would be compiled from, as a hash: two trees with one hash have one machine code under one toolchain.
+"""What a Triton launch would be compiled from, as a hash: two trees with one hash have one machine code under one
+toolchain.
 
-Triton's own cache key also changes with a comment or a line number. This one follows the syntax trees of the kernel and of everything
-that it names, so `ab` compiles only what an edit could have changed.
+Triton's own cache key also changes with a comment or a line number. This one follows the syntax trees of the kernel and
+of everything that it names, so `ab` compiles only what an edit could have changed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from typing import Any
 
 def of_launch(source, options) -> str:
     """`source`: a triton ASTSource; `options`: of its compilation. 16 hexadecimal digits."""
-    parts = [_text(source.fn), sorted(source.signature.items()), source.attrs, sorted(options.__dict__.items(), key=str)]
+    parts = [
+        _text(source.fn),
+        sorted(source.signature.items()),
+        source.attrs,
+        sorted(options.__dict__.items(), key=str),
+    ]
     parts += [(place, _text(value)) for place, value in sorted(source.constants.items(), key=str)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -42,7 +48,9 @@ def _is_jit(value: Any) -> bool:
 
 
 def _reachable(function, seen: set[int]) -> Iterator[str]:
-    """The syntax tree of `function` and, depth first, of the tree's own functions and values that it names. Triton's are the toolchain."""
+    """The syntax tree of `function` and, depth first, of the tree's
+    own functions and values that it names. Triton's are the toolchain.
+    """
     if id(function) in seen or function.fn.__module__.split(".")[0] == "triton":
         return
     seen.add(id(function))

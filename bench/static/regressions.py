@@ -32,13 +32,17 @@ def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     if (new["stack_bytes"] or 0) > (old["stack_bytes"] or 0):
         yield f"spills: {new['stack_bytes']} stack bytes, were {old['stack_bytes']}"
     if None not in (new["blocks_per_sm"], old["blocks_per_sm"]) and new["blocks_per_sm"] < old["blocks_per_sm"]:
-        yield f"CTAs per SM: {new['blocks_per_sm']}, were {old['blocks_per_sm']} ({new['registers']} registers, were {old['registers']})"
+        registers = f"{new['registers']} registers, were {old['registers']}"
+        yield f"CTAs per SM: {new['blocks_per_sm']}, were {old['blocks_per_sm']} ({registers})"
     for name, words in (("tensor_instructions", "tensor instructions"), ("async_copies", "asynchronous copies")):
         if old[name] and not new[name]:
             yield f"{words} gone: were {old[name]}"
     if new.get("emulation_fault") and not old.get("emulation_fault"):
         yield f"emulation: {new['emulation_fault']}"
-    for name, words in (("sectors_over_fewest", "sectors of global memory"), ("wavefronts_over_fewest", "wavefronts of shared memory")):
+    for name, words in (
+        ("sectors_over_fewest", "sectors of global memory"),
+        ("wavefronts_over_fewest", "wavefronts of shared memory"),
+    ):
         was, now = old.get(name), new.get(name)
         if was and now and now > ACCESS_SLACK * was:
             yield f"{words}: {now} times the fewest possible, were {was}"

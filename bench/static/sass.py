@@ -15,7 +15,8 @@ SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
 RESERVED_SHARED_BYTES = 1024  # the system takes this of every block
 LANES = 32  # of a warp
 REGISTER_GRAIN, WARP_REGISTER_GRAIN = 8, 256
-#: dense half-type FLOPs a cycle and SM of the tensor cores, from peak rate / (SMs * boost clock); A100, H100, B200 data sheets
+#: dense half-type FLOPs a cycle and SM of the tensor cores, from peak
+#: rate / (SMs * boost clock); A100, H100, B200 data sheets
 TENSOR_FLOPS = {80: 2048, 90: 4096, 100: 8192}
 
 TENSOR = ("HMMA", "IMMA", "BMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
@@ -55,8 +56,8 @@ def functions(text: str) -> dict[str, list[Instruction]]:
 def hot_loop(code: list[Instruction]) -> list[Instruction]:
     """The loop that matters; empty without loops.
 
-    The innermost loop with the most tensor instructions; where those stand in outer loops only, the shortest of these with the most;
-    with none at all the longest innermost loop.
+    The innermost loop with the most tensor instructions; where those stand in outer loops only, the shortest of these
+    with the most; with none at all the longest innermost loop.
     """
     spans = []
     for instruction in code:
@@ -65,7 +66,9 @@ def hot_loop(code: list[Instruction]) -> list[Instruction]:
             spans.append((int(target[1], 16), instruction.address))
     inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
     loops = [_between(code, span) for span in inner]
-    if not any(map(_tensors, loops)) and (outer := [loop for loop in (_between(code, s) for s in spans) if _tensors(loop)]):
+    if not any(map(_tensors, loops)) and (
+        outer := [loop for loop in (_between(code, s) for s in spans) if _tensors(loop)]
+    ):
         return max(outer, key=lambda loop: (_tensors(loop), -len(loop)))
     return max(loops, key=lambda loop: (_tensors(loop), len(loop)), default=[])
 
@@ -84,7 +87,9 @@ def writes(code: list[Instruction]) -> bool:
 
 
 def summarise(code: list[Instruction], warps: int | None, arch: int) -> dict:
-    """What is compared between two builds of a kernel; issue slots count every warp of a block, None where that is unknown."""
+    """What is compared between two builds of a kernel; issue slots
+    count every warp of a block, None where that is unknown.
+    """
     loop = hot_loop(code)
     counts = collections.Counter(i.name for i in loop)
     names = collections.Counter(i.name for i in code)
@@ -108,7 +113,9 @@ def cycles(loop: list[Instruction], warps: int, arch: int) -> float:
 
 
 def _tensor_flops(opcode: str) -> float:
-    """FLOPs a warp, at the half-type rate (TF32 products count double: they run at half of it); 0 for what is not known."""
+    """FLOPs a warp, at the half-type rate (TF32 products count
+    double: they run at half of it); 0 for what is not known.
+    """
     name = opcode.split(".")[0]
     if name == "HMMA" and (shape := re.search(r"\.(16816|1688|1684)\b", opcode)):
         flops = {"16816": 2.0 * 16 * 8 * 16, "1688": 2.0 * 16 * 8 * 8, "1684": 2.0 * 16 * 8 * 4}[shape[1]]
@@ -120,7 +127,9 @@ def _tensor_flops(opcode: str) -> float:
 
 
 def own_shared(reported: int, arch: int) -> int:
-    """Static bytes without the system's: from sm_90 on cuobjdump counts those of a kernel that uses shared memory at all."""
+    """Static bytes without the system's: from sm_90 on cuobjdump
+    counts those of a kernel that uses shared memory at all.
+    """
     return reported - RESERVED_SHARED_BYTES if arch >= 90 and reported >= RESERVED_SHARED_BYTES else reported
 
 

@@ -1,4 +1,6 @@
-"""Static metrics of every kernel and configuration we ship: Triton by `retro_kernels.aot`, CUDA C++ by nvcc. Needs no GPU."""
+"""Static metrics of every kernel and configuration we ship: Triton by
+`retro_kernels.aot`, CUDA C++ by nvcc. Needs no GPU.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def rows(plan: Plan, keep: Path | None, jobs: int | None, counters: bool = False
     run = {"run": record.new_run()}
     try:
         if plan.triton:
-            yield from (each | run for each in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs, counters))
+            yield from (
+                each | run for each in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs, counters)
+            )
         for source in plan.cuda:
             yield from (each | run for each in cuda_kernels.rows(source, folder))
     finally:

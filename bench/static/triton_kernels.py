@@ -16,7 +16,9 @@ from . import entry, fingerprint, sass
 
 @dataclass(frozen=True)
 class Launch:
-    """One compile in the order of `aot.compile_each`. Several launches of one kernel in one case get #2, #3 after the case."""
+    """One compile in the order of `aot.compile_each`. Several
+    launches of one kernel in one case get #2, #3 after the case.
+    """
 
     op: str
     case: str

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from .. import _native, _problem
 
-# From here on malloc maps memory afresh unless it has as much free (M_MMAP_THRESHOLD's largest value in glibc), so each call pays a
-# page fault for every 4 KiB it writes: a quarter of chunked cross-attention's backward pass in float32.
+# From here on malloc maps memory afresh unless it has as much free (M_MMAP_THRESHOLD's largest value in glibc), so each
+# call pays a page fault for every 4 KiB it writes: a quarter of chunked cross-attention's backward pass in float32.
 HUGE_PAGES_FROM = 32 << 20
 
 

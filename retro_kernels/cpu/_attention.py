@@ -35,10 +35,17 @@ def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> 
     for name, need in zip(call.DIFFERENTIABLE, needs, strict=True):
         x = getattr(call, name)
         if need and x is not None:
-            found[name] = empty((*(each if name in _SHARED else ()), *x.shape), torch.float32 if name in _SUMMED else x.dtype)
+            found[name] = empty(
+                (*(each if name in _SHARED else ()), *x.shape), torch.float32 if name in _SUMMED else x.dtype
+            )
     run = getattr(_native.extension("_cpu"), f"{op}_backward")
     views = [_native.view(t) for t in (out, lse, dout, dlse)]
-    run(_native.problem(call), *views, tuple(_native.view(found.get(name)) for name in call.DIFFERENTIABLE), torch.get_num_threads())
+    run(
+        _native.problem(call),
+        *views,
+        tuple(_native.view(found.get(name)) for name in call.DIFFERENTIABLE),
+        torch.get_num_threads(),
+    )
     for name in found.keys() & _SUMMED:
         total = found[name].sum(0) if each and name in _SHARED else found[name]
         found[name] = total.to(out.dtype)

@@ -1,4 +1,6 @@
-"""Leaky average on the CPU: one pass over memory, float32 state, lanes h,d side by side (csrc/cpu/leaky_average.cpp)."""
+"""Leaky average on the CPU: one pass over memory, float32 state,
+lanes h,d side by side (csrc/cpu/leaky_average.cpp).
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,18 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """d decay sums dx_t * y_{t-1} over the saved y, which is rounded to the type of x."""
     dy = grads[0]
     if dy is None:
-        return [None if not need else torch.zeros_like(t) for need, t in zip(needs, (call.x, call.decay, call.initial), strict=True)]
+        return [
+            None if not need else torch.zeros_like(t)
+            for need, t in zip(needs, (call.x, call.decay, call.initial), strict=True)
+        ]
     if dy.stride(-1) != 1:  # an expanded gradient (sum().backward())
         dy = dy.contiguous()
     dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
     dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None
     run = _native.extension("_cpu").leaky_average_backward
-    run(*map(_native.view, (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)), torch.get_num_threads())
+    run(
+        *map(_native.view, (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)),
+        torch.get_num_threads(),
+    )
     return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

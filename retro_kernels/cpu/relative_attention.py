@@ -22,5 +22,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """float32 partial sums: dK and dV of one key head a task, d rel_key of the heads of a task; see `Partition` in csrc."""
+    """float32 partial sums: dK and dV of one key head a task, d
+    rel_key of the heads of a task; see `Partition` in csrc.
+    """
     return _attention.backward(OP, call, outputs, grads, needs, call.batch_offset)

@@ -1,7 +1,9 @@
-"""Exact top-k of thousands of queries: tensor-core tiles, per-row thresholds, lists merged at the end (csrc/cuda/topk_chunks.cu).
+"""Exact top-k of thousands of queries: tensor-core tiles, per-row thresholds, lists merged at the end
+(csrc/cuda/topk_chunks.cu).
 
 wgmma on sm_90, mma.sync elsewhere.
-Chosen for calls that are bound by arithmetic: fewer queries are bound by reading the keys, and Triton serves them as fast (`slower`).
+Chosen for calls that are bound by arithmetic: fewer queries are bound by reading the keys, and Triton serves them as
+fast (`slower`).
 The gradient is a gather and a segment sum: Triton's.
 """
 
@@ -57,13 +59,16 @@ def unsupported_on(call: TopkChunks, target: Target) -> str | None:
 
 def slower(call: TopkChunks) -> str | None:
     """Why triton serves the call faster; None if this backend is to be chosen."""
-    return slower_on(call, current_target(call.query.device)) if importlib.util.find_spec("triton") is not None else None
+    return (
+        slower_on(call, current_target(call.query.device)) if importlib.util.find_spec("triton") is not None else None
+    )
 
 
 def slower_on(call: TopkChunks, target: Target) -> str | None:
     """The part of `slower` that follows from sizes and the target."""
     if call.query.shape[1] < LEAST_QUERIES:
-        return f"Q={call.query.shape[1]}: below {LEAST_QUERIES} queries the keys' bandwidth is the limit, and triton reaches it"
+        limit = f"below {LEAST_QUERIES} queries the keys' bandwidth is the limit, and triton reaches it"
+        return f"Q={call.query.shape[1]}: {limit}"
     if target.arch >= 100:
         return f"on sm_{target.arch} triton uses tcgen05, this kernel mma.sync"
     return None
@@ -79,12 +84,22 @@ def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     indices = torch.empty((b, q, call.k), dtype=torch.int64, device=query.device)
     partial = torch.empty((b, q, count, call.k), dtype=torch.int64, device=query.device)
     shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
-    shift = min(max(shift, -q - 1), call.key.shape[1])  # beyond these nothing changes, and its sum with a row fits int32
+    shift = min(
+        max(shift, -q - 1), call.key.shape[1]
+    )  # beyond these nothing changes, and its sum with a row fits int32
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks = min(target.multiprocessors, b * -(-q // TILE_Q) * count)
     stream = torch.cuda.current_stream().cuda_stream  # of the query's device, which registration made current
     error = _native.extension("_cuda").topk_chunks(
-        *map(_native.view, tensors), call.k, call.metric == "l2", call.causal_gap is not None, shift, count, length, blocks, stream
+        *map(_native.view, tensors),
+        call.k,
+        call.metric == "l2",
+        call.causal_gap is not None,
+        shift,
+        count,
+        length,
+        blocks,
+        stream,
     )
     if error:
         raise RuntimeError(f"topk_chunks: CUDA error {error} at launch")

@@ -75,19 +75,20 @@ def chunked_cross_attention(
         neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend. What a masked token holds does not matter.
         neighbour_gate: [B,L,K], scales a neighbour's keys and values.
         scale: default D**-0.5.
-        query_start: position of query 0, for decoding against cached neighbours. Or int64 [B] on the query's device, one a
-            batch entry, never read by the host, so that a decode step can be captured once as a CUDA graph and replayed:
-            no error then names a chunk beyond L, its tokens attend nothing. Values count as within +-2**29.
+        query_start: position of query 0, for decoding against cached neighbours. Or int64 [B] on the query's device,
+            one a batch entry, never read by the host, so that a decode step can be captured once as a CUDA graph and
+            replayed: no error then names a chunk beyond L, its tokens attend nothing. Values count as within +-2**29.
         dropout_p: probability that an attention weight is dropped; `torch.manual_seed` makes it repeatable.
         return_lse: also return the log-sum-exp of the logits.
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
         out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
-        natural logarithm. A token that attends nothing has out 0, lse -inf and zero gradients, whatever gradient it is given.
+        natural logarithm. A token that attends nothing has out 0, lse -inf and zero gradients, whatever gradient it is
+        given.
 
-    Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate (through out and
-    lse), once. Gradients are bitwise repeatable on one device.
+    Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate (through out
+    and lse), once. Gradients are bitwise repeatable on one device.
 
     Copies: with a neighbour_mask the triton backend's backward copies the gradient of out.
 

@@ -21,10 +21,11 @@ def leaky_average(
         >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5])).flatten().tolist()
         [1.0, 1.5, 1.75]
 
-    With `segment`, y_t = x_t wherever segment_t differs from segment_{t-1}, t > 0: the sum starts afresh, and nothing of one
-    packed document, NaN included, reaches another.
+    With `segment`, y_t = x_t wherever segment_t differs from segment_{t-1}, t > 0: the sum starts afresh, and nothing
+    of one packed document, NaN included, reaches another.
 
-        >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5]), segment=torch.tensor([[0, 0, 1]])).flatten().tolist()
+        >>> segment = torch.tensor([[0, 0, 1]])
+        >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5]), segment=segment).flatten().tolist()
         [1.0, 1.5, 1.0]
 
     Args:
@@ -40,8 +41,8 @@ def leaky_average(
     Differentiable in x, decay and initial, once.
 
     Raises:
-        ValueError, TypeError: naming the argument, before any kernel runs. All tensors share the type of x, but for a float32
-            decay (under autocast they are cast to it).
+        ValueError, TypeError: naming the argument, before any kernel runs. All tensors share the type of x, but for a
+            float32 decay (under autocast they are cast to it).
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """

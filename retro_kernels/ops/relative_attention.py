@@ -60,9 +60,9 @@ def relative_attention(
 
         logit[i,j] = scale * ((q_i + u)·k_j + (rq_i + v)·rel_key[i + query_offset - j - rel_start])
 
-    Key j is visible to query i, at position p = i + query_offset, where all of these hold that are given: j <= p - causal_gap
-    (causal), j > p - window, j >= window_block * (p // window_block - 1), key_mask[j], query_segment[i] == key_segment[j].
-    With N = S = 6, causal, x = visible:
+    Key j is visible to query i, at position p = i + query_offset, where all of these hold that are given: j <= p -
+    causal_gap (causal), j > p - window, j >= window_block * (p // window_block - 1), key_mask[j], query_segment[i] ==
+    key_segment[j]. With N = S = 6, causal, x = visible:
 
         causal_gap=0      causal_gap=1      window=2          window_block=2
         x . . . . .       . . . . . .       x . . . . .       x . . . . .
@@ -82,9 +82,10 @@ def relative_attention(
         content_bias, position_bias: [H,D] and [H,E], Transformer-XL's u and v.
         causal, causal_gap, window: see above; causal_gap=1 is Memory Mosaics' strict mask.
         window_block: RPT's windows, a block of positions and the one before it; not together with window.
-        query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0. Or int64 [B] on the query's device,
-            one a batch entry, never read by the host, so that a decode step over a cache of fixed capacity can be captured once as a
-            CUDA graph and replayed (causal=True hides what lies beyond a position). Values count as within +-2**29.
+        query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0. Or int64 [B] on the query's
+            device, one a batch entry, never read by the host, so that a decode step over a cache of fixed capacity can
+            be captured once as a CUDA graph and replayed (causal=True hides what lies beyond a position). Values count
+            as within +-2**29.
         key_mask: bool [B,S], True = visible. What a masked key holds does not matter.
         query_segment, key_segment: integers [B,N] and [B,S], packed documents.
         scale: default D**-0.5.
@@ -94,19 +95,20 @@ def relative_attention(
 
     Returns:
         out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
-        natural logarithm. A query that sees nothing has out 0, lse -inf and zero gradients, whatever gradient it is given.
+        natural logarithm. A query that sees nothing has out 0, lse -inf and zero gradients, whatever gradient it is
+        given.
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
 
-    Copies: with biases and N > 1 the triton backend adds them to copies of the query before its launch; where a query may
-    see nothing its backward copies the gradient of out.
+    Copies: with biases and N > 1 the triton backend adds them to copies of the query before its launch; where a query
+    may see nothing its backward copies the gradient of out.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type
             (under autocast they are cast to autocast's), every last dimension is contiguous, nothing is broadcast.
 
-    Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3; window_block: Rubin and Berant, arXiv 2306.13421,
-    section 3.
+    Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3; window_block: Rubin and Berant, arXiv
+    2306.13421, section 3.
     """
     call = RelativeAttention(
         query, key, value, rel_key, rel_query, rel_start, content_bias, position_bias, causal, causal_gap, window,

@@ -11,10 +11,13 @@ from .topk_chunks import topk_chunks
 RESCORE_ELEMENTS = 2**24
 
 
-def topk_merge(a_scores: Tensor, a_indices: Tensor, b_scores: Tensor, b_indices: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk_merge(
+    a_scores: Tensor, a_indices: Tensor, b_scores: Tensor, b_indices: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
     """The k best of two lists of candidates, by (higher score, lower index).
 
-        >>> topk_merge(torch.tensor([[2.0, 1.0]]), torch.tensor([[7, 3]]), torch.tensor([[2.0]]), torch.tensor([[5]]), k=2)
+        >>> first = torch.tensor([[2.0, 1.0]]), torch.tensor([[7, 3]])
+        >>> topk_merge(*first, torch.tensor([[2.0]]), torch.tensor([[5]]), k=2)
         (tensor([[2., 2.]]), tensor([[5, 7]]))
 
     Args:
@@ -70,8 +73,8 @@ class TopkStream:
             stream.update(block)
         scores, indices = stream.result()
 
-    Indices count from the first key of the first block. `keep=None` keeps k candidates; a larger `keep` leaves a surplus
-    in `candidates()` for `topk_rescore`. The options are those of `topk_chunks`.
+    Indices count from the first key of the first block. `keep=None` keeps k candidates; a larger `keep` leaves a
+    surplus in `candidates()` for `topk_rescore`. The options are those of `topk_chunks`.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""What the two attentions of the reference share: accumulation type, position logits, dropout, softmax over visible keys."""
+"""What the two attentions of the reference share: accumulation type,
+position logits, dropout, softmax over visible keys.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ import torch
 from torch import Tensor
 
 PHILOX_ROUNDS = 10
-_MULTIPLIER_A, _MULTIPLIER_B = 0xD2511F53, 0xCD9E8D57  # Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011
+_MULTIPLIER_A, _MULTIPLIER_B = (
+    0xD2511F53,
+    0xCD9E8D57,
+)  # Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011
 _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 FARTHEST = 2**29  # positions given as a tensor count as within this
@@ -18,7 +23,9 @@ def accumulator(tensor: Tensor) -> torch.dtype:
 
 
 def widened(call):
-    """The call with every float tensor in the accumulation type: cast once, so that gradients of shared inputs add up in it."""
+    """The call with every float tensor in the accumulation type: cast
+    once, so that gradients of shared inputs add up in it.
+    """
     dtype = accumulator(call.query)
     return type(call)(*(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in call))
 
@@ -58,7 +65,9 @@ def positions(count: int, start: int, batch_start: Tensor | None, device: torch.
 
 
 def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, rel_start: int) -> Tensor:
-    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement int [n,s] or [B,1,n,s]; a row outside the table adds 0."""
+    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement
+    int [n,s] or [B,1,n,s]; a row outside the table adds 0.
+    """
     band = torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(rel_query.shape[2], -1, -1))
     row = displacement - rel_start
     inside = (row >= 0) & (row < rel_key.shape[1])
@@ -66,13 +75,19 @@ def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, re
     return band.gather(3, row).masked_fill(~inside, 0)
 
 
-def softmax_attend(logits: Tensor, visible: Tensor, value: Tensor, keep: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
+def softmax_attend(
+    logits: Tensor, visible: Tensor, value: Tensor, keep: Tensor | None, p: float
+) -> tuple[Tensor, Tensor]:
     """Softmax of `logits` [B,H,n,s] over the visible keys, times value [B,s,H,d] -> out [B,n,H,d], lse [B,H,n].
 
     A row with no visible key: out 0, lse -inf, zero gradient, whatever `value` and the gradients of that row hold.
     """
     logits = logits.masked_fill(~visible, float("-inf"))
-    top = logits.detach().amax(-1, keepdim=True) if logits.shape[-1] else logits.new_full((*logits.shape[:-1], 1), -torch.inf)
+    top = (
+        logits.detach().amax(-1, keepdim=True)
+        if logits.shape[-1]
+        else logits.new_full((*logits.shape[:-1], 1), -torch.inf)
+    )
     top = top.masked_fill(top == -torch.inf, 0)
     weights = torch.exp(logits - top)
     total = weights.sum(-1, keepdim=True)

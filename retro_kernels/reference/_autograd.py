@@ -17,7 +17,11 @@ def backward_of(forward: Callable) -> Callable:
         with torch.enable_grad(), _autograd_on():
             inputs = [getattr(call, name).detach().requires_grad_() for name in names]
             recomputed = forward(call._replace(**dict(zip(names, inputs, strict=True))))
-            pairs = [(out, grad) for out, grad in zip(recomputed, grads, strict=True) if grad is not None and out.requires_grad]
+            pairs = [
+                (out, grad)
+                for out, grad in zip(recomputed, grads, strict=True)
+                if grad is not None and out.requires_grad
+            ]
             if pairs:
                 outs, given = zip(*pairs, strict=True)
                 found = torch.autograd.grad(outs, inputs, given, allow_unused=True)

@@ -31,7 +31,10 @@ def _by_chunk(call) -> tuple[Tensor, Tensor]:
             continue
         if not outs:  # rows before the first complete chunk attend nothing
             outs, lses = [out[:, : rows.start]], [lse[:, :, : rows.start]]
-        mine = {name: None if (t := getattr(call, name)) is None else t[:, rows.start : rows.stop] for name in ("query", "rel_query")}
+        mine = {
+            name: None if (t := getattr(call, name)) is None else t[:, rows.start : rows.stop]
+            for name in ("query", "rel_query")
+        }
         mine |= {name: None if (t := getattr(call, name)) is None else t[:, chunk] for name in _OF_CHUNK}
         index = torch.arange(rows.start - first, rows.stop - first, device=out.device)  # i in the attending chunk
         chunk_out, chunk_lse = _attend(call._replace(**mine), index.view(-1, 1), _keep(call, rows))
@@ -45,14 +48,19 @@ def _by_chunk(call) -> tuple[Tensor, Tensor]:
 
 
 def _by_row(call) -> tuple[Tensor, Tensor]:
-    """Every batch entry at a position of its own: each token becomes a batch entry of one, with its chunk's neighbours gathered."""
+    """Every batch entry at a position of its own: each token becomes
+    a batch entry of one, with its chunk's neighbours gathered.
+    """
     b, n, h, d = call.query.shape
     chunks = call.key.shape[1]
     position = _attention.positions(n, call.query_start, call.batch_start, call.query.device)  # [B,N]
     chunk = (position + 1) // call.chunk_len - 1
     exists = ((chunk >= 0) & (chunk < chunks)).flatten()
     at = (torch.arange(b, device=chunk.device).unsqueeze(1), chunk.clamp(0, chunks - 1))
-    mine = {name: None if (t := getattr(call, name)) is None else t.flatten(0, 1).unsqueeze(1) for name in ("query", "rel_query")}
+    mine = {
+        name: None if (t := getattr(call, name)) is None else t.flatten(0, 1).unsqueeze(1)
+        for name in ("query", "rel_query")
+    }
     mine |= {name: None if (t := getattr(call, name)) is None else t[at].flatten(0, 1) for name in _OF_CHUNK}
     mask = mine["neighbour_mask"]
     mask = torch.ones_like(mine["key"][..., 0, 0], dtype=torch.bool) if mask is None else mask
@@ -69,13 +77,17 @@ _OF_CHUNK = ("key", "value", "neighbour_mask", "neighbour_gate")
 
 
 def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The queries of `call` against one chunk's neighbours [B,K,R,G,D]; index [n,1] or [B,1,n,1]: i in the attending chunk."""
+    """The queries of `call` against one chunk's neighbours
+    [B,K,R,G,D]; index [n,1] or [B,1,n,1]: i in the attending chunk.
+    """
     b, _, h, _ = call.query.shape
     neighbours, length, groups = call.key.shape[1:4]
     key, value = call.key, call.value
     visible = torch.ones(b, neighbours, length, dtype=torch.bool, device=key.device)
     if call.neighbour_mask is not None:
-        visible = visible & (call.neighbour_mask if call.neighbour_mask.dim() == 3 else call.neighbour_mask.unsqueeze(-1))
+        visible = visible & (
+            call.neighbour_mask if call.neighbour_mask.dim() == 3 else call.neighbour_mask.unsqueeze(-1)
+        )
         # what a masked token holds must not matter, NaN included
         hidden = ~visible[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
@@ -94,7 +106,9 @@ def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         displacement = index - torch.arange(length, device=key.device)
         position = _attention.position_logits(rel_query, call.rel_key, displacement, call.rel_start)
         logits = logits + position.repeat(1, 1, 1, neighbours)  # the same rows serve all K neighbours
-    return _attention.softmax_attend(logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p)
+    return _attention.softmax_attend(
+        logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p
+    )
 
 
 def _keep(call, rows: range) -> Tensor | None:

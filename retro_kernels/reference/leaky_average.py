@@ -1,4 +1,5 @@
-"""Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial; without its last term where a segment begins.
+"""Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial; without its last term where a segment
+begins.
 
 Zhang et al., "Memory Mosaics" (arXiv 2405.06394), equation 7.
 """

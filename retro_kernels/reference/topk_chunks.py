@@ -11,7 +11,8 @@ L2_BLOCK = 1024  # keys whose differences [B,Q,L2_BLOCK,D] are held at once
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    """scores [B,Q,k] float32 (float64 for float64 inputs) descending, indices [B,Q,k] int64; -inf and -1 where none is left.
+    """scores [B,Q,k] float32 (float64 for float64 inputs) descending, indices [B,Q,k] int64; -inf and -1 where none is
+    left.
 
     A score of NaN or -inf is no candidate.
     """

@@ -1,11 +1,24 @@
-"""What a kernel is judged by: one table of tolerances, random inputs, guard bands, poison and errors. Needs no test framework.
+"""What a kernel is judged by: one table of tolerances, random inputs, guard bands, poison and errors. Needs no test
+framework.
 
 >>> from retro_kernels.testing import compare, inputs
->>> got = compare.check("leaky_average", inputs.leaky(N=64), backend="cpu")  # outputs and gradients; AssertionError says where and by how much
+>>> # outputs and gradients; an AssertionError says where and by how much
+>>> got = compare.check("leaky_average", inputs.leaky(N=64), backend="cpu")
 """
 
 from . import inputs, tolerances
 from .errors import Error, assert_passes, error, relative_error
 from .memory import guarded, poisoned, sliced, spread
 
-__all__ = ["Error", "assert_passes", "error", "guarded", "inputs", "poisoned", "relative_error", "sliced", "spread", "tolerances"]
+__all__ = [
+    "Error",
+    "assert_passes",
+    "error",
+    "guarded",
+    "inputs",
+    "poisoned",
+    "relative_error",
+    "sliced",
+    "spread",
+    "tolerances",
+]

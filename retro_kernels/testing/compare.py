@@ -59,7 +59,9 @@ def check(op: str, kw: dict, backend: str, seed: int = 0) -> dict[str, Tensor]:
         if value.is_floating_point():
             assert_passes(f"{op}/{backend} {name}", got[name], value, eager[name], dtype)
         else:
-            assert torch.equal(got[name], value), f"{op}/{backend} {name}: {int((got[name] != value).sum())} entries differ"
+            assert torch.equal(got[name], value), (
+                f"{op}/{backend} {name}: {int((got[name] != value).sum())} entries differ"
+            )
     return got
 
 

@@ -12,7 +12,9 @@ from . import tolerances
 
 @dataclass(frozen=True)
 class Error:
-    """Relative Frobenius norm and greatest absolute difference; None where the tensors are not comparable (NaN, infinities, other shape)."""
+    """Relative Frobenius norm and greatest absolute difference; None
+    where the tensors are not comparable (NaN, infinities, other shape).
+    """
 
     frobenius: float | None
     maximum: float | None
@@ -40,7 +42,9 @@ def error(got: Tensor, want: Tensor) -> Error:
 def relative_error(got: Tensor, want: Tensor) -> float:
     """The norm of `error`. AssertionError for tensors that are not comparable."""
     found = error(got, want).frobenius
-    assert found is not None, f"not comparable: shapes {list(got.shape)} and {list(want.shape)}, or NaN or infinities that differ"
+    assert found is not None, (
+        f"not comparable: shapes {list(got.shape)} and {list(want.shape)}, or NaN or infinities that differ"
+    )
     return found
 
 
@@ -49,7 +53,9 @@ def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dt
     assert got.shape == want.shape, f"{name}: shape {list(got.shape)}, expected {list(want.shape)}"
     bad = got.isnan() & ~want.isnan()
     assert not bad.any(), f"{name}: {int(bad.sum())} NaN of {bad.numel()}, first at {bad.nonzero()[0].tolist()}"
-    want = torch.where(want.to(got.dtype).isinf(), torch.inf * want.sign(), want)  # what exceeds a type is infinite in it
+    want = torch.where(
+        want.to(got.dtype).isinf(), torch.inf * want.sign(), want
+    )  # what exceeds a type is infinite in it
     found = relative_error(got, want)
     eager_error = None if eager is None else error(eager, want).frobenius
     limit = tolerances.allowed(float("nan") if eager_error is None else eager_error, dtype)
@@ -58,6 +64,7 @@ def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dt
         at = torch.unravel_index(gap.argmax(), gap.shape) if gap.dim() else ()
         at = tuple(int(i) for i in at)
         raise AssertionError(
-            f"{name} ({dtype}): relative error {found:.3e} > {limit:.3e} (eager {eager_error or float('nan'):.3e}); worst at {list(at)}: "
+            f"{name} ({dtype}): relative error {found:.3e} > {limit:.3e} (eager {eager_error or float('nan'):.3e}); "
+            f"worst at {list(at)}: "
             f"got {got[at].item():.6g}, want {want[at].item():.6g}"
         )

@@ -10,13 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: where the builders put their tensors unless a `Draw` says; the tests set it to "cuda" for a backend that runs on a GPU
+#: where the builders put their tensors unless a `Draw` says; the
+#: tests set it to "cuda" for a backend that runs on a GPU
 DEVICE = "cpu"
 BIASES = ("content_bias", "position_bias")
 
 
 class Draw:
-    """A stream of random tensors. Numbers are drawn in `wide` and rounded to `dtype`: one seed gives all types the same.
+    """A stream of random tensors. Numbers are drawn in `wide` and rounded to `dtype`: one seed gives all types the
+    same.
 
     Args:
         seed: of the stream.
@@ -26,14 +28,21 @@ class Draw:
     """
 
     def __init__(self, seed: int, dtype: torch.dtype, device: str = "cpu", wide: torch.dtype = torch.float64):
-        self.dtype, self.wide, self.device, self.generator = dtype, wide, device, torch.Generator(device=device).manual_seed(seed)
+        self.dtype, self.wide, self.device, self.generator = (
+            dtype,
+            wide,
+            device,
+            torch.Generator(device=device).manual_seed(seed),
+        )
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         drawn = torch.randn(*shape, generator=self.generator, device=self.device, dtype=self.wide)
         return (drawn * scale if scale != 1.0 else drawn).to(self.dtype)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        return (low + (high - low) * torch.rand(*shape, generator=self.generator, device=self.device, dtype=self.wide)).to(self.dtype)
+        return (
+            low + (high - low) * torch.rand(*shape, generator=self.generator, device=self.device, dtype=self.wide)
+        ).to(self.dtype)
 
     def kept(self, *shape: int, share: float) -> Tensor:
         """bool, True for about `share` of the entries."""
@@ -60,15 +69,17 @@ def _chosen(biases: bool | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def cross_attention(
-    seed: int = 0, *, dtype=torch.float32, B=2, N=19, M=4, K=2, R=6, H=4, G=None, D=16, E=None, query_start=0, extra_chunks=0,
-    rel="all", heads="each", rel_start=None, T=None, biases=True, bias_scale=1.0, gate=False, gate_low=0.0, mask=None, share=0.6,
+    seed: int = 0, *, dtype=torch.float32, B=2, N=19, M=4, K=2, R=6, H=4, G=None, D=16, E=None, query_start=0,
+    extra_chunks=0,
+    rel="all", heads="each", rel_start=None, T=None, biases=True, bias_scale=1.0, gate=False, gate_low=0.0, mask=None,
+    share=0.6,
     dropout_p=0.0, draw=None,
 ):  # fmt: skip
     """Keyword arguments of `chunked_cross_attention`.
 
     rel: None, "all" (every displacement) or "bounded" (T rows from rel_start); heads: "each" or "shared" relative keys;
-    biases: True, False or names; mask: None, "neighbour" [B,L,K] or "token" [B,L,K,R], of which `share` is True; E given
-    means a relative query of its own; draw: a `Draw` in place of seed and dtype.
+    biases: True, False or names; mask: None, "neighbour" [B,L,K] or "token" [B,L,K,R], of which `share` is True; E
+    given means a relative query of its own; draw: a `Draw` in place of seed and dtype.
     """
     g = draw or Draw(seed, dtype)
     G = H if G is None else G
@@ -94,10 +105,13 @@ def cross_attention(
 
 
 def self_attention(
-    seed: int = 0, *, dtype=torch.float32, B=2, N=13, S=None, H=4, G=None, D=16, E=None, rel="all", heads="each", rel_start=None, T=None,
+    seed: int = 0, *, dtype=torch.float32, B=2, N=13, S=None, H=4, G=None, D=16, E=None, rel="all", heads="each",
+    rel_start=None, T=None,
     biases=True, bias_scale=1.0, key_mask=False, share=0.7, segments=False, draw=None, **options,
 ):  # fmt: skip
-    """Keyword arguments of `relative_attention`, as above; `options` go through (causal, causal_gap, window, window_block, query_offset, ...)."""
+    """Keyword arguments of `relative_attention`, as above; `options` go
+    through (causal, causal_gap, window, window_block, query_offset, ...).
+    """
     g = draw or Draw(seed, dtype)
     G, S = H if G is None else G, N if S is None else S
     kw = {
@@ -129,7 +143,8 @@ def _relative(g: Draw, kw: dict, tokens: tuple[int, int, int], D, E, heads, rows
 
 
 def relative_logits(
-    seed: int = 0, *, dtype=torch.float32, B=2, N=7, H=3, E=16, key_len=9, heads="each", biases=True, bias_scale=1.0, T=None, draw=None,
+    seed: int = 0, *, dtype=torch.float32, B=2, N=7, H=3, E=16, key_len=9, heads="each", biases=True, bias_scale=1.0,
+    T=None, draw=None,
     **options,
 ):  # fmt: skip
     """Keyword arguments of `relative_logits`; T only with rel_start in `options`."""
@@ -142,7 +157,20 @@ def relative_logits(
 
 
 def topk(
-    seed: int = 0, *, dtype=torch.float32, B=2, Q=7, S=23, D=16, k=4, shared=False, docs=0, mask=False, integers=False, draw=None, **options
+    seed: int = 0,
+    *,
+    dtype=torch.float32,
+    B=2,
+    Q=7,
+    S=23,
+    D=16,
+    k=4,
+    shared=False,
+    docs=0,
+    mask=False,
+    integers=False,
+    draw=None,
+    **options,
 ):
     """Keyword arguments of `topk_chunks`; docs: how many documents there are (True: 4), 0 for a call without them.
 
@@ -164,7 +192,8 @@ def topk(
 
 
 def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None, initial=True, segments=0, draw=None):
-    """Keyword arguments of `leaky_average`; decay: a list of H values, the (low, high) of random ones, or None for 0 to 1.
+    """Keyword arguments of `leaky_average`; decay: a list of H values, the (low, high) of random ones, or None for 0 to
+    1.
 
     segments: about how many, 0: none given.
     """
@@ -187,4 +216,7 @@ def cast(kw: dict, dtype: torch.dtype) -> dict:
 
 def differentiable(kw: dict) -> dict:
     """Fresh leaves that require grad, for every floating tensor."""
-    return {name: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in kw.items()}
+    return {
+        name: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for name, v in kw.items()
+    }

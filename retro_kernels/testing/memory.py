@@ -1,4 +1,6 @@
-"""Memory that shows a wrong access: guard bands round a tensor, strided views of it, and poison in what nobody has written."""
+"""Memory that shows a wrong access: guard bands round a tensor,
+strided views of it, and poison in what nobody has written.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ GUARD = 64  # NaN elements before and after a guarded tensor
 
 
 def guarded(tensor: Tensor) -> Tensor:
-    """The same values inside a larger buffer whose other elements are NaN (True for bool): reading past an end shows."""
+    """The same values inside a larger buffer whose other elements are
+    NaN (True for bool): reading past an end shows.
+    """
     fill = torch.nan if tensor.is_floating_point() else 1
     buffer = torch.full((tensor.numel() + 2 * GUARD,), fill, dtype=tensor.dtype, device=tensor.device)
     view = buffer[GUARD : GUARD + tensor.numel()].view(tensor.shape)
@@ -26,7 +30,9 @@ def sliced(tensor: Tensor) -> Tensor:
     if tensor.dim() < 2:
         return tensor
     fill = torch.nan if tensor.is_floating_point() else 0
-    wide = torch.full((*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.shape[-1] + 3), fill, dtype=tensor.dtype, device=tensor.device)
+    wide = torch.full(
+        (*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.shape[-1] + 3), fill, dtype=tensor.dtype, device=tensor.device
+    )
     view = wide[..., ::2, 1 : 1 + tensor.shape[-1]]
     view.copy_(tensor)
     return view
@@ -42,7 +48,8 @@ def spread(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Inside, memory from torch.empty and its kin, C++ callers included, holds NaN (or the greatest integer, or True) until it is written.
+    """Inside, memory from torch.empty and its kin, C++ callers included, holds NaN (or the greatest integer, or True)
+    until it is written.
 
     Uses torch's deterministic mode, which alone fills memory; the mode is as before afterwards.
     """

@@ -1,4 +1,6 @@
-"""A GPU that isn't there: Triton compiles for it as for any other, and its launches go nowhere. For host time, and tests of it."""
+"""A GPU that isn't there: Triton compiles for it as for any other,
+and its launches go nowhere. For host time, and tests of it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ _NUMBERS = itertools.count(1000)
 
 @contextlib.contextmanager
 def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iterator[None]:
-    """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`; outputs hold whatever memory held.
+    """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`; outputs hold whatever memory
+    held.
 
-    heard: gets every launch, as the arguments that Triton's launcher takes: grid, stream, function, metadata, hooks, the kernel's own.
+    heard: gets every launch, as the arguments that Triton's launcher takes: grid, stream, function, metadata, hooks,
+    the kernel's own.
     """
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver

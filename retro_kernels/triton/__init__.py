@@ -37,7 +37,9 @@ def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
 
 
 def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:
-    """Rows that kernels reach from one address by 32-bit offsets: name -> (tensor, dimension, rows), all within 2**31 elements."""
+    """Rows that kernels reach from one address by 32-bit offsets:
+    name -> (tensor, dimension, rows), all within 2**31 elements.
+    """
     for name, (tensor, dimension, rows) in spans.items():
         if tensor is not None and (rows - 1) * tensor.stride(dimension) >= 2**31:
             return f"{name}: {rows} rows, {tensor.stride(dimension)} elements apart, span 2**31 elements or more"
@@ -45,7 +47,9 @@ def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | 
 
 
 def repeat(function: Callable) -> Callable:
-    """`function` of a list of tensors and options, to be called again with tensors of the same layouts: recorded, then replayed."""
+    """`function` of a list of tensors and options, to be called again
+    with tensors of the same layouts: recorded, then replayed.
+    """
     from .common.tape import Repeated
 
     return Repeated(function)

@@ -30,15 +30,21 @@ TFIDF = "tfidf"
 
 
 def read_documents(patterns: list[str], text_field: str, without: list[str]) -> Iterator[Document]:
-    """JSON lines, Megatron's files (their prefix), and any other file as one document; in the order of their names. without: names of files
-    and folders that are left out."""
+    """JSON lines, Megatron's files (their prefix), and any other file as one document; in the order of their names.
+    without: names of files and folders that are left out."""
     for pattern in patterns:
         if Path(f"{pattern}.idx").exists():
             yield from read_megatron(pattern)
             continue
-        paths = sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file() and not {*Path(path).parts} & {*without})
+        paths = sorted(
+            path
+            for path in glob.glob(pattern, recursive=True)
+            if Path(path).is_file() and not {*Path(path).parts} & {*without}
+        )
         if not paths:
-            raise FileNotFoundError(f"documents: expected files, or the prefix of an .idx and a .bin; got none for {pattern}")
+            raise FileNotFoundError(
+                f"documents: expected files, or the prefix of an .idx and a .bin; got none for {pattern}"
+            )
         for path in map(Path, paths):
             if path.suffix in (".jsonl", ".json"):
                 with path.open(encoding="utf-8") as lines:
@@ -83,7 +89,9 @@ def run(options: argparse.Namespace, show=print) -> np.ndarray:
     options.folder.mkdir(parents=True, exist_ok=True)
     what = (options.documents, options.text_field, options.without)
     tokenizer = make_tokenizer(options.tokenizer, options.folder, read_documents(*what))
-    store = build_store(options.folder / "store", read_documents(*what), tokenizer, chunk_len=options.chunk_len, bos=options.bos)
+    store = build_store(
+        options.folder / "store", read_documents(*what), tokenizer, chunk_len=options.chunk_len, bos=options.bos
+    )
     show(f"{len(store.documents):,} documents, {store.num_tokens:,} tokens, {len(store):,} chunks of {store.chunk_len}")
     embedder = make_embedder(options.encoder, store, tokenizer, options.device)
     database = ChunkDatabase.build(options.folder / "keys", store, embedder, index=options.index, device=options.device)
@@ -93,9 +101,12 @@ def run(options: argparse.Namespace, show=print) -> np.ndarray:
     show(f"{options.k} neighbours a chunk, the store's keys as queries")
     if options.window is not None:
         for filtered, who in ((False, "of what the search found"), (True, "of what a training window is shown")):
-            leaks = evaluation.window_leaks(store, neighbours[:, : options.shown], database, window=options.window, filtered=filtered)
+            leaks = evaluation.window_leaks(
+                store, neighbours[:, : options.shown], database, window=options.window, filtered=filtered
+            )
             show(
-                f"{who}: {leaks.own:.1%} of the windows of {options.window} tokens hold a neighbour from one of their own documents, "
+                f"{who}: {leaks.own:.1%} of the windows of {options.window} tokens hold a neighbour from one of their "
+                "own documents, "
                 f"{leaks.ahead:.1%} one from what they still have to predict"
             )
     show(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours lie in {options.folder}")
@@ -107,17 +118,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m retro_model neighbours", description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="for everything that is made")
     parser.add_argument(
-        "--documents", nargs="+", required=True, help="files of JSON lines, text files (patterns, ** too), Megatron prefixes"
+        "--documents",
+        nargs="+",
+        required=True,
+        help="files of JSON lines, text files (patterns, ** too), Megatron prefixes",
     )
     parser.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
     parser.add_argument("--text-field", default="text", help="of JSON lines (default: text)")
     parser.add_argument("--tokenizer", required=True, help="a folder of transformers, a saved Tokenizer, or train:SIZE")
-    parser.add_argument("--encoder", default=TFIDF, help="a folder of a transformers encoder, e.g. BERT's; tfidf (default) needs none")
+    parser.add_argument(
+        "--encoder", default=TFIDF, help="a folder of a transformers encoder, e.g. BERT's; tfidf (default) needs none"
+    )
     parser.add_argument("--chunk-len", type=int, default=64)
     parser.add_argument("--bos", action="store_true", help="the tokenizer's BOS before every document")
     parser.add_argument("-k", type=int, default=10, help="neighbours a chunk (default: 10)")
     parser.add_argument("--index", help="a FAISS index factory string; default: exact search")
     parser.add_argument("--device", default="cpu", help="of the encoder and the exact search")
-    parser.add_argument("--window", type=int, help="say how many training windows of so many tokens would see their own future")
+    parser.add_argument(
+        "--window", type=int, help="say how many training windows of so many tokens would see their own future"
+    )
     parser.add_argument("--shown", type=int, default=2, help="neighbours a chunk that a window is shown (default: 2)")
     run(parser.parse_args(arguments))

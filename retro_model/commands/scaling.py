@@ -1,11 +1,12 @@
-"""What a trained model gains from a larger database and from more neighbours, and what its parts are worth: curves and a table.
+"""What a trained model gains from a larger database and from more neighbours, and what its parts are worth: curves and
+a table.
 
     python -m retro_model demo --out demo-out
     python -m retro_model scaling demo-out                              # scaling.json, scaling.png in demo-out
-    python -m retro_model scaling demo-out --ablations 150              # trains four small models for so many steps each
+    python -m retro_model scaling demo-out --ablations 150      # trains four small models for so many steps each
 
-The model, its baseline, the database and the held-out text are those of the demonstration in the folder. Source: Figure 1 (middle, right)
-and appendix D of arXiv 2112.04426.
+The model, its baseline, the database and the held-out text are those of the demonstration in the folder. Source: Figure
+1 (middle, right) and appendix D of arXiv 2112.04426.
 """
 
 from __future__ import annotations
@@ -54,15 +55,22 @@ def open_demo(folder: Path) -> Trained:
     train, plan = TokenStore(folder / "train"), results["plan"]
     database = ChunkDatabase.open(folder / "embeddings", store, HashedTfidf(plan["dim"]).fit(store))
     return Trained(
-        *models, train, TokenStore(folder / "validation"), database, open_neighbours(folder / "train-neighbours", train, database), plan
+        *models,
+        train,
+        TokenStore(folder / "validation"),
+        database,
+        open_neighbours(folder / "train-neighbours", train, database),
+        plan,
     )
 
 
-def curves(demo: Trained, *, shares=SHARES, ks=NEIGHBOURS, documents: int | None = None, seed: int = 0, report=print) -> dict:
+def curves(
+    demo: Trained, *, shares=SHARES, ks=NEIGHBOURS, documents: int | None = None, seed: int = 0, report=print
+) -> dict:
     """Bits per byte of the held-out text, by the share of the database and by the number of neighbours.
 
-    shares: of the database's chunks, with the training's number of neighbours. ks: with the whole database. documents: of the held-out text,
-    the first so many; None: all. seed: of the documents that a share keeps.
+    shares: of the database's chunks, with the training's number of neighbours. ks: with the whole database. documents:
+    of the held-out text, the first so many; None: all. seed: of the documents that a share keeps.
     Returns: {"database": [(share, chunks, bpb)], "neighbours": [(k, bpb)], "off": bpb, "baseline": bpb, "k": k}.
     """
     options = {"window": demo.plan["window"], "stride": demo.plan["stride"]}
@@ -89,8 +97,12 @@ def curves(demo: Trained, *, shares=SHARES, ks=NEIGHBOURS, documents: int | None
     return out
 
 
-def ablations(demo: Trained, steps: int, *, seed: int = 0, documents: int | None = None, report=print) -> dict[str, float]:
-    """Bits per byte after `steps` steps on the same batches: RETRO, an encoder that is not conditioned on the chunk, N alone, F alone."""
+def ablations(
+    demo: Trained, steps: int, *, seed: int = 0, documents: int | None = None, report=print
+) -> dict[str, float]:
+    """Bits per byte after `steps` steps on the same batches: RETRO,
+    an encoder that is not conditioned on the chunk, N alone, F alone.
+    """
     config, plan = demo.retro.config, demo.plan
     m, k = config.chunk_len, plan["neighbours"]
     variants = {
@@ -101,7 +113,10 @@ def ablations(demo: Trained, steps: int, *, seed: int = 0, documents: int | None
     }
     held_out = subset_neighbours(demo.database, demo.validation, k, np.arange(len(demo.database)))
     some = {} if documents is None else {"documents": range(min(documents, len(demo.validation.documents)))}
-    settings, found = training.Settings(steps, max_lr=plan["max_lr"], warmup_steps=min(plan["warmup_steps"], steps // 10)), {}
+    settings, found = (
+        training.Settings(steps, max_lr=plan["max_lr"], warmup_steps=min(plan["warmup_steps"], steps // 10)),
+        {},
+    )
     for name, (shape, database) in variants.items():
         model = make(shape, plan, seed)
         stream = training.batches(
@@ -114,7 +129,9 @@ def ablations(demo: Trained, steps: int, *, seed: int = 0, documents: int | None
             k=k,
         )
         training.train(model, training.make_optimizer(model, settings), stream, settings)
-        scores = evaluation.score(model, demo.validation, held_out, database, window=plan["window"], stride=plan["stride"], **some)
+        scores = evaluation.score(
+            model, demo.validation, held_out, database, window=plan["window"], stride=plan["stride"], **some
+        )
         found[name] = evaluation.bits_per_byte(scores)
         report(f"{name}: {found[name]:.4f} bits per byte after {steps} steps")
     return found
@@ -137,8 +154,18 @@ def plot(found: dict, path: Path) -> None:
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
-    left.plot([c for _, c, _ in found["database"]], [b for *_, b in found["database"]], marker="o", label=f"RETRO, {found['k']} neighbours")
-    right.plot([k for k, _ in found["neighbours"]], [b for _, b in found["neighbours"]], marker="o", label="RETRO, whole database")
+    left.plot(
+        [c for _, c, _ in found["database"]],
+        [b for *_, b in found["database"]],
+        marker="o",
+        label=f"RETRO, {found['k']} neighbours",
+    )
+    right.plot(
+        [k for k, _ in found["neighbours"]],
+        [b for _, b in found["neighbours"]],
+        marker="o",
+        label="RETRO, whole database",
+    )
     for axes, label in ((left, "chunks in the database"), (right, "neighbours")):
         axes.axhline(found["off"], color="grey", linestyle="--", label="RETRO off")
         axes.axhline(found["baseline"], color="black", linestyle=":", label="baseline")
@@ -164,7 +191,9 @@ def main(arguments: list[str] | None = None) -> None:
         found = ablations(demo, options.ablations, seed=options.seed, documents=options.documents)
         path = options.folder / "ablations.json"
     else:
-        found = curves(demo, shares=options.shares, ks=options.neighbours, documents=options.documents, seed=options.seed)
+        found = curves(
+            demo, shares=options.shares, ks=options.neighbours, documents=options.documents, seed=options.seed
+        )
         path = options.folder / "scaling.json"
         plot(found, options.folder / "scaling.png")
     path.write_text(json.dumps(found, indent=1) + "\n")

@@ -45,8 +45,8 @@ class ChunkDatabase:
         ids = database.search(chunks, k=2)  # [n,2]
         neighbours, mask = database.values(ids)  # [n,2,2M]
 
-    NumPy in gives NumPy out, torch tensors in give torch tensors out, so `lambda chunks: database.values(database.search(chunks, k=2))`
-    serves `generate(retrieve=)`.
+    NumPy in gives NumPy out, torch tensors in give torch tensors out, so `lambda chunks:
+    database.values(database.search(chunks, k=2))` serves `generate(retrieve=)`.
 
     Args:
         store: its chunks are the values.
@@ -62,7 +62,8 @@ class ChunkDatabase:
     @classmethod
     def build(
         cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
-        device: str = "cpu", block: int = 4096, key_type: str = "float32", executor: Executor | None = None, progress: bool = False,
+        device: str = "cpu", block: int = 4096, key_type: str = "float32", executor: Executor | None = None,
+        progress: bool = False,
     ) -> ChunkDatabase:  # fmt: skip
         """Embeds a store's chunks into `folder` in one pass and opens the result; after a kill the same call continues.
 
@@ -73,7 +74,8 @@ class ChunkDatabase:
             device: where the exact search runs.
             block: chunks embedded between two points where a killed run continues.
             key_type: "float16" takes half the disk; distances are computed in float32.
-            executor: embeds the shards, and fills an index's, see `executors`; None: here. The embedder must be one that can be pickled.
+            executor: embeds the shards, and fills an index's, see `executors`; None: here. The embedder must be one
+                that can be pickled.
             progress: show a bar (rich).
 
         Raises:
@@ -86,17 +88,22 @@ class ChunkDatabase:
             _embed(folder, store, embedder, block, key_type, progress)
         else:
             with shards.building(folder, FORM.kind):
-                calls = [(folder / shards.name_of(s), part, embedder, block, key_type, False) for s, part in enumerate(parts)]
+                calls = [
+                    (folder / shards.name_of(s), part, embedder, block, key_type, False) for s, part in enumerate(parts)
+                ]
                 each(_embed, calls, executor)
                 shards.write_manifest(folder, FORM.kind, MANIFEST, len(parts))
-        return cls.open(folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False, executor=executor)
+        return cls.open(
+            folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False, executor=executor
+        )
 
     @classmethod
     def open(
         cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
         device: str = "cpu", verify: bool = True, executor: Executor | None = None,
     ) -> ChunkDatabase:  # fmt: skip
-        """Opens what `build` wrote, memory-mapped; its store and embedder must be the same. `verify`: compare checksums.
+        """Opens what `build` wrote, memory-mapped; its store and embedder must be the same. `verify`: compare
+        checksums.
 
         Raises:
             FileNotFoundError, ValueError: naming the file, or what is another.
@@ -114,7 +121,9 @@ class ChunkDatabase:
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
             searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path, executor=executor)
         made = cls(store, searcher)
-        made._again = functools.partial(cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False)
+        made._again = functools.partial(
+            cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False
+        )
         return made
 
     @classmethod
@@ -127,7 +136,9 @@ class ChunkDatabase:
     def __reduce__(self):
         """In another process: opened again there, over the same files."""
         if self._again is None:
-            raise TypeError("database: expected one that `open`, `build` or `lexical` made, to be sent to another process")
+            raise TypeError(
+                "database: expected one that `open`, `build` or `lexical` made, to be sent to another process"
+            )
         return self._again, ()
 
     def __len__(self) -> int:
@@ -156,7 +167,10 @@ class ChunkDatabase:
             numbers: dict[tuple[str, str], int] = {}
             for number, entry in enumerate(self.store.documents):
                 if numbers.setdefault((entry.group, entry.name), number) != number:
-                    raise ValueError(f"database: two documents {entry.name!r} in group {entry.group!r}; which one is the store's own?")
+                    raise ValueError(
+                        f"database: two documents {entry.name!r} in group {entry.group!r}; which one is the store's "
+                        "own?"
+                    )
             found = [numbers.get((entry.group, entry.name), -1) for entry in store.documents]
             self._documents_of[store.identity] = np.array(found, np.int64)
         return self._documents_of[store.identity]
@@ -189,7 +203,9 @@ class ChunkDatabase:
         if width != self.chunk_len:
             raise ValueError(f"chunks: expected [n,M] with M={self.chunk_len}; got {list(chunks.shape)}")
         if chunks.size and (chunks.min() < 0 or chunks.max() >= self.store.vocab_size):
-            raise ValueError(f"chunks: expected token ids below {self.store.vocab_size}; got {chunks.min()} .. {chunks.max()}")
+            raise ValueError(
+                f"chunks: expected token ids below {self.store.vocab_size}; got {chunks.min()} .. {chunks.max()}"
+            )
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self):
             raise ValueError(f"k: expected from 1 to the database's {len(self)} chunks; got {k!r}")
         lengths = np.full(n, width) if lengths is None else _integer_array("lengths", lengths, 1)
@@ -199,12 +215,16 @@ class ChunkDatabase:
             exclude_doc = _integer_array("exclude_doc", exclude_doc, 1)
             documents = len(self.store.documents)
             if exclude_doc.shape != (n,) or (n and (exclude_doc.min() < -1 or exclude_doc.max() >= documents)):
-                raise ValueError(f"exclude_doc: expected [n={n}] within -1 .. {documents - 1}; got {_seen(exclude_doc)}")
+                raise ValueError(
+                    f"exclude_doc: expected [n={n}] within -1 .. {documents - 1}; got {_seen(exclude_doc)}"
+                )
         return self.searcher.search(chunks, lengths, int(k), exclude_doc)
 
-    def search_rows(self, store: TokenStore, rows: np.ndarray, k: int, *, exclude_doc: np.ndarray | None = None) -> np.ndarray:
-        """`search` for chunks of a store by their rows [n]: those of the database's own store, or a shard of it, are embedded no second
-        time, for their keys are the queries."""
+    def search_rows(
+        self, store: TokenStore, rows: np.ndarray, k: int, *, exclude_doc: np.ndarray | None = None
+    ) -> np.ndarray:
+        """`search` for chunks of a store by their rows [n]: those of the database's own store, or a shard of it, are
+        embedded no second time, for their keys are the queries."""
         first, exact = self._first_row(store), getattr(self.searcher, "exact", self.searcher)
         if first is None or not hasattr(exact, "keys"):
             return self.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude_doc)
@@ -226,7 +246,8 @@ class ChunkDatabase:
             ids: chunk numbers [...], -1 for none.
 
         Returns:
-            tokens int64 [...,2M] and mask bool [...,2M]: False where the document has ended, and throughout for -1; tokens 0 there.
+            tokens int64 [...,2M] and mask bool [...,2M]: False where the document has ended, and throughout for -1;
+            tokens 0 there.
 
         Raises:
             TypeError, ValueError: ids out of range.
@@ -260,7 +281,9 @@ def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_
             done = build.facts.get("chunks", 0)
             for start in track(range(done, len(store), block), "embeddings", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
-                build.append(KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]).astype(key_type))
+                build.append(
+                    KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]).astype(key_type)
+                )
                 build.commit(chunks=start + len(rows))
             build.finish(chunks=len(store))
 
@@ -282,7 +305,9 @@ def checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarr
     """Embeddings, float32 [n, dim] and finite; raises ValueError that names the embedder otherwise."""
     made = embedder(chunks, lengths)
     if made.dtype != np.float32 or made.shape != (len(chunks), embedder.dim):
-        raise ValueError(f"{embedder.name}: expected float32 [{len(chunks)},{embedder.dim}]; got {made.dtype} {list(made.shape)}")
+        raise ValueError(
+            f"{embedder.name}: expected float32 [{len(chunks)},{embedder.dim}]; got {made.dtype} {list(made.shape)}"
+        )
     if not np.isfinite(made).all():
         raise ValueError(f"{embedder.name}: an embedding is not finite")
     return made

@@ -47,8 +47,11 @@ class Report(NamedTuple):
         disk.write_json(Path(path), self._asdict() | {"removed": [removal._asdict() for removal in self.removed]})
 
     def __str__(self) -> str:
-        head = f"{len(self.removed)} of {self.documents} training documents have a {self.ngram}-gram Jaccard similarity of at least {self.threshold}"
-        lines = [f"  {r.group}/{r.name}: {r.jaccard:.3f} with {r.held_out_group}/{r.held_out_name}" for r in self.removed]
+        similar = f"a {self.ngram}-gram Jaccard similarity of at least {self.threshold}"
+        head = f"{len(self.removed)} of {self.documents} training documents have {similar}"
+        lines = [
+            f"  {r.group}/{r.name}: {r.jaccard:.3f} with {r.held_out_group}/{r.held_out_name}" for r in self.removed
+        ]
         return "\n".join([head, *lines])
 
 
@@ -64,7 +67,8 @@ def find_leaked(
 ) -> Report:
     """Training documents whose n-gram Jaccard similarity with any held-out document is at least `threshold`.
 
-    No document is removed in error; one at the threshold is missed with a probability below 1e-6, one above it with less.
+    No document is removed in error; one at the threshold is missed with a probability below 1e-6, one above it with
+    less.
 
     Args:
         training: the documents to be looked through, in blocks of bounded memory.
@@ -82,7 +86,9 @@ def find_leaked(
     """
     for store in held_out:
         if store.tokenizer_name != training.tokenizer_name:
-            raise ValueError(f"held_out: expected tokenizer {training.tokenizer_name!r} as in training; got {store.tokenizer_name!r}")
+            raise ValueError(
+                f"held_out: expected tokenizer {training.tokenizer_name!r} as in training; got {store.tokenizer_name!r}"
+            )
     rows = rows_of_a_band(threshold, num_permutations)
     entries = [entry for store in held_out for entry in store.documents]
     against, first, _ = _distinct([store.document_tokens(d) for store in held_out for d in range(len(store.documents))])
@@ -92,7 +98,9 @@ def find_leaked(
     removed, candidates = [], 0
     for block in track(list(_blocks(training)), "deduplication", enabled=progress):
         documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
-        pairs = _sharing_a_band(_bands(minhash_signatures(*_joined(documents), num_permutations, **options), rows), bands)
+        pairs = _sharing_a_band(
+            _bands(minhash_signatures(*_joined(documents), num_permutations, **options), rows), bands
+        )
         candidates += len(pairs)
         similar = ngram_jaccard(*_joined([*documents, *against]), pairs + [0, len(documents)], ngram=ngram)
         best = {}  # of a distinct document: similarity and held-out entry

@@ -22,10 +22,12 @@ def as_documents(
 ) -> Iterator[Document]:
     """Documents of rows: dicts (of `datasets`, or JSON lines), plain strings, or (name, group, content) as they are.
 
-        as_documents(datasets.load_dataset("json", data_files="articles.jsonl", split="train"), text_field="body", name_field="url")
+        articles = datasets.load_dataset("json", data_files="articles.jsonl", split="train")
+        as_documents(articles, text_field="body", name_field="url")
 
-    A row without a name is named by a digest of its content, so that it is known again in another store, whatever its place there (neighbours
-    from a sequence's own document are left out by name). A second row of the same content is named apart from the first.
+    A row without a name is named by a digest of its content, so that it is known again in another store, whatever its
+    place there (neighbours from a sequence's own document are left out by name). A second row of the same content is
+    named apart from the first.
 
     Args:
         rows: read once.
@@ -44,7 +46,9 @@ def as_documents(
         elif isinstance(row, Mapping):
             content = _field(row, text_field, number, "text_field")
             if not isinstance(content, (str, np.ndarray, list)):
-                raise TypeError(f"row {number}: expected text or token ids in {text_field!r}; got {type(content).__name__}")
+                raise TypeError(
+                    f"row {number}: expected text or token ids in {text_field!r}; got {type(content).__name__}"
+                )
             content = np.asarray(content) if isinstance(content, list) else content
             name = None if name_field is None else str(_field(row, name_field, number, "name_field"))
             group = None if group_field is None else str(_field(row, group_field, number, "group_field"))
@@ -52,7 +56,10 @@ def as_documents(
         elif isinstance(row, tuple) and len(row) == 3:
             yield Document(*row)
         else:
-            raise TypeError(f"row {number}: expected a dict with {text_field!r}, a string, or (name, group, content); got {_kind(row)}")
+            raise TypeError(
+                f"row {number}: expected a dict with {text_field!r}, a string, or (name, group, content); got "
+                f"{_kind(row)}"
+            )
 
 
 def _named(content: str | np.ndarray, name: str | None, group: str | None, seen: dict[str, int]) -> Document:
@@ -66,7 +73,10 @@ def _named(content: str | np.ndarray, name: str | None, group: str | None, seen:
 
 def _field(row: Mapping, field: str, number: int, argument: str) -> Any:
     if field not in row:
-        raise ValueError(f"{argument}: expected a field of the rows; got {field!r}, row {number} has {', '.join(map(repr, row)) or 'none'}")
+        raise ValueError(
+            f"{argument}: expected a field of the rows; got {field!r}, row {number} has "
+            f"{', '.join(map(repr, row)) or 'none'}"
+        )
     return row[field]
 
 

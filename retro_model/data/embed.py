@@ -1,4 +1,5 @@
-"""Frozen embedders of chunks: hashed TF-IDF that needs no model, any `transformers` encoder averaged over time, any text embedder.
+"""Frozen embedders of chunks: hashed TF-IDF that needs no model, any `transformers` encoder averaged over time, any
+text embedder.
 
 All follow `Embedder`. A row of the result depends on its chunk alone, never on the rest of the batch.
 """
@@ -39,8 +40,9 @@ class Embedder(Protocol):
 class HashedTfidf:
     """TF-IDF over token n-grams, projected to `dim` by feature hashing, of unit length.
 
-    The inner product of two embeddings estimates the cosine of the two TF-IDF vectors without bias, with a standard deviation
-    of about dim**-0.5. Weights are idf * tf/(tf + 1); idf is learned by `fit`, by hash buckets, in one streaming pass.
+    The inner product of two embeddings estimates the cosine of the two TF-IDF vectors without bias, with a standard
+    deviation of about dim**-0.5. Weights are idf * tf/(tf + 1); idf is learned by `fit`, by hash buckets, in one
+    streaming pass.
 
         embedder = HashedTfidf(dim=512).fit(store)
 
@@ -75,12 +77,20 @@ class HashedTfidf:
 
     def __reduce__(self):
         """With what was counted, compressed: it goes with every task of an executor."""
-        return _unpacked, (self.dim, self.orders, self.seed, self.num_chunks, zlib.compress(self.frequency.tobytes(), 1))
+        return _unpacked, (
+            self.dim,
+            self.orders,
+            self.seed,
+            self.num_chunks,
+            zlib.compress(self.frequency.tobytes(), 1),
+        )
 
     def save(self, path: str | Path) -> None:
         """To one .npz file."""
         with Path(path).open("wb") as handle:
-            np.savez_compressed(handle, settings=[self.dim, self.seed, self.num_chunks, *self.orders], frequency=self.frequency)
+            np.savez_compressed(
+                handle, settings=[self.dim, self.seed, self.num_chunks, *self.orders], frequency=self.frequency
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> HashedTfidf:
@@ -95,7 +105,9 @@ class HashedTfidf:
         try:
             made = cls(dim, tuple(orders), seed)
             if frequency.dtype != np.int64 or frequency.shape != (BUCKETS,) or min(num_chunks, frequency.min()) < 0:
-                raise ValueError(f"frequency is {frequency.dtype} {list(frequency.shape)}, not counts of {num_chunks} chunks")
+                raise ValueError(
+                    f"frequency is {frequency.dtype} {list(frequency.shape)}, not counts of {num_chunks} chunks"
+                )
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from None
         made.num_chunks, made.frequency = num_chunks, frequency
@@ -117,7 +129,9 @@ class HashedTfidf:
         mixed = _mix(features)  # other bits than those that chose the bucket
         column, sign = (mixed >> np.uint64(1)) % np.uint64(self.dim), 1 - 2 * (mixed & np.uint64(1)).astype(np.int64)
         at = row * self.dim + column.astype(np.int64)
-        out = np.bincount(at, sign * idf * count / (count + 1), minlength=len(chunks) * self.dim).reshape(len(chunks), self.dim)
+        out = np.bincount(at, sign * idf * count / (count + 1), minlength=len(chunks) * self.dim).reshape(
+            len(chunks), self.dim
+        )
         norm = np.linalg.norm(out, axis=1, keepdims=True)
         return (out / np.where(norm > 0, norm, 1)).astype(np.float32)
 
@@ -166,8 +180,8 @@ class EncoderEmbedder:
         EncoderEmbedder(bert, prepare=retokenized(tokenizer.decode, bert_tokenizer))
 
     Args:
-        encoder: module called with input_ids and attention_mask, both int64 [n,T]; gives the hidden states [n,T,dim] or an output
-            that has them as `last_hidden_state`. Put in evaluation mode; its parameters are not changed.
+        encoder: module called with input_ids and attention_mask, both int64 [n,T]; gives the hidden states [n,T,dim] or
+            an output that has them as `last_hidden_state`. Put in evaluation mode; its parameters are not changed.
         prepare: (chunks [n,M], lengths [n]) -> (input_ids, attention_mask); None: the chunks themselves.
         batch: chunks at once.
 
@@ -243,7 +257,9 @@ def _chunks(chunks, lengths) -> tuple[np.ndarray, np.ndarray]:
     if chunks.ndim != 2 or chunks.dtype.kind not in "iu":
         raise ValueError(f"chunks: expected integer token ids [n,M]; got {chunks.dtype} {list(chunks.shape)}")
     if lengths.shape != chunks.shape[:1] or (len(lengths) and (lengths.min() < 0 or lengths.max() > chunks.shape[1])):
-        raise ValueError(f"lengths: expected [n={len(chunks)}] within 0 .. M={chunks.shape[1]}; got shape {list(lengths.shape)}")
+        raise ValueError(
+            f"lengths: expected [n={len(chunks)}] within 0 .. M={chunks.shape[1]}; got shape {list(lengths.shape)}"
+        )
     return chunks.astype(np.int64), lengths.astype(np.int64)
 
 

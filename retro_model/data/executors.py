@@ -1,8 +1,9 @@
 """Where the shards of a stage are worked on: here, in a pool of processes, or wherever an executor sends them.
 
-An executor is any `concurrent.futures.Executor`: a ProcessPoolExecutor (`pool`), a Dask cluster's `Client(...).get_executor()`, mpi4py's
-MPIPoolExecutor. A task is a function of a module with arguments that can be pickled; stores and databases travel as the names of their
-folders, so workers need the same file system. A shard that was finished is found finished: a task may run twice.
+An executor is any `concurrent.futures.Executor`: a ProcessPoolExecutor (`pool`), a Dask cluster's
+`Client(...).get_executor()`, mpi4py's MPIPoolExecutor. A task is a function of a module with arguments that can be
+pickled; stores and databases travel as the names of their folders, so workers need the same file system. A shard that
+was finished is found finished: a task may run twice.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
     """task(*a) for each a, the results in order; None: here, one after the other.
 
     Raises:
-        What a task raises, once the tasks that run have ended. RuntimeError where the executor itself broke: what is done is kept.
+        What a task raises, once the tasks that run have ended. RuntimeError where the executor itself broke: what is
+        done is kept.
     """
     calls = list(arguments)
     if executor is None:
@@ -61,7 +63,9 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
                     if not _passes(error) or tries[number] >= TRIES:
                         raise
         except BrokenExecutor as error:
-            raise RuntimeError(f"a process of the pool died ({error}); run the same again: finished shards are kept") from error
+            raise RuntimeError(
+                f"a process of the pool died ({error}); run the same again: finished shards are kept"
+            ) from error
         finally:
             for future in futures:
                 future.cancel()

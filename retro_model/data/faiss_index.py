@@ -1,4 +1,6 @@
-"""Search by a FAISS index: built once, kept with its recall against the exact search, filtered without loss of neighbours."""
+"""Search by a FAISS index: built once, kept with its recall against
+the exact search, filtered without loss of neighbours.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ EXCLUDED_AT_FIRST = 8  # neighbours that a search fetches beyond k
 FETCHED_AT_MOST = 2048  # after which the exact search takes over
 TRAINING_KEYS = 1 << 17  # that an index is trained on, at least
 KEYS_A_LIST = 64  # FAISS warns below 39 for each centroid and uses 256 at most
-LOSSY, RERANKED = ("PQ", "SQ", "RQ", "ITQ", "LSH"), 8  # codes that order candidates but roughly; candidates sorted anew for a neighbour
+LOSSY, RERANKED = (
+    ("PQ", "SQ", "RQ", "ITQ", "LSH"),
+    8,
+)  # codes that order candidates but roughly; candidates sorted anew for a neighbour
 QUERIES_AT_ONCE = 64  # whose candidates' keys are in memory
 RECALL_AT, RECALL_SAMPLE = (1, 2, 10), 512  # numbers of neighbours; keys that are searched for
 
@@ -25,23 +30,25 @@ RECALL_AT, RECALL_SAMPLE = (1, 2, 10), 512  # numbers of neighbours; keys that a
 class FaissSearcher:
     """Nearest by a FAISS index; what its filtered result lacks of k comes from the exact search.
 
-    A search first fetches a few neighbours too many; queries left with fewer than k outside their document fetch four times
-    more, up to 2048, then are searched exactly. So recall is the index's, and the number found is not.
+    A search first fetches a few neighbours too many; queries left with fewer than k outside their document fetch four
+    times more, up to 2048, then are searched exactly. So recall is the index's, and the number found is not.
 
     Attributes:
         recall: {k: share} by `measured_recall`; empty for an index that is given whole.
 
     Args:
         exact: the searcher of the same keys.
-        index: a FAISS index of them with L2 metric, or an index factory string ("Flat", "IVF256,Flat", "HNSW32"): built here.
+        index: a FAISS index of them with L2 metric, or an index factory string ("Flat", "IVF256,Flat", "HNSW32"): built
+            here.
         nprobe: lists an IVF index visits.
-        rerank: candidates fetched for each neighbour and sorted by their exact distances, from the stored keys; None: 8 where the factory
-            string names a lossy code (PQ, SQ, ...), else 0, the index's own order.
+        rerank: candidates fetched for each neighbour and sorted by their exact distances, from the stored keys; None: 8
+            where the factory string names a lossy code (PQ, SQ, ...), else 0, the index's own order.
         executor: fills the shards of an IVF index, see `executors`; None: here.
         path: where an index built from a string is kept and found again, its recall in the manifest beside it.
 
     Raises:
-        ValueError: no such index, too few keys to train it on; a kept file that is truncated, corrupt or of other keys, by name.
+        ValueError: no such index, too few keys to train it on; a kept file that is truncated, corrupt or of other keys,
+            by name.
     """
 
     def __init__(
@@ -52,7 +59,9 @@ class FaissSearcher:
         if rerank is None:
             rerank = RERANKED if isinstance(index, str) and any(code in index for code in LOSSY) else 0
         self.rerank = rerank
-        self.name = f"faiss {index if isinstance(index, str) else type(index).__name__} nprobe={nprobe} {exact.embedder.name}"
+        self.name = (
+            f"faiss {index if isinstance(index, str) else type(index).__name__} nprobe={nprobe} {exact.embedder.name}"
+        )
         self.name += f" rerank={rerank}" if rerank else ""
         if not isinstance(index, str):
             self._use(index)
@@ -107,7 +116,9 @@ class FaissSearcher:
             return
         with files.Build(manifest, form, settings) as build:
             if not build.complete:
-                index_shards.fill_and_merge(lambda: _trained(self.exact.keys, factory), self.exact.keys, path, build, self.executor)
+                index_shards.fill_and_merge(
+                    lambda: _trained(self.exact.keys, factory), self.exact.keys, path, build, self.executor
+                )
                 self._use(index_shards.opened(path))
                 self.recall = measured_recall(self)
                 build.finish(recall=_written_recall(self.recall, self.nprobe))
@@ -134,14 +145,19 @@ class FaissSearcher:
                 break
             fetch *= 4
         if len(left):
-            found[left] = self.exact.nearest(queries[left], k, None if exclude_doc is None else np.asarray(exclude_doc)[left])
+            found[left] = self.exact.nearest(
+                queries[left], k, None if exclude_doc is None else np.asarray(exclude_doc)[left]
+            )
         return found
 
 
-def measured_recall(searcher: FaissSearcher, ks: tuple[int, ...] = RECALL_AT, sample: int = RECALL_SAMPLE) -> dict[int, float]:
+def measured_recall(
+    searcher: FaissSearcher, ks: tuple[int, ...] = RECALL_AT, sample: int = RECALL_SAMPLE
+) -> dict[int, float]:
     """recall@k against the exact search, for keys drawn at random, each without its own document.
 
-    A neighbour counts where it is no farther than the k-th of the exact search, so that equal chunks are as good as each other.
+    A neighbour counts where it is no farther than the k-th of the exact search, so that equal chunks are as good as
+    each other.
 
         database.searcher.recall == {1: 0.51, 2: 0.48, 10: 0.41}
 
@@ -153,7 +169,9 @@ def measured_recall(searcher: FaissSearcher, ks: tuple[int, ...] = RECALL_AT, sa
     queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
     found = {}
     for k in (k for k in ks if k <= len(exact.keys)):
-        want, got = (_distances(exact.keys, queries, which.nearest(queries, k, documents)) for which in (exact, searcher))
+        want, got = (
+            _distances(exact.keys, queries, which.nearest(queries, k, documents)) for which in (exact, searcher)
+        )
         exist = np.isfinite(want)
         farthest = np.where(exist, want, -np.inf).max(1, keepdims=True)
         found[k] = float(((got <= farthest) & exist).sum() / max(1, exist.sum()))

@@ -1,9 +1,9 @@
 """Files that grow by appending and a manifest that says how much of them counts: builds that continue after a kill.
 
-A manifest is JSON, replaced atomically: {kind, settings, complete, facts, files: {name: {bytes, crc32}}, crc32}. What a file
-holds beyond the bytes its manifest names is the rest of a killed run, and is cut off when the build continues. One process builds;
-a second one is refused. A folder may come from a stranger: only the expected names are opened, none through a link, and a manifest
-that contradicts its files is refused.
+A manifest is JSON, replaced atomically: {kind, settings, complete, facts, files: {name: {bytes, crc32}}, crc32}. What a
+file holds beyond the bytes its manifest names is the rest of a killed run, and is cut off when the build continues. One
+process builds; a second one is refused. A folder may come from a stranger: only the expected names are opened, none
+through a link, and a manifest that contradicts its files is refused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ READ_BYTES = 1 << 22  # read at once to compute a checksum
 class Form(NamedTuple):
     """What manifests of one kind say.
 
-    kind: in errors, e.g. "token store". files: their names. counts: facts that are numbers of something. sizes: (settings, facts) ->
-    bytes of the files whose size these settle.
+    kind: in errors, e.g. "token store". files: their names. counts: facts that are numbers of something. sizes:
+    (settings, facts) -> bytes of the files whose size these settle.
     """
 
     kind: str
@@ -63,7 +63,9 @@ class Build:
         if self.complete:
             return
         disk.make_folder(self.path.parent)
-        self._lock = disk.Lock(self.path.with_name(f".{self.path.name}.lock"), f"{self.path}: the {form.kind} is being built")
+        self._lock = disk.Lock(
+            self.path.with_name(f".{self.path.name}.lock"), f"{self.path}: the {form.kind} is being built"
+        )
         try:
             self._continue()  # again: whoever held the lock until now has gone on, or finished
             if self.complete:
@@ -90,7 +92,11 @@ class Build:
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
         """Adds to the end of a file; an array in C order."""
-        data = memoryview(np.ascontiguousarray(data)).cast("B") if isinstance(data, np.ndarray) and data.size else bytes(data)
+        data = (
+            memoryview(np.ascontiguousarray(data)).cast("B")
+            if isinstance(data, np.ndarray) and data.size
+            else bytes(data)
+        )
         self._handles[name].write(data)
         record = self.files[name]
         self.files[name] = {"bytes": record["bytes"] + len(data), "crc32": zlib.crc32(data, record["crc32"])}
@@ -174,9 +180,16 @@ def _check_types(path: Path, form: Form, found: dict) -> None:
         if not isinstance(found[name], kind):
             raise ValueError(f"{path}: the manifest is corrupt ({name} is no {kind.__name__})")
     if found["files"].keys() != set(form.files):
-        raise ValueError(f"{path}: expected the files {', '.join(form.files)}; the manifest names {', '.join(found['files']) or 'none'}")
+        raise ValueError(
+            f"{path}: expected the files {', '.join(form.files)}; the manifest names "
+            f"{', '.join(found['files']) or 'none'}"
+        )
     for name, record in found["files"].items():
-        if not isinstance(record, dict) or record.keys() != {"bytes", "crc32"} or not all(map(_is_count, record.values())):
+        if (
+            not isinstance(record, dict)
+            or record.keys() != {"bytes", "crc32"}
+            or not all(map(_is_count, record.values()))
+        ):
             raise ValueError(f"{path}: the manifest is corrupt (it says {record!r} of {name})")
     for name in form.counts:
         if not _is_count(found["facts"].get(name)):
@@ -195,21 +208,27 @@ def same_settings(path: Path, wanted: dict, found: dict) -> None:
     """Raises ValueError that names the first setting in which a build on disk differs."""
     for key in sorted({*wanted, *found}):
         if wanted.get(key) != found.get(key):
-            raise ValueError(f"{path}: built with {key}={found.get(key)!r}; now {key}={wanted.get(key)!r}: delete it or build elsewhere")
+            raise ValueError(
+                f"{path}: built with {key}={found.get(key)!r}; now {key}={wanted.get(key)!r}: delete it or build "
+                "elsewhere"
+            )
 
 
 def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **counts: int) -> None:
-    """Holds the files to what their manifest says, and that to itself; its settings are checked already. `verify`: checksums.
+    """Holds the files to what their manifest says, and that to itself; its settings are checked already. `verify`:
+    checksums.
 
-    counts: facts that are known. Raises ValueError that names the file that is missing, a link, too short or (of a complete build)
-    long, or of another checksum.
+    counts: facts that are known. Raises ValueError that names the file that is missing, a link, too short or (of a
+    complete build) long, or of another checksum.
     """
     for name, count in counts.items():
         if manifest["facts"][name] != count:
             raise ValueError(f"{path}: expected {count} {name}; the manifest has {manifest['facts'][name]}")
     for name, size in form.sizes(manifest["settings"], manifest["facts"]).items():
         if (named := manifest["files"][name]["bytes"]) != size:
-            raise ValueError(f"{path}: the manifest contradicts itself (its counts make {size} bytes of {name}, it names {named})")
+            raise ValueError(
+                f"{path}: the manifest contradicts itself (its counts make {size} bytes of {name}, it names {named})"
+            )
     for name, record in manifest["files"].items():
         file = Path(path).parent / name
         try:

@@ -1,4 +1,6 @@
-"""Tokenizers of the Hugging Face libraries as a store takes them. transformers is not imported: its objects come from the caller."""
+"""Tokenizers of the Hugging Face libraries as a store takes them.
+transformers is not imported: its objects come from the caller.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ class HubTokenizer:
 
         store = build_store(folder, rows, AutoTokenizer.from_pretrained("gpt2"), bos=True)
 
-    Text is text: "</s>" in a document is four characters, never the end of a sequence. The bytes behind a token are exact for byte-level
-    vocabularies (GPT-2, Llama 3, Qwen). SentencePiece's begin every text with a space that is not there; others, such as WordPiece, lose
+    Text is text: "</s>" in a document is four characters, never the end of a sequence. The bytes behind a token are
+    exact for byte-level vocabularies (GPT-2, Llama 3, Qwen). SentencePiece's begin every text with a space that is not
+    there; others, such as WordPiece, lose
     spaces and capitals: bits per byte then count the bytes of what is left, with a warning.
 
-    Attributes: name, vocab_size (added tokens included), byte_lengths int64 [vocab_size], bos_id (None where it has none), exact.
+    Attributes: name, vocab_size (added tokens included), byte_lengths int64 [vocab_size], bos_id (None where it has
+    none), exact.
 
     Args:
         tokenizer: theirs; it is not changed.
@@ -31,7 +35,9 @@ class HubTokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer if hasattr(tokenizer, "to_str") else None)
         self._fast, decoder = None, ""
         if backend is not None:
-            self._fast = type(backend).from_str(backend.to_str())  # a copy: padding, truncation and the rest stay as the caller set them
+            self._fast = type(backend).from_str(
+                backend.to_str()
+            )  # a copy: padding, truncation and the rest stay as the caller set them
             self._fast.no_padding()
             self._fast.no_truncation()
             self._fast.encode_special_tokens = True
@@ -46,7 +52,9 @@ class HubTokenizer:
             self.byte_lengths[number] = 0 if number in special else _bytes_of(token, self.exact)
         if not self.exact:
             warnings.warn(
-                f"tokenizer: {type(tokenizer).__name__} is not byte-level; bytes are counted of what its tokens decode to", stacklevel=3
+                f"tokenizer: {type(tokenizer).__name__} is not byte-level; bytes are counted of what its tokens decode "
+                "to",
+                stacklevel=3,
             )
         digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
         digest.update(backend.to_str().encode() if backend is not None else type(tokenizer).__name__.encode())
@@ -68,13 +76,18 @@ class HubTokenizer:
 
 
 def as_encoder(tokenizer) -> Encoder:
-    """What a store is written with, of an `Encoder` or any Hugging Face tokenizer. Raises: TypeError for anything else."""
+    """What a store is written with, of an `Encoder` or any Hugging
+    Face tokenizer. Raises: TypeError for anything else.
+    """
     if all(hasattr(tokenizer, name) for name in ("name", "vocab_size", "byte_lengths", "encode_batch")):
         return tokenizer
-    if hasattr(tokenizer, "get_vocab") and (hasattr(tokenizer, "to_str") or hasattr(tokenizer, "convert_ids_to_tokens")):
+    if hasattr(tokenizer, "get_vocab") and (
+        hasattr(tokenizer, "to_str") or hasattr(tokenizer, "convert_ids_to_tokens")
+    ):
         return HubTokenizer(tokenizer)
     raise TypeError(
-        "tokenizer: expected a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a tokenizer of transformers or "
+        "tokenizer: expected a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a "
+        "tokenizer of transformers or "
         f"tokenizers; got {type(tokenizer).__name__}"
     )
 

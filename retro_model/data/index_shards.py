@@ -1,8 +1,9 @@
-"""An inverted-file index of many shards: trained on a sample, filled side by side, merged on disk, searched from a memory map.
+"""An inverted-file index of many shards: trained on a sample, filled side by side, merged on disk, searched from a
+memory map.
 
-Beside the index lie `.trained` (without vectors) and `.part-NNNNN`, one a shard, until the merged one is whole: each is written under
-another name and renamed, so that a build continues with those that are missing. The lists of the merged index are a file of their own,
-which is mapped and not read.
+Beside the index lie `.trained` (without vectors) and `.part-NNNNN`, one a shard, until the merged one is whole: each is
+written under another name and renamed, so that a build continues with those that are missing. The lists of the merged
+index are a file of their own, which is mapped and not read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Exec
     """Adds all keys to an empty trained index: `path` and its lists are then files of the build.
 
     Args:
-        trained: makes the trained index (an IVF, with or without transforms before it); not called where it is on disk already.
+        trained: makes the trained index (an IVF, with or without transforms before it); not called where it is on disk
+            already.
         keys: `shards.Joined`, one part a shard.
     """
     import faiss

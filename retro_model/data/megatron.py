@@ -1,7 +1,8 @@
 """Megatron-LM's tokenised data, PREFIX.bin and PREFIX.idx, as documents that a store is written from.
 
-The index: b"MMIDIDX\\0\\0", version (uint64, 1), type of the tokens (uint8), sequences and documents + 1 (uint64 each), lengths of the sequences
-(int32), their places in the .bin in bytes (int64), and the first sequence of each document (int64). All little-endian.
+The index: b"MMIDIDX\\0\\0", version (uint64, 1), type of the tokens (uint8), sequences and documents + 1 (uint64 each),
+lengths of the sequences (int32), their places in the .bin in bytes (int64), and the first sequence of each document
+(int64). All little-endian.
 """
 
 from __future__ import annotations
@@ -41,13 +42,22 @@ def read_megatron(prefix: str | Path, *, group: str | None = None, end: int | No
     if len(lengths) and (places.min() < 0 or int((places + lengths.astype(np.int64) * dtype.itemsize).max()) > size):
         raise ValueError(f"{tokens}: expected the sequences of {index.name}, which end beyond it; it has {size} bytes")
     return _documents(
-        np.memmap(tokens, np.uint8, "r") if size else np.zeros(0, np.uint8), lengths, places, firsts, dtype, end, group or index.stem
+        np.memmap(tokens, np.uint8, "r") if size else np.zeros(0, np.uint8),
+        lengths,
+        places,
+        firsts,
+        dtype,
+        end,
+        group or index.stem,
     )
 
 
 def _documents(data, lengths, places, firsts, dtype, end, group) -> Iterator[Document]:
     for number, (first, last) in enumerate(zip(firsts[:-1].tolist(), firsts[1:].tolist())):
-        parts = [data[p : p + n * dtype.itemsize].view(dtype) for p, n in zip(places[first:last].tolist(), lengths[first:last].tolist())]
+        parts = [
+            data[p : p + n * dtype.itemsize].view(dtype)
+            for p, n in zip(places[first:last].tolist(), lengths[first:last].tolist())
+        ]
         ids = np.concatenate(parts) if parts else np.zeros(0, dtype)
         if end is not None and len(ids) and ids[-1] == end:
             ids = ids[:-1]
@@ -67,7 +77,9 @@ def _read_index(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.dtyp
         raise ValueError(f"{path}: expected integer tokens (a type from 1 to 5, or 8); got type {code}")
     need = HEADER.size + 12 * sequences + 8 * bounds
     if len(raw) < need:
-        raise ValueError(f"{path}: expected {need} bytes for {sequences} sequences and {bounds} bounds of documents; got {len(raw)}")
+        raise ValueError(
+            f"{path}: expected {need} bytes for {sequences} sequences and {bounds} bounds of documents; got {len(raw)}"
+        )
     lengths = np.frombuffer(raw, "<i4", sequences, HEADER.size)
     places = np.frombuffer(raw, "<i8", sequences, HEADER.size + 4 * sequences)
     firsts = np.frombuffer(raw, "<i8", bounds, HEADER.size + 12 * sequences)

@@ -16,24 +16,28 @@ from .store import TokenStore
 
 FILE, MANIFEST = "neighbours.npy", "neighbours.json"
 FORM = files.Form(
-    "neighbours", (FILE,), ("chunks",), lambda settings, facts: {FILE: len(files.npy_header((0, 0), np.int64)) + facts["chunks"] * settings["k"] * 8}
-)  # fmt: skip
+    "neighbours",
+    (FILE,),
+    ("chunks",),
+    lambda settings, facts: {FILE: len(files.npy_header((0, 0), np.int64)) + facts["chunks"] * settings["k"] * 8},
+)
 ROWS_AT_ONCE = 1 << 16  # whose ids are checked
 
 
 def precompute_neighbours(
-    folder: str | Path, store: TokenStore, database: ChunkDatabase, k: int, *, block: int = 1024, executor: Executor | None = None,
+    folder: str | Path, store: TokenStore, database: ChunkDatabase, k: int, *, block: int = 1024,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> np.ndarray:  # fmt: skip
     """Searches the database for every chunk of a store, without the chunk's own document; continues after a kill.
 
-    What is its own document: see `ChunkDatabase.documents_of`. A training window may hold several documents: `training.batches` leaves
-    out the neighbours from any of them, so ask for a few more here than it is to use.
+    What is its own document: see `ChunkDatabase.documents_of`. A training window may hold several documents:
+    `training.batches` leaves out the neighbours from any of them, so ask for a few more here than it is to use.
 
     Args:
         folder: gets the two files.
-        store: the data; its chunks are the queries; where it has many shards, so have the neighbours. Where it is the database's own, they
-            are not embedded again.
+        store: the data; its chunks are the queries; where it has many shards, so have the neighbours. Where it is the
+            database's own, they are not embedded again.
         database: searched.
         k: neighbours a chunk.
         block: chunks between two points where a killed run continues.
@@ -44,14 +48,16 @@ def precompute_neighbours(
         int64 [num_chunks,k], memory-mapped; -1 where fewer than k chunks lie outside the document.
 
     Raises:
-        ValueError: chunk lengths or tokenizers that differ, k above the database's chunks, other neighbours in the folder.
+        ValueError: chunk lengths or tokenizers that differ, k above the database's chunks, other neighbours in the
+            folder.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.3.
     """
     for what in ("chunk_len", "tokenizer_name"):
         if getattr(store, what) != getattr(database.store, what):
             raise ValueError(
-                f"{what}: expected the database's {getattr(database.store, what)!r}; got {getattr(store, what)!r} in the store"
+                f"{what}: expected the database's {getattr(database.store, what)!r}; got {getattr(store, what)!r} in "
+                "the store"
             )
     if not 1 <= k <= len(database):
         raise ValueError(f"k: expected from 1 to the database's {len(database)} chunks; got {k}")
@@ -63,13 +69,21 @@ def precompute_neighbours(
     documents = [database.documents_of(store)[first:end] for first, end in zip(store.first_documents, ends)]
     with shards.building(folder, FORM.kind):
         parts = zip(store.shards, documents)
-        each(_search, [(folder / shards.name_of(s), part, database, own, k, block, False) for s, (part, own) in enumerate(parts)], executor)
+        each(
+            _search,
+            [(folder / shards.name_of(s), part, database, own, k, block, False) for s, (part, own) in enumerate(parts)],
+            executor,
+        )
         shards.write_manifest(folder, FORM.kind, MANIFEST, len(store.shards))
     return open_neighbours(folder, store, database)
 
 
-def _search(folder: Path, store: TokenStore, database: ChunkDatabase, documents: np.ndarray, k: int, block: int, progress: bool) -> None:
-    """The neighbours of one shard's chunks. documents: the database's number of each of the shard's own, -1 for none."""
+def _search(
+    folder: Path, store: TokenStore, database: ChunkDatabase, documents: np.ndarray, k: int, block: int, progress: bool
+) -> None:
+    """The neighbours of one shard's chunks. documents: the database's
+    number of each of the shard's own, -1 for none.
+    """
     settings = {"store": store.identity, "database": database.identity, "k": k, "block": block}
     header = files.npy_header((len(store), k), np.int64)
     with files.Build(folder / MANIFEST, FORM, settings, {FILE: header}) as build:
@@ -82,7 +96,8 @@ def _search(folder: Path, store: TokenStore, database: ChunkDatabase, documents:
 
 
 def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
-    """What `precompute_neighbours` wrote for this store and database: checksums, and that they are the same, are verified.
+    """What `precompute_neighbours` wrote for this store and database: checksums, and that they are the same, are
+    verified.
 
     Returns:
         int64 [num_chunks,K], memory-mapped, read-only.
@@ -111,5 +126,8 @@ def _open(folder: Path, store: TokenStore, database: ChunkDatabase) -> np.ndarra
     for start in range(0, len(found), ROWS_AT_ONCE):
         part = found[start : start + ROWS_AT_ONCE]
         if part.min() < -1 or part.max() >= len(database):
-            raise ValueError(f"{path.with_name(FILE)}: expected ids within -1 .. {len(database) - 1}; got {part.min()} .. {part.max()}")
+            raise ValueError(
+                f"{path.with_name(FILE)}: expected ids within -1 .. {len(database) - 1}; got {part.min()} .. "
+                f"{part.max()}"
+            )
     return found

@@ -1,4 +1,6 @@
-"""Only a part of each neighbour: N, the chunk that was found, or F, what follows it. For ablations (appendix D of arXiv 2112.04426)."""
+"""Only a part of each neighbour: N, the chunk that was found, or F,
+what follows it. For ablations (appendix D of arXiv 2112.04426).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ PARTS = ("N", "F")
 class OnlyPart:
     """A database whose values are N or F alone, [...,M] in place of [...,2M]; all else is the database's.
 
-        training.batches(store, neighbours=neighbours, database=OnlyPart(database, "F"), ...)  # RetroConfig(neighbour_len=M)
+        # with RetroConfig(neighbour_len=M)
+        training.batches(store, neighbours=neighbours, database=OnlyPart(database, "F"), ...)
 
     Args:
         database: a `ChunkDatabase`.

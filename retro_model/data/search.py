@@ -1,4 +1,5 @@
-"""Searchers: the k nearest chunks of a store, without those of a given document. Exact and BM25 here; FAISS in faiss_index.py.
+"""Searchers: the k nearest chunks of a store, without those of a given document. Exact and BM25 here; FAISS in
+faiss_index.py.
 
 All return the k best candidates wherever there are that many, however many chunks of the excluded document lie nearer.
 """
@@ -26,7 +27,9 @@ class Searcher(Protocol):
     name: str
 
     def search(self, chunks: np.ndarray, lengths: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """chunks [n,M], lengths [n], exclude_doc [n] (-1: none). Returns ids int64 [n,k], nearest first, -1 where none is left."""
+        """chunks [n,M], lengths [n], exclude_doc [n] (-1: none).
+        Returns ids int64 [n,k], nearest first, -1 where none is left.
+        """
         ...
 
 
@@ -42,7 +45,13 @@ class DenseSearcher:
     """
 
     def __init__(
-        self, embedder: Embedder, keys: np.ndarray, chunk_doc: np.ndarray, *, device: str = "cpu", backend: str | None = None
+        self,
+        embedder: Embedder,
+        keys: np.ndarray,
+        chunk_doc: np.ndarray,
+        *,
+        device: str = "cpu",
+        backend: str | None = None,
     ) -> None:
         if keys.ndim != 2 or keys.shape != (len(chunk_doc), embedder.dim):
             raise ValueError(f"keys: expected [{len(chunk_doc)},{embedder.dim}]; got {list(keys.shape)}")
@@ -63,7 +72,9 @@ class DenseSearcher:
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             rows = slice(start, start + QUERIES_AT_ONCE)
             doc = None if exclude_doc is None else moved(exclude_doc[rows], np.int64)
-            stream = rk.TopkStream(moved(queries[rows], np.float32), k, metric="l2", query_doc=doc, backend=self.backend)
+            stream = rk.TopkStream(
+                moved(queries[rows], np.float32), k, metric="l2", query_doc=doc, backend=self.backend
+            )
             for first in range(0, len(self.keys), KEYS_AT_ONCE):
                 block = slice(first, first + KEYS_AT_ONCE)
                 key_doc = None if doc is None else moved(self.chunk_doc[block], np.int64)
@@ -73,10 +84,11 @@ class DenseSearcher:
 
 
 class LexicalSearcher:
-    """BM25 over token ids, in C++: the store's tokens are read a block at a time for each batch of queries, so that memory is bounded
-    and there is no index to build or keep; search many queries at once.
+    """BM25 over token ids, in C++: the store's tokens are read a block at a time for each batch of queries, so that
+    memory is bounded and there is no index to build or keep; search many queries at once.
 
-        score(c, q) = sum over q's tokens of idf * tf / (tf + k1 (1 - b + b |c| / mean |c|)),  idf = log(1 + (N - n + 0.5) / (n + 0.5))
+        score(c, q) = sum over q's tokens of idf * tf / (tf + k1 (1 - b + b |c| / mean |c|))
+        idf = log(1 + (N - n + 0.5) / (n + 0.5))
 
     Equal scores go to the lower id; chunks that share no token score 0 and still count as neighbours.
 
@@ -99,16 +111,25 @@ class LexicalSearcher:
         """First chunk, tokens and lengths of each block."""
         for first in range(0, len(self.store), CHUNKS_AT_ONCE):
             rows = slice(first, first + CHUNKS_AT_ONCE)
-            yield first, *self._checked(f"{self.store.folder}", self.store.tokens[rows], self.store.lengths[rows], np.int32)
+            yield (
+                first,
+                *self._checked(f"{self.store.folder}", self.store.tokens[rows], self.store.lengths[rows], np.int32),
+            )
 
     def _checked(self, name: str, tokens, lengths, lengths_type) -> tuple[np.ndarray, np.ndarray]:
-        """Copies that C++ may count by: a store opened without `verify` may hold anything, and so may a caller's queries."""
+        """Copies that C++ may count by: a store opened without
+        `verify` may hold anything, and so may a caller's queries.
+        """
         tokens, lengths = np.asarray(tokens), np.array(lengths, lengths_type)
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= tokens.shape[1]:
-            raise ValueError(f"{name}: expected lengths within 0 .. {tokens.shape[1]}; got {lengths.min()} .. {lengths.max()}")
+            raise ValueError(
+                f"{name}: expected lengths within 0 .. {tokens.shape[1]}; got {lengths.min()} .. {lengths.max()}"
+            )
         real = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
         if real.size and not 0 <= real.min() <= real.max() < self.store.vocab_size:
-            raise ValueError(f"{name}: expected token ids below {self.store.vocab_size}; got {real.min()} .. {real.max()}")
+            raise ValueError(
+                f"{name}: expected token ids below {self.store.vocab_size}; got {real.min()} .. {real.max()}"
+            )
         return real.astype(np.int32), lengths
 
     def search(self, chunks, lengths, k, exclude_doc):

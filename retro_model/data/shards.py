@@ -1,7 +1,8 @@
-"""Folders of shards: each shard an ordinary folder of its kind, and one manifest, `shards.json`, written when all are whole.
+"""Folders of shards: each shard an ordinary folder of its kind, and one manifest, `shards.json`, written when all are
+whole.
 
-A small corpus is one shard, its folder itself: same files, same code. Documents never cross a shard. Chunks and documents are numbered
-through all shards, in order.
+A small corpus is one shard, its folder itself: same files, same code. Documents never cross a shard. Chunks and
+documents are numbered through all shards, in order.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
     try:
         found = disk.read_json(path.read_bytes())
         if (found["kind"], found["version"]) != (kind, VERSION):
-            raise ValueError(f"expected a {kind} of version {VERSION}; got a {found['kind']} of version {found['version']}")
+            raise ValueError(
+                f"expected a {kind} of version {VERSION}; got a {found['kind']} of version {found['version']}"
+            )
         wanted = {entry["name"]: entry["sha256"] for entry in found["shards"]}
         if list(wanted) != [name_of(s) for s in range(len(wanted))] or not wanted:
             raise ValueError("its shards are not numbered from 0")
@@ -56,7 +59,10 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
         raise ValueError(f"{path}: corrupt ({error})") from None
     for name, digest in wanted.items():
         if _digest(folder / name / inner) != digest:
-            raise ValueError(f"{folder / name / inner}: another shard than {MANIFEST} names; build again, or bring the folder back whole")
+            raise ValueError(
+                f"{folder / name / inner}: another shard than {MANIFEST} names; build again, or bring the folder back "
+                "whole"
+            )
     return [folder / name for name in wanted]
 
 
@@ -69,7 +75,8 @@ def _digest(path: Path) -> str:
 
 
 class Joined:
-    """Arrays of equal rows behind one another as one, read where they lie; what is indexed comes out as an ordinary array.
+    """Arrays of equal rows behind one another as one, read where they lie; what is indexed comes out as an ordinary
+    array.
 
     Args:
         parts: memory maps.
@@ -112,7 +119,13 @@ class Joined:
         for part, add, start in zip(self.parts, self.add, self.starts):
             if (a := max(first - start, 0)) < (b := min(last - start, len(part))):
                 pieces.append(part[a:b] + self.dtype.type(add) if add else part[a:b])
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.zeros((0, *self.shape[1:]), self.dtype)
+        return (
+            pieces[0]
+            if len(pieces) == 1
+            else np.concatenate(pieces)
+            if pieces
+            else np.zeros((0, *self.shape[1:]), self.dtype)
+        )
 
 
 class _Documents(Sequence):
@@ -181,7 +194,12 @@ def shards_of(store: TokenStore) -> list[TokenStore]:
 
 
 def build_sharded_store(
-    folder: str | Path, sources: Sequence[Iterable | Callable[[], Iterable]], tokenizer, *, executor: Executor | None = None, **options
+    folder: str | Path,
+    sources: Sequence[Iterable | Callable[[], Iterable]],
+    tokenizer,
+    *,
+    executor: Executor | None = None,
+    **options,
 ) -> ShardedStore:
     """A store whose shard s holds the documents of sources[s]; killed anywhere, or run again, it continues.
 
@@ -191,7 +209,8 @@ def build_sharded_store(
 
     Args:
         folder: gets a folder a shard and `shards.json`.
-        sources: what can be pickled: documents as `build_store` takes them, or functions without arguments that give them.
+        sources: what can be pickled: documents as `build_store` takes them, or functions without arguments that give
+            them.
         tokenizer, options: as in `build_store`.
         executor: see `executors`; None: here.
 
@@ -202,7 +221,11 @@ def build_sharded_store(
     if not len(sources):
         raise ValueError("sources: expected at least one, a shard each; got none")
     with building(folder, one.FORM.kind):
-        each(_store_shard, [(folder / name_of(s), source, tokenizer, options) for s, source in enumerate(sources)], executor)
+        each(
+            _store_shard,
+            [(folder / name_of(s), source, tokenizer, options) for s, source in enumerate(sources)],
+            executor,
+        )
         write_manifest(folder, one.FORM.kind, one.MANIFEST, len(sources))
     return ShardedStore(folder, verify=False)
 

@@ -1,7 +1,8 @@
 """TokenStore: documents as rows of M tokens on disk, memory-mapped; its writer continues after a kill.
 
-A document fills ceil(tokens / M) rows; its last row is padded with `PAD`, and nothing crosses a document. In the folder:
-tokens.bin [chunks,M], lengths.bin, chunk_doc.bin, chunk_bytes.bin [chunks], documents.jsonl (one line each), store.json.
+A document fills ceil(tokens / M) rows; its last row is padded with `PAD`, and nothing crosses a document. In the
+folder: tokens.bin [chunks,M], lengths.bin, chunk_doc.bin, chunk_bytes.bin [chunks], documents.jsonl (one line each),
+store.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ MANIFEST = "store.json"
 COLUMNS = {"lengths": np.int32, "chunk_doc": np.int64, "chunk_bytes": np.int64}
 NAMES = ("tokens.bin", *(f"{name}.bin" for name in COLUMNS), "documents.jsonl")
 FORM = files.Form(
-    "token store", NAMES, ("documents", "chunks", "tokens", "bytes"), lambda settings, facts: _sizes(settings, facts["chunks"])
+    "token store",
+    NAMES,
+    ("documents", "chunks", "tokens", "bytes"),
+    lambda settings, facts: _sizes(settings, facts["chunks"]),
 )
 ENCODED_AT_ONCE = 64  # documents
 ROWS_AT_ONCE = 1 << 18  # whose token ids are checked
@@ -49,9 +53,10 @@ class TokenStore:
     """Reads a store: arrays over all chunks, memory-mapped and read-only.
 
     Attributes:
-        tokens [num_chunks,M] (uint16 or uint32), lengths [num_chunks]: how many are real, chunk_doc [num_chunks]: the document's
-        number, chunk_bytes [num_chunks]: UTF-8 bytes behind the chunk's tokens. documents: list of Entry.
-        chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name; bos_id: the tokenizer's BOS (None: it has none);
+        tokens [num_chunks,M] (uint16 or uint32), lengths [num_chunks]: how many are real, chunk_doc [num_chunks]: the
+        document's number, chunk_bytes [num_chunks]: UTF-8 bytes behind the chunk's tokens. documents: list of Entry.
+        chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name; bos_id: the tokenizer's BOS (None: it
+        has none);
         identity: hash of all content.
 
     Args:
@@ -68,11 +73,19 @@ class TokenStore:
         _check_settings(self.folder / MANIFEST, manifest["settings"])
         files.check_files(self.folder / MANIFEST, FORM, manifest, verify=verify)
         settings, facts = manifest["settings"], manifest["facts"]
-        self.chunk_len, self.vocab_size, self.tokenizer_name = settings["chunk_len"], settings["vocab_size"], settings["tokenizer"]
+        self.chunk_len, self.vocab_size, self.tokenizer_name = (
+            settings["chunk_len"],
+            settings["vocab_size"],
+            settings["tokenizer"],
+        )
         self.bos_id: int | None = settings.get("bos_id", BOS)
         self.num_chunks, self.num_tokens, self.num_bytes = facts["chunks"], facts["tokens"], facts["bytes"]
-        self.identity = hashlib.sha256(json.dumps([settings, manifest["files"]], sort_keys=True).encode()).hexdigest()[:16]
-        self.tokens = files.mapped(self.folder / "tokens.bin", settings["token_type"], (self.num_chunks, self.chunk_len))
+        self.identity = hashlib.sha256(json.dumps([settings, manifest["files"]], sort_keys=True).encode()).hexdigest()[
+            :16
+        ]
+        self.tokens = files.mapped(
+            self.folder / "tokens.bin", settings["token_type"], (self.num_chunks, self.chunk_len)
+        )
         for name, dtype in COLUMNS.items():
             setattr(self, name, files.mapped(self.folder / f"{name}.bin", dtype, (self.num_chunks,)))
         self.lengths: np.ndarray
@@ -88,7 +101,9 @@ class TokenStore:
         whole = [sum(column) for column in zip(*(entry[3:] for entry in self.documents))] or [0, 0, 0]
         for name, got in zip(("documents", "chunks", "tokens", "bytes"), (len(self.documents), *whole)):
             if got != facts[name]:
-                raise ValueError(f"{self.folder / 'documents.jsonl'}: expected {facts[name]} {name} as in {MANIFEST}; got {got}")
+                raise ValueError(
+                    f"{self.folder / 'documents.jsonl'}: expected {facts[name]} {name} as in {MANIFEST}; got {got}"
+                )
 
     def _check_rows(self) -> None:
         """The rows must be those of the documents, and their ids below vocab_size."""
@@ -97,10 +112,16 @@ class TokenStore:
         tokens = np.array([entry.num_tokens for entry in self.documents], np.int64)
         lengths[np.cumsum(rows) - 1] = tokens - (rows - 1) * self.chunk_len
         self._expect("lengths", np.array_equal(self.lengths, lengths), "the documents' lengths")
-        self._expect("chunk_doc", np.array_equal(self.chunk_doc, np.repeat(np.arange(len(rows)), rows)), "the documents in order")
+        self._expect(
+            "chunk_doc", np.array_equal(self.chunk_doc, np.repeat(np.arange(len(rows)), rows)), "the documents in order"
+        )
         self._expect("chunk_bytes", not len(self) or self.chunk_bytes[:].min() >= 0, "no negative number")
         for start in range(0, len(self), ROWS_AT_ONCE):
-            self._expect("tokens", self.tokens[start : start + ROWS_AT_ONCE].max() < self.vocab_size, f"ids below {self.vocab_size}")
+            self._expect(
+                "tokens",
+                self.tokens[start : start + ROWS_AT_ONCE].max() < self.vocab_size,
+                f"ids below {self.vocab_size}",
+            )
 
     def _expect(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -119,7 +140,11 @@ class TokenStore:
     def document_tokens(self, document: int) -> np.ndarray:
         """All tokens of a document without its padding, int64."""
         entry = self.documents[document]
-        return self.tokens[entry.first_chunk : entry.first_chunk + entry.num_chunks].reshape(-1)[: entry.num_tokens].astype(np.int64)
+        return (
+            self.tokens[entry.first_chunk : entry.first_chunk + entry.num_chunks]
+            .reshape(-1)[: entry.num_tokens]
+            .astype(np.int64)
+        )
 
     def stream(self) -> Iterator[Document]:
         """Every document again, as token ids: the input of another store."""
@@ -147,17 +172,19 @@ def build_store(
 
     Args:
         folder: made if need be.
-        documents: (name, group, text or token ids) each, dicts (rows of `datasets`) or plain strings: see `as_documents`.
+        documents: (name, group, text or token ids) each, dicts (rows of `datasets`) or plain strings: see
+            `as_documents`.
         tokenizer: a `Tokenizer`, another `Encoder`, or any tokenizer of transformers or tokenizers (`HubTokenizer`).
         chunk_len: M, tokens a row.
         bos: the tokenizer's BOS before every document.
-        text_field, name_field, group_field: the fields of a dict that hold its text, its name and its group; see `as_documents`.
+        text_field, name_field, group_field: the fields of a dict that hold its text, its name and its group; see
+            `as_documents`.
         commit_every: documents between two points where a killed run continues.
         progress: show a bar (rich).
 
     Raises:
-        TypeError, ValueError: a document without tokens, with ids outside the vocabulary or that isn't UTF-8, by name; a folder
-            built with other settings or from other documents; a corrupt file, by name.
+        TypeError, ValueError: a document without tokens, with ids outside the vocabulary or that isn't UTF-8, by name;
+            a folder built with other settings or from other documents; a corrupt file, by name.
     """
     for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -167,7 +194,8 @@ def build_store(
     if bos and bos_id is None:
         raise ValueError(f"bos: expected False for {tokenizer.name}, which has no token that begins a text; got True")
     settings = {
-        "chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size), "token_type": token_type, "bos": bos,
+        "chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size),
+        "token_type": token_type, "bos": bos,
     }  # fmt: skip
     if bos_id != BOS:
         settings["bos_id"] = bos_id
@@ -179,7 +207,10 @@ def build_store(
         _skip_written(folder, incoming, build)
         if build.complete:
             if (extra := next(incoming, None)) is not None:
-                raise ValueError(f"{folder}: a complete store without document {Document(*extra).name!r}; delete it or build elsewhere")
+                raise ValueError(
+                    f"{folder}: a complete store without document {Document(*extra).name!r}; delete it or build "
+                    "elsewhere"
+                )
         else:
             while group := list(islice(incoming, ENCODED_AT_ONCE)):
                 writer.write([Document(*document) for document in group], commit_every)
@@ -190,8 +221,16 @@ def build_store(
 class _Writer:
     """Appends documents to the files of a build and counts them."""
 
-    def __init__(self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos_id: int | None, token_type: str) -> None:
-        self.build, self.tokenizer, self.chunk_len, self.bos_id, self.token_type = build, tokenizer, chunk_len, bos_id, token_type
+    def __init__(
+        self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos_id: int | None, token_type: str
+    ) -> None:
+        self.build, self.tokenizer, self.chunk_len, self.bos_id, self.token_type = (
+            build,
+            tokenizer,
+            chunk_len,
+            bos_id,
+            token_type,
+        )
         self.byte_lengths = np.asarray(tokenizer.byte_lengths)
         self.facts = build.facts or {"documents": 0, "chunks": 0, "tokens": 0, "bytes": 0}
 
@@ -209,9 +248,14 @@ class _Writer:
         if ids.size and ids.dtype.kind not in "iu":
             raise TypeError(f"document {name!r}: expected text or integer token ids; got {ids.dtype}")
         if ids.ndim != 1 or not ids.size:
-            raise ValueError(f"document {name!r}: expected at least one token, in one dimension; got shape {list(ids.shape)}")
+            raise ValueError(
+                f"document {name!r}: expected at least one token, in one dimension; got shape {list(ids.shape)}"
+            )
         if ids.min() < 0 or ids.max() >= self.tokenizer.vocab_size:
-            raise ValueError(f"document {name!r}: expected token ids below {self.tokenizer.vocab_size}; got {ids.min()} .. {ids.max()}")
+            raise ValueError(
+                f"document {name!r}: expected token ids below {self.tokenizer.vocab_size}; got {ids.min()} .. "
+                f"{ids.max()}"
+            )
         ids = ids.astype(np.int64)
         return ids if self.bos_id is None else np.concatenate([[self.bos_id], ids])
 
@@ -223,7 +267,12 @@ class _Writer:
         lengths[-1] = len(ids) - (rows - 1) * self.chunk_len
         chunk_bytes = np.add.reduceat(self.byte_lengths[ids], np.arange(rows) * self.chunk_len).astype(np.int64)
         owner = np.full(rows, self.facts["documents"], np.int64)
-        for name, values in (("tokens", padded), ("lengths", lengths), ("chunk_doc", owner), ("chunk_bytes", chunk_bytes)):
+        for name, values in (
+            ("tokens", padded),
+            ("lengths", lengths),
+            ("chunk_doc", owner),
+            ("chunk_bytes", chunk_bytes),
+        ):
             self.build.append(f"{name}.bin", values)
         record = [document.name, document.group, rows, len(ids), int(chunk_bytes.sum()), digest]
         self.build.append("documents.jsonl", (json.dumps(record) + "\n").encode())
@@ -238,10 +287,14 @@ def _skip_written(folder: Path, incoming: Iterator, build: files.Build) -> None:
     for number, record in enumerate(_read_records(folder / "documents.jsonl")[: build.facts["documents"]]):
         raw = next(incoming, None)
         if raw is None:
-            raise ValueError(f"{folder}: the store holds {build.facts['documents']} documents; now the input ends after {number}")
+            raise ValueError(
+                f"{folder}: the store holds {build.facts['documents']} documents; now the input ends after {number}"
+            )
         document = Document(*raw)
         if [document.name, document.group, _digest(document)] != [record[0], record[1], record[5]]:
-            raise ValueError(f"{folder}: document {number} was {record[0]!r}; now {document.name!r} or of other content")
+            raise ValueError(
+                f"{folder}: document {number} was {record[0]!r}; now {document.name!r} or of other content"
+            )
 
 
 def _digest(document: Document) -> str:
@@ -264,7 +317,11 @@ def _read_records(path: Path) -> list[list]:
         try:
             records = [disk.read_json(line) for line in lines]
             for record in records:
-                if [type(value) for value in record] != [str, str, int, int, int, str] or min(record[2:4]) < 1 or record[4] < 0:
+                if (
+                    [type(value) for value in record] != [str, str, int, int, int, str]
+                    or min(record[2:4]) < 1
+                    or record[4] < 0
+                ):
                     raise ValueError(f"{record} is no document")
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: corrupt ({error})") from None
@@ -299,4 +356,7 @@ def _token_type(vocab_size: int) -> str:
 def _sizes(settings: dict, chunks: int) -> dict[str, int]:
     """Bytes of the files whose rows are chunks."""
     tokens = chunks * settings["chunk_len"] * np.dtype(settings["token_type"]).itemsize
-    return {"tokens.bin": tokens, **{f"{name}.bin": chunks * np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()}}
+    return {
+        "tokens.bin": tokens,
+        **{f"{name}.bin": chunks * np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()},
+    }

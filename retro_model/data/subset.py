@@ -22,8 +22,8 @@ def subset_rows(database: ChunkDatabase, share: float, *, seed: int = 0) -> np.n
 
 
 def subset_neighbours(database: ChunkDatabase, store: TokenStore, k: int, rows: np.ndarray) -> np.ndarray:
-    """The k nearest chunks among `rows` of each chunk of a store, by exact search without its own document: int64 [num_chunks,k], ids of
-    the whole database, whose `values` they take; -1 where there are fewer.
+    """The k nearest chunks among `rows` of each chunk of a store, by exact search without its own document: int64
+    [num_chunks,k], ids of the whole database, whose `values` they take; -1 where there are fewer.
 
     Raises:
         ValueError: a database without embeddings (BM25).
@@ -33,7 +33,10 @@ def subset_neighbours(database: ChunkDatabase, store: TokenStore, k: int, rows: 
         raise ValueError(f"database: expected one of embeddings; got one searched by {database.searcher.name}")
     queries = exact.embedder(store.chunks(np.arange(len(store))), store.lengths)
     part = DenseSearcher(
-        exact.embedder, np.array(exact.keys[rows], np.float32), np.asarray(database.store.chunk_doc[rows]), device=exact.device
+        exact.embedder,
+        np.array(exact.keys[rows], np.float32),
+        np.asarray(database.store.chunk_doc[rows]),
+        device=exact.device,
     )
     most = min(k, len(rows))
     found = part.nearest(queries, most, database.documents_of(store)[store.chunk_doc])

@@ -1,6 +1,8 @@
-"""Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, n-gram Jaccard similarity, BM25.
+"""Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, n-gram Jaccard
+similarity, BM25.
 
-Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL and give the same result for any number of threads.
+Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL and give the same result for any
+number of threads.
 """
 
 from __future__ import annotations
@@ -91,13 +93,17 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
                 f"source_mask: expected bool [n,K]={list(sources.shape[:2])} or [n,K,R]={list(sources.shape)}; "
                 f"got {source_mask.dtype} {list(source_mask.shape)}"
             )
-        sources = np.where(source_mask.reshape(*source_mask.shape, *[1] * (3 - source_mask.ndim)), sources, np.int32(NO_TOKEN))
+        sources = np.where(
+            source_mask.reshape(*source_mask.shape, *[1] * (3 - source_mask.ndim)), sources, np.int32(NO_TOKEN)
+        )
     found = np.empty((n, width), np.int32)
     native().prefixes(chunks, lengths, np.ascontiguousarray(sources), found, _threads(threads))
     return found
 
 
-def longest_common_substrings(chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None) -> np.ndarray:
+def longest_common_substrings(
+    chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None
+) -> np.ndarray:
     """s of the leakage measure r(C) = s/m: the longest run of tokens that a chunk shares with any one of its sources.
 
         >>> longest_common_substrings([[1, 2, 3, 9]], [[[2, 3, 1], [1, 2, 3]]])
@@ -164,7 +170,9 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
     _at_least_one(ngram=ngram)
     pairs = np.ascontiguousarray(_integers("pairs", pairs, 2), dtype=np.int64)
     if pairs.shape[1] != 2 or (pairs.size and (pairs.min() < 0 or pairs.max() >= len(offsets) - 1)):
-        raise ValueError(f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {list(pairs.shape)}, {_range(pairs)}")
+        raise ValueError(
+            f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {list(pairs.shape)}, {_range(pairs)}"
+        )
     found = np.empty(len(pairs), np.float64)
     native().jaccards(tokens, offsets, pairs, ngram, found, _threads(threads))
     return found
@@ -175,7 +183,8 @@ def bm25_scores(
 ) -> np.ndarray:
     """BM25 scores of every chunk of a document for every query, with the document's own statistics.
 
-        score(c, q) = sum over q's tokens, repeated ones each time, of idf * tf (k1 + 1) / (tf + k1 (1 - b + b |c| / mean |c|))
+        score(c, q) = sum over q's tokens, repeated ones each time, of
+                      idf * tf (k1 + 1) / (tf + k1 (1 - b + b |c| / mean |c|))
         idf = log((N - n + 0.5) / (n + 0.5)), N chunks, n of them with the token; a negative one becomes 0.25 * mean idf
 
         >>> bm25_scores([[1, 2], [3, 4], [5, 6]], [[1, 3], [1, 1]]).round(2)
@@ -198,7 +207,10 @@ def bm25_scores(
     Source: Robertson and Zaragoza, 2009; the idf as in Python's rank_bm25.
     """
     chunks, queries = _tokens("chunks", chunks, 2), _tokens("queries", queries, 2)
-    lengths, sizes = _lengths("lengths", lengths, *chunks.shape), _lengths("query_lengths", query_lengths, *queries.shape)
+    lengths, sizes = (
+        _lengths("lengths", lengths, *chunks.shape),
+        _lengths("query_lengths", query_lengths, *queries.shape),
+    )
     found = np.empty((len(queries), len(chunks)), np.float32)
     native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), found, _threads(threads))
     return found
@@ -235,7 +247,9 @@ def _lengths(name: str, lengths, n: int, width: int) -> np.ndarray:
         return np.full(n, width, np.int64)
     lengths = np.ascontiguousarray(_integers(name, lengths, 1), dtype=np.int64)
     if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
-        raise ValueError(f"{name}: expected [n={n}] within 0 .. M={width}; got {list(lengths.shape)}, {_range(lengths)}")
+        raise ValueError(
+            f"{name}: expected [n={n}] within 0 .. M={width}; got {list(lengths.shape)}, {_range(lengths)}"
+        )
     return lengths
 
 

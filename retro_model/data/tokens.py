@@ -1,7 +1,7 @@
 """Byte-level BPE through `tokenizers`, and the exact number of bytes behind every token id.
 
-Ids: 0 is padding (`PAD`), 1 the beginning of a text (`BOS`), both of zero bytes and never produced from text, whatever it
-says; then the 256 bytes, then the merges. So any text has tokens, and their bytes add up to its UTF-8 bytes.
+Ids: 0 is padding (`PAD`), 1 the beginning of a text (`BOS`), both of zero bytes and never produced from text, whatever
+it says; then the 256 bytes, then the merges. So any text has tokens, and their bytes add up to its UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ SPECIAL = ("<pad>", "<bos>")
 class Encoder(Protocol):
     """What a `TokenStore` is written with.
 
-    name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size]. An attribute `bos_id` may say
-    which token begins a text (None: none); without it that is `BOS`.
+    name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size]. An
+    attribute `bos_id` may say which token begins a text (None: none); without it that is `BOS`.
     """
 
     name: str
@@ -62,7 +62,9 @@ class Tokenizer:
         self.name = f"bpe-{self.vocab_size}-{hashlib.sha256(model.to_str().encode()).hexdigest()[:16]}"
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False) -> Tokenizer:
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
+    ) -> Tokenizer:
         """Learns the merges; the vocabulary is smaller than asked where the text has no more pairs of `min_frequency`.
 
         Raises:
@@ -71,14 +73,19 @@ class Tokenizer:
         tokenizers = _tokenizers()
         least = 256 + len(SPECIAL)
         if vocab_size < least:
-            raise ValueError(f"vocab_size: expected at least {least} (256 bytes, {len(SPECIAL)} special); got {vocab_size}")
+            raise ValueError(
+                f"vocab_size: expected at least {least} (256 bytes, {len(SPECIAL)} special); got {vocab_size}"
+            )
         model = tokenizers.Tokenizer(tokenizers.models.BPE())
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(SPECIAL), show_progress=progress,
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=list(SPECIAL),
+            show_progress=progress,
             initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        )  # fmt: skip
+        )
         model.train_from_iterator(texts, trainer)
         return cls(model)
 

@@ -1,10 +1,11 @@
-"""RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation, a sample.
+"""RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation, a
+sample.
 
     python -m retro_model demo                                  # minutes on two cores
     python -m retro_model demo --preset 172m --device cuda      # the same code at the paper's sizes
 
-A RETRO and its baseline (the same decoder, no retrieval) take the same steps over the same data in the same order; then both are scored
-on packages that training, tokeniser and database never saw.
+A RETRO and its baseline (the same decoder, no retrieval) take the same steps over the same data in the same order; then
+both are scored on packages that training, tokeniser and database never saw.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **option
     return model.to(device)
 
 
-def fit(config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool) -> tuple[Retro, dict]:
+def fit(
+    config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool
+) -> tuple[Retro, dict]:
     """Trains one model; the batches depend on the seed only, so that every model sees the same."""
     model = make_model(config, plan, seed, device)
     settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps, autocast=plan.autocast)
@@ -70,7 +73,8 @@ def fit(config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str,
     seconds = time.perf_counter() - start
     tokens = plan.steps * plan.batch_size * plan.window
     facts = {
-        "steps": plan.steps, "tokens": tokens, "seconds": round(seconds, 1), "tokens_per_second": round(tokens / seconds),
+        "steps": plan.steps, "tokens": tokens, "seconds": round(seconds, 1),
+        "tokens_per_second": round(tokens / seconds),
         "weights": config.num_parameters(), "parameters": sum(p.numel() for p in model.parameters()),
         "last_losses": [round(h["loss"], 4) for h in history[-10:]],
     }  # fmt: skip
@@ -114,19 +118,30 @@ def draw_sample(retro: Retro, corpus: Corpus, plan: Plan, folder: Path, console:
     texts = []
     for how in (retrieve, None):
         generator = torch.Generator(device).manual_seed(seed)
-        texts.append(generate(retro, prompt, plan.sample_tokens, retrieve=how, temperature=0.7, top_p=0.9, generator=generator)[0].cpu())
+        texts.append(
+            generate(retro, prompt, plan.sample_tokens, retrieve=how, temperature=0.7, top_p=0.9, generator=generator)[
+                0
+            ].cpu()
+        )
     on, off = texts
     neighbours, mask = retrieve(on[: len(on) // m * m].view(-1, m))
     rows = colouring.rows(on.numpy(), m, neighbours.numpy(), mask.numpy())
     decode, title = corpus.tokenizer.decode, f"{entry.name}, continued"
     without = [decode(part) for part in np.split(off.numpy(), range(m, len(off), m))]
-    (folder / "sample.html").write_text(colouring.to_html(rows, decode, title=title, prompt_chunks=2, off=without), encoding="utf-8")
+    (folder / "sample.html").write_text(
+        colouring.to_html(rows, decode, title=title, prompt_chunks=2, off=without), encoding="utf-8"
+    )
     console.print(colouring.to_terminal(rows, decode, title=title))
 
 
 def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int = 32) -> dict[str, dict[str, float]]:
-    """Tokens per second of training (forward, backward, optimiser) and of decoding (batch 4, neighbours at hand), by backend."""
-    device, settings = next(retro.parameters()).device, training.Settings(10, warmup_steps=0, max_lr=1e-9, autocast=plan.autocast)
+    """Tokens per second of training (forward, backward, optimiser)
+    and of decoding (batch 4, neighbours at hand), by backend.
+    """
+    device, settings = (
+        next(retro.parameters()).device,
+        training.Settings(10, warmup_steps=0, max_lr=1e-9, autocast=plan.autocast),
+    )
     fused = "triton" if device.type == "cuda" else "cpu"
     batch = next(stream(corpus, plan, seed, True))
     prompts = corpus.train.chunks(np.arange(4)).tolist()
@@ -147,8 +162,9 @@ def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int 
             generate(model, prompts, new_tokens, retrieve=at_hand)
 
         found[name] = {
-            "training": plan.batch_size * plan.window / _seconds(train_once, device), "decoding": 4 * new_tokens / _seconds(decode_once, device)
-        }  # fmt: skip
+            "training": plan.batch_size * plan.window / _seconds(train_once, device),
+            "decoding": 4 * new_tokens / _seconds(decode_once, device),
+        }
     return found
 
 
@@ -165,7 +181,15 @@ def _seconds(call, device: torch.device, repeats: int = 3) -> float:
 
 
 def _tables(results: dict, scores: dict[str, evaluation.Scores], leakage: np.ndarray) -> list[Table]:
-    models = Table("model", "weights", "parameters", "steps", "seconds", "tokens/s", title="Training, same batches in the same order")
+    models = Table(
+        "model",
+        "weights",
+        "parameters",
+        "steps",
+        "seconds",
+        "tokens/s",
+        title="Training, same batches in the same order",
+    )
     for name, f in results["training"].items():
         models.add_row(name, *(f"{f[k]:,}" for k in ("weights", "parameters", "steps", "seconds", "tokens_per_second")))
     rates = Table("backend", "training, tokens/s", "decoding, tokens/s", title="RETRO's speed by backend")
@@ -174,7 +198,9 @@ def _tables(results: dict, scores: dict[str, evaluation.Scores], leakage: np.nda
     return [models, evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125)), rates]
 
 
-def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes: float | None = None, quiet: bool = False) -> dict:
+def run(
+    folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes: float | None = None, quiet: bool = False
+) -> dict:
     """The whole demonstration; everything it makes lies in `folder`.
 
     minutes: time for training both models together; None: plan.steps.
@@ -190,7 +216,13 @@ def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes
             steps = steps_within(60 * minutes, corpus, plan, config, seed, device)
             plan = dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10))
     models: dict[str, nn.Module] = {}
-    results: dict = {"plan": dataclasses.asdict(plan), "config": config.to_dict(), "seed": seed, "corpus": corpus.facts, "training": {}}
+    results: dict = {
+        "plan": dataclasses.asdict(plan),
+        "config": config.to_dict(),
+        "seed": seed,
+        "corpus": corpus.facts,
+        "training": {},
+    }
     for name, c in (("RETRO", config), ("baseline", config.baseline())):
         with stage(console, timings, f"training {name}"):
             models[name], results["training"][name] = fit(c, corpus, plan, seed, device, name, quiet)
@@ -217,21 +249,27 @@ def run(folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes
         console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}[/bold]")
     results["seconds"] = timings
     console.print(
-        f"{sum(timings.values()):.0f} s in all; results.json, leakage.png, sample.html and the models lie in {folder}", soft_wrap=True
+        f"{sum(timings.values()):.0f} s in all; results.json, leakage.png, sample.html and the models lie in {folder}",
+        soft_wrap=True,
     )
     console.print(
-        f"See what it looks up, and change that: retro-model serve {folder}   (in the terminal: retro-model ask {folder})", soft_wrap=True
+        f"See what it looks up, and change that: retro-model serve {folder}   (in the terminal: retro-model ask "
+        f"{folder})",
+        soft_wrap=True,
     )
     (folder / "results.json").write_text(json.dumps(results, indent=1, default=float) + "\n")
     (folder / "report.txt").write_text(console.export_text(), encoding="utf-8")
     return results
 
 
-def keep(folder: Path, plan: Plan, corpus: Corpus, on: evaluation.Scores, off: evaluation.Scores, verdicts: list[str]) -> None:
+def keep(
+    folder: Path, plan: Plan, corpus: Corpus, on: evaluation.Scores, off: evaluation.Scores, verdicts: list[str]
+) -> None:
     """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
     passages = folders.passages(corpus.validation, plan.window, on, off)
     facts = {"neighbours": plan.neighbours, "bos": True, "verdict": " ".join(verdicts), "passages": passages}
-    parts = {"model": "retro", "tokenizer": "tokenizer.json", "held_out": "validation", "store": corpus.database.store.folder.name,
+    parts = {"model": "retro", "tokenizer": "tokenizer.json", "held_out": "validation",
+             "store": corpus.database.store.folder.name,
              "keys": "embeddings", "embedder": "embedder.npz"}  # fmt: skip
     folders.describe(folder, "retro", "RETRO, trained on Python's standard library", parts, plan.window, facts)
 
@@ -261,9 +299,17 @@ def _no_device(name: str) -> str | None:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m retro_model demo", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for everything that is made (default: demo-out)")
-    parser.add_argument("--minutes", type=_at_least(0.01), help="train both models for so long together; default: a fixed number of steps")
-    parser.add_argument("--preset", choices=["172m", "425m", "1.5b", "7.5b"], help="a model of the paper's Table 2 and its settings")
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-out"), help="folder for everything that is made (default: demo-out)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=_at_least(0.01),
+        help="train both models for so long together; default: a fixed number of steps",
+    )
+    parser.add_argument(
+        "--preset", choices=["172m", "425m", "1.5b", "7.5b"], help="a model of the paper's Table 2 and its settings"
+    )
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--seed", type=_at_least(0), default=0)
     parser.add_argument("--steps", type=_at_least(1), help="training steps of each model")
@@ -278,4 +324,10 @@ def main(arguments: list[str] | None = None) -> None:
     changes = {k: v for k, v in (("steps", options.steps), ("batch_size", options.batch_size)) if v is not None}
     if options.steps is not None:
         changes["warmup_steps"] = min(plan.warmup_steps, options.steps // 10)
-    run(options.out, dataclasses.replace(plan, **changes), seed=options.seed, device=options.device, minutes=options.minutes)
+    run(
+        options.out,
+        dataclasses.replace(plan, **changes),
+        seed=options.seed,
+        device=options.device,
+        minutes=options.minutes,
+    )

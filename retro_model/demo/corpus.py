@@ -1,4 +1,6 @@
-"""The demonstration's data: sources of Python's standard library, split by package, tokenised, deduplicated, searched."""
+"""The demonstration's data: sources of Python's standard library,
+split by package, tokenised, deduplicated, searched.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ SPARE = 4
 
 
 class Corpus(NamedTuple):
-    """What the models read. neighbours: `train_neighbours` of `train`, `validation_neighbours` of `validation`, ids of `database`."""
+    """What the models read. neighbours: `train_neighbours` of `train`,
+    `validation_neighbours` of `validation`, ids of `database`.
+    """
 
     tokenizer: Tokenizer
     database: ChunkDatabase
@@ -45,12 +49,16 @@ class Corpus(NamedTuple):
 
 
 def group_of(name: str) -> str:
-    """The top-level package or module: group_of("json/decoder.py") == "json", group_of("test/test_json/test_dump.py") == "test"."""
+    """The top-level package or module: group_of("json/decoder.py") ==
+    "json", group_of("test/test_json/test_dump.py") == "test".
+    """
     return name.removesuffix(".py").split("/")[0]
 
 
 def sources(root: Path) -> Iterator[Document]:
-    """Every UTF-8 source below `root` (site-packages and tables left out), in an order that is random and always the same."""
+    """Every UTF-8 source below `root` (site-packages and tables left
+    out), in an order that is random and always the same.
+    """
     paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
     names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
     for name in names:
@@ -75,11 +83,15 @@ def first_bytes(documents: list[Document], limit: int) -> list[Document]:
 
 
 def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
-    """Tokeniser, stores, deduplication, database and neighbours in `folder`; what is there from the same plan is used again."""
+    """Tokeniser, stores, deduplication, database and neighbours in
+    `folder`; what is there from the same plan is used again.
+    """
     root = Path(sysconfig.get_path("stdlib"))
     every = list(sources(root))
     validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
-    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")  # tests come last
+    training_documents = sorted(
+        (d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test"
+    )  # tests come last
     others = first_bytes(training_documents, plan.database_bytes)
     if not validation or not others:
         raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
@@ -91,8 +103,17 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     leaked = find_leaked(raw, [held_out])
     leaked.save(folder / "deduplication.json")
     removed = {removal.name for removal in leaked.removed}
-    store = build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"]) if removed else raw
-    train = build_store(folder / "train", first_bytes([d for d in others if d.name not in removed], plan.train_bytes), tokenizer, **options)
+    store = (
+        build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"])
+        if removed
+        else raw
+    )
+    train = build_store(
+        folder / "train",
+        first_bytes([d for d in others if d.name not in removed], plan.train_bytes),
+        tokenizer,
+        **options,
+    )
     embedder = HashedTfidf(plan.dim).fit(store)
     embedder.save(folder / "embedder.npz")
     database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
@@ -102,18 +123,24 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     facts = {
         "validation_groups": sorted({d.group for d in validation}), "training_groups": len({d.group for d in others}),
         "validation_documents": [d.name for d in validation], "near_duplicates_removed": sorted(removed),
-        "vocabulary": tokenizer.vocab_size, "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
-        "bytes_per_token": held_out.num_bytes / held_out.num_tokens, "search": plan.index or "exact", "recall": database.recall,
-        "windows_with_neighbours_of_their_own": hidden_windows(train, train_neighbours[:, : plan.neighbours], database, plan.window),
+        "vocabulary": tokenizer.vocab_size,
+        "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
+        "bytes_per_token": held_out.num_bytes / held_out.num_tokens, "search": plan.index or "exact",
+        "recall": database.recall,
+        "windows_with_neighbours_of_their_own": hidden_windows(train, train_neighbours[:, : plan.neighbours], database,
+                                                               plan.window),
     }  # fmt: skip
     console.print(
-        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: {train.num_tokens:,} tokens; "
-        f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; {len(removed)} near-duplicates removed"
+        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: "
+        f"{train.num_tokens:,} tokens; "
+        f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; "
+        f"{len(removed)} near-duplicates removed"
     )
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
     console.print(f"  search: {facts['search']} {recall}")
     console.print(
-        f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of their own documents: not shown"
+        f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of "
+        "their own documents: not shown"
     )
     return Corpus(tokenizer, database, train, held_out, train_neighbours, validation_neighbours, facts)
 
@@ -131,13 +158,17 @@ def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDat
 
 
 def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
-    """First rows of the half of the training windows whose chunks share the longest substrings with the k neighbours of the chunk before."""
+    """First rows of the half of the training windows whose chunks share
+    the longest substrings with the k neighbours of the chunk before.
+    """
     store, m, means = corpus.train, corpus.train.chunk_len, []
     windows = _aligned_windows(store, window // m)
     for at in range(0, len(windows), 64):
         rows = windows[at : at + 64]
         batch = training.gather(store, rows, corpus.train_neighbours, corpus.database, k=k)
-        sources, mask = (t[:, :-1].reshape(-1, k, t.shape[-1]).numpy() for t in (batch.neighbours, batch.neighbour_mask))
+        sources, mask = (
+            t[:, :-1].reshape(-1, k, t.shape[-1]).numpy() for t in (batch.neighbours, batch.neighbour_mask)
+        )
         later = rows[:, 1:].reshape(-1)
         shared = longest_common_substrings(store.chunks(later), sources, lengths=store.lengths[later], source_mask=mask)
         means.append(shared.reshape(len(rows), -1).mean(1))
@@ -145,8 +176,12 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
 
 
 def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
-    """The batches of either model: the first half of the steps from windows where there is something to copy, the rest from all."""
-    what = {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours} if retrieves else {}
+    """The batches of either model: the first half of the steps from
+    windows where there is something to copy, the rest from all.
+    """
+    what = (
+        {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours} if retrieves else {}
+    )
     options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
     easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window, plan.neighbours), **options)
     return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))

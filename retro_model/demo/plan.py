@@ -12,10 +12,11 @@ from retro_model.training import Settings
 class Plan:
     """Sizes of a run.
 
-    config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from, to train on (part
-    of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string (None: exact search).
-    neighbours, evaluation_neighbours: K in training and the Ks that are scored. start_copying: both models begin with the
-    weights of `copying`.
+    config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from,
+    to train on (part of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string
+    (None: exact search).
+    neighbours, evaluation_neighbours: K in training and the Ks that are scored. start_copying: both models begin with
+    the weights of `copying`.
     sample_tokens: generated.
     """
 
@@ -52,18 +53,23 @@ def _small(width: int, layers: int, chunk_len: int) -> dict:
 
 DEFAULT = Plan(_small(64, 3, 16))
 SMOKE = Plan(
-    _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=30_000, dim=64, index=None,
+    _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=30_000, dim=64,
+    index=None,
     evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
 )  # fmt: skip
 
 
 def preset(name: str) -> Plan:
-    """A model of Table 2 with the paper's chunks, windows, schedule and precision; what differs is the corpus and its vocabulary."""
+    """A model of Table 2 with the paper's chunks, windows, schedule
+    and precision; what differs is the corpus and its vocabulary.
+    """
     config = RetroConfig.preset(name).to_dict()
     config.pop("vocab_size")
     paper = Settings.preset(name)
     return Plan(
-        config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000, index=None,
-        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=paper.max_lr, warmup_steps=paper.warmup_steps, autocast=paper.autocast, compile=True, start_copying=False,
+        config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000,
+        index=None,
+        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=paper.max_lr, warmup_steps=paper.warmup_steps,
+        autocast=paper.autocast, compile=True, start_copying=False,
         sample_tokens=512,
     )  # fmt: skip

@@ -1,7 +1,9 @@
-"""Samples coloured by what they share with their neighbours, as in Tables 6 and 7 of arXiv 2112.04426: HTML and terminal.
+"""Samples coloured by what they share with their neighbours, as in Tables 6 and 7 of arXiv 2112.04426: HTML and
+terminal.
 
-Each sampled token of chunk C_u has the colour of the longest common prefix (LCP) of the rest of the chunk, from that token on,
-with any place in RET(C_{u-1}); each neighbour token of RET(C_{u-1}) that of the rest of its neighbour with any place in C_u.
+Each sampled token of chunk C_u has the colour of the longest common prefix (LCP) of the rest of the chunk, from that
+token on, with any place in RET(C_{u-1}); each neighbour token of RET(C_{u-1}) that of the rest of its neighbour with
+any place in C_u.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ code{font:12px/1.45 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:an
 
 @dataclass(frozen=True)
 class Row:
-    """One chunk of a sample, and the neighbours that conditioned it: RET of the chunk before (none for the prompt's first).
+    """One chunk of a sample, and the neighbours that conditioned it: RET of the chunk before (none for the prompt's
+    first).
 
     tokens: int64 [<= M]. neighbours: each int64 [<= R], padding removed.
     """
@@ -55,7 +58,8 @@ def prefixes(tokens: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray:
 def rows(tokens: np.ndarray, chunk_len: int, neighbours: np.ndarray, mask: np.ndarray) -> list[Row]:
     """Cuts one sample into chunks and gives each the neighbours of the chunk before it.
 
-    tokens: int64 [N]. neighbours: int64 [>= (N-1)//M, K, R], RET of each complete chunk. mask: bool, the same shape or [.., K].
+    tokens: int64 [N]. neighbours: int64 [>= (N-1)//M, K, R], RET of each complete chunk. mask: bool, the same shape or
+    [.., K].
     """
     tokens = np.asarray(tokens)
     found = []
@@ -70,10 +74,16 @@ def rows(tokens: np.ndarray, chunk_len: int, neighbours: np.ndarray, mask: np.nd
 
 
 def _spans(tokens: np.ndarray, lengths: np.ndarray, decode: Callable[[Sequence[int]], str]) -> list[tuple[str, int]]:
-    """Text and colour of each run of equally coloured tokens; a run is decoded at once, so that split characters meet."""
+    """Text and colour of each run of equally coloured tokens; a run
+    is decoded at once, so that split characters meet.
+    """
     levels = np.minimum(lengths, len(COLOURS) - 1)
     cuts = np.flatnonzero(np.diff(levels)) + 1 if len(levels) else []
-    return [(decode(part.tolist()), int(level[0])) for part, level in zip(np.split(tokens, cuts), np.split(levels, cuts)) if len(part)]
+    return [
+        (decode(part.tolist()), int(level[0]))
+        for part, level in zip(np.split(tokens, cuts), np.split(levels, cuts))
+        if len(part)
+    ]
 
 
 def _cells(row: Row, decode) -> list[list[tuple[str, int]]]:
@@ -83,7 +93,9 @@ def _cells(row: Row, decode) -> list[list[tuple[str, int]]]:
 
 def to_html(sample: Sequence[Row], decode: Callable[[Sequence[int]], str], *, title: str, prompt_chunks: int = 1,
             off: Sequence[str] = ()) -> str:  # fmt: skip
-    """A self-contained page: a row a chunk; the sample, then each neighbour, all coloured; `off`: the sample without retrieval, by chunk."""
+    """A self-contained page: a row a chunk; the sample, then each
+    neighbour, all coloured; `off`: the sample without retrieval, by chunk.
+    """
     width = max((len(r.neighbours) for r in sample), default=0)
     heads = (["Sample, retrieval off"] if off else []) + ["Sample, by LCP with RET of the chunk before"]
     heads += [f"Neighbour {j + 1} and its continuation, by LCP with the chunk" for j in range(width)]
@@ -91,14 +103,19 @@ def to_html(sample: Sequence[Row], decode: Callable[[Sequence[int]], str], *, ti
     for u, row in enumerate(sample):
         cells = _cells(row, decode)
         cells += [[]] * (1 + width - len(cells))
-        drawn = ["".join(f'<span class="l{level}">{html.escape(text)}</span>' for text, level in cell) for cell in cells]
+        drawn = [
+            "".join(f'<span class="l{level}">{html.escape(text)}</span>' for text, level in cell) for cell in cells
+        ]
         drawn = ([html.escape(off[u]) if u < len(off) else ""] if off else []) + drawn
         name = "prompt" if u < prompt_chunks else str(u + 1)
-        body.append(f'<tr><th scope="row">{name}</th>' + "".join(f"<td><code>{cell}</code></td>" for cell in drawn) + "</tr>")
+        body.append(
+            f'<tr><th scope="row">{name}</th>' + "".join(f"<td><code>{cell}</code></td>" for cell in drawn) + "</tr>"
+        )
     key = " ".join(f'<span class="k l{i}">{label}</span>' for i, label in enumerate(LABELS))
     head = "".join(f'<th scope="col">{html.escape(h)}</th>' for h in heads)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head>\n'
+        '<!doctype html>\n<html lang="en"><head><meta '
+        f'charset="utf-8"><title>{html.escape(title)}</title>\n<style>{_STYLE}</style></head>\n'
         f"<body><h1>{html.escape(title)}</h1>\n<p>Longest common prefix, in tokens: {key}</p>\n"
         f'<table><thead><tr><th scope="col" style="width:4rem">chunk</th>{head}</tr></thead>\n<tbody>\n'
         + "\n".join(body)
@@ -114,7 +131,14 @@ def to_terminal(sample: Sequence[Row], decode: Callable[[Sequence[int]], str], *
     key = Text("LCP ")
     for label, colour in zip(LABELS, COLOURS):
         key.append(f" {label} ", style=f"black on {colour}")
-    out = Table("chunk", "sample", *[f"neighbour {j + 1}" for j in range(neighbours)], title=Text(title), caption=key, show_lines=True)
+    out = Table(
+        "chunk",
+        "sample",
+        *[f"neighbour {j + 1}" for j in range(neighbours)],
+        title=Text(title),
+        caption=key,
+        show_lines=True,
+    )
     for u, row in enumerate(sample):
         cells = []
         for cell in _cells(row, decode)[: 1 + neighbours]:

@@ -1,6 +1,7 @@
 """kNN-LM, the paper's baseline: the next token of similar contexts, mixed into a language model's probabilities.
 
-p = lambda p_kNN + (1 - lambda) p_LM,  p_kNN(w) ~ sum over the k nearest stored contexts followed by w of exp(-alpha d),  d squared L2
+p = lambda p_kNN + (1 - lambda) p_LM
+p_kNN(w) ~ sum over the k nearest stored contexts followed by w of exp(-alpha d),  d squared L2
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ class TokenDatastore:
 
     @classmethod
     @torch.no_grad()
-    def build(cls, model: nn.Module, store, *, window: int, stride: int, batch_size: int = 8, documents=None) -> TokenDatastore:
-        """The contexts of all tokens of a store's documents but their first, each with the most context that a window gives.
+    def build(
+        cls, model: nn.Module, store, *, window: int, stride: int, batch_size: int = 8, documents=None
+    ) -> TokenDatastore:
+        """The contexts of all tokens of a store's documents but their first, each with the most context that a window
+        gives.
 
         documents: ordinals, all by default.
         """
         parts = [
             (hidden.float().cpu(), targets.cpu())
-            for _, hidden, targets in _contexts(model, store, window=window, stride=stride, batch_size=batch_size, documents=documents)
+            for _, hidden, targets in _contexts(
+                model, store, window=window, stride=stride, batch_size=batch_size, documents=documents
+            )
         ]
         return cls(*(torch.cat(column) for column in zip(*parts)))
 
@@ -54,7 +60,8 @@ class TokenDatastore:
 
 @torch.no_grad()
 def score_knn(
-    model: nn.Module, datastore: TokenDatastore, store, *, window: int, stride: int, k: int = NEIGHBOURS, mixture: float = LAMBDA,
+    model: nn.Module, datastore: TokenDatastore, store, *, window: int, stride: int, k: int = NEIGHBOURS,
+    mixture: float = LAMBDA,
     alpha: float = ALPHA, batch_size: int = 8, documents=None,
 ) -> Scores:  # fmt: skip
     """As `score`, by kNN-LM: the same tokens, the same windows, so that the two compare.
@@ -65,8 +72,8 @@ def score_knn(
     Args:
         model: without retrieval, e.g. the baseline; a Retro is used with retrieval off.
         datastore: of the same model.
-        mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's standard deviation is a
-            beginning, see `typical_alpha`.
+        mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
+            standard deviation is a beginning, see `typical_alpha`.
 
     Raises:
         ValueError: naming the argument.
@@ -78,7 +85,9 @@ def score_knn(
     if not 1 <= k <= len(datastore.keys):
         raise ValueError(f"k: expected from 1 to the datastore's {len(datastore.keys)} contexts; got {k}")
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
-    for rows, hidden, targets in _contexts(model, store, window=window, stride=stride, batch_size=batch_size, documents=documents):
+    for rows, hidden, targets in _contexts(
+        model, store, window=window, stride=stride, batch_size=batch_size, documents=documents
+    ):
         own = torch.log_softmax(model.readout(hidden).float(), -1).gather(-1, targets[:, None])[:, 0].double().cpu()
         distances, followers = datastore.nearest(hidden, k)
         weights = torch.softmax(-alpha * distances.double(), -1)
@@ -96,10 +105,16 @@ def typical_alpha(datastore: TokenDatastore) -> float:
 
 
 def _contexts(model, store, *, window: int, stride: int, batch_size: int, documents):
-    """For batches of windows: the store's row of each scored token [n], the activations before it [n,d], the token [n]."""
+    """For batches of windows: the store's row of each scored token
+    [n], the activations before it [n,d], the token [n].
+    """
     m, found = store.chunk_len, document_rows(store)
     chosen = found if documents is None else [found[d] for d in documents]
-    jobs = [(a + first, a + end, a + scored) for a, b in chosen for first, end, scored in windows(b - a, window // m, stride // m)]
+    jobs = [
+        (a + first, a + end, a + scored)
+        for a, b in chosen
+        for first, end, scored in windows(b - a, window // m, stride // m)
+    ]
     jobs.sort(key=lambda job: job[1] - job[0])
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -111,7 +126,9 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int, docume
             for i, (first, end, _) in enumerate(part):
                 rows[i, : end - first] = np.arange(first, end)
             batch = gather(store, rows).to(device)
-            new = np.repeat(rows >= np.array([scored for *_, scored in part])[:, None], m, 1)  # tokens that no earlier window scored
+            new = np.repeat(
+                rows >= np.array([scored for *_, scored in part])[:, None], m, 1
+            )  # tokens that no earlier window scored
             counted = torch.from_numpy(new).to(device) & batch.real
             hidden = model.activations(batch.tokens)
             here = counted[:, 1:]

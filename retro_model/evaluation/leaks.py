@@ -1,4 +1,6 @@
-"""How much of an evaluation text the training text holds, bits-per-byte by that share; how many training windows see their own future."""
+"""How much of an evaluation text the training text holds, bits-per-byte
+by that share; how many training windows see their own future.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,19 @@ from retro_model.training import visible
 
 from .scoring import Scores, bits_per_byte
 
-#: Of each evaluation chunk, this many nearest training neighbours are searched for what it shares with them (section 2.6).
+#: Of each evaluation chunk, this many nearest training neighbours are
+#: searched for what it shares with them (section 2.6).
 LEAKAGE_NEIGHBOURS = 10
 #: Tokens of a neighbour that are looked at (section 2.6).
 LEAKAGE_LENGTH = 128
 
 
 def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LENGTH, block: int = 4096) -> np.ndarray:
-    """r(C) of every chunk: its longest token substring that one of its nearest training neighbours has too, over its own length.
+    """r(C) of every chunk: its longest token substring that one of its nearest training neighbours has too, over its
+    own length.
 
-    neighbours: int64 [num_chunks, >= 1], nearest first; the first LEAKAGE_NEIGHBOURS of them count (-1: none). length: tokens of
-    a neighbour that are looked at. block: chunks at a time.
+    neighbours: int64 [num_chunks, >= 1], nearest first; the first LEAKAGE_NEIGHBOURS of them count (-1: none). length:
+    tokens of a neighbour that are looked at. block: chunks at a time.
     Returns: float64 [num_chunks] between 0 (nothing seen) and 1 (all of it seen).
     Source: section 2.6 of arXiv 2112.04426.
     """
@@ -34,18 +38,22 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
     for at in range(0, len(lengths), block):
         rows = slice(at, at + block)
         values, mask = (np.asarray(a)[..., :length] for a in database.values(neighbours[rows, :LEAKAGE_NEIGHBOURS]))
-        shared[rows] = longest_common_substrings(np.asarray(store.tokens[rows]), values, lengths=lengths[rows], source_mask=mask)
+        shared[rows] = longest_common_substrings(
+            np.asarray(store.tokens[rows]), values, lengths=lengths[rows], source_mask=mask
+        )
     return shared / np.maximum(lengths, 1)
 
 
-def curve(scores: Scores, leakage: np.ndarray, alphas: Sequence[float] = tuple(i / 8 for i in range(9))) -> list[tuple[float, float]]:
+def curve(
+    scores: Scores, leakage: np.ndarray, alphas: Sequence[float] = tuple(i / 8 for i in range(9))
+) -> list[tuple[float, float]]:
     """(alpha, bpb(alpha)) for each alpha, as in Figure 6 of arXiv 2112.04426."""
     return [(float(a), bits_per_byte(scores, leakage, a)) for a in alphas]
 
 
 class WindowLeaks(NamedTuple):
-    """Shares of the windows: own: one of their chunks has a neighbour from one of their documents. ahead: such a neighbour, or what follows
-    it, is a chunk that the window still has to predict."""
+    """Shares of the windows: own: one of their chunks has a neighbour from one of their documents. ahead: such a
+    neighbour, or what follows it, is a chunk that the window still has to predict."""
 
     own: float
     ahead: float
@@ -54,8 +62,8 @@ class WindowLeaks(NamedTuple):
 def window_leaks(store, neighbours: np.ndarray, database, *, window: int, filtered: bool = True) -> WindowLeaks:
     """How many training windows would see their own future, were they cut one after another from the store's beginning.
 
-    store: the database's own. neighbours: int64 [num_chunks, K]. filtered: with the neighbours that `training.gather` shows; else with
-    those that the search gave, which leaves out each chunk's own document alone.
+    store: the database's own. neighbours: int64 [num_chunks, K]. filtered: with the neighbours that `training.gather`
+    shows; else with those that the search gave, which leaves out each chunk's own document alone.
     """
     per_window = window // store.chunk_len
     rows = np.arange(0, len(store.lengths) - per_window + 1, per_window)[:, None] + np.arange(per_window)

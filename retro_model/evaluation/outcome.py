@@ -13,9 +13,11 @@ LEAST_BYTES = 0.05  # share of the bytes below which a point of the curve says n
 ALPHAS = tuple(i / 16 for i in range(17))
 
 
-def gains(scores: Scores, other: Scores, store, leakage: np.ndarray, *, alphas: Sequence[float] = ALPHAS, least: float = LEAST_BYTES,
+def gains(scores: Scores, other: Scores, store, leakage: np.ndarray, *, alphas: Sequence[float] = ALPHAS,
+          least: float = LEAST_BYTES,
           samples: int = 1000, seed: int = 0) -> list[tuple[float, float, float, float, float]]:  # fmt: skip
-    """bpb(scores) - bpb(other) of the chunks with r(C) <= alpha, with its interval over documents, where they hold `least` of the bytes.
+    """bpb(scores) - bpb(other) of the chunks with r(C) <= alpha, with its interval over documents, where they hold
+    `least` of the bytes.
 
     Returns: (alpha, difference, 2.5% and 97.5% percentiles, share of the bytes) for each such alpha.
     Source: section 2.6 of arXiv 2112.04426; `bootstrap` for the interval.
@@ -31,7 +33,9 @@ def gains(scores: Scores, other: Scores, store, leakage: np.ndarray, *, alphas: 
 
 
 def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path, **options) -> None:
-    """`gains` over each of `others` against alpha, with intervals, above the share of bytes that each alpha keeps; an image file."""
+    """`gains` over each of `others` against alpha, with intervals,
+    above the share of bytes that each alpha keeps; an image file.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -65,8 +69,8 @@ Difference = tuple[float, float, float]
 
 
 def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:
-    """The outcome in sentences, from differences in bits per byte with their intervals, as `bootstrap` gives them: on minus off, on
-    minus baseline.
+    """The outcome in sentences, from differences in bits per byte with their intervals, as `bootstrap` gives them: on
+    minus off, on minus baseline.
 
         >>> verdicts((-0.08, -0.1, -0.06), (0.02, 0.01, 0.03))[1]
         'RETRO is behind its baseline by 0.020 bits per byte (95% over documents: 0.010 to 0.030): trained too short.'
@@ -74,9 +78,11 @@ def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:
     said = [_verdict(off, "retrieval helps by", "retrieval hurts by", "whether retrieval helps cannot be told") + "."]
     if baseline is not None:
         behind = _verdict(
-            baseline, "RETRO is ahead of its baseline by", "RETRO is behind its baseline by",
+            baseline,
+            "RETRO is ahead of its baseline by",
+            "RETRO is behind its baseline by",
             "RETRO and its baseline cannot be told apart",
-        )  # fmt: skip
+        )
         why = ": trained too short" if baseline[1] > 0 and off[1] < 0 and off[2] < 0 else ""
         said.append(f"{behind}{why}.")
     return said

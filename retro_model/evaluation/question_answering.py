@@ -21,14 +21,17 @@ def passage_neighbours(
 ) -> tuple[Tensor, Tensor]:
     """The first k passages (title, text) as neighbours.
 
-        neighbours, mask = passage_neighbours([("Paris", "Paris is the capital of France.")], tokenizer.encode, length=128, k=20)
+        passages = [("Paris", "Paris is the capital of France.")]
+        neighbours, mask = passage_neighbours(passages, tokenizer.encode, length=128, k=20)
         generate(model, [prompt], 16, retrieve=same_for_every_chunk(neighbours, mask))
 
     Returns: tokens int64 [k,length] and mask bool [k,length]; what is longer is cut, what is missing masked.
     """
     tokens, mask = torch.full((k, length), PAD), torch.zeros(k, length, dtype=torch.bool)
     for row, (title, source) in zip(range(k), passages):
-        ids = torch.as_tensor([int(t) for t in encode(PASSAGE.format(title=title, source=source))][:length], dtype=torch.int64)
+        ids = torch.as_tensor(
+            [int(t) for t in encode(PASSAGE.format(title=title, source=source))][:length], dtype=torch.int64
+        )
         tokens[row, : len(ids)], mask[row, : len(ids)] = ids, True
     return tokens, mask
 
@@ -39,7 +42,9 @@ def same_for_every_chunk(neighbours: Tensor, mask: Tensor) -> Callable[[Tensor],
 
 
 def aligned_prompt(tokens: Sequence[int], chunk_len: int) -> list[int]:
-    """A prompt with `PAD` before it so that it ends with a chunk: what comes next attends that chunk's neighbours (section 4.3)."""
+    """A prompt with `PAD` before it so that it ends with a chunk:
+    what comes next attends that chunk's neighbours (section 4.3).
+    """
     return [PAD] * (-len(tokens) % chunk_len) + [int(token) for token in tokens]
 
 

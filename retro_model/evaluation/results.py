@@ -11,13 +11,17 @@ from .leaks import curve
 from .scoring import Scores, bits_per_byte, document_rows
 
 
-def bootstrap(scores: Scores, other: Scores, store, *, samples: int = 1000, seed: int = 0) -> tuple[float, float, float]:
+def bootstrap(
+    scores: Scores, other: Scores, store, *, samples: int = 1000, seed: int = 0
+) -> tuple[float, float, float]:
     """bpb(scores) - bpb(other), and the 2.5% and 97.5% percentiles of that difference over resampled documents.
 
     Tokens of one document are not independent, so whole documents are drawn.
     """
     found = document_rows(store)
-    sums = np.array([[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] + [scores.bytes[a:b].sum()] for a, b in found])
+    sums = np.array(
+        [[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] + [scores.bytes[a:b].sum()] for a, b in found]
+    )
     sums = sums[sums[:, 2] > 0]
     draws = np.random.default_rng(seed).integers(len(sums), size=(samples, len(sums)))
     totals = sums[draws].sum(1)
@@ -26,7 +30,9 @@ def bootstrap(scores: Scores, other: Scores, store, *, samples: int = 1000, seed
     return bits_per_byte(scores) - bits_per_byte(other), float(low), float(high)
 
 
-def table(results: Mapping[str, Scores], leakage: np.ndarray | None = None, alphas: Sequence[float] = (1.0, 0.5, 0.125)):
+def table(
+    results: Mapping[str, Scores], leakage: np.ndarray | None = None, alphas: Sequence[float] = (1.0, 0.5, 0.125)
+):
     """A rich table: one model a row; bits-per-byte, perplexity a token, and bpb at each alpha below 1."""
     from rich.table import Table
 
@@ -34,12 +40,21 @@ def table(results: Mapping[str, Scores], leakage: np.ndarray | None = None, alph
     out = Table("model", "bits per byte", "perplexity", *[f"bpb({a:g})" for a in shown], title="Validation")
     for name, s in results.items():
         perplexity = math.exp(s.nats.sum() / max(1, s.tokens.sum()))
-        out.add_row(name, f"{bits_per_byte(s):.4f}", f"{perplexity:.2f}", *[f"{bits_per_byte(s, leakage, a):.4f}" for a in shown])
+        out.add_row(
+            name,
+            f"{bits_per_byte(s):.4f}",
+            f"{perplexity:.2f}",
+            *[f"{bits_per_byte(s, leakage, a):.4f}" for a in shown],
+        )
     return out
 
 
-def plot(results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Sequence[float] = tuple(i / 16 for i in range(17))) -> None:
-    """Bits-per-byte against the allowed leakage, one line a model, above the share of bytes that each alpha keeps; an image file."""
+def plot(
+    results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Sequence[float] = tuple(i / 16 for i in range(17))
+) -> None:
+    """Bits-per-byte against the allowed leakage, one line a model,
+    above the share of bytes that each alpha keeps; an image file.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

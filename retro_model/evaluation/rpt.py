@@ -1,8 +1,10 @@
-"""RPT's evaluation: whole documents token by token, the retriever against the reference language model, where retrieval helps.
+"""RPT's evaluation: whole documents token by token, the retriever against the reference language model, where retrieval
+helps.
 
     document = read(model, tokens, block=1024)                 # every earlier chunk is retrievable
     wanted = supervise(tokens, lm, ..., candidates=chunks).dense()    # s_t of every earlier chunk
-    print(perplexity(document.nats), ranking(document.scores, wanted), by_success(document, wanted, model.config.chunk_len))
+    print(perplexity(document.nats), ranking(document.scores, wanted))
+    print(by_success(document, wanted, model.config.chunk_len))
 
 Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3, figure 6.
 """
@@ -21,16 +23,25 @@ PRECISION_AT, RECALL_AT, NDCG_AT = 2, 10, 20  # table 3
 
 
 class Document(NamedTuple):
-    """nats float64 [N], of each token given those before it (the first one's is 0 and does not count); index int64 [L,K], what each chunk
-    retrieved (None: retrieval was off)."""
+    """nats float64 [N], of each token given those before it (the first one's is 0 and does not count); index int64
+    [L,K], what each chunk retrieved (None: retrieval was off)."""
 
     nats: Tensor
     index: Tensor | None
 
 
 @torch.no_grad()
-def read(model, tokens: Tensor, *, block: int = 1024, index: Tensor | None = None, retrieval: bool = True, num_neighbours=None) -> Document:
-    """Reads a document from its start, `block` tokens a call, keeping what a cache keeps: the result does not depend on the block.
+def read(
+    model,
+    tokens: Tensor,
+    *,
+    block: int = 1024,
+    index: Tensor | None = None,
+    retrieval: bool = True,
+    num_neighbours=None,
+) -> Document:
+    """Reads a document from its start, `block` tokens a call, keeping what a cache keeps: the result does not depend on
+    the block.
 
     Args:
         model: an RPT; runs in evaluation mode, its mode is restored.
@@ -40,7 +51,9 @@ def read(model, tokens: Tensor, *, block: int = 1024, index: Tensor | None = Non
     """
     training, m, rows = model.training, model.config.chunk_len, tokens[None]
     cache, nats, found = (
-        model.make_cache(1, len(tokens), num_neighbours=num_neighbours or (index.shape[-1] if index is not None else None)),
+        model.make_cache(
+            1, len(tokens), num_neighbours=num_neighbours or (index.shape[-1] if index is not None else None)
+        ),
         [],
         [],
     )
@@ -66,12 +79,17 @@ def perplexity(documents: Sequence[Tensor]) -> float:
     return math.exp(sum(float(n[1:].sum()) for n in documents) / sum(len(n) - 1 for n in documents))
 
 
-def ranking(scores: Tensor, target_scores: Tensor, *, precision_at=PRECISION_AT, recall_at=RECALL_AT, ndcg_at=NDCG_AT) -> dict[str, float]:
-    """How well scores s_q [L,L] rank the earlier chunks, against target scores s_t [L,L]; both -inf where not retrievable.
+def ranking(
+    scores: Tensor, target_scores: Tensor, *, precision_at=PRECISION_AT, recall_at=RECALL_AT, ndcg_at=NDCG_AT
+) -> dict[str, float]:
+    """How well scores s_q [L,L] rank the earlier chunks, against target scores s_t [L,L]; both -inf where not
+    retrievable.
 
-        Precision@k: share of the k best by s_q with s_t > 0, over all chunks that have something to retrieve and a target
+        Precision@k: share of the k best by s_q with s_t > 0, over all chunks that have something to retrieve and a
+        target
         Recall@k:    share of all those with s_t > 0 that are among the k best, over chunks with at least one
-        nDCG@k:      sum of (2^max(s_t,0) - 1) / log2(1 + rank) of the k best by s_q over that of the k best by s_t, over the same
+        nDCG@k:      sum of (2^max(s_t,0) - 1) / log2(1 + rank) of the k best by s_q over that of the k best by s_t,
+                     over the same
 
     Returns:
         {"precision@2", "recall@10", "ndcg@20", "queries", "with_positive"}, by the cut-offs that were asked for.
@@ -95,7 +113,8 @@ def ranking(scores: Tensor, target_scores: Tensor, *, precision_at=PRECISION_AT,
     recall = positive[:, :recall_at].sum(-1)[some] / number[some]
     ndcg = dcg(ranked)[some] / dcg(targets.sort(dim=-1, descending=True).values)[some]
     mean = lambda t: float(t.double().mean()) if len(t) else math.nan  # noqa: E731
-    return {f"precision@{precision_at}": mean(precision), f"recall@{recall_at}": mean(recall), f"ndcg@{ndcg_at}": mean(ndcg),
+    return {f"precision@{precision_at}": mean(precision), f"recall@{recall_at}": mean(recall),
+            f"ndcg@{ndcg_at}": mean(ndcg),
             "queries": int(asked.sum()), "with_positive": int(some.sum())}  # fmt: skip
 
 
@@ -105,7 +124,8 @@ def _targets(nats: Tensor, chunks: int, chunk_len: int) -> Tensor:
 
 
 def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dict[str, tuple[float, int]]:
-    """Mean nats a token of the chunk that follows, and how many, by whether a chunk with s_t > 0 was retrieved for it (figure 6).
+    """Mean nats a token of the chunk that follows, and how many, by whether a chunk with s_t > 0 was retrieved for it
+    (figure 6).
 
     target_scores: s_t [L,L]. "none": the retriever had nothing to offer.
     """
@@ -116,8 +136,12 @@ def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dic
     return {name: _mean(nats[which[:-1]]) for name, which in kinds.items()}
 
 
-def by_distance(document: Document, chunk_len: int, edges: Sequence[int] = (16, 64, 256, 1024)) -> dict[str, tuple[float, int]]:
-    """Mean nats a token of the chunk that follows, and how many, by how many chunks back the first-ranked neighbour lies."""
+def by_distance(
+    document: Document, chunk_len: int, edges: Sequence[int] = (16, 64, 256, 1024)
+) -> dict[str, tuple[float, int]]:
+    """Mean nats a token of the chunk that follows, and how many, by
+    how many chunks back the first-ranked neighbour lies.
+    """
     first = document.index[:, 0]
     nats = _targets(document.nats, len(first), chunk_len)
     distance = torch.arange(len(first)) - first.cpu()

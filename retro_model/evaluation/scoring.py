@@ -16,7 +16,9 @@ from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model pays for each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where not scored."""
+    """What a model pays for each chunk: nats float64, scored tokens
+    int64, bytes int64; all [num_chunks], zero where not scored.
+    """
 
     nats: np.ndarray
     tokens: np.ndarray
@@ -24,9 +26,11 @@ class Scores:
 
 
 def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
-    """Windows over a document of `chunks` chunks (all in chunks): (first, end, first_scored) with each chunk scored once.
+    """Windows over a document of `chunks` chunks (all in chunks): (first, end, first_scored) with each chunk scored
+    once.
 
-    Windows start every `stride` chunks; a chunk is scored in the first window that holds it, the one with the most context.
+    Windows start every `stride` chunks; a chunk is scored in the first window that holds it, the one with the most
+    context.
 
         windows(5, 3, 1) == [(0, 3, 0), (1, 4, 3), (2, 5, 4)]
     """
@@ -48,16 +52,19 @@ def document_rows(store) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def score(model: nn.Module, store, neighbours: np.ndarray | None = None, database=None, *, window: int, stride: int, batch_size: int = 8,
-          documents: Sequence[int] | None = None, autocast: str | None = None, report: Callable[[int, int], None] | None = None) -> Scores:  # fmt: skip
-    """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window gives.
+def score(model: nn.Module, store, neighbours: np.ndarray | None = None, database=None, *, window: int, stride: int,
+          batch_size: int = 8,
+          documents: Sequence[int] | None = None, autocast: str | None = None,
+          report: Callable[[int, int], None] | None = None) -> Scores:  # fmt: skip
+    """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window
+    gives.
 
     A window never leaves its document. The first token of a document has no context: BOS is free, any other costs
     log(vocab_size), as a uniform code would, for every model alike. Padding is not scored.
 
     window, stride: tokens, multiples of the chunk length, stride < window (the paper: 2048 and 1024). neighbours: int64
-    [num_chunks, K], ids of `database` (-1: none); None evaluates with retrieval off. documents: ordinals (in the store's order) to
-    score, all by default. report: called with (chunks done, chunks in all).
+    [num_chunks, K], ids of `database` (-1: none); None evaluates with retrieval off. documents: ordinals (in the
+    store's order) to score, all by default. report: called with (chunks done, chunks in all).
     Returns: Scores.
     Raises: ValueError naming the argument.
     Source: section 4.1 of arXiv 2112.04426.
@@ -67,7 +74,9 @@ def score(model: nn.Module, store, neighbours: np.ndarray | None = None, databas
         if value < 1 or value % m:
             raise ValueError(f"{name}: expected a positive multiple of the chunk length ({m}); got {value}")
     if stride >= window:
-        raise ValueError(f"stride: expected less than window ({window}), so that every scored token has context; got {stride}")
+        raise ValueError(
+            f"stride: expected less than window ({window}), so that every scored token has context; got {stride}"
+        )
     if batch_size < 1:
         raise ValueError(f"batch_size: expected at least 1; got {batch_size}")
     check_neighbours(store, neighbours, database)
@@ -78,7 +87,11 @@ def score(model: nn.Module, store, neighbours: np.ndarray | None = None, databas
         if wrong := [d for d in documents if not 0 <= d < len(found)]:
             raise ValueError(f"documents: expected ordinals from 0 to {len(found) - 1}; got {wrong}")
         found = [found[d] for d in documents]
-    jobs = [(a + first, a + end, a + scored, a) for a, b in found for first, end, scored in windows(b - a, window // m, stride // m)]
+    jobs = [
+        (a + first, a + end, a + scored, a)
+        for a, b in found
+        for first, end, scored in windows(b - a, window // m, stride // m)
+    ]
     jobs.sort(key=lambda job: job[1] - job[0])  # windows of like length share a batch, so that little is padding
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     device, training, done = next(model.parameters()).device, model.training, 0
@@ -97,7 +110,9 @@ def score(model: nn.Module, store, neighbours: np.ndarray | None = None, databas
 
 
 def _score_windows(model, store, neighbours, database, jobs, device, autocast, nats, tokens) -> None:
-    """Scores the windows `jobs` = (first, end, first_scored, document's first row) in one batch, into `nats` and `tokens`."""
+    """Scores the windows `jobs` = (first, end, first_scored,
+    document's first row) in one batch, into `nats` and `tokens`.
+    """
     m, longest = store.chunk_len, max(end - first for first, end, _, _ in jobs)
     rows = np.full((len(jobs), longest), -1)
     for i, (first, end, _, _) in enumerate(jobs):
@@ -105,7 +120,8 @@ def _score_windows(model, store, neighbours, database, jobs, device, autocast, n
     batch = gather(store, rows, neighbours, database).to(device)
     with torch.autocast(device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
         (_, losses), vocab_size = batch_loss(model, batch)
-    # The window's first token has no logits; it is a document's first (a uniform code) or was scored by an earlier window.
+    # The window's first token has no logits; it is a document's first
+    # (a uniform code) or was scored by an earlier window.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
     bos_id = getattr(store, "bos_id", BOS)
     begins = batch.tokens[:, 0] == (-1 if bos_id is None else bos_id)

@@ -13,7 +13,9 @@ from retro_model.generation import ChunkNeighbours, Retrieve
 
 
 class Suffix(NamedTuple):
-    """nats: the negative log-likelihood of its tokens, summed. greedy: whether each is the likeliest. tokens: how many."""
+    """nats: the negative log-likelihood of its tokens, summed.
+    greedy: whether each is the likeliest. tokens: how many.
+    """
 
     nats: float
     greedy: bool
@@ -22,22 +24,24 @@ class Suffix(NamedTuple):
 
 @torch.no_grad()
 def score_suffixes(
-    model: nn.Module, contexts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]], *, retrieve: Retrieve | None = None,
+    model: nn.Module, contexts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]], *,
+    retrieve: Retrieve | None = None,
     align: bool = False, batch_size: int = 8,
 ) -> list[Suffix]:  # fmt: skip
     """What a model pays for each suffix after its context; neighbours are retrieved for every chunk that is complete.
 
-        [(nats, greedy, _)] = score_suffixes(model, [tokenizer.encode("the capital of France is")], [tokenizer.encode(" Paris")])
+        [(nats, greedy, _)] = score_suffixes(model, [tokenizer.encode("the capital of France is")], [tokenizer.encode("
+        Paris")])
 
-    Rows of a batch are padded on the left, under the model's mask: each gets what it gets alone. A row longer than the model takes
-    loses the beginning of its context.
+    Rows of a batch are padded on the left, under the model's mask: each gets what it gets alone. A row longer than the
+    model takes loses the beginning of its context.
 
     Args:
         model: a `Retro` or a `RetrofittedDecoder`. Runs in evaluation mode; its mode is restored.
         contexts, suffixes: token ids, at least one each.
         retrieve: as in `generate`; None: off.
-        align: put `PAD` before each context so that it ends with a chunk, whose neighbours the suffix then attends (section 4.3). These are
-            tokens like those between documents in training, not masked.
+        align: put `PAD` before each context so that it ends with a chunk, whose neighbours the suffix then attends
+            (section 4.3). These are tokens like those between documents in training, not masked.
         batch_size: rows at a time.
 
     Raises:
@@ -45,18 +49,24 @@ def score_suffixes(
     """
     m, longest = model.config.chunk_len, model.config.max_len
     if len(contexts) != len(suffixes) or not all(len(part) for part in (*contexts, *suffixes)):
-        raise ValueError(f"contexts, suffixes: expected as many of each, none empty; got {len(contexts)} and {len(suffixes)}")
+        raise ValueError(
+            f"contexts, suffixes: expected as many of each, none empty; got {len(contexts)} and {len(suffixes)}"
+        )
     if (most := max((len(s) for s in suffixes), default=0)) > (room := longest - (m if align else 1)):
         raise ValueError(f"suffixes: expected at most {room} tokens each, that a context fits before; got {most}")
     rows = [_row(context, suffix, m if align else 1, longest) for context, suffix in zip(contexts, suffixes)]
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # rows of like length share a batch, so that little is padding
+    order = sorted(
+        range(len(rows)), key=lambda i: len(rows[i])
+    )  # rows of like length share a batch, so that little is padding
     found: list[Suffix] = [Suffix(0.0, True, 0)] * len(rows)
     training = model.training
     model.eval()
     try:
         for at in range(0, len(order), batch_size):
             here = order[at : at + batch_size]
-            for i, suffix in zip(here, _score(model, [rows[i] for i in here], [len(suffixes[i]) for i in here], retrieve)):
+            for i, suffix in zip(
+                here, _score(model, [rows[i] for i in here], [len(suffixes[i]) for i in here], retrieve)
+            ):
                 found[i] = suffix
     finally:
         model.train(training)
@@ -67,7 +77,9 @@ def _row(context: Sequence[int], suffix: Sequence[int], multiple: int, longest: 
     """The tokens of a row: padding to a multiple, what fits of the context, the suffix."""
     room = (longest - len(suffix)) // multiple * multiple
     context = [int(token) for token in context][-room:]
-    return torch.tensor([PAD] * (-len(context) % multiple) + context + [int(token) for token in suffix], dtype=torch.int64)
+    return torch.tensor(
+        [PAD] * (-len(context) % multiple) + context + [int(token) for token in suffix], dtype=torch.int64
+    )
 
 
 def _score(model, rows: list[Tensor], counts: list[int], retrieve: Retrieve | None) -> list[Suffix]:

@@ -1,8 +1,10 @@
-"""The paper's evaluations as tasks of EleutherAI's harness, over files on the user's machine: JSON lines, one document each.
+"""The paper's evaluations as tasks of EleutherAI's harness, over files on the user's machine: JSON lines, one document
+each.
 
     lm_eval.simple_evaluate(RetroLM(...), tasks=[lambada("lambada_test.jsonl"), curation("curation.jsonl")])
 
-Nothing here needs lm_eval: a task is the dict that its `tasks=` takes. Source: section 4.1, 4.3 and appendix C of arXiv 2112.04426.
+Nothing here needs lm_eval: a task is the dict that its `tasks=` takes. Source: section 4.1, 4.3 and appendix C of arXiv
+2112.04426.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def lambada(path: str | Path) -> dict[str, Any]:
     metrics = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
     return _task(
         "retro_lambada", path, output_type="loglikelihood", metric_list=metrics,
-        doc_to_text=lambda doc: doc["text"].rsplit(" ", 1)[0], doc_to_target=lambda doc: " " + doc["text"].rsplit(" ", 1)[1],
+        doc_to_text=lambda doc: doc["text"].rsplit(" ", 1)[0],
+        doc_to_target=lambda doc: " " + doc["text"].rsplit(" ", 1)[1],
     )  # fmt: skip
 
 
@@ -36,7 +39,9 @@ def curation(path: str | Path) -> dict[str, Any]:
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
-    """Perplexity a word and bits per byte of whole articles, in windows of `RetroLM`'s window and stride. Fields: text."""
+    """Perplexity a word and bits per byte of whole articles, in
+    windows of `RetroLM`'s window and stride. Fields: text.
+    """
     kinds = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
     metrics = [{"metric": name, "aggregation": how, "higher_is_better": False} for name, how in kinds.items()]
     return _task(
@@ -46,8 +51,8 @@ def wikitext103(path: str | Path) -> dict[str, Any]:
 
 
 def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[str, Any]:
-    """Exact match of the generated answer. Fields: question, answers (a list), passages (a list of {title, text}, nearest first; read by
-    `passages_of`, the `passages` of `RetroLM`)."""
+    """Exact match of the generated answer. Fields: question, answers (a list), passages (a list of {title, text},
+    nearest first; read by `passages_of`, the `passages` of `RetroLM`)."""
     metrics = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
     return _task(
         "retro_question_answering", path, output_type="generate_until", metric_list=metrics,

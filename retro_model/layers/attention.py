@@ -15,7 +15,9 @@ from .positions import RelativePositions
 class Attention(nn.Module):
     """Projections that every attention here has, and Transformer-XL's u and v."""
 
-    def __init__(self, d_model, num_heads, head_dim, *, context_dim, num_kv_heads, bias, dropout, backend, device, dtype):
+    def __init__(
+        self, d_model, num_heads, head_dim, *, context_dim, num_kv_heads, bias, dropout, backend, device, dtype
+    ):
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, value in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
@@ -55,7 +57,8 @@ class Attention(nn.Module):
         }
 
     def extra_repr(self) -> str:
-        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, dropout={self.dropout}"
+        heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
+        return f"{heads}, dropout={self.dropout}"
 
 
 def local(parameter: Tensor) -> Tensor:
@@ -87,16 +90,19 @@ class RelativeAttention(Attention):
 
     def __init__(
         self, d_model: int, num_heads: int, head_dim: int, *, causal: bool = False, context_dim: int | None = None,
-        num_kv_heads: int | None = None, bias: bool = False, dropout: float = 0.0, backend: str | None = None, device=None, dtype=None,
+        num_kv_heads: int | None = None, bias: bool = False, dropout: float = 0.0, backend: str | None = None,
+        device=None, dtype=None,
     ):  # fmt: skip
         super().__init__(
-            d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias, dropout=dropout,
+            d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias,
+            dropout=dropout,
             backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         self.causal = causal
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, *, query_offset: int | None = None, key_mask: Tensor | None = None,
+        self, x: Tensor, context: Tensor | None = None, *, query_offset: int | None = None,
+        key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None, part=None,
     ) -> Tensor:  # fmt: skip
         """The update [B,N,d_model] of x [B,N,d_model].
@@ -105,8 +111,10 @@ class RelativeAttention(Attention):
             context: [B,S,context_dim] to attend to; None: x itself.
             query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0.
             key_mask: bool [B,S], True = visible. A query that sees nothing gets the output projection of zeros.
-            cache: of a causal attention to x itself: holds the tokens before these, and takes these in; S counts them all.
-            part: of a causal attention to x itself: the rest of the sequences is with other processes, see `retro_model.parallel`.
+            cache: of a causal attention to x itself: holds the tokens before these, and takes these in; S counts them
+                all.
+            part: of a causal attention to x itself: the rest of the sequences is with other processes, see
+                `retro_model.parallel`.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -120,7 +128,9 @@ class RelativeAttention(Attention):
         key, value = self.project(x if context is None else context)
         if part is not None:
             if context is not None or not self.causal or key_mask is not None:
-                raise ValueError("part: expected None unless the attention is causal, to x itself and without key_mask; got a part")
+                raise ValueError(
+                    "part: expected None unless the attention is causal, to x itself and without key_mask; got a part"
+                )
             return self.output(part.attend(self.heads_of(x), key, value, self.positions, **self.options()).flatten(-2))
         if cache is not None:
             key, value = cache.extend(key, value)
@@ -129,13 +139,28 @@ class RelativeAttention(Attention):
             query_offset = s - n if self.causal else 0
         # a causal query sees no negative displacement
         first = 0 if self.causal else query_offset - (s - 1)
-        rel_key = self.positions(first, max(query_offset + n - first, 1)) if cache is None else cache.relative_keys(self.positions)
+        rel_key = (
+            self.positions(first, max(query_offset + n - first, 1))
+            if cache is None
+            else cache.relative_keys(self.positions)
+        )
         return self.attend(x, key, value, rel_key, first, query_offset=query_offset, key_mask=key_mask)
 
-    def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, rel_start: int, *, query_offset=None, key_mask=None) -> Tensor:
+    def attend(
+        self,
+        x: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rel_key: Tensor,
+        rel_start: int,
+        *,
+        query_offset=None,
+        key_mask=None,
+    ) -> Tensor:
         """`forward` with the keys, values [B,S,G,D] and relative keys [H,T,D] already projected."""
         out = rk.relative_attention(
-            self.heads_of(x), key, value, rel_key=rel_key, rel_start=rel_start, causal=self.causal, query_offset=query_offset,
+            self.heads_of(x), key, value, rel_key=rel_key, rel_start=rel_start, causal=self.causal,
+            query_offset=query_offset,
             key_mask=key_mask, **self.options(),
         )  # fmt: skip
         return self.output(out.flatten(-2))

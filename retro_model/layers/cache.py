@@ -11,9 +11,9 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values [B,capacity,G,D] of the tokens so far, and relative keys [H,capacity,D], projected once.
 
-    Memory is taken at the first call, in the type the keys then have. Rows of different lengths end in the same column (`join`): as
-    positions are relative, each row's tokens still stand at the right displacements; what lies before a row's first token is masked
-    by who attends.
+    Memory is taken at the first call, in the type the keys then have. Rows of different lengths end in the same column
+    (`join`): as positions are relative, each row's tokens still stand at the right displacements; what lies before a
+    row's first token is masked by who attends.
 
     Args:
         capacity: columns.

@@ -14,13 +14,13 @@ from .attention import Attention
 class ChunkedCrossAttention(Attention):
     """Attention of every token to the encoded neighbours of the last complete chunk before it.
 
-    The token at position p attends all K neighbours of chunk u = (p+1)//M - 1 in one softmax; as token i = (p+1) % M of its
-    attending chunk it stands at displacement d(i,i') = i - i' + M - 1 from token i' of each neighbour:
+    The token at position p attends all K neighbours of chunk u = (p+1)//M - 1 in one softmax; as token i = (p+1) % M of
+    its attending chunk it stands at displacement d(i,i') = i - i' + M - 1 from token i' of each neighbour:
 
         logit[i,(a,i')] = ((q_i + u)·k_{a,i'} + (q_i + v)·W_R s(i - i' + M - 1)) / sqrt(D)
 
-    A token that attends nothing, one of the first M-1 or one all of whose neighbours are masked, gets an update of exactly 0,
-    whatever biases there are.
+    A token that attends nothing, one of the first M-1 or one all of whose neighbours are masked, gets an update of
+    exactly 0, whatever biases there are.
 
     Example:
         layer = ChunkedCrossAttention(64, num_heads=4, head_dim=16, chunk_len=16, context_dim=32)
@@ -38,15 +38,19 @@ class ChunkedCrossAttention(Attention):
 
     def __init__(
         self, d_model: int, num_heads: int, head_dim: int, *, chunk_len: int, context_dim: int | None = None,
-        num_kv_heads: int | None = None, bias: bool = False, dropout: float = 0.0, backend: str | None = None, device=None, dtype=None,
+        num_kv_heads: int | None = None, bias: bool = False, dropout: float = 0.0, backend: str | None = None,
+        device=None, dtype=None,
     ):  # fmt: skip
         super().__init__(
-            d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias, dropout=dropout,
+            d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias,
+            dropout=dropout,
             backend=backend, device=device, dtype=dtype,
         )  # fmt: skip
         self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
-    def forward(self, x: Tensor, encoded: Tensor, *, neighbour_mask: Tensor | None = None, query_start: int = 0) -> Tensor:
+    def forward(
+        self, x: Tensor, encoded: Tensor, *, neighbour_mask: Tensor | None = None, query_start: int = 0
+    ) -> Tensor:
         """The update [B,N,d_model] of x [B,N,d_model].
 
         Args:
@@ -66,10 +70,13 @@ class ChunkedCrossAttention(Attention):
 
     def relative_keys(self, neighbour_len: int) -> Tensor:
         """[H,M+R-1,D] for neighbours of R tokens."""
-        # the kernels' row t is i-i' = t-(R-1); the paper's displacement is M-1 further, for a neighbour starts where its chunk does
+        # the kernels' row t is i-i' = t-(R-1); the paper's displacement
+        # is M-1 further, for a neighbour starts where its chunk does
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
-    def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start: int = 0) -> Tensor:
+    def attend(
+        self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start: int = 0
+    ) -> Tensor:
         """`forward` with the keys, values [B,L,K,R,G,D] and relative keys already projected."""
         out, lse = rk.chunked_cross_attention(
             self.heads_of(x), key, value, chunk_len=self.chunk_len, rel_key=rel_key, neighbour_mask=neighbour_mask,
@@ -78,5 +85,7 @@ class ChunkedCrossAttention(Attention):
         update = self.output(out.flatten(-2))
         if self.output.bias is None:
             return update
-        attends = (lse[:, 0] != -torch.inf).unsqueeze(-1)  # [B,N,1]: no head of a token that attends nothing has a logit
+        attends = (lse[:, 0] != -torch.inf).unsqueeze(
+            -1
+        )  # [B,N,1]: no head of a token that attends nothing has a logit
         return torch.where(attends, update, 0)

@@ -8,8 +8,8 @@ from .attention import Attention
 
 
 def initialise(stack: nn.Module, branches: int) -> None:
-    """Initial weights of a stack of residual layers: N(0, 1/fan_in), with the matrices that write to the residual stream
-    scaled by 1/sqrt(branches), so that its variance does not grow with depth; biases 0 and norms 1.
+    """Initial weights of a stack of residual layers: N(0, 1/fan_in), with the matrices that write to the residual
+    stream scaled by 1/sqrt(branches), so that its variance does not grow with depth; biases 0 and norms 1.
 
     What writes to the stream is the `output` of an attention or a feed-forward layer.
 
@@ -19,7 +19,9 @@ def initialise(stack: nn.Module, branches: int) -> None:
 
     Source: the depth scaling is GPT-2's (Radford et al., 2019, section 2.3).
     """
-    writers = {id(module.output) for module in stack.modules() if isinstance(getattr(module, "output", None), nn.Linear)}
+    writers = {
+        id(module.output) for module in stack.modules() if isinstance(getattr(module, "output", None), nn.Linear)
+    }
     for module in stack.modules():
         if isinstance(module, nn.Linear):
             depth = branches if id(module) in writers else 1

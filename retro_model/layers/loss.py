@@ -9,14 +9,16 @@ from torch import Tensor
 
 from retro_model import checks
 
-#: Logits made at a time: 256 MiB in float32, 524 rows of a vocabulary of 128,000. Fewer rows would read the matrix too often.
+#: Logits made at a time: 256 MiB in float32, 524 rows of a vocabulary
+#: of 128,000. Fewer rows would read the matrix too often.
 LOGITS_AT_ONCE = 2**26
 
 
 class NextTokenLoss(NamedTuple):
     """Negative log-likelihoods in nats, of tokens given those before them.
 
-    total: their sum, differentiable. losses: [B,N-1], those of tokens 1 to N-1, without a gradient; 0 where not counted.
+    total: their sum, differentiable. losses: [B,N-1], those of tokens 1 to N-1, without a gradient; 0 where not
+    counted.
     """
 
     total: Tensor
@@ -28,9 +30,9 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The sum over tokens of weights[t] * -log softmax(x[t] weight^T)[targets[t]], and its terms.
 
-    Logits are made for some rows at a time, and their gradients with them, so that the backward pass computes no logits again: as many
-    operations as the plain way, and [rows,V] in place of several [T,V]. Logits are of the type of x and weight (under autocast, of
-    autocast's), their exponentials are summed in float32 at least.
+    Logits are made for some rows at a time, and their gradients with them, so that the backward pass computes no logits
+    again: as many operations as the plain way, and [rows,V] in place of several [T,V]. Logits are of the type of x and
+    weight (under autocast, of autocast's), their exponentials are summed in float32 at least.
 
     Example:
         total, losses = linear_cross_entropy(x, readout.weight, targets)  # x [T,d], weight [V,d], targets [T]
@@ -65,11 +67,14 @@ def linear_cross_entropy(
 
 
 def next_token_loss(x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
-    """The loss of predicting tokens 1 to N-1 [B,N] from activations x [B,N,d] before them, through a readout's weight [V,d].
+    """The loss of predicting tokens 1 to N-1 [B,N] from activations x [B,N,d] before them, through a readout's weight
+    [V,d].
 
     counted: bool or real [B,N], the weight of each token; a sequence's first has none before it and never counts.
     """
-    counted = torch.cat([counted[:, 1:], torch.zeros_like(counted[:, :1])], 1)  # the last row predicts nothing: no copy of x without it
+    counted = torch.cat(
+        [counted[:, 1:], torch.zeros_like(counted[:, :1])], 1
+    )  # the last row predicts nothing: no copy of x without it
     total, losses = linear_cross_entropy(x.flatten(0, 1), weight, tokens.roll(-1, 1).flatten(), counted.flatten())
     return NextTokenLoss(total, losses.view(tokens.shape)[:, :-1])
 

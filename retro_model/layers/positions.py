@@ -7,11 +7,16 @@ import math
 import torch
 from torch import Tensor, nn
 
-ENCODING_BASE = 10_000.0  # longest wavelength / 2 pi of a positional encoding: Vaswani et al., arXiv 1706.03762, section 3.5
+ENCODING_BASE = (
+    10_000.0  # longest wavelength / 2 pi of a positional encoding: Vaswani et al., arXiv 1706.03762, section 3.5
+)
 
 
-def encode_displacements(first: int, count: int, width: int, *, dtype: torch.dtype = torch.float32, device=None) -> Tensor:
-    """The positional encodings s(d) = [sin(d w_0) .. sin(d w_n) | cos(d w_0) .. cos(d w_n)] of consecutive displacements.
+def encode_displacements(
+    first: int, count: int, width: int, *, dtype: torch.dtype = torch.float32, device=None
+) -> Tensor:
+    """The positional encodings s(d) = [sin(d w_0) .. sin(d w_n) | cos(d w_0) .. cos(d w_n)] of consecutive
+    displacements.
 
     w_i = 10000^(-2i/width), n = width/2 - 1.
 

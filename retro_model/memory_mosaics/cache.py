@@ -19,7 +19,8 @@ class MosaicsCache:
     """The memories of B sequences, filled by `model(tokens, cache=cache)`, one token or a block at a time.
 
     A contextual memory holds its pairs, the last token's key, whose value waits for the next token, and the tail of its
-    average; a persistent memory holds the tail of its average alone. There are no positions: a sequence may be of any length.
+    average; a persistent memory holds the tail of its average alone. There are no positions: a sequence may be of any
+    length.
 
     Example:
         cache = model.make_cache(batch=2)                  # grows with the sequence
@@ -30,21 +31,32 @@ class MosaicsCache:
     Args:
         config: the model's.
         batch: B.
-        capacity: most pairs that a memory keeps; None: all. A call's tokens read all that is held and one another's pairs, and
-            then each memory is cut; so a step reads at most capacity + N pairs. Room for `capacity` pairs is taken at once.
+        capacity: most pairs that a memory keeps; None: all. A call's tokens read all that is held and one another's
+            pairs, and then each memory is cut; so a step reads at most capacity + N pairs. Room for `capacity` pairs is
+            taken at once.
         limit: likewise; the smaller of the two holds. `join` keeps it, whatever capacity it is given.
-        evict: which pairs go. "oldest": a sliding memory. "least_read": those, in each head, whose reads, fading by a factor
-            1 - 1/capacity a token, add up to the least; a pair starts with 1, what an equal share of all reads comes to. Costs
-            one more product of queries and keys a step, and a copy of the memory.
+        evict: which pairs go. "oldest": a sliding memory. "least_read": those, in each head, whose reads, fading by a
+            factor 1 - 1/capacity a token, add up to the least; a pair starts with 1, what an equal share of all reads
+            comes to. Costs one more product of queries and keys a step, and a copy of the memory.
 
     Calls with a cache are not differentiable.
 
     Source: Zhang et al., arXiv 2405.06394, section 2 (when a pair is stored); eviction: its section 6.
     """
 
-    def __init__(self, config: MosaicsConfig, batch: int, capacity: int | None = None, *, limit: int | None = None, evict: str = "oldest"):
+    def __init__(
+        self,
+        config: MosaicsConfig,
+        batch: int,
+        capacity: int | None = None,
+        *,
+        limit: int | None = None,
+        evict: str = "oldest",
+    ):
         self.config, self.batch, self.limit = config, checks.integer("batch", batch, low=1), limit
-        given = [checks.integer(name, n, low=1) for name, n in (("capacity", capacity), ("limit", limit)) if n is not None]
+        given = [
+            checks.integer(name, n, low=1) for name, n in (("capacity", capacity), ("limit", limit)) if n is not None
+        ]
         self.capacity = min(given, default=None)
         if evict not in EVICTIONS:
             raise ValueError(f"evict: expected one of {', '.join(EVICTIONS)}; got {evict!r}")
@@ -60,17 +72,29 @@ class MosaicsCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
-        return sum(t.nbytes for state in [*self.contextual, *self.persistent] for t in vars(state).values() if isinstance(t, Tensor))
+        return sum(
+            t.nbytes
+            for state in [*self.contextual, *self.persistent]
+            for t in vars(state).values()
+            if isinstance(t, Tensor)
+        )
 
     @classmethod
     def join(cls, caches: Sequence[MosaicsCache], capacity: int | None = None) -> MosaicsCache:
         """One cache of all rows, in order; each holds what it held, whatever its length."""
         kinds = [(c.config, c.limit, c.evict) for c in caches]
         if not kinds or any(kind != kinds[0] for kind in kinds) or not all(c.length for c in caches):
-            raise ValueError(f"caches: expected at least one, of one configuration, limit and eviction, with tokens in each; got {kinds}")
-        joined = cls(caches[0].config, sum(c.batch for c in caches), capacity, limit=caches[0].limit, evict=caches[0].evict)
+            raise ValueError(
+                "caches: expected at least one, of one configuration, limit and eviction, with tokens in each; got "
+                f"{kinds}"
+            )
+        joined = cls(
+            caches[0].config, sum(c.batch for c in caches), capacity, limit=caches[0].limit, evict=caches[0].evict
+        )
         joined.length = max(c.length for c in caches)
-        joined.contextual = [ContextualState.join(states, joined.capacity) for states in zip(*(c.contextual for c in caches))]
+        joined.contextual = [
+            ContextualState.join(states, joined.capacity) for states in zip(*(c.contextual for c in caches))
+        ]
         for state, states in zip(joined.persistent, zip(*(c.persistent for c in caches))):
             state.average = torch.cat([s.average for s in states])
         return joined
@@ -84,9 +108,11 @@ class PersistentState:
 
 
 class ContextualState:
-    """One layer's memories: columns `first` to `end` of `keys` and `values` [B,room,h,hd] are held, for `reads` [B,room,h] times.
+    """One layer's memories: columns `first` to `end` of `keys` and `values` [B,room,h,hd] are held, for `reads`
+    [B,room,h] times.
 
-    Where sequences differ in length, `present` [B,room] says which hold something for a row: the shortest lacks the first `missing`.
+    Where sequences differ in length, `present` [B,room] says which hold something for a row: the shortest lacks the
+    first `missing`.
     """
 
     def __init__(self, capacity: int | None, evict: str):
@@ -105,13 +131,19 @@ class ContextualState:
     def store(
         self, average: Tensor, key: Tensor, projected: Tensor, values: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Takes in N tokens [B,N,h,hd]; the pairs held then, keys and values [B,S,h,hd], and a mask [B,S] where rows differ."""
+        """Takes in N tokens [B,N,h,hd]; the pairs held then, keys and
+        values [B,S,h,hd], and a mask [B,S] where rows differ.
+        """
         if self.last_key is None:
             keys, following = key, projected
         else:
             keys, following = torch.cat([self.last_key, key], 1), torch.cat([self.last_projected, projected], 1)
         # copies: a view would keep a whole prompt's tensors alive
-        self.average, self.last_key, self.last_projected = average[:, -1].clone(), key[:, -1:].clone(), projected[:, -1:].clone()
+        self.average, self.last_key, self.last_projected = (
+            average[:, -1].clone(),
+            key[:, -1:].clone(),
+            projected[:, -1:].clone(),
+        )
         self._append(keys[:, :-1], values(following))
         held = slice(self.first, self.end)
         return self.keys[:, held], self.values[:, held], None if self.present is None else self.present[:, held]
@@ -128,13 +160,17 @@ class ContextualState:
         if self.evict == "oldest":
             self.first += surplus
         else:
-            kept = self.reads[:, self.first : self.end].topk(self.capacity, dim=1).indices.sort(dim=1).values  # [B,capacity,h]
+            kept = (
+                self.reads[:, self.first : self.end].topk(self.capacity, dim=1).indices.sort(dim=1).values
+            )  # [B,capacity,h]
             for name in ("keys", "values", "reads"):
                 table = getattr(self, name)[:, self.first : self.end]
                 index = kept if name == "reads" else kept.unsqueeze(-1).expand(-1, -1, -1, table.shape[-1])
                 self._replace(name, table.gather(1, index), self.keys.shape[1])
             if self.present is not None:  # what a row lacks goes first in every head
-                self._replace("present", self.present[:, self.first : self.end].gather(1, kept[..., 0]), self.keys.shape[1])
+                self._replace(
+                    "present", self.present[:, self.first : self.end].gather(1, kept[..., 0]), self.keys.shape[1]
+                )
             self.first, self.end = 0, self.capacity
         self.missing = max(self.missing - surplus, 0)
         if not self.missing:
@@ -161,7 +197,9 @@ class ContextualState:
             fits = self.capacity is not None and held + n <= self.capacity
             room = self.capacity if fits else 2 * held + n  # twice: columns are moved once in as many steps
             old = slice(self.first, self.end)
-            reads = key[..., 0].to(torch.promote_types(key.dtype, torch.float32))  # a half type would round the fading away
+            reads = key[..., 0].to(
+                torch.promote_types(key.dtype, torch.float32)
+            )  # a half type would round the fading away
             for name, like in (("keys", key), ("values", value), ("reads", reads)):
                 table = getattr(self, name)
                 self._replace(name, like[:, :0] if table is None else table[:, old], room)

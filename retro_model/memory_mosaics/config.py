@@ -27,8 +27,8 @@ class MosaicsConfig:
         num_heads: h, contextual memories of a block and persistent memories of a block (N_c = N_p).
         num_layers: N_b, blocks.
         persistent_slots: N_m, pairs in each persistent memory. 3.5 d gives a block the size of a transformer's.
-        attention_dropout, output_dropout: probability, in training, of dropping what a pair contributes to a read, or an entry
-            of a residual update.
+        attention_dropout, output_dropout: probability, in training, of dropping what a pair contributes to a read, or
+            an entry of a residual update.
         logit_scale, embedding_std: logits are logit_scale * E x, E starts as N(0, embedding_std^2). The authors' two
             versions have (1, 0.02) and (d**-0.5, 1).
 
@@ -63,7 +63,9 @@ class MosaicsConfig:
 
     @classmethod
     def preset(cls, name: str, vocab_size: int = 50_304) -> MosaicsConfig:
-        """A language model of the paper: "small" (12 blocks, as GPT2-small), "small-1" or "small-18" (1 or 18 blocks)."""
+        """A language model of the paper: "small" (12 blocks, as
+        GPT2-small), "small-1" or "small-18" (1 or 18 blocks).
+        """
         if name not in PRESETS:
             raise ValueError(f"name: expected one of {', '.join(PRESETS)}; got {name!r}")
         return cls(vocab_size, num_layers=PRESETS[name], attention_dropout=PAPER_DROPOUT, output_dropout=PAPER_DROPOUT)
@@ -91,6 +93,7 @@ def check_heads(d_model: int, num_heads: int) -> int:
         checks.integer(name, value, low=1)
     if d_model % num_heads or d_model // num_heads > HEAD_DIM_MAX:
         raise ValueError(
-            f"num_heads: expected a divisor of d_model={d_model} that leaves heads at most {HEAD_DIM_MAX} wide; got {num_heads}"
+            f"num_heads: expected a divisor of d_model={d_model} that leaves heads at most {HEAD_DIM_MAX} wide; got "
+            f"{num_heads}"
         )
     return d_model // num_heads

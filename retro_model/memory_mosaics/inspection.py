@@ -14,9 +14,11 @@ from .model import MemoryMosaics
 
 @dataclass(frozen=True)
 class Inspection:
-    """One block's contextual memories on tokens [B,N]. A value is known when the next token is, so that N-1 of them are.
+    """One block's contextual memories on tokens [B,N]. A value is known when the next token is, so that N-1 of them
+    are.
 
-    error: [B,N-1,h], ||y_T - v_T|| / value_scale: 0 is a perfect prediction of a value; they all have the length value_scale.
+    error: [B,N-1,h], ||y_T - v_T|| / value_scale: 0 is a perfect prediction of a value; they all have the length
+    value_scale.
     baseline: likewise, of the mean of the values before T in place of the read y_T.
     attention: [B,h,N,N-1], softmax_i(k_T·k_i), 0 where i >= T.
     decay, key_scale, value_next: [h], the memory's scalars.
@@ -31,7 +33,9 @@ class Inspection:
 
     @property
     def skill(self) -> Tensor:
-        """[h]: 1 - mean error^2 / mean baseline^2, over tokens with something to read. 1: every value is foreseen; 0: keys do not help."""
+        """[h]: 1 - mean error^2 / mean baseline^2, over tokens with
+        something to read. 1: every value is foreseen; 0: keys do not help.
+        """
         return 1 - self.error[:, 1:].square().mean((0, 1)) / self.baseline[:, 1:].square().mean((0, 1))
 
 
@@ -71,27 +75,40 @@ def _inspect(memory, x: Tensor) -> Inspection:
 
 
 def by_lag(attention: Tensor, lags: int) -> Tensor:
-    """[h,lags]: the mean weight of the pair 1, 2, .. lags tokens back, over the tokens that have that many before them."""
+    """[h,lags]: the mean weight of the pair 1, 2, .. lags tokens
+    back, over the tokens that have that many before them.
+    """
     n = attention.shape[-2]
     return torch.stack(
-        [attention.diagonal(-lag, -2, -1)[..., max(0, lags - lag) :].mean((0, 2)) for lag in range(1, min(lags, n - 1) + 1)], 1
+        [
+            attention.diagonal(-lag, -2, -1)[..., max(0, lags - lag) :].mean((0, 2))
+            for lag in range(1, min(lags, n - 1) + 1)
+        ],
+        1,
     )
 
 
 def draw(blocks: list[Inspection], path: Path, lags: int = 64) -> None:
-    """A picture: for each head its mean attention by distance, with its decay and skill. Figures 12 and 15 of the paper."""
+    """A picture: for each head its mean attention by distance, with
+    its decay and skill. Figures 12 and 15 of the paper.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     heads = len(blocks[0].decay)
-    figure, axes = pyplot.subplots(len(blocks), heads, squeeze=False, sharex=True, sharey=True, figsize=(2.2 * heads, 1.9 * len(blocks)))
+    figure, axes = pyplot.subplots(
+        len(blocks), heads, squeeze=False, sharex=True, sharey=True, figsize=(2.2 * heads, 1.9 * len(blocks))
+    )
     for number, (row, block) in enumerate(zip(axes, blocks), 1):
         skill = block.skill.tolist()
         for head, (axis, weights) in enumerate(zip(row, by_lag(block.attention, lags).tolist())):
             axis.semilogy(range(1, len(weights) + 1), weights)
-            axis.set_title(f"block {number}, head {head}\ndecay {float(block.decay[head]):.2f}, skill {skill[head]:.2f}", fontsize=8)
+            axis.set_title(
+                f"block {number}, head {head}\ndecay {float(block.decay[head]):.2f}, skill {skill[head]:.2f}",
+                fontsize=8,
+            )
     for axis in axes[-1]:
         axis.set_xlabel("tokens back")
     figure.supylabel("mean attention")

@@ -36,9 +36,13 @@ def normalised(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, Tensor]:
-    """sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the logarithm of the softmax's denominator [B,h,N]; heads of any width."""
+    """sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the
+    logarithm of the softmax's denominator [B,h,N]; heads of any width.
+    """
     width = query.shape[-1]
-    missing = max(HEAD_DIM_MIN, -(-width // HEAD_DIM_STEP) * HEAD_DIM_STEP) - width  # zeros change neither a dot product nor a sum
+    missing = (
+        max(HEAD_DIM_MIN, -(-width // HEAD_DIM_STEP) * HEAD_DIM_STEP) - width
+    )  # zeros change neither a dot product nor a sum
     if missing:
         query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
     out, lse = rk.relative_attention(query, key, value, scale=1.0, return_lse=True, **options)
@@ -89,7 +93,9 @@ class _Memory(nn.Module):
     def averages(self, x: Tensor, segment: Tensor | None, initial: Tensor | None) -> Tensor:
         """kbar [B,N,h,hd]: leaky averages of the key projections, which restart where `segment` changes."""
         checks.shape("x", x, "B,N,d_model", {"d_model": self.d_model})
-        return rk.leaky_average(self.heads_of(self.key(x)), self.decay, initial=initial, segment=segment, backend=self.backend)
+        return rk.leaky_average(
+            self.heads_of(self.key(x)), self.decay, initial=initial, segment=segment, backend=self.backend
+        )
 
     def read_options(self) -> dict:
         return {"dropout_p": self.attention_dropout if self.training else 0.0, "backend": self.backend}
@@ -109,7 +115,8 @@ class ContextualMemory(_Memory):
         v_T = value_scale Norm(vbar_T),   vbar_T = value_now W_psi x_T + value_next W_psi x_{T+1}
         y_T = sum_{i<T} softmax_i(k_T·k_i) v_i,   y_1 = 0;     update_T = W_z [y_T of every head]
 
-    Key and query are one vector and there are no positions. A value peeks at the next token, so a token may read the pairs
+    Key and query are one vector and there are no positions. A value peeks at the next token, so a token may read the
+    pairs
     before its own and not its own: y_T is the memory's prediction of v_T, which is not known yet.
 
     Example:
@@ -118,15 +125,16 @@ class ContextualMemory(_Memory):
 
     Args:
         d_model: d, width in and out; num_heads divides it.
-        num_heads: h, memories; any width d/h up to 256 (below 16 or no multiple of 8: padded with zeros for the kernels).
+        num_heads: h, memories; any width d/h up to 256 (below 16 or no multiple of 8: padded with zeros for the
+            kernels).
         attention_dropout: probability, in training, of dropping a pair from a read.
         output_dropout: probability, in training, of dropping an entry of the update.
         backend: of `retro_kernels`; None: the fastest that serves the call.
 
     Cost: time grows with N^2, as that of attention; memory with N (no [N,N] matrix is kept).
 
-    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equations 3, 7 and 8. The scalars' form and initial values are
-    those of the authors' code.
+    Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equations 3, 7 and 8. The scalars' form and initial values
+    are those of the authors' code.
     """
 
     def __init__(
@@ -174,14 +182,17 @@ class ContextualMemory(_Memory):
             stored, value = key[:, :-1], self.values(projected)
         else:
             stored, value, options["key_mask"] = state.store(average, key, projected, self.values)
-        y, lse = read(key, stored, value, causal=True, **options)  # query_offset S-N: what was stored before it and nothing else
+        y, lse = read(
+            key, stored, value, causal=True, **options
+        )  # query_offset S-N: what was stored before it and nothing else
         if state is not None:
             state.settle(key, lse, options["key_mask"])
         return self.update(y)
 
 
 class PersistentMemory(_Memory):
-    """h associative memories of N_m trained pairs each, for knowledge that outlasts a sequence; in place of a feed-forward.
+    """h associative memories of N_m trained pairs each, for knowledge that outlasts a sequence; in place of a
+    feed-forward.
 
         q_T = query_scale Norm(kbar_T),   kbar_T = W_phi x_T + decay kbar_{T-1}
         y_T = value_scale sum_{i=1..N_m} softmax_i(q_T·K_i) V_i;     update_T = W_z [y_T of every head]
@@ -225,9 +236,13 @@ class PersistentMemory(_Memory):
         average = self.averages(x, segment, None if state is None else state.average)
         if state is not None:
             state.average = average[:, -1].clone()
-        query = normalised(average, self.query_scale).flatten(0, 1).unsqueeze(0)  # all rows as one: they share their pairs
+        query = (
+            normalised(average, self.query_scale).flatten(0, 1).unsqueeze(0)
+        )  # all rows as one: they share their pairs
         value = self.values * self.value_scale[:, None, None].to(self.values.dtype)
-        y, _ = read(query, *(t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, value)), **self.read_options())
+        y, _ = read(
+            query, *(t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, value)), **self.read_options()
+        )
         return self.update(y.reshape(average.shape))
 
 

@@ -25,7 +25,12 @@ class Block(nn.Module):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         sizes = (config.d_model, config.num_heads)
-        options = {"attention_dropout": config.attention_dropout, "output_dropout": config.output_dropout, "backend": backend, **where}
+        options = {
+            "attention_dropout": config.attention_dropout,
+            "output_dropout": config.output_dropout,
+            "backend": backend,
+            **where,
+        }
         self.context_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
         self.context = ContextualMemory(*sizes, **options)
         self.persistent_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
@@ -38,10 +43,11 @@ class Block(nn.Module):
 
 
 class MemoryMosaics(nn.Module):
-    """Networks of associative memories: logits of the next token from what followed similar contexts, here and in training.
+    """Networks of associative memories: logits of the next token from what followed similar contexts, here and in
+    training.
 
-    Blocks of contextual and persistent memories between a token embedding and the same matrix as readout. No positions: a
-    sequence may be longer than any in training.
+    Blocks of contextual and persistent memories between a token embedding and the same matrix as readout. No positions:
+    a sequence may be longer than any in training.
 
     Example:
         model = MemoryMosaics(MosaicsConfig.preset("small"))
@@ -53,7 +59,8 @@ class MemoryMosaics(nn.Module):
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each block's activations in the backward pass rather than keep them.
 
-    Initial weights: N(0, 1/fan_in), residual outputs over the square root of the depth; the memories' scalars as in the authors' code.
+    Initial weights: N(0, 1/fan_in), residual outputs over the square root of the depth; the memories' scalars as in the
+    authors' code.
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, section 5 and figure 8.
     """
@@ -61,7 +68,9 @@ class MemoryMosaics(nn.Module):
     sums_losses = True  # takes `loss_mask`
     decodes_ragged = True  # rows of different lengths share a cache
 
-    def __init__(self, config: MosaicsConfig, backend: str | None = None, device=None, dtype=None, *, checkpoint: bool = False):
+    def __init__(
+        self, config: MosaicsConfig, backend: str | None = None, device=None, dtype=None, *, checkpoint: bool = False
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
@@ -82,19 +91,28 @@ class MemoryMosaics(nn.Module):
             block.persistent.reset_parameters(self.config.num_layers)
 
     def forward(
-        self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None, loss_mask: Tensor | None = None
+        self,
+        tokens: Tensor,
+        *,
+        segment: Tensor | None = None,
+        cache: MosaicsCache | None = None,
+        loss_mask: Tensor | None = None,
     ) -> Tensor | NextTokenLoss:
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
             tokens: int64, any N. With a cache, those that follow what it holds.
-            segment: int64 [B,N], for documents packed into one row: everything restarts where it changes. Not with a cache.
-            cache: holds the tokens before these and takes these in; see `MosaicsCache`. Such a call is not differentiable.
-            loss_mask: [B,N], True for tokens whose negative log-likelihood counts; a document's first never does, for nothing is before
-                it. The result is then a `NextTokenLoss`, and the logits of all tokens are never in memory together.
+            segment: int64 [B,N], for documents packed into one row: everything restarts where it changes. Not with a
+                cache.
+            cache: holds the tokens before these and takes these in; see `MosaicsCache`. Such a call is not
+                differentiable.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts; a document's first never does, for
+                nothing is before it. The result is then a `NextTokenLoss`, and the logits of all tokens are never in
+                memory together.
 
         Raises:
-            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU.
+            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on
+                the CPU.
         """
         x = self.activations(tokens, segment=segment, cache=cache)
         if loss_mask is None:
@@ -108,7 +126,9 @@ class MemoryMosaics(nn.Module):
         """Logits [...,V] of final activations [...,d]."""
         return F.linear(x * self.config.logit_scale, self.embedding.weight)
 
-    def activations(self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None) -> Tensor:
+    def activations(
+        self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None
+    ) -> Tensor:
         """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
         self._check(tokens, segment, cache)
         if cache is not None:
@@ -132,7 +152,9 @@ class MemoryMosaics(nn.Module):
         return self.readout(self.activations(tokens, **options)[:, -1])
 
     def make_cache(self, batch: int, capacity: int | None = None, *, evict: str | None = None) -> MosaicsCache:
-        """An empty cache for `batch` rows; at most `capacity` pairs a memory, of which `evict` go first. See `MosaicsCache`."""
+        """An empty cache for `batch` rows; at most `capacity` pairs a
+        memory, of which `evict` go first. See `MosaicsCache`.
+        """
         return MosaicsCache(self.config, batch, capacity, limit=self.memory_limit, evict=evict or self.eviction)
 
     def limit_memory(self, pairs: int | None, evict: str = "oldest") -> None:

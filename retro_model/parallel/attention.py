@@ -15,7 +15,8 @@ KEYS = "keys and values"
 def gathered_attention(
     line: Line, query: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, segment: Tensor | None = None, **options
 ) -> Tensor:
-    """The rows of this process of `rk.relative_attention(..., causal=True)` over the whole sequence; all keys come here at once.
+    """The rows of this process of `rk.relative_attention(..., causal=True)` over the whole sequence; all keys come here
+    at once.
 
     Args:
         line: the processes, in the order of their ranges, all of n tokens.
@@ -35,22 +36,29 @@ def gathered_attention(
         options |= {"query_segment": segment, "key_segment": every}
     return rk.relative_attention(
         query, key, value, rel_key=rel_key, rel_start=0, causal=True, query_offset=seen - query.shape[1], **options
-    )  # fmt: skip
+    )
 
 
 def ring_attention(
     line: Line, query: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, segment: Tensor | None = None, **options
 ) -> Tensor:
-    """What `gathered_attention` computes, one range of keys at a time: it goes from each process to the next, half the bytes, and
-    no process holds more keys than its own and one range. The backward pass sends them again, with their gradients.
+    """What `gathered_attention` computes, one range of keys at a time: it goes from each process to the next, half the
+    bytes, and no process holds more keys than its own and one range. The backward pass sends them again, with their
+    gradients.
 
     Arguments as in `gathered_attention`; no dropout.
 
     Source: Liu et al., arXiv 2310.01889 (ring attention); parts of a softmax are joined by their log-sum-exp.
     """
     if options.pop("dropout_p", 0.0):
-        raise ValueError("dropout_p: expected 0 around a ring, whose backward pass computes each part again; got more: exchange='gather'")
-    biases = [None if b is None else b.to(query.dtype) for b in (options.pop("content_bias", None), options.pop("position_bias", None))]
+        raise ValueError(
+            "dropout_p: expected 0 around a ring, whose backward pass computes each part again; got more: "
+            "exchange='gather'"
+        )
+    biases = [
+        None if b is None else b.to(query.dtype)
+        for b in (options.pop("content_bias", None), options.pop("position_bias", None))
+    ]
     return _Ring.apply(line, options, segment, query, key, value, rel_key, *biases)
 
 
@@ -87,7 +95,9 @@ class _Ring(torch.autograd.Function):
                 share = _share(mine_lse, lse).transpose(1, 2).unsqueeze(-1)  # [B,n,H,1]
                 through_lse = (share.squeeze(-1) * ((grad * mine.detach()).sum(-1) - dot)).transpose(1, 2)
                 found = torch.autograd.grad(
-                    [mine, mine_lse], [*shared, *key_value], [(grad * share).to(grad.dtype), through_lse.to(mine_lse.dtype)]
+                    [mine, mine_lse],
+                    [*shared, *key_value],
+                    [(grad * share).to(grad.dtype), through_lse.to(mine_lse.dtype)],
                 )
                 for total, new in zip(totals, found):
                     total += new
@@ -100,7 +110,9 @@ class _Ring(torch.autograd.Function):
 
 
 class _Part:
-    """Attention of this process's queries to the range of keys `back` processes before it: out [B,n,H,D] and lse [B,H,n]."""
+    """Attention of this process's queries to the range of keys `back`
+    processes before it: out [B,n,H,D] and lse [B,H,n].
+    """
 
     def __init__(self, rank: int, width: int, options: dict, segment: Tensor | None) -> None:
         self.rank, self.width, self.options, self.segment = rank, width, options, segment
@@ -110,7 +122,8 @@ class _Part:
         first = max(offset - self.width + 1, 0)  # displacements of the range: only its rows of the table take part
         segments = {} if self.segment is None else {"query_segment": self.segment, "key_segment": held[2]}
         return rk.relative_attention(
-            query, held[0], held[1], rel_key=rel_key[:, first : offset + self.width], rel_start=first, causal=True, query_offset=offset,
+            query, held[0], held[1], rel_key=rel_key[:, first : offset + self.width], rel_start=first, causal=True,
+            query_offset=offset,
             content_bias=content_bias, position_bias=position_bias, return_lse=True, **segments, **self.options,
         )  # fmt: skip
 
@@ -128,7 +141,9 @@ def _joined(out: Tensor, lse: Tensor, new: Tensor, new_lse: Tensor) -> tuple[Ten
 
 
 def _moved(line: Line, held: list[Tensor], back: int) -> list[Tensor]:
-    """Each range goes one process on: after step `back` this process holds the range of rank - back - 1, where there is one."""
+    """Each range goes one process on: after step `back` this process
+    holds the range of rank - back - 1, where there is one.
+    """
     held = [t.detach().contiguous() for t in held]
     sends, receives = back <= line.rank < line.size - 1, back < line.rank
     received = [torch.empty_like(t) for t in held] if receives else held
@@ -137,7 +152,9 @@ def _moved(line: Line, held: list[Tensor], back: int) -> list[Tensor]:
 
 
 def _returned(line: Line, grads: list[list[Tensor]]) -> list[Tensor]:
-    """The sums of all processes' gradients of this one's keys and values: grads[back] goes to the process `back` before."""
+    """The sums of all processes' gradients of this one's keys and
+    values: grads[back] goes to the process `back` before.
+    """
     total = grads[0]
     for back in range(1, line.size):
         to, source = line.rank - back, line.rank + back

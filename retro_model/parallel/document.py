@@ -1,7 +1,8 @@
 """Documents of an RPT split over processes: each holds a range of segments, and retrieves from all that lies before.
 
-What crosses the borders: a window's keys and values, the states and keys of every chunk, the gate's keys and values, and the neighbours of
-the chunk before a range. The paper trains documents of 16,384 tokens on four devices (arXiv 2306.13421, section 4).
+What crosses the borders: a window's keys and values, the states and keys of every chunk, the gate's keys and values,
+and the neighbours of the chunk before a range. The paper trains documents of 16,384 tokens on four devices (arXiv
+2306.13421, section 4).
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ class DocumentPart:
         part = DocumentPart()
         tokens, lessons = part.split(tokens, lessons)      # of whole documents, [B,N] and [B,L,C]
         model(tokens, part=part)                           # logits of the range, or:
-        train_step(model, optimizer, tokens, lessons, settings, taught, step, part=part)  # model in DDP or FSDP2: gradients are summed
+        # with the model in DDP or FSDP2, which sum the gradients
+        train_step(model, optimizer, tokens, lessons, settings, taught, step, part=part)
 
-    Logits, losses and gradients are those of one process that holds it all. Sent by each process, a document of the batch, forward (the
-    backward pass sends as much again), with n = N/P and l = n/m:
+    Logits, losses and gradients are those of one process that holds it all. Sent by each process, a document of the
+    batch, forward (the backward pass sends as much again), with n = N/P and l = n/m:
 
         window   2S * d elements a layer, to the next process alone
         chunks   (P-1) * (n + l) * d elements: states and keys of all chunks
@@ -49,7 +51,9 @@ class DocumentPart:
 
         def mine(t: Tensor) -> Tensor:
             if t.shape[1] % self.line.size:
-                raise ValueError(f"tokens: expected tokens and chunks that {self.line.size} processes divide; got {t.shape[1]}")
+                raise ValueError(
+                    f"tokens: expected tokens and chunks that {self.line.size} processes divide; got {t.shape[1]}"
+                )
             return t.chunk(self.line.size, 1)[self.line.rank].contiguous()
 
         return mine(tokens), None if supervision is None else Supervision(*(mine(t) for t in supervision))
@@ -62,7 +66,10 @@ class DocumentPart:
         least = config.segment * (2 if config.window == "sliding" else 1)
         width = tokens.shape[1]
         if width % unit or width < least:
-            raise ValueError(f"tokens: expected a range of whole segments and chunks, a multiple of {unit} from {least} on; got N={width}")
+            raise ValueError(
+                f"tokens: expected a range of whole segments and chunks, a multiple of {unit} from {least} on; got "
+                f"N={width}"
+            )
 
     def first(self, width: int) -> int:
         """The number of this range's first token, or chunk, where ranges have `width` of them."""
@@ -76,8 +83,12 @@ class DocumentPart:
             both = torch.cat([before, both], 1)
         return attention.window(query, *both.chunk(2, -1))
 
-    def remember(self, model, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0) -> tuple[Memory, Retrieved]:
-        """`SelfMemory.remember` for the chunks of the range; the memory is led by the neighbours of the chunk before it."""
+    def remember(
+        self, model, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0
+    ) -> tuple[Memory, Retrieved]:
+        """`SelfMemory.remember` for the chunks of the range; the
+        memory is led by the neighbours of the chunk before it.
+        """
         chunks = hidden.unflatten(1, (-1, model.config.chunk_len))
         first, states, scores = self.first(chunks.shape[1]), chunks, None
         if model.retriever is not None:
@@ -104,10 +115,20 @@ class DocumentPart:
         count, seen = pooled.shape[1], (self.line.rank + 1) * pooled.shape[1]
         positions = torch.arange(seen - count, seen, device=pooled.device)
         turn, normed = rotation(positions, gate.attention.head_dim, pooled.dtype), gate.norm(pooled)
-        both = self._gathered("keys and values of the gate", torch.cat(gate.attention.project(normed, turn), -1))[:, :seen]
-        there = self.line.gather("which neighbours there are", found.flatten(1).to(torch.uint8)).transpose(0, 1).flatten(1)[:, :seen]
+        both = self._gathered("keys and values of the gate", torch.cat(gate.attention.project(normed, turn), -1))[
+            :, :seen
+        ]
+        there = (
+            self.line.gather("which neighbours there are", found.flatten(1).to(torch.uint8))
+            .transpose(0, 1)
+            .flatten(1)[:, :seen]
+        )
         update = gate.attention.attend(
-            gate.attention.queries(normed, turn), *both.chunk(2, -1), causal=True, query_offset=seen - count, key_mask=there.bool()
+            gate.attention.queries(normed, turn),
+            *both.chunk(2, -1),
+            causal=True,
+            query_offset=seen - count,
+            key_mask=there.bool(),
         )
         return gate.value(pooled, update).view(found.shape)
 
@@ -117,7 +138,9 @@ class DocumentPart:
         index_before = self.line.from_before("neighbours of the chunk before", [index[:, -1:]])[0]
         if not self.line.rank:
             return neighbours, gate, index
-        return tuple(torch.cat(pair, 1) for pair in ((states_before, neighbours), (gate_before, gate), (index_before, index)))
+        return tuple(
+            torch.cat(pair, 1) for pair in ((states_before, neighbours), (gate_before, gate), (index_before, index))
+        )
 
     def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
         """The loss of the tokens that follow those of the range, [B,n]; 0 after a document's last."""

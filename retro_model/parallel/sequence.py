@@ -1,8 +1,9 @@
 """Sequence parallelism: each process holds a range of chunks of every sequence.
 
-Chunked cross-attention needs no key of another process: a chunk's neighbours are read by the M tokens that follow it, so the first M-1
-tokens of a range need one chunk's neighbours from before it. Their token ids and that chunk's activations cross the border, and both
-processes encode them. Self-attention gathers keys and values, or passes them around (`exchange`).
+Chunked cross-attention needs no key of another process: a chunk's neighbours are read by the M tokens that follow it,
+so the first M-1 tokens of a range need one chunk's neighbours from before it. Their token ids and that chunk's
+activations cross the border, and both processes encode them. Self-attention gathers keys and values, or passes them
+around (`exchange`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class SequencePart:
         for step in range(steps):
             training.train_step(model, optimizer, [part.split(next(stream))], settings, step)
 
-    `model(tokens, neighbours, part=part)` gives the logits of the range. Sent by each process, a sequence of the batch, forward (the
-    backward pass sends as much again, around a ring twice as much):
+    `model(tokens, neighbours, part=part)` gives the logits of the range. Sent by each process, a sequence of the batch,
+    forward (the backward pass sends as much again, around a ring twice as much):
 
         gather   (P-1) * N/P * 2GD elements a layer
         ring     N/P * 2GD a range, which goes to every later process: half of the above, on average
@@ -44,8 +45,8 @@ class SequencePart:
 
     Args:
         group: a process group or a mesh of one dimension; its ranks are in the order of the ranges.
-        exchange: "gather", all keys at once, or "ring": half the bytes, keys of two ranges at a time, each part computed once more in
-            the backward pass, no attention dropout.
+        exchange: "gather", all keys at once, or "ring": half the bytes, keys of two ranges at a time, each part
+            computed once more in the backward pass, no attention dropout.
 
     Attributes:
         line: the processes; `line.sent` counts the bytes that this one has sent.
@@ -64,22 +65,29 @@ class SequencePart:
         rank, size, tokens = self.line.rank, self.line.size, batch.tokens.shape[1]
         chunks = 0 if batch.neighbours is None else batch.neighbours.shape[1]
         if tokens % size or chunks % size:
-            raise ValueError(f"batch: expected tokens and chunks that {size} processes divide; got {tokens} and {chunks}")
+            raise ValueError(
+                f"batch: expected tokens and chunks that {size} processes divide; got {tokens} and {chunks}"
+            )
 
         def mine(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.chunk(size, 1)[rank].contiguous()
 
-        return PartBatch(mine(batch.tokens), mine(batch.real), mine(batch.neighbours), mine(batch.neighbour_mask), part=self)
+        return PartBatch(
+            mine(batch.tokens), mine(batch.real), mine(batch.neighbours), mine(batch.neighbour_mask), part=self
+        )
 
     def check(self, config: RetroConfig, tokens: Tensor, cache, token_mask) -> None:
         """ValueError unless the ranges of all processes are whole chunks of sequences that the model takes."""
         if cache is not None or token_mask is not None:
-            raise ValueError(f"part: expected no {'token_mask' if cache is None else 'cache'} with a part of a sequence; got both")
+            raise ValueError(
+                f"part: expected no {'token_mask' if cache is None else 'cache'} with a part of a sequence; got both"
+            )
         checks.shape("tokens", tokens, "B,N", {})
         width, longest = tokens.shape[1], config.max_len // self.line.size
         if width % config.chunk_len or not 0 < width <= longest:
             raise ValueError(
-                f"tokens: expected a range of whole chunks of chunk_len={config.chunk_len}, at most max_len / {self.line.size} processes = "
+                f"tokens: expected a range of whole chunks of chunk_len={config.chunk_len}, at most max_len / "
+                f"{self.line.size} processes = "
                 f"{longest}; got N={width}"
             )
 
@@ -130,13 +138,20 @@ class PartRetrieval:
 
     retrieves = True
 
-    def __init__(self, line: Line, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None) -> None:
+    def __init__(
+        self, line: Line, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None
+    ) -> None:
         self.line, self.encoder, self.chunk_len = line, encoder, encoder.config.chunk_len
-        self.neighbours, self.mask = self._led(neighbours), None if neighbour_mask is None else self._led(neighbour_mask)
+        self.neighbours, self.mask = (
+            self._led(neighbours),
+            None if neighbour_mask is None else self._led(neighbour_mask),
+        )
 
     def _led(self, own: Tensor) -> Tensor:
         last = own[:, -1:].contiguous()
-        before = self.line.from_before("neighbours of the chunk before", [last.view(torch.uint8) if last.dtype == torch.bool else last])[0]
+        before = self.line.from_before(
+            "neighbours of the chunk before", [last.view(torch.uint8) if last.dtype == torch.bool else last]
+        )[0]
         return own if self.line.rank == 0 else torch.cat([before.view(own.dtype), own], 1)
 
     def encode(self, x: Tensor) -> Tensor:

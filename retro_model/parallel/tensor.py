@@ -1,4 +1,6 @@
-"""Tensor parallelism: heads of attentions and inner units of feed-forward layers divided among processes, by DTensor."""
+"""Tensor parallelism: heads of attentions and inner units of
+feed-forward layers divided among processes, by DTensor.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,13 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
         model = parallelize(Retro(config), mesh["tensor"])
         training.shard(model, mesh["data"])  # FSDP2 over what is left of each parameter
 
-    Each process has H/P heads: their queries, keys and values, u and v, the map of their relative keys, and the rows of the output
-    projection that read them; and d_ff/P units. Activations, norms, embeddings and the readout are whole in every process, and all must
-    be given the same tokens. One all-reduce [B,N,d] a layer forward; in the backward pass one for each projection of an input.
+    Each process has H/P heads: their queries, keys and values, u and v, the map of their relative keys, and the rows of
+    the output projection that read them; and d_ff/P units. Activations, norms, embeddings and the readout are whole in
+    every process, and all must be given the same tokens. One all-reduce [B,N,d] a layer forward; in the backward pass
+    one for each projection of an input.
 
-    Processes of one mesh must have the same generator state where residual dropout is used; seed them by their place in the other meshes.
+    Processes of one mesh must have the same generator state where residual dropout is used; seed them by their place in
+    the other meshes.
 
     Args:
         module: a `Retro`, a `NeighbourEncoder`, a retrofitted decoder (what was added to it), or single layers.
@@ -38,7 +42,10 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
         whole = (layer.num_heads, layer.num_kv_heads) if name in attentions else (layer.inner.out_features,)
         if any(size % mesh.size() for size in whole):
             what = "num_heads and num_kv_heads" if name in attentions else "d_ff"
-            raise ValueError(f"{name or 'module'}: expected {what} that {mesh.size()} processes divide; got {', '.join(map(str, whole))}")
+            raise ValueError(
+                f"{name or 'module'}: expected {what} that {mesh.size()} processes divide; got "
+                f"{', '.join(map(str, whole))}"
+            )
     for layer in attentions.values():
         _divide_heads(layer, mesh)
     for layer in feed_forwards.values():
@@ -59,7 +66,11 @@ def _divide_heads(layer: Attention, mesh) -> None:
     _divide(layer, mesh, ("query", "key", "value", "positions.projection"))
     for name in ("content_bias", "position_bias"):
         bias = getattr(layer, name)
-        setattr(layer, name, nn.Parameter(distribute_tensor(bias.detach(), mesh, [Shard(0)]), requires_grad=bias.requires_grad))
+        setattr(
+            layer,
+            name,
+            nn.Parameter(distribute_tensor(bias.detach(), mesh, [Shard(0)]), requires_grad=bias.requires_grad),
+        )
     layer.num_heads //= mesh.size()
     layer.num_kv_heads //= mesh.size()
     layer.positions.num_heads //= mesh.size()

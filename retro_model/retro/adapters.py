@@ -3,7 +3,8 @@
     model = RETRO(...)                  # retro-pytorch, trained or not
     swap_retro_pytorch(model)           # same parameters, same state dict, same outputs; the kernel is ours
 
-Source: retro-pytorch 0.3.9 (PyPI), which parts from arXiv 2112.04426 in its positions and in its learned null key and value.
+Source: retro-pytorch 0.3.9 (PyPI), which parts from arXiv 2112.04426 in its positions and in its learned null key and
+value.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ ORIGINAL = "ChunkedCrossAttention"
 
 
 class RetroPytorchCCA(nn.Module):
-    """Drop-in for retro-pytorch's `ChunkedCrossAttention`: its parameters, its arguments, its outputs, on the fused kernel.
+    """Drop-in for retro-pytorch's `ChunkedCrossAttention`: its parameters, its arguments, its outputs, on the fused
+    kernel.
 
-    The learned null key is one more key of every query. It is merged exactly through the kernel's log-sum-exp: a query gives
-    it the share sigmoid(s0 - lse), where s0 is its logit. Rotary positions are applied to queries and keys beforehand, as
-    retro-pytorch applies them (only the first query of a chunk keeps an angle); `pos_emb=None` turns them off.
+    The learned null key is one more key of every query. It is merged exactly through the kernel's log-sum-exp: a query
+    gives it the share sigmoid(s0 - lse), where s0 is its logit. Rotary positions are applied to queries and keys
+    beforehand, as retro-pytorch applies them (only the first query of a chunk keeps an angle); `pos_emb=None` turns
+    them off.
 
     Args:
         original: the module to take over; its parameters are shared, not copied, and keep their names.
@@ -34,7 +37,8 @@ class RetroPytorchCCA(nn.Module):
         for name in ("to_q", "to_k", "to_v", "to_out", "null_k", "null_v", "heads", "scale", "dropout"):
             if not hasattr(getattr(original, "cross_attn", None), name):
                 raise TypeError(
-                    f"original: expected retro-pytorch's {ORIGINAL}, whose cross_attn has {name}; got {type(original).__name__}"
+                    f"original: expected retro-pytorch's {ORIGINAL}, whose cross_attn has {name}; got "
+                    f"{type(original).__name__}"
                 )
         self.chunk_size = original.chunk_size
         self.cross_attn = original.cross_attn
@@ -43,18 +47,23 @@ class RetroPytorchCCA(nn.Module):
     def forward(self, x: Tensor, *, context: Tensor, context_mask: Tensor | None = None, pos_emb=None) -> Tensor:
         """x [B,N,F], context [B,L,K,R,F'], context_mask bool [B,L,K,R] (True = attend) -> [B,N,F].
 
-        pos_emb: None, or the pair retro-pytorch's decoder makes: angles [1,1,M,P] of the queries, [1,1,R,P] of the keys.
+        pos_emb: None, or the pair retro-pytorch's decoder makes: angles [1,1,M,P] of the queries, [1,1,R,P] of the
+        keys.
         Raises: ValueError where context has another number of chunks than x holds.
         """
         attention, first = self.cross_attn, self.chunk_size - 1
         chunks = x.shape[1] // self.chunk_size
         if context.ndim != 5 or context.shape[:2] != (x.shape[0], chunks):
-            raise ValueError(f"context: expected [B={x.shape[0]},L={chunks},K,R,F] for N={x.shape[1]}; got {list(context.shape)}")
+            raise ValueError(
+                f"context: expected [B={x.shape[0]},L={chunks},K,R,F] for N={x.shape[1]}; got {list(context.shape)}"
+            )
         if chunks == 0:
             return torch.zeros_like(x)
         attending = x[:, first:]  # tokens before the first chunk's last attend nothing, biases included
         query = attention.to_q(attending).unflatten(-1, (attention.heads, -1))
-        key, value = (project(context).unflatten(-1, (attention.heads, -1)) for project in (attention.to_k, attention.to_v))
+        key, value = (
+            project(context).unflatten(-1, (attention.heads, -1)) for project in (attention.to_k, attention.to_v)
+        )
         if pos_emb is not None:
             query, key = _collapsed_rotary(query, key, *pos_emb, self.chunk_size)
         dropout_p = attention.dropout.p if self.training else 0.0
@@ -75,7 +84,9 @@ class RetroPytorchCCA(nn.Module):
         return merged.to(out.dtype)
 
 
-def _collapsed_rotary(query: Tensor, key: Tensor, query_angles: Tensor, key_angles: Tensor, chunk_size: int) -> tuple[Tensor, Tensor]:
+def _collapsed_rotary(
+    query: Tensor, key: Tensor, query_angles: Tensor, key_angles: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor]:
     """The angles as retro-pytorch shifts them: of a chunk's queries only the first has one, 2M-2; the others' are zero.
 
     query starts at the first attending token, so that its row n has index n % M in its chunk.
@@ -108,7 +119,9 @@ def swap_retro_pytorch(model: nn.Module, *, backend: str | None = None) -> int:
         if type(child).__name__ == ORIGINAL and type(child).__module__.startswith("retro_pytorch")
     ]
     if not found:
-        raise ValueError(f"model: expected a retro-pytorch model with {ORIGINAL} modules; got {type(model).__name__} without any")
+        raise ValueError(
+            f"model: expected a retro-pytorch model with {ORIGINAL} modules; got {type(model).__name__} without any"
+        )
     for parent, name, child in found:
         setattr(parent, name, RetroPytorchCCA(child, backend=backend))
     return len(found)

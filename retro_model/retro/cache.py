@@ -14,7 +14,9 @@ from .config import RetroConfig
 
 
 def completed(position: int, count: int, chunk_len: int) -> int:
-    """Chunks that `count` more columns complete in a row that holds `position` tokens; -s: s columns of padding come first."""
+    """Chunks that `count` more columns complete in a row that holds
+    `position` tokens; -s: s columns of padding come first.
+    """
     return max(position + count, 0) // chunk_len - max(position, 0) // chunk_len
 
 
@@ -24,8 +26,10 @@ def left_mask(starts: Sequence[int], columns: int, device: torch.device) -> Tens
 
 
 class NeighbourKeys:
-    """What one layer's chunked cross-attention keeps: keys and values [B,K,R,G,D] of the neighbours of each row's last complete
-    chunk, and relative keys [H,M+R-1,D]. A later token attends no earlier chunk, so it does not grow with the sequence."""
+    """What one layer's chunked cross-attention keeps: keys and values [B,K,R,G,D] of the neighbours of each row's last
+    complete chunk, and relative keys [H,M+R-1,D]. A later token attends no earlier chunk, so it does not grow with the
+    sequence.
+    """
 
     def __init__(self):
         self.keys: Tensor | None = None
@@ -77,7 +81,9 @@ class ChunkCache:
         return [self.length - start for start in self.starts]
 
     def completes(self, count: int) -> int:
-        """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's neighbours."""
+        """Chunks that `count` more tokens complete, in the row where
+        they complete the most: the L of the next call's neighbours.
+        """
         m = self.config.chunk_len
         return max(completed(p, count, m) for p in self.positions)
 
@@ -90,7 +96,9 @@ class ChunkCache:
     def pad(self, starts: Sequence[int]) -> None:
         """The first call's rows begin in these columns."""
         if self.length:
-            raise ValueError(f"token_mask: expected None where the cache holds tokens; got a mask after {self.length} columns")
+            raise ValueError(
+                f"token_mask: expected None where the cache holds tokens; got a mask after {self.length} columns"
+            )
         self.starts = list(starts)
 
     @property
@@ -108,16 +116,16 @@ class ChunkCache:
 class RetroCache(ChunkCache):
     """What a Retro keeps while it decodes: `ChunkCache`, and a `KeyValueCache` of each layer's self-attention.
 
-    A cache belongs to one batch of sequences and is filled by `model(tokens, neighbours, cache=cache)`, one token or a block at
-    a time.
+    A cache belongs to one batch of sequences and is filled by `model(tokens, neighbours, cache=cache)`, one token or a
+    block at a time.
 
     Example:
         cache = RetroCache(model.config, batch=2)
         logits = model(prompt, neighbours, cache=cache)  # neighbours of the prompt's complete chunks
         logits = model(token, cache=cache)               # [2,1] more; with neighbours where cache.completes(1) is 1
 
-    Calls with a cache are not differentiable. Memory is taken at the first call, in the type the keys then have. A call that fails
-    halfway leaves the cache unusable.
+    Calls with a cache are not differentiable. Memory is taken at the first call, in the type the keys then have. A call
+    that fails halfway leaves the cache unusable.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling").
     """

@@ -1,4 +1,6 @@
-"""The shape of a RETRO model: its configuration, the presets of the paper's Table 2 and the accounting that reproduces it."""
+"""The shape of a RETRO model: its configuration, the presets of the
+paper's Table 2 and the accounting that reproduces it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from retro_model import checks
 FIRST_CCA_LAYER, CCA_LAYER_STEP = (
     6,
     3,
-)  # section 2.5, Table 12; Table 10 begins at 9 for 24 layers and more, which does not fit Table 2; Table 10 says 9 for 24 and
+    # section 2.5, Table 12; Table 10 begins at 9 for 24 layers and
+    # more, which does not fit Table 2; Table 10 says 9 for 24 and
+)
 # 32 layers, but only 6 fits the sizes of Table 2, and Table 12 says 6 for all
 
 #: Table 2: (d_model, d_ff, num_heads, head_dim, num_layers)
@@ -33,8 +37,8 @@ class RetroConfig:
 
     Example:
         config = RetroConfig.preset("172m")
-        tiny = RetroConfig(vocab_size=256, d_model=64, d_ff=256, num_heads=4, head_dim=16, num_layers=6, chunk_len=16, neighbour_len=32,
-                           encoder_d_model=64, encoder_d_ff=256, encoder_heads=4, encoder_head_dim=16)
+        tiny = RetroConfig(vocab_size=256, d_model=64, d_ff=256, num_heads=4, head_dim=16, num_layers=6, chunk_len=16,
+                           neighbour_len=32, encoder_d_model=64, encoder_d_ff=256, encoder_heads=4, encoder_head_dim=16)
 
     Args:
         vocab_size: V, tokens of the vocabulary.
@@ -45,7 +49,8 @@ class RetroConfig:
         chunk_len: M, tokens a chunk.
         neighbour_len: R, tokens a neighbour; the paper has R = 2M: the neighbour chunk, then its continuation.
         num_neighbours: K in training; a model takes any K.
-        cca_layers: P, the layers (from 1) with chunked cross-attention; None: every third from 6. () is a plain decoder.
+        cca_layers: P, the layers (from 1) with chunked cross-attention; None: every third from 6. () is a plain
+            decoder.
         encoder_layers, encoder_d_model, encoder_d_ff, encoder_heads, encoder_head_dim: the neighbour encoder.
         encoder_cross_layers: P_enc, the encoder layers (from 1) that attend the retrieving chunk.
         share_embeddings: encoder and decoder use one token embedding; needs encoder_d_model == d_model.
@@ -84,7 +89,10 @@ class RetroConfig:
                 checks.integer(field.name, getattr(self, field.name), low=1)
         for name in ("d_model", "encoder_d_model"):
             if getattr(self, name) % 2:
-                raise ValueError(f"{name}: expected an even width (half of a positional encoding is sines); got {getattr(self, name)}")
+                raise ValueError(
+                    f"{name}: expected an even width (half of a positional encoding is sines); got "
+                    f"{getattr(self, name)}"
+                )
         for name in ("head_dim", "encoder_head_dim"):
             checks.head_dim(name, getattr(self, name))
         layers = default_cca_layers(self.num_layers) if self.cca_layers is None else self.cca_layers
@@ -123,8 +131,8 @@ class RetroConfig:
     def num_parameters(self) -> int:
         """Weights by Table 2's accounting: projections and feed-forward matrices; no norms, biases or embeddings.
 
-        Every attention has query, key, value and output projections and one of the relative encodings, which are as wide
-        as its query side.
+        Every attention has query, key, value and output projections and one of the relative encodings, which are as
+        wide as its query side.
 
         Example: RetroConfig.preset("172m").num_parameters() == 172_490_752; its .baseline() has 132_120_576.
         """
@@ -139,7 +147,9 @@ class RetroConfig:
 
     def to_dict(self) -> dict:
         """The fields as JSON knows them; `from_dict` reads them back."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
+        }
 
     @classmethod
     def from_dict(cls, fields: dict) -> RetroConfig:
@@ -150,7 +160,9 @@ class RetroConfig:
             raise ValueError(f"fields: expected the fields of RetroConfig; got the unknown {', '.join(unknown)}")
         missing = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields]
         if missing:
-            raise ValueError(f"fields: expected at least the fields without a default; got none of {', '.join(missing)}")
+            raise ValueError(
+                f"fields: expected at least the fields without a default; got none of {', '.join(missing)}"
+            )
         return cls(**fields)
 
 

@@ -1,8 +1,10 @@
-"""Initial weights with which a small model copies before it has learned anything: from its own context, and RETRO from its neighbours.
+"""Initial weights with which a small model copies before it has learned anything: from its own context, and RETRO from
+its neighbours.
 
-To copy, three parts must fit: something writes beside each token the one before it, an attention looks for the current token among
-those and takes what follows, and the readout recognises what was taken. Large models find this (an induction circuit) in
-thousands of steps; in the minutes of a demonstration it has to be where training starts, for RETRO and its baseline alike.
+To copy, three parts must fit: something writes beside each token the one before it, an attention looks for the current
+token among those and takes what follows, and the readout recognises what was taken. Large models find this (an
+induction circuit) in thousands of steps; in the minutes of a demonstration it has to be where training starts, for
+RETRO and its baseline alike.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from .model import Retro
 SHARPNESS = 24.0  # of the look at the token before: the tokens beside that one get a logit lower by about 16
 MATCH = 2.0  # scale of queries: one matching token of 128 then takes about half of the attention
 GAIN = 2.0  # scale of what is copied, beside a residual stream of unit scale
-LATER_MATCH, LATER_GAIN = 8.0, 3.0  # of CCA: what self-attention has copied by then takes its share of the stream's norm
+LATER_MATCH, LATER_GAIN = (
+    8.0,
+    3.0,
+)  # of CCA: what self-attention has copied by then takes its share of the stream's norm
 
 
 def _rotation(width: int, generator: torch.Generator) -> Tensor:
@@ -27,8 +32,8 @@ def _rotation(width: int, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def align(model: Retro, seed: int = 0) -> Tensor:
-    """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their transpose, turned by a random
-    rotation so that no token predicts itself. Returns: the rotation [d_model, d_model].
+    """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their transpose,
+    turned by a random rotation so that no token predicts itself. Returns: the rotation [d_model, d_model].
     """
     generator = torch.Generator().manual_seed(seed)
     turn = _rotation(model.config.d_model, generator)
@@ -39,20 +44,23 @@ def align(model: Retro, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def start_copying(model: Retro, seed: int = 0) -> None:
-    """`align`, then the circuit: layer 1 looks one token back, layer 2 copies from the context; in a RETRO the encoder's first
-    attention looks one token back, and every chunked cross-attention copies from the neighbours.
+    """`align`, then the circuit: layer 1 looks one token back, layer 2 copies from the context; in a RETRO the
+    encoder's first attention looks one token back, and every chunked cross-attention copies from the neighbours.
 
     Everything stays trainable. A RETRO and its baseline get the same weights wherever both have them.
-    Raises: ValueError unless encoder and decoder share embeddings, every attention is as wide as the model, and CCA begins in layer 2
-    or later.
-    Source: the circuit is that of Olsson et al., arXiv 2209.11895 (induction heads), within one sequence and across two.
+    Raises: ValueError unless encoder and decoder share embeddings, every attention is as wide as the model, and CCA
+    begins in layer 2 or later.
+    Source: the circuit is that of Olsson et al., arXiv 2209.11895 (induction heads), within one sequence and across
+    two.
     """
     c = model.config
     widths = {c.d_model, c.encoder_d_model, c.num_heads * c.head_dim, c.encoder_heads * c.encoder_head_dim}
     if not c.share_embeddings or len(widths) != 1 or c.num_layers < 2 or min(c.cca_layers, default=2) < 2:
         raise ValueError(
-            "model: expected share_embeddings, d_model == encoder_d_model == heads * head_dim in both, two layers or more, CCA from the second "
-            f"on; got share_embeddings={c.share_embeddings}, widths {sorted(widths)}, num_layers={c.num_layers}, cca_layers={c.cca_layers}"
+            "model: expected share_embeddings, d_model == encoder_d_model == heads * head_dim in both, two layers or "
+            "more, CCA from the second "
+            f"on; got share_embeddings={c.share_embeddings}, widths {sorted(widths)}, num_layers={c.num_layers}, "
+            f"cca_layers={c.cca_layers}"
         )
     turn = align(model, seed)
     before = _rotation(c.d_model, torch.Generator().manual_seed(seed + 1))
@@ -75,7 +83,9 @@ def _copy(attention: nn.Module, before: Tensor, turn: Tensor, match: float, gain
 
 
 def _look_one_back(attention: nn.Module, turn: Tensor) -> None:
-    """Every head attends displacement 1, by the fastest waves of the positional encoding, and adds that token turned."""
+    """Every head attends displacement 1, by the fastest waves of the
+    positional encoding, and adds that token turned.
+    """
     heads, dim, width = attention.num_heads, attention.head_dim, attention.d_model
     waves = torch.zeros(dim, width)
     waves[: dim // 2, : dim // 2] = torch.eye(dim // 2)  # sines

@@ -1,4 +1,6 @@
-"""What a decoder of another library must be to be retrofitted: where its blocks are, how they add, what of it trains."""
+"""What a decoder of another library must be to be retrofitted: where
+its blocks are, how they add, what of it trains.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def freeze(decoder: nn.Module) -> None:
 
 
 def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
-    """A Hugging Face decoder's blocks, and the name of a block's self-attention. Raises: TypeError for another decoder."""
+    """A Hugging Face decoder's blocks, and the name of a block's
+    self-attention. Raises: TypeError for another decoder.
+    """
     for path, attention in PLACES:
         try:
             blocks = operator.attrgetter(path)(base_of(decoder))
@@ -43,11 +47,16 @@ def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
         if isinstance(blocks, nn.ModuleList) and len(blocks) and hasattr(blocks[0], attention):
             return blocks, attention
     known = ", ".join(f"{path}[i].{attention}" for path, attention in PLACES)
-    raise TypeError(f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got {type(decoder).__name__}")
+    raise TypeError(
+        f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got "
+        f"{type(decoder).__name__}"
+    )
 
 
 def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) -> RetroConfig:
-    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width (None: theirs)."""
+    """Our sizes for a Hugging Face decoder: its chunked cross-attention
+    has its own number of heads and their width (None: theirs).
+    """
     theirs = getattr(base_of(decoder), "config", None)
     for name in ("vocab_size", "hidden_size", "num_attention_heads"):
         if not isinstance(getattr(theirs, name, None), int):
@@ -60,8 +69,8 @@ def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) 
 
 @torch.no_grad()
 def readout_of(decoder: nn.Module) -> str | None:
-    """The name of the linear map whose output is the decoder's logits as it is (no bias, no cap); None where there is none. Tried out, as
-    `check_blocks` does."""
+    """The name of the linear map whose output is the decoder's logits as it is (no bias, no cap); None where there is
+    none. Tried out, as `check_blocks` does."""
     base, where = base_of(decoder), next(decoder.parameters()).device
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if type(head) is not nn.Linear or head.bias is not None or where.type == "meta":
@@ -80,17 +89,21 @@ def readout_of(decoder: nn.Module) -> str | None:
 
 @torch.no_grad()
 def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str) -> None:
-    """ValueError unless each block adds its attention's output to its input and goes on from the sum alone: then, and only then, does a
-    block give the same where that output is moved into its input. Tried with one pass of four tokens; not for a meta device.
+    """ValueError unless each block adds its attention's output to its input and goes on from the sum alone: then, and
+    only then, does a block give the same where that output is moved into its input. Tried with one pass of four tokens;
+    not for a meta device.
 
-    Blocks that norm the output before they add it (Gemma 2, OLMo 2) or feed their feed-forward from the input (Phi, GPT-J) do not.
+    Blocks that norm the output before they add it (Gemma 2, OLMo 2) or feed their feed-forward from the input (Phi,
+    GPT-J) do not.
     """
     where = next(decoder.parameters()).device
     if where.type == "meta":
         return
     calls: dict[int, tuple] = {}
     handles = [
-        block.register_forward_pre_hook(lambda module, args, kwargs: calls.update({id(module): (args, kwargs)}), with_kwargs=True)
+        block.register_forward_pre_hook(
+            lambda module, args, kwargs: calls.update({id(module): (args, kwargs)}), with_kwargs=True
+        )
         for block in blocks
     ]
     try:
@@ -103,19 +116,29 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
         if not error < SAME.get(next(block.parameters()).dtype, SAME_IN_HALF):
             raise ValueError(
                 "decoder: expected blocks that add their attention's output to their input and go on from the sum; got "
-                f"{type(block).__name__}, whose output differs by {error:.2g} (relative) where that output is moved into the input"
+                f"{type(block).__name__}, whose output differs by {error:.2g} (relative) where that output is moved "
+                "into the input"
             )
 
 
 def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:
-    """How much the block's output differs between (input x, attention's output u) and (x + u, 0), relative to what it adds to x."""
-    kwargs = {name: None if name in ("past_key_values", "past_key_value", "layer_past") else value for name, value in kwargs.items()}
+    """How much the block's output differs between (input x, attention's
+    output u) and (x + u, 0), relative to what it adds to x.
+    """
+    kwargs = {
+        name: None if name in ("past_key_values", "past_key_value", "layer_past") else value
+        for name, value in kwargs.items()
+    }
     x = args[0] if args else kwargs["hidden_states"]
-    u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()  # as large as x, unlike most real ones
+    u = (
+        torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
+    )  # as large as x, unlike most real ones
 
     def output(hidden: Tensor, update: Tensor) -> Tensor:
         given = ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
-        handle = attention.register_forward_hook(lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update)
+        handle = attention.register_forward_hook(
+            lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update
+        )
         try:
             out = block(*given[0], **given[1])
         finally:

@@ -1,4 +1,6 @@
-"""The neighbour encoder: a small bidirectional transformer that reads neighbours in the light of the chunk that retrieved them."""
+"""The neighbour encoder: a small bidirectional transformer that reads
+neighbours in the light of the chunk that retrieved them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ NORM_EPS = 1e-6
 
 
 class EncoderLayer(nn.Module):
-    """Bidirectional attention, cross-attention to the retrieving chunk where `cross`, feed-forward; each a pre-norm residual."""
+    """Bidirectional attention, cross-attention to the retrieving
+    chunk where `cross`, feed-forward; each a pre-norm residual.
+    """
 
     def __init__(self, config: RetroConfig, *, cross: bool, backend: str | None = None, device=None, dtype=None):
         super().__init__()
@@ -28,7 +32,9 @@ class EncoderLayer(nn.Module):
         self.cross_norm = self.cross = None
         if cross:
             self.cross_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
-            self.cross = RelativeAttention(*sizes, context_dim=config.d_model, dropout=config.dropout, backend=backend, **where)
+            self.cross = RelativeAttention(
+                *sizes, context_dim=config.d_model, dropout=config.dropout, backend=backend, **where
+            )
         self.feed_forward_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(width, config.encoder_d_ff, **where)
 
@@ -36,12 +42,14 @@ class EncoderLayer(nn.Module):
         """x [S,R,d'] for S neighbours -> [S,R,d'].
 
         Args:
-            chunks: activations [C,M,d] of the retrieving chunks; S is a multiple of C, neighbour s belongs to chunk s // (S/C).
+            chunks: activations [C,M,d] of the retrieving chunks; S is a multiple of C, neighbour s belongs to chunk s
+                // (S/C).
             key_mask: bool [S,R], True where a neighbour has a token.
         """
         x = x + self._dropped(self.attention(self.attention_norm(x), key_mask=key_mask))
         if self.cross is not None:
-            # positions restart in every neighbour, so neighbours of one chunk are separate batch entries: projected once, then repeated
+            # positions restart in every neighbour, so neighbours of one
+            # chunk are separate batch entries: projected once, then repeated
             neighbours = x.shape[0] // max(chunks.shape[0], 1)
             key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks))
             first = 1 - chunks.shape[1]  # d_enc(i',i) = i' - i
@@ -56,9 +64,9 @@ class EncoderLayer(nn.Module):
 class NeighbourEncoder(nn.Module):
     """Encodes every neighbour by itself, conditioned on the activations of the chunk that retrieved it.
 
-    A token attends the tokens of its own neighbour (those under the mask), in the layers of `encoder_cross_layers` also the M
-    activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. The activations are normalised once (RMSNorm)
-    because the decoder's residual stream is not; so are the encodings that come out.
+    A token attends the tokens of its own neighbour (those under the mask), in the layers of `encoder_cross_layers` also
+    the M activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. The activations are normalised once
+    (RMSNorm) because the decoder's residual stream is not; so are the encodings that come out.
 
     Example:
         encoder = NeighbourEncoder(config, nn.Embedding(config.vocab_size, config.encoder_d_model))
@@ -73,7 +81,16 @@ class NeighbourEncoder(nn.Module):
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Algorithm 1, appendix B.1.2.
     """
 
-    def __init__(self, config: RetroConfig, embedding: nn.Embedding, *, backend=None, checkpoint: bool = False, device=None, dtype=None):
+    def __init__(
+        self,
+        config: RetroConfig,
+        embedding: nn.Embedding,
+        *,
+        backend=None,
+        checkpoint: bool = False,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         if (width := getattr(embedding, "embedding_dim", config.encoder_d_model)) != config.encoder_d_model:
@@ -98,7 +115,8 @@ class NeighbourEncoder(nn.Module):
         Args:
             neighbours: int64 token ids; under a False mask any id of the vocabulary, it does not matter which.
             chunks: activations [B,L,M,d] of the retrieving chunks.
-            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. What is encoded of a missing token is finite and meaningless.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. What is encoded of a missing token is finite and
+                meaningless.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -106,7 +124,9 @@ class NeighbourEncoder(nn.Module):
         sizes: dict[str, int] = {"d": self.config.d_model}
         checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
         checks.shape("chunks", chunks, "B,L,M,d", sizes)
-        checks.token_ids("neighbours", neighbours, getattr(self.embedding, "num_embeddings", self.config.vocab_size), chunks.device)
+        checks.token_ids(
+            "neighbours", neighbours, getattr(self.embedding, "num_embeddings", self.config.vocab_size), chunks.device
+        )
         key_mask = None
         if neighbour_mask is not None:
             checks.neighbour_mask(neighbour_mask, neighbours)

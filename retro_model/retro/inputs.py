@@ -22,7 +22,8 @@ def check_inputs(
     cache: ChunkCache | None = None,
     starts: Sequence[int] | None = None,
 ) -> None:
-    """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or ValueError.
+    """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or
+    ValueError.
 
     starts: the column of each row's first token, see `row_starts`.
     """
@@ -47,7 +48,9 @@ def check_inputs(
         checks.neighbour_mask(mask, neighbours)
 
 
-def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: ChunkCache | None, starts) -> None:
+def _check_neighbours(
+    config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: ChunkCache | None, starts
+) -> None:
     if cache is not None and cache.neighbour_mask is not None:
         sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # what the cache holds
     checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
@@ -55,19 +58,22 @@ def _check_neighbours(config: RetroConfig, neighbours: Tensor, sizes: dict[str, 
     longest = n - min(starts) if starts else n
     if cache is None and sizes["L"] != longest // m:
         raise ValueError(
-            f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {longest // m} complete chunks for N={longest}, chunk_len={m}; "
+            f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {longest // m} complete chunks for N={longest}, "
+            f"chunk_len={m}; "
             f"got L={sizes['L']}"
         )
     if cache is not None and sizes["L"] != cache.completes(n):
         raise ValueError(
-            f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} tokens, "
+            f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} "
+            "tokens, "
             f"chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
         )
 
 
 def row_starts(name: str, mask: Tensor | None, tokens: Tensor) -> list[int] | None:
-    """The column of each row's first token, of a mask [B,N] that is True (or 1) from there to the row's last token; None: all begin in
-    column 0. Padding on the right needs no care: nothing attends what comes after it. Waits for the device.
+    """The column of each row's first token, of a mask [B,N] that is True (or 1) from there to the row's last token;
+    None: all begin in column 0. Padding on the right needs no care: nothing attends what comes after it. Waits for the
+    device.
 
     Raises: ValueError, naming `name`, for padding between tokens and for a row without any.
     """

@@ -1,4 +1,6 @@
-"""Retro: a causal decoder that, in some of its layers, attends the neighbours retrieved for the chunks before each token."""
+"""Retro: a causal decoder that, in some of its layers, attends the
+neighbours retrieved for the chunks before each token.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from .retrieval import Encoded, Part, Retrieval
 
 
 class DecoderLayer(nn.Module):
-    """Causal attention, chunked cross-attention in the layers of `cca_layers`, feed-forward; each a pre-norm residual."""
+    """Causal attention, chunked cross-attention in the layers of
+    `cca_layers`, feed-forward; each a pre-norm residual.
+    """
 
     def __init__(self, config: RetroConfig, index: int, *, backend: str | None = None, device=None, dtype=None):
         super().__init__()
@@ -43,15 +47,19 @@ class DecoderLayer(nn.Module):
         self.cca_norm = self.cca = None
         if index in config.cca_layers:
             self.cca_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
-            self.cca = ChunkedCrossAttention(*sizes, chunk_len=config.chunk_len, context_dim=config.encoder_d_model, **options)
+            self.cca = ChunkedCrossAttention(
+                *sizes, chunk_len=config.chunk_len, context_dim=config.encoder_d_model, **options
+            )
         self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, **where)
 
     def forward(
-        self, x: Tensor, retrieval: Retrieval | None = None, encoded: Encoded | None = None, *, key_mask: Tensor | None = None,
+        self, x: Tensor, retrieval: Retrieval | None = None, encoded: Encoded | None = None, *,
+        key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None, part: Part | None = None,
     ) -> tuple[Tensor, Encoded | None]:  # fmt: skip
-        """x [B,N,d] -> [B,N,d], and the encoded neighbours for the layers to come: the first layer with CCA encodes them.
+        """x [B,N,d] -> [B,N,d], and the encoded neighbours for the layers to come: the first layer with CCA encodes
+        them.
 
         Args:
             retrieval: of this call; None: none.
@@ -64,7 +72,9 @@ class DecoderLayer(nn.Module):
         if self.cca is not None and retrieval is not None:
             encoded = retrieval.encode(x) if encoded is None else encoded
             if retrieval.retrieves:
-                x = self._residual(self.cca_norm, partial(retrieval.cross_attend, self.cca, encoded=encoded, layer=self.index), x)
+                x = self._residual(
+                    self.cca_norm, partial(retrieval.cross_attend, self.cca, encoded=encoded, layer=self.index), x
+                )
         return self._residual(self.feed_forward_norm, self.feed_forward, x), encoded
 
     def _residual(self, norm: nn.Module, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -73,11 +83,12 @@ class DecoderLayer(nn.Module):
 
 
 class Retro(nn.Module):
-    """Retrieval-enhanced transformer: logits of the next token from the tokens so far and the neighbours of their complete chunks.
+    """Retrieval-enhanced transformer: logits of the next token from the tokens so far and the neighbours of their
+    complete chunks.
 
-    The encoder runs once, conditioned on the residual stream after the self-attention of layer min(P), before that layer's
-    chunked cross-attention (Algorithm 1). The logits at token t depend on tokens <= t and on the neighbours of chunk u only
-    for t >= (u+1)M - 1.
+    The encoder runs once, conditioned on the residual stream after the self-attention of layer min(P), before that
+    layer's chunked cross-attention (Algorithm 1). The logits at token t depend on tokens <= t and on the neighbours of
+    chunk u only for t >= (u+1)M - 1.
 
     Example:
         model = Retro(RetroConfig.preset("172m"))
@@ -87,7 +98,8 @@ class Retro(nn.Module):
     Args:
         config: sizes; with cca_layers=() the baseline transformer.
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
-        checkpoint: recompute each layer's activations in the backward pass rather than keep them; the encoder's with those of layer
+        checkpoint: recompute each layer's activations in the backward pass rather than keep them; the encoder's with
+            those of layer
             min(P), in which it runs.
 
     Initial weights: N(0, 1/fan_in), residual outputs scaled down by depth, see `layers.initialise`.
@@ -95,17 +107,25 @@ class Retro(nn.Module):
     Source: Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5, Algorithm 1.
     """
 
-    def __init__(self, config: RetroConfig, *, backend: str | None = None, checkpoint: bool = False, device=None, dtype=None):
+    def __init__(
+        self, config: RetroConfig, *, backend: str | None = None, checkpoint: bool = False, device=None, dtype=None
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
-        self.layers = nn.ModuleList(DecoderLayer(config, index, backend=backend, **where) for index in range(1, config.num_layers + 1))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, index, backend=backend, **where) for index in range(1, config.num_layers + 1)
+        )
         self.norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.readout = nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.encoder = None
         if config.retrieves:
-            shared = self.embedding if config.share_embeddings else nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
+            shared = (
+                self.embedding
+                if config.share_embeddings
+                else nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
+            )
             self.encoder = NeighbourEncoder(config, shared, backend=backend, **where)
         self.reset_parameters()
 
@@ -118,37 +138,47 @@ class Retro(nn.Module):
             initialise(part, branches)
 
     def forward(
-        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None,
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None,
+        cache: RetroCache | None = None,
         token_mask: Tensor | None = None, loss_mask: Tensor | None = None, part: Part | None = None,
     ) -> Tensor | NextTokenLoss:  # fmt: skip
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
-            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len. With a cache, those that follow what it holds.
+            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len. With a cache, those that follow what
+                it holds.
             neighbours: int64 [B,L,K,R], those of the L = N // M complete chunks, any K and R; None: RETRO[OFF].
-                With a cache, of the L = cache.completes(N) chunks that complete within this call; a row that completes fewer uses
-                its first ones; None where some complete: they have no neighbours. K and R stay the same.
-            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The ids under
-                False do not matter, but must be in the vocabulary.
-            cache: holds the tokens before these and takes these in; see `RetroCache`. Such a call is not differentiable.
-            token_mask: bool [B,N], False on padding before (or after) a row's tokens: rows then have what they have alone, their chunks
-                counted from their first token, and L is that of the longest. With a cache, in its first call only.
-            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a `NextTokenLoss`, and the logits
-                of all tokens are never in memory together; see `layers.linear_cross_entropy`.
-            part: this process's range of longer sequences, see `retro_model.parallel.SequencePart`: tokens and neighbours are the range's.
+                With a cache, of the L = cache.completes(N) chunks that complete within this call; a row that completes
+                fewer uses its first ones; None where some complete: they have no neighbours. K and R stay the same.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The
+                ids under False do not matter, but must be in the vocabulary.
+            cache: holds the tokens before these and takes these in; see `RetroCache`. Such a call is not
+                differentiable.
+            token_mask: bool [B,N], False on padding before (or after) a row's tokens: rows then have what they have
+                alone, their chunks counted from their first token, and L is that of the longest. With a cache, in its
+                first call only.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a
+                `NextTokenLoss`, and the logits of all tokens are never in memory together; see
+                `layers.linear_cross_entropy`.
+            part: this process's range of longer sequences, see `retro_model.parallel.SequencePart`: tokens and
+                neighbours are the range's.
 
         Raises:
-            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on the CPU: to
-                read them on a GPU would make the host wait in every call. `checks.token_range` does that once, where you want it.
+            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on
+                the CPU: to read them on a GPU would make the host wait in every call. `checks.token_range` does that
+                once, where you want it.
         """
-        x = self.activations(tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache, token_mask=token_mask, part=part)
+        x = self.activations(
+            tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache, token_mask=token_mask, part=part
+        )
         if loss_mask is None:
             return self.readout(x)
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         return (next_token_loss if part is None else part.next_token_loss)(x, self.readout.weight, tokens, loss_mask)
 
     def activations(
-        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None, cache: RetroCache | None = None,
+        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None,
+        cache: RetroCache | None = None,
         token_mask: Tensor | None = None, part: Part | None = None,
     ) -> Tensor:  # fmt: skip
         """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
@@ -164,7 +194,13 @@ class Retro(nn.Module):
             return self._activations(tokens, neighbours, neighbour_mask, cache, starts)
 
     def _activations(
-        self, tokens: Tensor, neighbours, neighbour_mask, cache: RetroCache | None, starts: list[int] | None, part: Part | None = None
+        self,
+        tokens: Tensor,
+        neighbours,
+        neighbour_mask,
+        cache: RetroCache | None,
+        starts: list[int] | None,
+        part: Part | None = None,
     ) -> Tensor:
         count, retrieval, key_mask = tokens.shape[1], None, None
         if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
@@ -172,7 +208,9 @@ class Retro(nn.Module):
             if part is not None:
                 retrieval = part.retrieval(self.encoder, neighbours, neighbour_mask)
             else:
-                retrieval = Retrieval(self.encoder, count, neighbours, neighbour_mask, cache=cache, starts=starts, **where)
+                retrieval = Retrieval(
+                    self.encoder, count, neighbours, neighbour_mask, cache=cache, starts=starts, **where
+                )
         if cache is not None:
             key_mask = cache.key_mask(count, tokens.device)
         elif starts is not None:

@@ -1,7 +1,8 @@
-"""Retrieval within one call of a model: which rows complete which chunks, what the encoder is conditioned on, who attends what.
+"""Retrieval within one call of a model: which rows complete which chunks, what the encoder is conditioned on, who
+attends what.
 
-Whole sequences, decoding with a cache and retrofitted decoders all go through `Retrieval`: a whole sequence is a call without a cache
-in which all rows begin at their first token.
+Whole sequences, decoding with a cache and retrofitted decoders all go through `Retrieval`: a whole sequence is a call
+without a cache in which all rows begin at their first token.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Encoded = list[Tensor | None]
 
 
 class Part(Protocol):
-    """A process's range of sequences whose rest others hold: what `retro_model.parallel.SequencePart` does for a model."""
+    """A process's range of sequences whose rest others hold: what
+    `retro_model.parallel.SequencePart` does for a model.
+    """
 
     def check(self, config, tokens: Tensor, cache, token_mask) -> None: ...
 
@@ -49,7 +52,8 @@ class Retrieval:
     Args:
         encoder: reads the neighbours.
         count: N, columns of the call.
-        neighbours: [B,L,K,R], of the L chunks that complete in the row where most do; a row that completes fewer uses its first ones.
+        neighbours: [B,L,K,R], of the L chunks that complete in the row where most do; a row that completes fewer uses
+            its first ones.
             None: none.
         neighbour_mask: bool [B,L,K] or [B,L,K,R], or None.
         batch: B.
@@ -58,7 +62,8 @@ class Retrieval:
     """
 
     def __init__(
-        self, encoder: NeighbourEncoder, count: int, neighbours: Tensor | None, neighbour_mask: Tensor | None, *, batch: int,
+        self, encoder: NeighbourEncoder, count: int, neighbours: Tensor | None, neighbour_mask: Tensor | None, *,
+        batch: int,
         device: torch.device, starts: Sequence[int] | None = None, cache: ChunkCache | None = None,
     ):  # fmt: skip
         self.encoder, self.count, self.cache, self.device = encoder, count, cache, device
@@ -81,7 +86,9 @@ class Retrieval:
         elif self.neighbour_mask.dim() == 3:
             self.neighbour_mask = self.neighbour_mask.unsqueeze(-1).expand(self.neighbours.shape)
         if cache.neighbour_mask is None:
-            cache.neighbour_mask = torch.zeros(cache.batch, *self.neighbours.shape[2:], dtype=torch.bool, device=self.device)
+            cache.neighbour_mask = torch.zeros(
+                cache.batch, *self.neighbours.shape[2:], dtype=torch.bool, device=self.device
+            )
 
     def _groups(self, positions: Sequence[int]) -> list[Group]:
         m = self.encoder.config.chunk_len
@@ -91,12 +98,20 @@ class Retrieval:
             members.setdefault((max(-position, 0), phase, position >= m and phase < m - 1), []).append(row)
         whole = len(members) == 1
         return [
-            Group(slice(None) if whole else torch.tensor(rows, device=self.device), first, phase, held, (phase + self.count - first) // m)
+            Group(
+                slice(None) if whole else torch.tensor(rows, device=self.device),
+                first,
+                phase,
+                held,
+                (phase + self.count - first) // m,
+            )
             for (first, phase, held), rows in members.items()
         ]
 
     def encode(self, x: Tensor) -> Encoded:
-        """The neighbours of the chunks that complete, conditioned on activations x [B,N,d] and on what is held of their beginnings."""
+        """The neighbours of the chunks that complete, conditioned on
+        activations x [B,N,d] and on what is held of their beginnings.
+        """
         m, cache = self.encoder.config.chunk_len, self.cache
         if cache is not None and cache.chunk is None:
             cache.chunk = x.new_zeros(cache.batch, m, x.shape[-1])
@@ -111,7 +126,9 @@ class Retrieval:
                 encoded.append(None)
                 continue
             chunks = hidden[:, : completed * m].unflatten(1, (completed, m))
-            encoded.append(self.encoder(self.neighbours[rows, :completed], chunks, neighbour_mask=self._mask(rows, completed)))
+            encoded.append(
+                self.encoder(self.neighbours[rows, :completed], chunks, neighbour_mask=self._mask(rows, completed))
+            )
         return encoded
 
     def _mask(self, rows: Tensor | slice, chunks: int) -> Tensor | None:
@@ -129,12 +146,16 @@ class Retrieval:
                 total[group.rows, group.first :] = update.to(total.dtype)
         return total
 
-    def _cross_attend(self, group: Group, cca: ChunkedCrossAttention, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None):
+    def _cross_attend(
+        self, group: Group, cca: ChunkedCrossAttention, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None
+    ):
         """The update of one group's rows; None where no token attends anything."""
         rows, x = group.rows, x[group.rows, group.first :]
         key, value = (None, None) if encoded is None else cca.project(encoded)
         mask, query_start = self._mask(rows, group.completed), group.phase
-        held = kept is not None and group.held and kept.keys is not None  # before any neighbours were given there are none to hold
+        held = (
+            kept is not None and group.held and kept.keys is not None
+        )  # before any neighbours were given there are none to hold
         if held:  # chunk 0 of the call is the one held
             query_start += cca.chunk_len
             key = _after(kept.keys[rows], key)

@@ -1,4 +1,5 @@
-"""Retrieval for a decoder that is already trained: chunked cross-attention and a neighbour encoder beside frozen weights.
+"""Retrieval for a decoder that is already trained: chunked cross-attention and a neighbour encoder beside frozen
+weights.
 
     model = retrofit(decoder, cca_layers=(6, 9, 12))        # our baseline, or a Hugging Face GPT-2 or Llama-like model
     logits = model(tokens, neighbours, neighbour_mask=mask) # only what was added trains
@@ -38,7 +39,8 @@ ABROAD = "its Trainer, generate and save_pretrained take huggingface.RetrofitFor
 
 
 def retrofit(
-    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None, cca_output: str = "zero",
+    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None,
+    cca_output: str = "zero",
     backend: str | None = None, **changes,
 ) -> nn.Module:  # fmt: skip
     """A model that retrieves, around a decoder whose weights stay as they are: the decoder is frozen in place.
@@ -48,16 +50,17 @@ def retrofit(
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
 
     Args:
-        decoder: a `Retro` without retrieval, or a causal decoder of pre-norm blocks that add their attention's output to their
-            input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin), which is tried out; with or without PEFT adapters, which
-            go on training.
+        decoder: a `Retro` without retrieval, or a causal decoder of pre-norm blocks that add their attention's output
+            to their input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin), which is tried out; with or
+            without PEFT adapters, which go on training.
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.
-        cca_output: "zero": the output projection of every chunked cross-attention starts at zero, so that training begins at the decoder's
-            own likelihood; "fresh": at random like all else that is added, as in the paper.
+        cca_output: "zero": the output projection of every chunked cross-attention starts at zero, so that training
+            begins at the decoder's own likelihood; "fresh": at random like all else that is added, as in the paper.
         backend: of `retro_kernels`; None: the fastest that serves a call.
-        changes: fields of `RetroConfig`: cca_layers, chunk_len, neighbour_len (default 2 chunk_len), the encoder's sizes; share_embeddings
-            where the decoder is a `Retro`; num_heads and head_dim of the cross-attention where it is not.
+        changes: fields of `RetroConfig`: cca_layers, chunk_len, neighbour_len (default 2 chunk_len), the encoder's
+            sizes; share_embeddings where the decoder is a `Retro`; num_heads and head_dim of the cross-attention where
+            it is not.
 
     Returns:
         A `Retro` where the decoder is one, with shared weights; else a `RetrofittedDecoder`.
@@ -78,7 +81,9 @@ def retrofit(
     return model
 
 
-def _retrofit_other(decoder: nn.Module, blocks, attention: str | None, backend: str | None, changes: dict) -> RetrofittedDecoder:
+def _retrofit_other(
+    decoder: nn.Module, blocks, attention: str | None, backend: str | None, changes: dict
+) -> RetrofittedDecoder:
     if blocks is None:
         blocks, attention = find_blocks(decoder)
     if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
@@ -86,7 +91,8 @@ def _retrofit_other(decoder: nn.Module, blocks, attention: str | None, backend: 
     config = _changed(config_of(decoder, len(blocks), changes.get("head_dim")), changes, FIXED)
     if config.share_embeddings:
         raise ValueError(
-            "share_embeddings: expected False for a decoder that is no Retro, whose embeddings may be scaled or mixed; got True"
+            "share_embeddings: expected False for a decoder that is no Retro, whose embeddings may be scaled or mixed; "
+            "got True"
         )
     decoder.eval()
     check_blocks(decoder, [blocks[layer - 1] for layer in config.cca_layers], attention)
@@ -108,7 +114,9 @@ def _changed(config: RetroConfig, changes: dict, fixed: Sequence[str]) -> RetroC
 
 def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) -> Retro:
     if decoder.config.retrieves:
-        raise ValueError(f"decoder: expected a Retro without retrieval (cca_layers=()); got cca_layers={decoder.config.cca_layers}")
+        raise ValueError(
+            f"decoder: expected a Retro without retrieval (cca_layers=()); got cca_layers={decoder.config.cca_layers}"
+        )
     where = next(decoder.parameters())
     model = Retro(config, backend=backend, device=where.device, dtype=where.dtype)
     trained = dict(decoder.named_parameters())
@@ -124,13 +132,15 @@ def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) ->
 class RetrofittedDecoder(nn.Module):
     """A frozen causal decoder, with a chunked cross-attention after the self-attention of some of its blocks.
 
-    What PEFT has added to the decoder trains on beside what is added here; so PEFT goes first, `retrofit(get_peft_model(...))`.
+    What PEFT has added to the decoder trains on beside what is added here; so PEFT goes first,
+    `retrofit(get_peft_model(...))`.
 
-    For the Hugging Face library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`, which holds one of
-    these. `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours.
+    For the Hugging Face library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`,
+    which holds one of these. `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours.
 
-    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. The encoder is conditioned on x + a of
-    the first such block. The frozen decoder stays in evaluation mode: its dropout would only add noise to what it has learnt.
+    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. The encoder is conditioned on x
+    + a of the first such block. The frozen decoder stays in evaluation mode: its dropout would only add noise to what
+    it has learnt.
 
     Args:
         decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
@@ -138,7 +148,15 @@ class RetrofittedDecoder(nn.Module):
         blocks, attention: see `retrofit`.
     """
 
-    def __init__(self, decoder: nn.Module, config: RetroConfig, blocks: Sequence[nn.Module], attention: str, *, backend: str | None = None):
+    def __init__(
+        self,
+        decoder: nn.Module,
+        config: RetroConfig,
+        blocks: Sequence[nn.Module],
+        attention: str,
+        *,
+        backend: str | None = None,
+    ):
         super().__init__()
         where = next(decoder.parameters())
         where = {"device": where.device, "dtype": where.dtype}
@@ -149,7 +167,12 @@ class RetrofittedDecoder(nn.Module):
         self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
         names = [str(layer) for layer in config.cca_layers]
         sizes = (config.d_model, config.num_heads, config.head_dim)
-        options = {"chunk_len": config.chunk_len, "context_dim": config.encoder_d_model, "dropout": config.dropout, "backend": backend}
+        options = {
+            "chunk_len": config.chunk_len,
+            "context_dim": config.encoder_d_model,
+            "dropout": config.dropout,
+            "backend": backend,
+        }
         self.cca = nn.ModuleDict({name: ChunkedCrossAttention(*sizes, **options, **where) for name in names})
         self.cca_norm = nn.ModuleDict({name: nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
         for part in (self.cca, self.cca_norm):
@@ -179,7 +202,10 @@ class RetrofittedDecoder(nn.Module):
         """
         options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
         if options["use_reentrant"]:
-            raise ValueError("use_reentrant: expected False for a retrofitted decoder, whose blocks share encoded neighbours; got True")
+            raise ValueError(
+                "use_reentrant: expected False for a retrofitted decoder, whose blocks share encoded neighbours; got "
+                "True"
+            )
         base = base_of(self.decoder)
         enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
         enable({**options, "context_fn": self._checkpoint_contexts})
@@ -201,7 +227,9 @@ class RetrofittedDecoder(nn.Module):
 
     @property
     def accepts_loss_kwargs(self) -> bool:
-        """What the Trainer asks of a model before it touches it. Raises: TypeError, for it trains `RetrofitForCausalLM`."""
+        """What the Trainer asks of a model before it touches it.
+        Raises: TypeError, for it trains `RetrofitForCausalLM`.
+        """
         raise TypeError(f"model: a RetrofittedDecoder is no model of the Hugging Face library; {ABROAD}")
 
     def forward(
@@ -212,13 +240,16 @@ class RetrofittedDecoder(nn.Module):
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
-            neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache); None: none.
+            neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache);
+                None: none.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
-            cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is differentiable.
-            attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks are counted from
-                its first token, and L is that of the longest row. With a cache, in its first call only.
-            loss_mask: [B,N], True for tokens whose negative log-likelihood counts: see `Retro.forward`. The logits of all tokens are never in
-                memory together, unless the decoder caps or shifts them.
+            cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is
+                differentiable.
+            attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks
+                are counted from its first token, and L is that of the longest row. With a cache, in its first call
+                only.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts: see `Retro.forward`. The logits of
+                all tokens are never in memory together, unless the decoder caps or shifts them.
             targets: int64 [B,N], in place of the tokens as what is to be predicted; needs `loss_mask`.
             input_ids, labels: refused: what the Trainer calls is a `RetrofitForCausalLM`.
             options: handed to the decoder.
@@ -228,28 +259,40 @@ class RetrofittedDecoder(nn.Module):
         """
         if tokens is None or input_ids is not None or labels is not None:
             raise TypeError(
-                f"tokens: expected int64 [B,N]; got input_ids or labels, as the Hugging Face library calls its models; {ABROAD}"
+                "tokens: expected int64 [B,N]; got input_ids or labels, as the Hugging Face library calls its models; "
+                f"{ABROAD}"
             )
         if loss_mask is not None:
             return self._losses(
-                tokens, neighbours, loss_mask, targets, neighbour_mask=neighbour_mask, attention_mask=attention_mask, **options
+                tokens,
+                neighbours,
+                loss_mask,
+                targets,
+                neighbour_mask=neighbour_mask,
+                attention_mask=attention_mask,
+                **options,
             )
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
                 raise ValueError(
-                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; use cache"
+                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; "
+                    "use cache"
                 )
         self._check_trainable()
         starts = row_starts("attention_mask", attention_mask, tokens)
         if cache is not None and starts is not None:
             cache.pad(starts)
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device, cache, starts)
+        check_inputs(
+            self.config, tokens, neighbours, neighbour_mask, self.encoder.embedding.weight.device, cache, starts
+        )
         options |= self._padding(tokens, attention_mask, starts, cache)
         where = {"batch": tokens.shape[0], "device": tokens.device, "starts": starts, "cache": cache}
         if cache is None and (neighbours is None or not neighbours.shape[1]):
             out = self.decoder(tokens, **options)
         elif cache is None:
-            out = self._run(Retrieval(self.encoder, tokens.shape[1], neighbours, neighbour_mask, **where), tokens, options)
+            out = self._run(
+                Retrieval(self.encoder, tokens.shape[1], neighbours, neighbour_mask, **where), tokens, options
+            )
         else:
             with torch.no_grad():
                 retrieval = Retrieval(self.encoder, tokens.shape[1], neighbours, neighbour_mask, **where)
@@ -272,9 +315,15 @@ class RetrofittedDecoder(nn.Module):
         return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
 
     def _check_trainable(self) -> None:
-        if self.training and torch.is_grad_enabled() and not next(self.cca.parameters()).requires_grad and adapters(self):
+        if (
+            self.training
+            and torch.is_grad_enabled()
+            and not next(self.cca.parameters()).requires_grad
+            and adapters(self)
+        ):
             raise RuntimeError(
-                "the chunked cross-attention is frozen beside adapters that train: PEFT around a retrofitted decoder freezes what was "
+                "the chunked cross-attention is frozen beside adapters that train: PEFT around a retrofitted decoder "
+                "freezes what was "
                 "added; put PEFT into the decoder first, retrofit(get_peft_model(decoder, ...))"
             )
 
@@ -307,14 +356,20 @@ class RetrofittedDecoder(nn.Module):
             given.append(args[0])
             return (args[0][:, -1:],)
 
-        handle = None if self._readout is None else self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow)
+        handle = (
+            None
+            if self._readout is None
+            else self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow)
+        )
         try:
             yield given
         finally:
             if handle is not None:
                 handle.remove()
 
-    def _losses(self, tokens: Tensor, neighbours: Tensor | None, loss_mask: Tensor, targets: Tensor | None, **options) -> NextTokenLoss:
+    def _losses(
+        self, tokens: Tensor, neighbours: Tensor | None, loss_mask: Tensor, targets: Tensor | None, **options
+    ) -> NextTokenLoss:
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         targets = tokens if targets is None else targets
         with self._last_only() as given:
@@ -322,7 +377,10 @@ class RetrofittedDecoder(nn.Module):
         if given:
             return next_token_loss(given[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
         counted, logits = loss_mask[:, 1:], logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
-        losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none").view(counted.shape) * counted
+        losses = (
+            F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none").view(counted.shape)
+            * counted
+        )
         return NextTokenLoss(losses.sum(), losses.detach())
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:

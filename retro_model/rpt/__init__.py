@@ -1,4 +1,5 @@
-"""RPT, the Retrieval-Pretrained Transformer (arXiv 2306.13421), on `retro_kernels`: a decoder that retrieves from its own past.
+"""RPT, the Retrieval-Pretrained Transformer (arXiv 2306.13421), on `retro_kernels`: a decoder that retrieves from its
+own past.
 
 config.py       RPTConfig: sizes, switches, the paper's models
 rotary.py       rotary positions
@@ -12,7 +13,8 @@ loss.py         lambda_rank
 supervision.py  BM25 candidates, the reference language model's scores, stored
 index.py        SelfIndex, which grows with a document; cache.py what decoding keeps, decoding.py how it goes on
 
-Training lies in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in retro_model/demo/rpt.
+Training lies in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in
+retro_model/demo/rpt.
 """
 
 from .cache import RPTCache

@@ -19,7 +19,8 @@ class RPTCache:
         gate        keys and values of every neighbour so far, K a chunk
         neighbours  keys and values [B,K,2m,H,D] of the last complete chunk's neighbours in each CCA layer
 
-    Only index and gate grow with the document, by (2m+1)d and 2Kd numbers a chunk of m tokens. Rows may be of different lengths.
+    Only index and gate grow with the document, by (2m+1)d and 2Kd numbers a chunk of m tokens. Rows may be of different
+    lengths.
 
     Example:
         cache = model.make_cache(batch=2)
@@ -39,7 +40,13 @@ class RPTCache:
     """
 
     def __init__(
-        self, config: RPTConfig, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None, factory: str | None = None
+        self,
+        config: RPTConfig,
+        batch: int,
+        capacity: int | None = None,
+        *,
+        num_neighbours: int | None = None,
+        factory: str | None = None,
     ):
         checks.integer("batch", batch, low=1)
         if capacity is not None:
@@ -54,7 +61,9 @@ class RPTCache:
         self.decoder = None  # of a retrofitted decoder: its own cache, whatever it gives as past_key_values
 
     def completes(self, count: int) -> int:
-        """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's `index`."""
+        """Chunks that `count` more tokens complete, in the row where
+        they complete the most: the L of the next call's `index`.
+        """
         m = self.config.chunk_len
         return max((p % m + count) // m for p in self.positions)
 
@@ -64,7 +73,9 @@ class RPTCache:
         return sum(t.nbytes for t in self.rows.values()) + sum(index.nbytes for index in self.indexes)
 
     def row(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """The tensor [B,*shape] of this name; zeros of the type of `like` at first. A longer first dimension makes it grow."""
+        """The tensor [B,*shape] of this name; zeros of the type of
+        `like` at first. A longer first dimension makes it grow.
+        """
         held = self.rows.get(name)
         if held is None:
             self.rows[name] = like.new_zeros(self.batch, *shape)
@@ -102,7 +113,11 @@ class RPTCache:
             return sample.new_zeros(cache.batch, *sample.shape[1:])
         if not name.startswith("window"):
             longest = max(c.rows[name].shape[1] for c in caches if name in c.rows) if held.dim() > 1 else 0
-            return torch.cat([held, held.new_zeros(held.shape[0], longest - held.shape[1], *held.shape[2:])], 1) if longest else held
+            return (
+                torch.cat([held, held.new_zeros(held.shape[0], longest - held.shape[1], *held.shape[2:])], 1)
+                if longest
+                else held
+            )
         fitted = held.new_zeros(cache.batch, self.ring, *held.shape[2:])
         for row, p in enumerate(cache.positions):
             there = torch.arange(max(0, p - min(cache.ring, self.ring)), p, device=held.device)

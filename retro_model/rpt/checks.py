@@ -22,12 +22,15 @@ def check_tokens(model, tokens: Tensor, cache) -> None:
     if cache.capacity is not None and max(cache.positions) + sizes["N"] > cache.capacity:
         held = max(cache.positions)
         raise ValueError(
-            f"tokens: expected N <= {cache.capacity - held} (capacity = {cache.capacity} after the {held} held); got N={sizes['N']}"
+            f"tokens: expected N <= {cache.capacity - held} (capacity = {cache.capacity} after the {held} held); got "
+            f"N={sizes['N']}"
         )
 
 
 def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache, part=None) -> None:
-    """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where the model has no retriever; else TypeError or ValueError."""
+    """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where
+    the model has no retriever; else TypeError or ValueError.
+    """
     config = model.config
     chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
     if index is None:
@@ -44,11 +47,14 @@ def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, ca
         raise ValueError(f"index: expected the device of the tokens, {tokens.device}; got {index.device}")
     if index.shape[1] != chunks:
         raise ValueError(
-            f"index: expected [B,L,K] with L = {chunks} chunks of {config.chunk_len} that complete within these N={tokens.shape[1]} tokens; "
+            f"index: expected [B,L,K] with L = {chunks} chunks of {config.chunk_len} that complete within these "
+            f"N={tokens.shape[1]} tokens; "
             f"got L={index.shape[1]}"
         )
     if cache is not None and index.shape[2] != cache.num_neighbours:
-        raise ValueError(f"index: expected [B,L,K] with K = {cache.num_neighbours}, the cache's; got K={index.shape[2]}")
+        raise ValueError(
+            f"index: expected [B,L,K] with K = {cache.num_neighbours}, the cache's; got K={index.shape[2]}"
+        )
     if index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
         _check_values(index, config, cache, 0 if part is None else part.first(chunks))
 
@@ -60,10 +66,12 @@ def _check_values(index: Tensor, config, cache, first: int) -> None:
     if bool((index >= own).any()):
         at = (index >= own).nonzero()[0].tolist()
         raise ValueError(
-            f"index: expected chunks before the one that asks (a chunk and its successor are read); got {int(index[tuple(at)])} at {at}"
+            "index: expected chunks before the one that asks (a chunk and its successor are read); got "
+            f"{int(index[tuple(at)])} at {at}"
         )
     least = OWN if config.retriever else -1
     if int(index.min()) < least:
         raise ValueError(
-            f"index: expected chunk numbers, -1 (none){' or -2 (the retriever choice)' if least == OWN else ''}; got {int(index.min())}"
+            f"index: expected chunk numbers, -1 (none){' or -2 (the retriever choice)' if least == OWN else ''}; got "
+            f"{int(index.min())}"
         )

@@ -18,8 +18,8 @@ class RPTConfig:
 
     Example:
         config = RPTConfig.preset("rpt")  # 242 million weights, Table 2
-        tiny = RPTConfig(vocab_size=256, d_model=64, d_ff=256, num_heads=2, num_layers=4, cca_layers=(3, 4), chunk_len=16,
-                         segment=64, excluded_chunks=8)
+        tiny = RPTConfig(vocab_size=256, d_model=64, d_ff=256, num_heads=2, num_layers=4, cca_layers=(3, 4),
+                         chunk_len=16, segment=64, excluded_chunks=8)
 
     Args:
         vocab_size: V, tokens of the vocabulary.
@@ -34,7 +34,8 @@ class RPTConfig:
         excluded_chunks: w, chunk i retrieves chunks j <= i - w. The paper's 2S/m excludes what the window may show.
         gate_floor: eta, the least that a gate lets through; 1 takes the gate out.
         gated_ffn: a feed-forward layer of three matrices (SwiGLU).
-        null_slot: one learned key and value a head, without position, beside the keys of every cross- and bidirectional attention.
+        null_slot: one learned key and value a head, without position, beside the keys of every cross- and bidirectional
+            attention.
         score_scale: multiplies q·k; the margin of the retrieval loss is in units of the score.
         query_norm, key_norm: RMSNorm before W_Q, before W_K.
         retriever: False: no chunk attention, no W_Q and W_K: neighbours are given in every call (RETRO with BM25).
@@ -84,7 +85,9 @@ class RPTConfig:
         self._check_layers()
         for name in ("gate_floor", "dropout"):
             if not 0 <= getattr(self, name) <= 1 - (name == "dropout") * 1e-9:
-                raise ValueError(f"{name}: expected a number in [0, 1{')' if name == 'dropout' else ']'}; got {getattr(self, name)}")
+                raise ValueError(
+                    f"{name}: expected a number in [0, 1{')' if name == 'dropout' else ']'}; got {getattr(self, name)}"
+                )
         if self.window not in WINDOWS:
             raise ValueError(f"window: expected one of {WINDOWS}; got {self.window!r}")
 
@@ -95,12 +98,15 @@ class RPTConfig:
         object.__setattr__(self, "cca_layers", tuple(layers))
         if list(layers) != sorted(set(layers)) or (layers and not first <= layers[0] <= layers[-1] <= self.num_layers):
             raise ValueError(
-                f"cca_layers: expected ascending layers of the upper half, {first} to num_layers={self.num_layers}; got {tuple(layers)}"
+                f"cca_layers: expected ascending layers of the upper half, {first} to num_layers={self.num_layers}; "
+                f"got {tuple(layers)}"
             )
 
     @classmethod
     def preset(cls, name: str, vocab_size: int = VOCAB_SIZE) -> RPTConfig:
-        """A model of Table 2: "rpt", "retro-bm25" (the same without a retriever), "transformer-xl" (without neighbours)."""
+        """A model of Table 2: "rpt", "retro-bm25" (the same without a
+        retriever), "transformer-xl" (without neighbours).
+        """
         whole = cls(vocab_size, dropout=0.05)
         presets = {"rpt": whole, "retro-bm25": whole.replace(retriever=False), "transformer-xl": whole.baseline()}
         if name not in presets:

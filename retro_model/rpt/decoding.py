@@ -14,8 +14,12 @@ ROOM = 64  # chunks that the gate's cache begins with
 
 
 @torch.no_grad()
-def decode(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache) -> tuple[Tensor, Retrieved | None]:
-    """Final activations [B,N,d] of new tokens, and what their chunks retrieved (-1 in rows that complete fewer); the arguments are those of `RPT.forward`, checked."""
+def decode(
+    model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache
+) -> tuple[Tensor, Retrieved | None]:
+    """Final activations [B,N,d] of new tokens, and what their chunks retrieved (-1 in rows that complete fewer); the
+    arguments are those of `RPT.forward`, checked.
+    """
     retrieved = begin(cache, model.embedding.weight, retrieval, tokens.shape[1])
     n, groups = tokens.shape[1], {}
     for row, p in enumerate(cache.positions):  # single tokens go together wherever their rows stand
@@ -36,7 +40,9 @@ def decode(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: 
 
 
 def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retrieved | None:
-    """A call of `count` tokens with this cache: what its chunks retrieve, to be filled; None where none completes or retrieval is off."""
+    """A call of `count` tokens with this cache: what its chunks retrieve,
+    to be filled; None where none completes or retrieval is off.
+    """
     if cache.retrieval not in (None, retrieval):
         raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
     cache.retrieval = retrieval
@@ -50,7 +56,8 @@ def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retriev
 class Call:
     """New tokens of some rows: one token each, or several where all rows stand at the same position.
 
-    `complete` takes the lower decoder's states, `read` is an upper layer's chunked cross-attention, `keep` ends the call.
+    `complete` takes the lower decoder's states, `read` is an upper layer's chunked cross-attention, `keep` ends the
+    call.
     """
 
     def __init__(self, model, cache: RPTCache, rows, positions: list[int], members: list[int], count: int):
@@ -99,7 +106,10 @@ class Call:
     def _window(self, number: int, attention, x: Tensor, turn: Rotation) -> Tensor:
         cache, size = self.cache, self.config.segment
         query, (key, value) = attention.queries(x, turn), attention.project(x, turn)
-        held = [self._row(f"window {name} {number}", t, cache.ring, *t.shape[2:]) for name, t in (("key", key), ("value", value))]
+        held = [
+            self._row(f"window {name} {number}", t, cache.ring, *t.shape[2:])
+            for name, t in (("key", key), ("value", value))
+        ]
         if self.count > 1:
             p = self.starts[0]
             first = max(0, p - 2 * size + 1 if attention.sliding else size * (p // size - 1))
@@ -119,7 +129,9 @@ class Call:
         return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
-        """Encodes, searches and gates the chunks that complete with states [b,N,d]: (rows, Memory) of each group of like rows."""
+        """Encodes, searches and gates the chunks that complete with
+        states [b,N,d]: (rows, Memory) of each group of like rows.
+        """
         self.fresh = self._complete(hidden, index)
 
     def _complete(self, hidden: Tensor, index: Tensor | None) -> list[tuple[list[int], Memory]]:
@@ -135,7 +147,14 @@ class Call:
             found = []
             for number, ats in groups.items():
                 rows = [self.members[at] for at in ats]
-                found.append((rows, self._remember(rows, number, chunk[rows].unsqueeze(1), None if index is None else index[ats][:, :1])))
+                found.append(
+                    (
+                        rows,
+                        self._remember(
+                            rows, number, chunk[rows].unsqueeze(1), None if index is None else index[ats][:, :1]
+                        ),
+                    )
+                )
             return found
         phase, first = self.starts[0] % m, self.starts[0] // m
         hidden = torch.cat([chunk[self.rows, :phase], hidden.to(chunk.dtype)], 1)
@@ -145,10 +164,14 @@ class Call:
         if not complete:
             return []
         chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
-        return [(self.members, self._remember(self.members, first, chunks, None if index is None else index[:, :complete]))]
+        return [
+            (self.members, self._remember(self.members, first, chunks, None if index is None else index[:, :complete]))
+        ]
 
     def _remember(self, rows: list[int], first: int, chunks: Tensor, index: Tensor | None):
-        """Memory of chunks [g,c,m,d], numbers first .. of these rows; they join the index, each once its successor is there."""
+        """Memory of chunks [g,c,m,d], numbers first .. of these rows;
+        they join the index, each once its successor is there.
+        """
         model, cache, k = self.model, self.cache, self.cache.num_neighbours
         states, query, key = chunks, None, None
         if model.retriever is not None:
@@ -173,9 +196,13 @@ class Call:
             own = torch.stack(own)
             index = own if index is None else torch.where(index == OWN, own, index)
         empty = chunks.new_zeros(*index.shape[1:], 2 * chunks.shape[2], chunks.shape[3])
-        read = torch.stack([cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty for at, row in enumerate(rows)])
+        read = torch.stack(
+            [cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty for at, row in enumerate(rows)]
+        )
         neighbours, found = model.neighbours.augment(read, chunks), index >= 0
-        turn = rotation(torch.arange(neighbours.shape[-2], device=chunks.device), self.config.head_dim, neighbours.dtype)
+        turn = rotation(
+            torch.arange(neighbours.shape[-2], device=chunks.device), self.config.head_dim, neighbours.dtype
+        )
         return Memory(neighbours, turn, index, self._gate(rows, first, neighbours, found))
 
     def _gate(self, rows: list[int], first: int, neighbours: Tensor, found: Tensor) -> Tensor:
@@ -190,14 +217,18 @@ class Call:
             room *= 2
         parts = []
         for name, new in (("gate key", key), ("gate value", value), ("gate found", found.flatten(1))):
-            held = self._row(name, new, max(room, self.cache.rows[name].shape[1] if name in self.cache.rows else 0), *new.shape[2:])
+            held = self._row(
+                name, new, max(room, self.cache.rows[name].shape[1] if name in self.cache.rows else 0), *new.shape[2:]
+            )
             held[rows, start:end] = new.to(held.dtype)
             parts.append(held[rows, :end])
         update = gate.attention.attend(gate.attention.queries(normed, turn), *parts[:2], causal=True, key_mask=parts[2])
         return gate.value(pooled, update).view(found.shape)
 
     def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
-        """Layer `number`'s chunked cross-attention of x [b,N,d] to the neighbours held and those of the chunks that complete."""
+        """Layer `number`'s chunked cross-attention of x [b,N,d] to
+        the neighbours held and those of the chunks that complete.
+        """
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
         held = [self._row(f"{name} {number}", x, *shape) for name in ("key", "value")]

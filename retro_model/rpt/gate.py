@@ -31,11 +31,24 @@ class NeighbourGate(nn.Module):
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, floor: float = 0.1, dropout: float = 0.0, backend=None, device=None, dtype=None):
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        floor: float = 0.1,
+        dropout: float = 0.0,
+        backend=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.floor, self.dropout = floor, dropout
-        self.norm, self.attention = norm(d_model, **where), Attention(d_model, num_heads, dropout=dropout, backend=backend, **where)
+        self.norm, self.attention = (
+            norm(d_model, **where),
+            Attention(d_model, num_heads, dropout=dropout, backend=backend, **where),
+        )
         self.out_norm = norm(d_model, **where)
         self.weight = nn.Parameter(torch.empty(d_model, **where))
         self.reset_parameters()
@@ -45,7 +58,9 @@ class NeighbourGate(nn.Module):
         nn.init.normal_(self.weight, std=len(self.weight) ** -0.5)
 
     def forward(self, states: Tensor, found: Tensor) -> Tensor:
-        """g [B,L,K] of states [B,L,K,R,d]; found bool [B,L,K]: a neighbour that is not there is not seen by the others."""
+        """g [B,L,K] of states [B,L,K,R,d]; found bool [B,L,K]: a
+        neighbour that is not there is not seen by the others.
+        """
         pooled = states.mean(-2).flatten(1, 2)
         turn = rotation(torch.arange(pooled.shape[1], device=pooled.device), self.attention.head_dim, pooled.dtype)
         update = self.attention(self.norm(pooled), turn, causal=True, key_mask=found.flatten(1))
@@ -54,4 +69,6 @@ class NeighbourGate(nn.Module):
     def value(self, pooled: Tensor, update: Tensor) -> Tensor:
         """g [...] of means [...,d] and what the attention adds to them."""
         pooled = pooled + F.dropout(update, self.dropout, self.training)
-        return torch.sigmoid(self.out_norm(pooled) @ self.weight.to(pooled.dtype) / pooled.shape[-1]).clamp(min=self.floor)
+        return torch.sigmoid(self.out_norm(pooled) @ self.weight.to(pooled.dtype) / pooled.shape[-1]).clamp(
+            min=self.floor
+        )

@@ -15,16 +15,19 @@ KEYS, STATES = 1024, 64  # chunks of a block of each: what is written stays wher
 
 
 class SelfIndex:
-    """Keys [n,d] and states [n,...] of one document's chunks; search among those before a chunk. Exact unless FAISS is asked for.
+    """Keys [n,d] and states [n,...] of one document's chunks; search among those before a chunk. Exact unless FAISS is
+    asked for.
 
     Example:
         index = SelfIndex()
-        index.add(keys, states)                          # chunks 0, 1, ... in order; call it again as the document grows
-        scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)  # query [q,d] of chunks 40, 41, ...: [q,2] each
+        index.add(keys, states)                          # chunks 0, 1, ... in order; again as the document grows
+        # query [q,d] of chunks 40, 41, ...: [q,2] each
+        scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)
         read = index.states(found)                       # [q,2,...]; those of -1 are chunk 0's and to be masked
 
     Args:
-        factory: a FAISS index factory string without training ("HNSW32", "Flat"), inner product; None: exact, by `rk.TopkStream`.
+        factory: a FAISS index factory string without training ("HNSW32", "Flat"), inner product; None: exact, by
+            `rk.TopkStream`.
         backend: of `retro_kernels`, for the exact search.
 
     FAISS holds a copy of the keys on the CPU and searches approximately; worth its while beyond some 10^7 chunks.
@@ -45,7 +48,9 @@ class SelfIndex:
         return self._count
 
     def add(self, keys: Tensor | None, states: Tensor) -> None:
-        """The next chunks: keys [n,d] and states [n,...], of types and widths that stay. keys=None: states to be read by number."""
+        """The next chunks: keys [n,d] and states [n,...], of types
+        and widths that stay. keys=None: states to be read by number.
+        """
         if self._count and (keys is None) != (not self._keys):
             raise ValueError("keys: expected them in every call or in none")
         if keys is not None and len(keys) != len(states):
@@ -88,14 +93,22 @@ class SelfIndex:
         return tuple(t[0] for t in stream.result())
 
     def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
-        """Query 0 may see chunks up to `last`, query 1 one more, and so on; FAISS is asked for so many more than it may see too many."""
+        """Query 0 may see chunks up to `last`, query 1 one more, and so
+        on; FAISS is asked for so many more than it may see too many.
+        """
         fetched = min(self._count, k + max(0, self._count - 1 - last))
         scores, found = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)
         scores, found = torch.from_numpy(scores), torch.from_numpy(found)
         hidden = (found > last + torch.arange(len(query))[:, None]) | (found < 0)
-        scores = torch.nn.functional.pad(scores.masked_fill(hidden, -torch.inf), (0, max(0, k - fetched)), value=-torch.inf)
+        scores = torch.nn.functional.pad(
+            scores.masked_fill(hidden, -torch.inf), (0, max(0, k - fetched)), value=-torch.inf
+        )
         scores, order = scores.sort(dim=-1, descending=True, stable=True)
-        found = torch.nn.functional.pad(found, (0, max(0, k - fetched)), value=-1).gather(-1, order).masked_fill(scores == -torch.inf, -1)
+        found = (
+            torch.nn.functional.pad(found, (0, max(0, k - fetched)), value=-1)
+            .gather(-1, order)
+            .masked_fill(scores == -torch.inf, -1)
+        )
         return scores[:, :k].to(query.device), found[:, :k].to(query.device)
 
     def states(self, index: Tensor) -> Tensor:
@@ -118,7 +131,9 @@ class SelfIndex:
         """To one file that `restore` reads; replaced at once, so that a kill leaves the old one or the new one."""
         path = Path(path)
         parts = {
-            name: torch.cat(blocks)[: self._count].cpu() for name, blocks in (("keys", self._keys), ("states", self._states)) if blocks
+            name: torch.cat(blocks)[: self._count].cpu()
+            for name, blocks in (("keys", self._keys), ("states", self._states))
+            if blocks
         }
         temporary = path.with_name(path.name + ".new")
         torch.save({"kind": "SelfIndex", "factory": self.factory, **parts}, temporary)
@@ -151,5 +166,7 @@ def _empty(factory: str, width: int):
     except RuntimeError as error:
         raise ValueError(f"factory: expected a FAISS index factory string; got {factory!r} ({error})") from error
     if not index.is_trained:
-        raise ValueError(f"factory: expected an index that needs no training, for it grows from nothing; got {factory!r}")
+        raise ValueError(
+            f"factory: expected an index that needs no training, for it grows from nothing; got {factory!r}"
+        )
     return index

@@ -21,7 +21,8 @@ NORM_EPS = 1e-6
 
 
 class Memory(NamedTuple):
-    """What the upper decoder reads: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1: none), gates [B,L,K].
+    """What the upper decoder reads: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1:
+    none), gates [B,L,K].
 
     lead: tokens before the first one that reads, counted from where the memory begins.
     """
@@ -39,7 +40,9 @@ class Memory(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """What a forward pass retrieved: scores [B,L,L] (None without a retriever, or with a cache), index and gates [B,L,K]."""
+    """What a forward pass retrieved: scores [B,L,L] (None without a
+    retriever, or with a cache), index and gates [B,L,K].
+    """
 
     scores: Tensor | None
     index: Tensor
@@ -62,17 +65,22 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, *, null_slot: bool = False, dropout: float = 0.0, backend: str | None = None,
+        self, d_model: int, num_heads: int, *, null_slot: bool = False, dropout: float = 0.0,
+        backend: str | None = None,
         device=None, dtype=None,
     ):  # fmt: skip
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.num_heads, self.head_dim = num_heads, d_model // num_heads
         self.dropout, self.backend = dropout, backend
-        self.query, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False, **where) for _ in range(4))
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(d_model, d_model, bias=False, **where) for _ in range(4)
+        )
         self.null_key = self.null_value = None
         if null_slot:
-            self.null_key, self.null_value = (nn.Parameter(torch.empty(self.num_heads, self.head_dim, **where)) for _ in range(2))
+            self.null_key, self.null_value = (
+                nn.Parameter(torch.empty(self.num_heads, self.head_dim, **where)) for _ in range(2)
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -93,7 +101,9 @@ class Attention(nn.Module):
         """Keys and values [...,T,H,D] of a context [...,T,d] at the positions of `turn`."""
         return rotate(self.heads(self.key(context)), turn), self.heads(self.value(context))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, op: Callable = rk.relative_attention, **options) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, op: Callable = rk.relative_attention, **options
+    ) -> Tensor:
         """The update [B,N,d] of queries [B,N,H,D] that see keys and values as `op` and its options say."""
         options |= {"dropout_p": self.dropout if self.training else 0.0, "backend": self.backend}
         if self.null_key is None:
@@ -105,8 +115,12 @@ class Attention(nn.Module):
         out = out * (lse - whole).exp() + self.null_value * (null - whole).exp()
         return self.output(out.to(query.dtype).flatten(-2))
 
-    def forward(self, x: Tensor, turn: Rotation, context: Tensor | None = None, context_turn: Rotation | None = None, **options) -> Tensor:
-        """The update [B,N,d] of x [B,N,d], which attends `context` [B,S,d] (None: x itself). options: those of the op."""
+    def forward(
+        self, x: Tensor, turn: Rotation, context: Tensor | None = None, context_turn: Rotation | None = None, **options
+    ) -> Tensor:
+        """The update [B,N,d] of x [B,N,d], which attends `context`
+        [B,S,d] (None: x itself). options: those of the op.
+        """
         key, value = self.project(x, turn) if context is None else self.project(context, context_turn)
         return self.attend(self.queries(x, turn), key, value, **options)
 
@@ -142,17 +156,20 @@ class WindowAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Chunked cross-attention: every token attends the neighbours of the last complete chunk before it, through their gates.
+    """Chunked cross-attention: every token attends the neighbours of the last complete chunk before it, through their
+    gates.
 
-    Token t reads the neighbours of chunk u = (t+1)//m - 1, all K*2m states in one softmax; the first m-1 tokens read nothing.
-    It stands at position ((t+1) % m) + m - 1, the states of a neighbour at 0 .. 2m-1: where the neighbour equals the chunk, the token
-    to be predicted is one position further.
+    Token t reads the neighbours of chunk u = (t+1)//m - 1, all K*2m states in one softmax; the first m-1 tokens read
+    nothing. It stands at position ((t+1) % m) + m - 1, the states of a neighbour at 0 .. 2m-1: where the neighbour
+    equals the chunk, the token to be predicted is one position further.
 
     Source: arXiv 2306.13421, section 3.1; Borgeaud et al., arXiv 2112.04426, section 2.4.
     """
 
     def __init__(self, config: RPTConfig, **options):
-        super().__init__(config.d_model, config.num_heads, null_slot=config.null_slot, dropout=config.dropout, **options)
+        super().__init__(
+            config.d_model, config.num_heads, null_slot=config.null_slot, dropout=config.dropout, **options
+        )
         self.chunk_len = config.chunk_len
 
     def forward(self, x: Tensor, memory: Memory, turn: Rotation) -> Tensor:
@@ -160,10 +177,13 @@ class CrossAttention(Attention):
         key, value = self.project(memory.states, memory.turn)
         return self.read(x, turn, key, value, memory.found, memory.gate, memory.lead)
 
-    def read(self, x: Tensor, turn: Rotation, key: Tensor, value: Tensor, found: Tensor, gate: Tensor, query_start: int = 0) -> Tensor:
+    def read(
+        self, x: Tensor, turn: Rotation, key: Tensor, value: Tensor, found: Tensor, gate: Tensor, query_start: int = 0
+    ) -> Tensor:
         """`forward` with keys and values [B,L,K,2m,H,D] that are projected already, as a cache holds them."""
         return self.attend(
-            self.queries(x, turn), key, value, rk.chunked_cross_attention, chunk_len=self.chunk_len, neighbour_mask=found,
+            self.queries(x, turn), key, value, rk.chunked_cross_attention, chunk_len=self.chunk_len,
+            neighbour_mask=found,
             neighbour_gate=gate.to(key.dtype), query_start=query_start,
         )  # fmt: skip
 
@@ -195,7 +215,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.dropout = config.dropout
-        self.attention_norm, self.attention = norm(config.d_model, **where), WindowAttention(config, backend=backend, **where)
+        self.attention_norm, self.attention = (
+            norm(config.d_model, **where),
+            WindowAttention(config, backend=backend, **where),
+        )
         self.cca_norm = self.cca = None
         if reads:
             self.cca_norm, self.cca = norm(config.d_model, **where), CrossAttention(config, backend=backend, **where)
@@ -203,9 +226,9 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn: Rotation | None = None, part=None
-    ) -> Tensor:  # fmt: skip
-        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of their positions as readers of `memory`; part: where other
-        processes hold the rest of the documents."""
+    ) -> Tensor:
+        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of their positions as readers of `memory`;
+        part: where other processes hold the rest of the documents."""
         x = x + self.dropped(self.attention(self.attention_norm(x), turn, part))
         if self.cca is not None and memory is not None:
             x = x + self.dropped(self.cca(self.cca_norm(x), memory, reader_turn))

@@ -7,14 +7,21 @@ from torch import Tensor
 
 
 def lambda_rank(
-    scores: Tensor, target_scores: Tensor, tau: float | Tensor, *, positives: int | None = None, scored_only: bool = False
+    scores: Tensor,
+    target_scores: Tensor,
+    tau: float | Tensor,
+    *,
+    positives: int | None = None,
+    scored_only: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Sum over pairs (l, j) with s_t(l) > 0 and s_t(l) > s_t(j) of lambda_jl * max(0, tau - (s_q(l) - s_q(j))).
 
-        lambda_jl = |G_l - G_j| * |1/log2(1+r_l) - 1/log2(1+r_j)| / IDCG,   G = 2^max(s_t, 0) - 1,   IDCG = sum of sorted G / log2(1+rank)
+        lambda_jl = |G_l - G_j| * |1/log2(1+r_l) - 1/log2(1+r_j)| / IDCG
+        G = 2^max(s_t, 0) - 1,   IDCG = sum of sorted G / log2(1+rank)
 
-    r is the rank by s_q among the retrievable chunks, from 1, equal scores by index; lambda is a constant in the gradient. Only
-    positives begin a pair, so that l rows of l chunks with at most P positives take P*l*l terms and one sort a row.
+    r is the rank by s_q among the retrievable chunks, from 1, equal scores by index; lambda is a constant in the
+    gradient. Only positives begin a pair, so that l rows of l chunks with at most P positives take P*l*l terms and one
+    sort a row.
 
         >>> total, pairs = lambda_rank(torch.tensor([2, 1, 0.5, -1]), torch.tensor([-0.2, 0.5, -torch.inf, 1]), tau=1.0)
         >>> round(total.item(), 6), pairs.item()
@@ -38,9 +45,14 @@ def lambda_rank(
     Source: Rubin and Berant, arXiv 2306.13421, section 3.3; Burges et al., 2006.
     """
     if scores.shape != target_scores.shape or not scores.dim():
-        raise ValueError(f"target_scores: expected the scores' shape [...,n] = {list(scores.shape)}; got {list(target_scores.shape)}")
+        raise ValueError(
+            f"target_scores: expected the scores' shape [...,n] = {list(scores.shape)}; got {list(target_scores.shape)}"
+        )
     wide = torch.promote_types(scores.dtype, torch.float32)
-    scores, targets = scores.reshape(-1, scores.shape[-1]).to(wide), target_scores.reshape(-1, scores.shape[-1]).to(wide)
+    scores, targets = (
+        scores.reshape(-1, scores.shape[-1]).to(wide),
+        target_scores.reshape(-1, scores.shape[-1]).to(wide),
+    )
     with torch.no_grad():
         there = scores != -torch.inf
         targets = targets.masked_fill(~there, -torch.inf)

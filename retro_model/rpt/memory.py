@@ -16,7 +16,9 @@ from .rotary import rotation
 
 
 class SelfMemory(nn.Module):
-    """A model with `retriever`, `neighbours` and `gate` (None where the configuration has none), and the step that uses them."""
+    """A model with `retriever`, `neighbours` and `gate` (None where
+    the configuration has none), and the step that uses them.
+    """
 
     def add_memory(self, config: RPTConfig, *, backend: str | None = None, device=None, dtype=None) -> None:
         """Makes the parts; for the constructor of a model, which sets `config` too."""
@@ -28,7 +30,8 @@ class SelfMemory(nn.Module):
             self.gate = NeighbourGate(*sizes, floor=config.gate_floor, **options)
         if config.uses_neighbours and config.retriever:
             self.retriever = SelfRetriever(
-                *sizes, chunk_len=config.chunk_len, excluded_chunks=config.excluded_chunks, score_scale=config.score_scale,
+                *sizes, chunk_len=config.chunk_len, excluded_chunks=config.excluded_chunks,
+                score_scale=config.score_scale,
                 query_norm=config.query_norm, key_norm=config.key_norm, null_slot=config.null_slot, **options,
             )  # fmt: skip
 
@@ -44,7 +47,9 @@ class SelfMemory(nn.Module):
         if self.retriever is not None:
             self.retriever.key.weight.copy_(self.retriever.query.weight)
 
-    def remember(self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0) -> tuple[Memory, Retrieved]:
+    def remember(
+        self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0
+    ) -> tuple[Memory, Retrieved]:
         """The neighbours of every complete chunk of the lower decoder's states [B,N,d], ready for the upper layers."""
         chunks = in_chunks(hidden, self.config.chunk_len)
         states, scores = chunks, None

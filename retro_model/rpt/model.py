@@ -22,8 +22,9 @@ from .rotary import rotation
 class RPT(SelfMemory):
     """Decoder whose upper half reads chunks of the sequence's own past, chosen by its lower half.
 
-        layer:   x += Attn(norm x);   (some upper ones) x += CCA(norm x);   x += FFN(norm x)             logits = norm(x) E^T
-        chunk i: e_i = H_i + BiAttn(norm H_i), q_i and k_i from its mean; the K best of q_i·k_j, j <= i - w, are read by the tokens
+        layer:   x += Attn(norm x);   (some upper ones) x += CCA(norm x);   x += FFN(norm x)      logits = norm(x) E^T
+        chunk i: e_i = H_i + BiAttn(norm H_i), q_i and k_i from its mean; the K best of q_i·k_j, j <= i - w, are read by
+            the tokens
                  from the last one of chunk i on, as [e_j; e_{j+1}] that has seen itself and chunk i, scaled by its gate
 
     The logits at token t depend on tokens <= t alone.
@@ -39,22 +40,27 @@ class RPT(SelfMemory):
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each layer's activations in the backward pass rather than keep them.
 
-    Initial weights: N(0, 1/fan_in), those that write to the residual stream scaled down by depth; W_K starts as W_Q does, so that
-    chunks are retrieved by their likeness at first.
+    Initial weights: N(0, 1/fan_in), those that write to the residual stream scaled down by depth; W_K starts as W_Q
+    does, so that chunks are retrieved by their likeness at first.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.
     """
 
-    def __init__(self, config: RPTConfig, backend: str | None = None, *, checkpoint: bool = False, device=None, dtype=None):
+    def __init__(
+        self, config: RPTConfig, backend: str | None = None, *, checkpoint: bool = False, device=None, dtype=None
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, reads=layer in config.cca_layers, backend=backend, **where) for layer in range(1, config.num_layers + 1)
+            DecoderLayer(config, reads=layer in config.cca_layers, backend=backend, **where)
+            for layer in range(1, config.num_layers + 1)
         )
         self.norm = norm(config.d_model, **where)
-        self.unembedding = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
+        self.unembedding = (
+            None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
+        )
         self.add_memory(config, backend=backend, **where)
         self.reset_parameters()
 
@@ -69,29 +75,38 @@ class RPT(SelfMemory):
 
     def forward(
         self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
-        num_neighbours: int | None = None, trunk_share: float = 1.0, return_retrieved: bool = False, loss_mask: Tensor | None = None,
+        num_neighbours: int | None = None, trunk_share: float = 1.0, return_retrieved: bool = False,
+        loss_mask: Tensor | None = None,
         part=None,
     ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:  # fmt: skip
-        """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N. With `loss_mask`, what they make of those tokens.
+        """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N. With `loss_mask`, what they make of those
+        tokens.
 
         Args:
             tokens: int64. With a cache, those that follow what it holds.
-            index: int64 [B,L,K], the neighbours of the L = N // m complete chunks in place of the retriever's: earlier chunks, -1: none,
-                -2 (`OWN`): the retriever's. With a cache, of the chunks that complete in this call.
+            index: int64 [B,L,K], the neighbours of the L = N // m complete chunks in place of the retriever's: earlier
+                chunks, -1: none, -2 (`OWN`): the retriever's. With a cache, of the chunks that complete in this call.
             retrieval: False: chunked cross-attention adds nothing.
             cache: holds the tokens before these and takes these in; see `RPTCache`. Such a call is not differentiable.
             num_neighbours: K of the retriever's choice; None: config.num_neighbours. A cache has its own.
             trunk_share: what of the retrieval loss's gradient flows on from q and k into the decoder; 0: none.
             return_retrieved: also give scores, index and gates (None where nothing was retrieved).
-            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a `NextTokenLoss`, and the logits
-                of all tokens are never in memory together; see `layers.linear_cross_entropy`.
-            part: this process's range of longer documents, see `retro_model.parallel.DocumentPart`: tokens and index are the range's,
-                the index's numbers the whole documents'.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a
+                `NextTokenLoss`, and the logits of all tokens are never in memory together; see
+                `layers.linear_cross_entropy`.
+            part: this process's range of longer documents, see `retro_model.parallel.DocumentPart`: tokens and index
+                are the range's, the index's numbers the whole documents'.
 
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are looked at on the CPU only.
         """
-        options = {"index": index, "retrieval": retrieval, "num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
+        options = {
+            "index": index,
+            "retrieval": retrieval,
+            "num_neighbours": num_neighbours,
+            "trunk_share": trunk_share,
+            "part": part,
+        }
         x, retrieved = self.activations(tokens, cache=cache, **options)
         if loss_mask is None:
             out = self.readout(x)
@@ -140,20 +155,25 @@ class RPT(SelfMemory):
         return self.norm(x), retrieved
 
     def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:
-        """Scores [B,L,L] of every pair of chunks (-inf where not retrievable) and the index [B,L,K] of the best (-1: none).
+        """Scores [B,L,L] of every pair of chunks (-inf where not retrievable) and the index [B,L,K] of the best (-1:
+        none).
 
         Raises: ValueError where the model has no retriever.
         """
         check_tokens(self, tokens, None)
         if self.retriever is None:
-            raise ValueError("retrieve: expected a model with a retriever; got one without (config.retriever or cca_layers)")
+            raise ValueError(
+                "retrieve: expected a model with a retriever; got one without (config.retriever or cca_layers)"
+            )
         position = torch.arange(tokens.shape[1], device=tokens.device)
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         turn = rotation(position, self.config.head_dim, x.dtype)
         for layer in self.layers[: self.config.lower_layers]:
             x = self._run(layer, x, turn)
         query, key = self.retriever.project(self.retriever.encode(x))
-        return self.retriever.scores(query, key), self.retriever.search(query, key, num_neighbours or self.config.num_neighbours)
+        return self.retriever.scores(query, key), self.retriever.search(
+            query, key, num_neighbours or self.config.num_neighbours
+        )
 
     def shard_units(self) -> list[nn.Module]:
         """What FSDP2 gathers when it runs; the rest stays gathered."""
@@ -163,7 +183,9 @@ class RPT(SelfMemory):
     generation_options = ("retrieval",)
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
-        """An empty cache for `batch` rows; capacity: most tokens a row can have, None: no limit. num_neighbours: K, None: the config's."""
+        """An empty cache for `batch` rows; capacity: most tokens a row
+        can have, None: no limit. num_neighbours: K, None: the config's.
+        """
         return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
 
     def last_logits(self, tokens: Tensor, **options) -> Tensor:
@@ -171,4 +193,8 @@ class RPT(SelfMemory):
         return self.readout(self.activations(tokens, **options)[0][:, -1])
 
     def _run(self, layer, *args):
-        return checkpoint(layer, *args, use_reentrant=False) if self.checkpoint and torch.is_grad_enabled() else layer(*args)
+        return (
+            checkpoint(layer, *args, use_reentrant=False)
+            if self.checkpoint and torch.is_grad_enabled()
+            else layer(*args)
+        )

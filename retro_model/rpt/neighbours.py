@@ -1,4 +1,6 @@
-"""Neighbours as the decoder reads them: a chunk and its successor, contextualised together, then in the light of the chunk that asks."""
+"""Neighbours as the decoder reads them: a chunk and its successor,
+contextualised together, then in the light of the chunk that asks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ class NeighbourEncoder(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, *, null_slot: bool = False, dropout: float = 0.0, backend=None, device=None, dtype=None
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        null_slot: bool = False,
+        dropout: float = 0.0,
+        backend=None,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
@@ -51,7 +61,9 @@ class NeighbourEncoder(nn.Module):
         return self.augment(pairs[row, index.clamp(0, pairs.shape[1] - 1)], chunks)
 
     def of(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """`forward` where `states` [B,S,m,d] are of more chunks than those that ask, `chunks` [B,L,m,d]: only those chosen are encoded."""
+        """`forward` where `states` [B,S,m,d] are of more chunks than
+        those that ask, `chunks` [B,L,m,d]: only those chosen are encoded.
+        """
         row = torch.arange(len(states), device=index.device).view(-1, 1, 1)
         first = index.clamp(0, states.shape[1] - 2)
         pairs = self.pair(*(states[row, first + step].flatten(1, 2) for step in range(2)))
@@ -71,7 +83,9 @@ class NeighbourEncoder(nn.Module):
         chunks = self.cross_key_norm(chunks).flatten(0, 1)
         # projected once, then repeated: positions restart in every neighbour, so each is a batch entry of its own
         key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks, self._turn(chunks)))
-        x = x + self._dropped(self.cross.attend(self.cross.queries(self.cross_query_norm(x), self._turn(x)), key, value))
+        x = x + self._dropped(
+            self.cross.attend(self.cross.queries(self.cross_query_norm(x), self._turn(x)), key, value)
+        )
         return x.view(pairs.shape)
 
     def _turn(self, x: Tensor):

@@ -1,4 +1,6 @@
-"""The self-retriever: chunks of a sequence represented by the decoder's own states, scored against the chunks before them."""
+"""The self-retriever: chunks of a sequence represented by the
+decoder's own states, scored against the chunks before them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from .rotary import rotation
 class SelfRetriever(nn.Module):
     """Scores every pair of chunks of a sequence and finds the best earlier ones for each.
 
-        e_i = H_i + BiAttn(norm H_i)      c_i = mean over the chunk of e_i      s(i, j) = scale * (W_Q c_i)·(W_K c_j),  j <= i - w
+        e_i = H_i + BiAttn(norm H_i)    c_i = mean over the chunk of e_i
+        s(i, j) = scale * (W_Q c_i)·(W_K c_j),  j <= i - w
 
     Example:
         retriever = SelfRetriever(512, num_heads=8, chunk_len=64, excluded_chunks=32)
@@ -38,12 +41,18 @@ class SelfRetriever(nn.Module):
 
     def __init__(
         self, d_model: int, num_heads: int, *, chunk_len: int = 64, excluded_chunks: int = 32, score_scale: float = 1.0,
-        query_norm: bool = False, key_norm: bool = False, null_slot: bool = False, dropout: float = 0.0, backend: str | None = None,
+        query_norm: bool = False, key_norm: bool = False, null_slot: bool = False, dropout: float = 0.0,
+        backend: str | None = None,
         device=None, dtype=None,
     ):  # fmt: skip
         super().__init__()
         where = {"device": device, "dtype": dtype}
-        self.chunk_len, self.excluded_chunks, self.score_scale, self.dropout = chunk_len, excluded_chunks, score_scale, dropout
+        self.chunk_len, self.excluded_chunks, self.score_scale, self.dropout = (
+            chunk_len,
+            excluded_chunks,
+            score_scale,
+            dropout,
+        )
         self.backend = backend
         self.norm = norm(d_model, **where)
         self.attention = Attention(d_model, num_heads, null_slot=null_slot, dropout=dropout, backend=backend, **where)
@@ -60,7 +69,9 @@ class SelfRetriever(nn.Module):
         return x.view(chunks.shape)
 
     def project(self, states: Tensor, trunk_share: float = 1.0) -> tuple[Tensor, Tensor]:
-        """q and k [B,L,d] of e [B,L,m,d]; what flows back into e is scaled by `trunk_share` (0: W_Q and W_K learn alone)."""
+        """q and k [B,L,d] of e [B,L,m,d]; what flows back into e is
+        scaled by `trunk_share` (0: W_Q and W_K learn alone).
+        """
         pooled = states.mean(-2)
         if trunk_share != 1.0:
             pooled = pooled.detach().lerp(pooled, trunk_share) if trunk_share else pooled.detach()
@@ -70,8 +81,8 @@ class SelfRetriever(nn.Module):
 
     @torch.no_grad()
     def search(self, query: Tensor, key: Tensor, k: int, first: int = 0) -> Tensor:
-        """int64 [B,L,k], the k chunks of the highest score for each, best first; -1 where fewer are retrievable. Queries are those of
-        chunks first, first + 1, ...; keys of chunks 0, 1, ..."""
+        """int64 [B,L,k], the k chunks of the highest score for each, best first; -1 where fewer are retrievable.
+        Queries are those of chunks first, first + 1, ...; keys of chunks 0, 1, ..."""
         if not query.shape[1]:
             return torch.empty(*query.shape[:2], k, dtype=torch.int64, device=query.device)
         options = {"causal_gap": self.excluded_chunks, "query_offset": first, "backend": self.backend}
@@ -85,8 +96,8 @@ class SelfRetriever(nn.Module):
         return own if index is None else torch.where(index == OWN, own, index)
 
     def scores(self, query: Tensor, key: Tensor, first: int = 0) -> Tensor:
-        """s [B,L,S] of queries of chunks first, first + 1, ... and keys of chunks 0 .. S-1, differentiable; -inf where chunk j may not be
-        retrieved for chunk i."""
+        """s [B,L,S] of queries of chunks first, first + 1, ... and keys of chunks 0 .. S-1, differentiable; -inf where
+        chunk j may not be retrieved for chunk i."""
         with torch.autocast(query.device.type, enabled=False):  # ranks and margins are lost in half precision
             wide = torch.promote_types(query.dtype, torch.float32)
             scores = query.to(wide) @ key.to(wide).transpose(-1, -2)
@@ -97,6 +108,8 @@ class SelfRetriever(nn.Module):
 
 def in_chunks(x: Tensor, chunk_len: int) -> Tensor:
     """[B,L,m,d], the complete chunks of x [B,N,d]."""
-    return x[:, : x.shape[1] // chunk_len * chunk_len].unflatten(1, (-1, chunk_len)) if x.shape[1] >= chunk_len else x.new_zeros(
-        x.shape[0], 0, chunk_len, x.shape[2]
-    )  # fmt: skip
+    return (
+        x[:, : x.shape[1] // chunk_len * chunk_len].unflatten(1, (-1, chunk_len))
+        if x.shape[1] >= chunk_len
+        else x.new_zeros(x.shape[0], 0, chunk_len, x.shape[2])
+    )

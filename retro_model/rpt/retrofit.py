@@ -1,6 +1,7 @@
-"""A decoder that is already trained gets a retriever over its own past: what is added trains, the decoder's weights stay.
+"""A decoder that is already trained gets a retriever over its own past: what is added trains, the decoder's weights
+stay.
 
-model = retrofit_rpt(decoder, cca_layers=(8, 10, 12), excluded_chunks=32)   # an RPT without neighbours, or Hugging Face's
+model = retrofit_rpt(decoder, cca_layers=(8, 10, 12), excluded_chunks=32)   # an RPT without neighbours, or a library's
 logits, retrieved = model(tokens, return_retrieved=True)                    # for `lambda_rank`
 logits = model(tokens, retrieval=False)                                     # the decoder's own, to the bit
 texts = generate(model, prompts, max_new_tokens=32)
@@ -30,21 +31,29 @@ HEAD_DIM = 64  # of what is added, where the width allows it
 
 
 def retrofit_rpt(
-    decoder: nn.Module, *, blocks: Sequence[nn.Module] | None = None, attention: str | None = None, backend: str | None = None, **changes
+    decoder: nn.Module,
+    *,
+    blocks: Sequence[nn.Module] | None = None,
+    attention: str | None = None,
+    backend: str | None = None,
+    **changes,
 ) -> RPT | RetrofittedRPT:
-    """A model that retrieves from its own past, around a decoder that is frozen in place; it starts at the decoder's own logits.
+    """A model that retrieves from its own past, around a decoder that is frozen in place; it starts at the decoder's
+    own logits.
 
     Example:
         model = retrofit_rpt(LlamaForCausalLM.from_pretrained(...), cca_layers=(12, 14, 16), excluded_chunks=64)
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
 
     Args:
-        decoder: an `RPT` without neighbours, or a causal decoder of pre-norm blocks that add their attention's output to their input
-            (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
-        blocks, attention: its blocks and the name of a block's self-attention; None: found where the Hugging Face library keeps them.
+        decoder: an `RPT` without neighbours, or a causal decoder of pre-norm blocks that add their attention's output
+            to their input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
+        blocks, attention: its blocks and the name of a block's self-attention; None: found where the Hugging Face
+            library keeps them.
         backend: of `retro_kernels`; None: the fastest that serves a call.
-        changes: fields of `RPTConfig`: cca_layers, chunk_len, num_neighbours, excluded_chunks (chunks that the decoder sees anyway), ...;
-            num_heads of what is added. cca_layers None or absent: every second layer of the upper half.
+        changes: fields of `RPTConfig`: cca_layers, chunk_len, num_neighbours, excluded_chunks (chunks that the decoder
+            sees anyway), ...; num_heads of what is added. cca_layers None or absent: every second layer of the upper
+            half.
 
     Returns:
         An `RPT` with shared weights where the decoder is one, else a `RetrofittedRPT`.
@@ -66,13 +75,27 @@ def retrofit_rpt(
     sizes = {"vocab_size": theirs.vocab_size, "d_model": width, "d_ff": 4 * width, "num_layers": len(blocks)}
     sizes |= {"num_heads": max(1, width // HEAD_DIM), "cca_layers": _every_second(len(blocks)), "retriever": True}
     _check_fixed(changes, {name: sizes[name] for name in ("vocab_size", "d_model", "num_layers")})
-    return RetrofittedRPT(decoder, _with_neighbours(RPTConfig(**sizes | _given(changes))), blocks, attention, backend=backend)
+    return RetrofittedRPT(
+        decoder, _with_neighbours(RPTConfig(**sizes | _given(changes))), blocks, attention, backend=backend
+    )
 
 
 def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
     if decoder.config.uses_neighbours:
-        raise ValueError(f"decoder: expected an RPT without neighbours (cca_layers=()); got cca_layers={decoder.config.cca_layers}")
-    fixed = ("vocab_size", "d_model", "d_ff", "num_heads", "num_layers", "segment", "window", "gated_ffn", "tie_embeddings")
+        raise ValueError(
+            f"decoder: expected an RPT without neighbours (cca_layers=()); got cca_layers={decoder.config.cca_layers}"
+        )
+    fixed = (
+        "vocab_size",
+        "d_model",
+        "d_ff",
+        "num_heads",
+        "num_layers",
+        "segment",
+        "window",
+        "gated_ffn",
+        "tie_embeddings",
+    )
     _check_fixed(changes, {name: getattr(decoder.config, name) for name in fixed})
     layers = _every_second(decoder.config.num_layers)
     config = _with_neighbours(decoder.config.replace(**{"cca_layers": layers, "retriever": True} | _given(changes)))
@@ -108,17 +131,26 @@ def _check_fixed(changes: dict, fixed: dict) -> None:
 
 
 class RetrofittedRPT(SelfMemory):
-    """A frozen causal decoder; the states after half its blocks are the memory that chunked cross-attention reads in some later ones.
+    """A frozen causal decoder; the states after half its blocks are the memory that chunked cross-attention reads in
+    some later ones.
 
-    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. With a cache the decoder keeps its own keys and
-    values beside what an RPT keeps of the document's chunks; rows are then of one length.
+    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. With a cache the decoder keeps
+    its own keys and values beside what an RPT keeps of the document's chunks; rows are then of one length.
 
     Args:
         decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
         config: sizes of what is added. blocks, attention, backend: see `retrofit_rpt`.
     """
 
-    def __init__(self, decoder: nn.Module, config: RPTConfig, blocks: Sequence[nn.Module], attention: str, *, backend: str | None = None):
+    def __init__(
+        self,
+        decoder: nn.Module,
+        config: RPTConfig,
+        blocks: Sequence[nn.Module],
+        attention: str,
+        *,
+        backend: str | None = None,
+    ):
         super().__init__()
         where = next(decoder.parameters())
         where = {"device": where.device, "dtype": where.dtype}
@@ -148,7 +180,9 @@ class RetrofittedRPT(SelfMemory):
         self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, num_neighbours: int | None = None,
         trunk_share: float = 1.0, return_retrieved: bool = False, cache: RPTCache | None = None, **options,
     ) -> Tensor | tuple[Tensor, Retrieved | None]:  # fmt: skip
-        """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`; options: handed to the decoder. No padding on the left."""
+        """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`;
+        options: handed to the decoder. No padding on the left.
+        """
         check_tokens(self, tokens, cache)
         check_index(self, tokens, index, retrieval, cache)
         if cache is not None:
@@ -170,7 +204,15 @@ class RetrofittedRPT(SelfMemory):
             self._pass = None
 
     @torch.no_grad()
-    def _decode(self, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache, return_retrieved: bool, options: dict):
+    def _decode(
+        self,
+        tokens: Tensor,
+        index: Tensor | None,
+        retrieval: bool,
+        cache: RPTCache,
+        return_retrieved: bool,
+        options: dict,
+    ):
         """`forward` for tokens that follow what the cache holds."""
         retrieved, count = begin(cache, self.embedding.weight, retrieval, tokens.shape[1]), tokens.shape[1]
         here = None

@@ -22,15 +22,20 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float32) -> Rotation:
-    """The rotation of positions int64 [...,T] for heads of `head_dim`: angle p * 10000^(-2i/D) for the pair of entries 2i, 2i+1."""
+    """The rotation of positions int64 [...,T] for heads of `head_dim`:
+    angle p * 10000^(-2i/D) for the pair of entries 2i, 2i+1.
+    """
     frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
-    angle = (positions.unsqueeze(-1) * frequency).unsqueeze(-2)  # float64: a document's positions outgrow float32's digits
+    angle = (positions.unsqueeze(-1) * frequency).unsqueeze(
+        -2
+    )  # float64: a document's positions outgrow float32's digits
     wide = torch.promote_types(dtype, torch.float32)
     return Rotation(angle.cos().to(wide), angle.sin().to(wide))
 
 
 def rotate(x: Tensor, turn: Rotation) -> Tensor:
-    """x [...,T,H,D] turned by the rotation of its T positions; q·k of two turned vectors depends on their displacement alone.
+    """x [...,T,H,D] turned by the rotation of its T positions; q·k of two turned vectors depends on their displacement
+    alone.
 
     >>> turn = rotation(torch.tensor([1]), 16)
     >>> x = torch.eye(16)[:1].view(1, 1, 16)

@@ -1,10 +1,13 @@
 """What the retriever is taught: BM25 candidates, and what a reference language model gains from each of them.
 
-For chunk i with target i+1: the `CANDIDATES` retrievable chunks j <= i - w that share the rarest tokens with both, each scored by
+For chunk i with target i+1: the `CANDIDATES` retrievable chunks j <= i - w that share the rarest tokens with both, each
+scored by
 
-    s_t(j) = mean over the target's tokens of  log p(c_{i+1} | c_j, c_{j+1}, c_i) - log p(c_{i+1} | c_{i-2}, c_{i-1}, c_i)
+    s_t(j) = mean over the target's tokens of
+             log p(c_{i+1} | c_j, c_{j+1}, c_i) - log p(c_{i+1} | c_{i-2}, c_{i-1}, c_i)
 
-so that s_t > 0 says that the far context helps more than the near one. `build_supervision` stores both for a whole data set.
+so that s_t > 0 says that the far context helps more than the near one. `build_supervision` stores both for a whole data
+set.
 
 Source: Rubin and Berant, arXiv 2306.13421, section 3.2.
 """
@@ -44,7 +47,8 @@ class Supervision(NamedTuple):
         return Supervision(*(t.to(device, non_blocking=True) for t in self))
 
     def dense(self, chunks: int | None = None) -> Tensor:
-        """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes. chunks: of the whole document, where these
+        """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes. chunks: of the whole
+        document, where these
         are a part of it: [...,L,chunks]."""
         chunks = self.candidates.shape[-2] if chunks is None else chunks
         wide = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
@@ -68,9 +72,11 @@ def bm25_index(chunks, k: int, *, excluded_chunks: int, with_target: bool) -> tu
         with_target: the query is (c_i, c_{i+1}), as in training; else c_i alone, as at inference.
 
     Returns:
-        index int64 [L,k], -1 where there are fewer, and scores float32 [L,k], -inf there. Equal scores: the lower index first.
+        index int64 [L,k], -1 where there are fewer, and scores float32 [L,k], -inf there. Equal scores: the lower index
+        first.
 
-    Statistics are those of all L chunks: at inference too, so its idf knows how many later chunks hold a token (not which).
+    Statistics are those of all L chunks: at inference too, so its idf knows how many later chunks hold a token (not
+    which).
     """
     chunks = np.asarray(chunks)
     count, m = chunks.shape
@@ -93,8 +99,8 @@ def bm25_index(chunks, k: int, *, excluded_chunks: int, with_target: bool) -> tu
 def reference_scores(lm: ReferenceLM, chunks: Tensor, candidates: Tensor, *, batch_size: int = 64) -> Tensor:
     """s_t float32 [L,C] of candidates [L,C] (-1: none) of a document's chunks [L,m].
 
-    The last chunk has no target: its scores are -inf, as a missing candidate's. Near the start of a document the near context is
-    what there is of it.
+    The last chunk has no target: its scores are -inf, as a missing candidate's. Near the start of a document the near
+    context is what there is of it.
     """
     count = len(chunks)
     scores = torch.full(candidates.shape, -torch.inf)
@@ -120,12 +126,20 @@ def _target_likelihood(lm: ReferenceLM, chunks: Tensor, rows: Tensor, batch_size
         tokens = chunks[part.to(chunks.device)].flatten(1)
         out = lm(tokens)
         logits = getattr(out, "logits", out)[:, -m - 1 : -1].float()
-        found.append(-F.cross_entropy(logits.flatten(0, 1), tokens[:, -m:].flatten(), reduction="none").view(-1, m).mean(1).cpu())
+        found.append(
+            -F.cross_entropy(logits.flatten(0, 1), tokens[:, -m:].flatten(), reduction="none").view(-1, m).mean(1).cpu()
+        )
     return torch.cat(found)
 
 
 def supervise(
-    tokens: Tensor, lm: ReferenceLM | None, *, chunk_len: int, excluded_chunks: int, candidates: int = CANDIDATES, batch_size: int = 64
+    tokens: Tensor,
+    lm: ReferenceLM | None,
+    *,
+    chunk_len: int,
+    excluded_chunks: int,
+    candidates: int = CANDIDATES,
+    batch_size: int = 64,
 ) -> Supervision:
     """Candidates and target scores of one sequence of tokens [N].
 
@@ -137,7 +151,9 @@ def supervise(
     if lm is not None:
         return Supervision(index, reference_scores(lm, chunks, index, batch_size=batch_size))
     scores = torch.from_numpy(lexical)
-    best = scores[:, :1].clamp(min=torch.finfo(torch.float32).tiny)  # a gain is 2^s_t: unscaled, one candidate would be all of it
+    best = scores[:, :1].clamp(
+        min=torch.finfo(torch.float32).tiny
+    )  # a gain is 2^s_t: unscaled, one candidate would be all of it
     scores = (scores / best).masked_fill(scores <= 0, -torch.inf)
     scores[-1:] = -torch.inf  # no target
     return Supervision(index, scores)
@@ -163,14 +179,22 @@ def build_supervision(
         ValueError: another build's folder, or a file that is truncated or corrupt, by name.
     """
     lengths = [len(s) // chunk_len for s in sequences]
-    settings = {"name": _checked_name(name), "chunk_len": chunk_len, "excluded_chunks": excluded_chunks, "candidates": candidates,
+    settings = {"name": _checked_name(name), "chunk_len": chunk_len, "excluded_chunks": excluded_chunks,
+                "candidates": candidates,
                 "sequences": len(sequences), "tokens": _fingerprint(sequences)}  # fmt: skip
     with files.Build(Path(folder) / MANIFEST, FORM, settings) as build:
         if not build.complete:
-            for i in track(range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress):
+            for i in track(
+                range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress
+            ):
                 tokens = torch.as_tensor(np.asarray(sequences[i], np.int64), device=device)
                 found = supervise(
-                    tokens, lm, chunk_len=chunk_len, excluded_chunks=excluded_chunks, candidates=candidates, batch_size=batch_size
+                    tokens,
+                    lm,
+                    chunk_len=chunk_len,
+                    excluded_chunks=excluded_chunks,
+                    candidates=candidates,
+                    batch_size=batch_size,
                 )
                 build.append(INDEX_FILE, found.candidates.numpy().astype(np.int32))
                 build.append(SCORE_FILE, found.scores.numpy().astype(np.float32))
@@ -185,7 +209,9 @@ def _open(folder: Path, lengths: list[int], candidates: int) -> list[Supervision
     scores = files.mapped(folder / SCORE_FILE, np.float32, shape)
     for length in lengths:
         rows = slice(first, first + length)
-        found.append(Supervision(torch.from_numpy(index[rows].astype(np.int64)), torch.from_numpy(np.array(scores[rows]))))
+        found.append(
+            Supervision(torch.from_numpy(index[rows].astype(np.int64)), torch.from_numpy(np.array(scores[rows])))
+        )
         first += length
     return found
 
@@ -202,7 +228,9 @@ def _checked_name(name: str) -> str:
 def _fingerprint(sequences: Sequence) -> str:
     digest = hashlib.sha256()
     for tokens in sequences:
-        digest.update(np.asarray(len(tokens), np.int64).tobytes() + np.ascontiguousarray(np.asarray(tokens, np.int64)).tobytes())
+        digest.update(
+            np.asarray(len(tokens), np.int64).tobytes() + np.ascontiguousarray(np.asarray(tokens, np.int64)).tobytes()
+        )
     return digest.hexdigest()[:16]
 
 

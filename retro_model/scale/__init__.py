@@ -1,4 +1,5 @@
-"""Databases of many shards by one command, what they will cost before they are begun, and training on them by many processes.
+"""Databases of many shards by one command, what they will cost before they are begun, and training on them by many
+processes.
 
 recipe.py   what a build is made of
 plan.py     bytes, memory and core-hours of a recipe, from measured rates

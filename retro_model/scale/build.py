@@ -24,12 +24,14 @@ REPORT, EMBEDDER = "report.json", "embedder.npz"
 
 
 def build(
-    folder: Path, recipe: Recipe, sources: Sequence, tokenizer, *, executor: Executor | None = None, searched: int | None = None,
+    folder: Path, recipe: Recipe, sources: Sequence, tokenizer, *, executor: Executor | None = None,
+    searched: int | None = None,
     say: Callable[[str], object] = print,
 ) -> dict:  # fmt: skip
     """Store, keys, index and neighbours in `folder`; run again after a kill it continues.
 
-    searched: chunks whose neighbours are searched, the first of the store, and only searched for, not kept; None: all, kept.
+    searched: chunks whose neighbours are searched, the first of the store, and only searched for, not kept; None: all,
+    kept.
 
     Returns: the report, which is also written: what each stage took and the recall.
     """
@@ -40,14 +42,19 @@ def build(
         start, mine = time.perf_counter(), time.process_time()
         with executors.measured() as used:
             result = work()
-        own = time.process_time() - mine if executor is not None else 0.0  # without an executor the tasks are run, and measured, here
+        own = (
+            time.process_time() - mine if executor is not None else 0.0
+        )  # without an executor the tasks are run, and measured, here
         if executor is None:
             own = max(0.0, time.process_time() - mine - used.cpu)
         stages.append({
             "name": name, "seconds": round(time.perf_counter() - start, 2), "core_seconds": round(used.cpu + own, 2),
             "peak_bytes": max(used.peak, executors.peak_bytes()), "tasks": used.tasks,
         })  # fmt: skip
-        say(f"  {stages[-1]['seconds']} s, {stages[-1]['core_seconds']} core-seconds, {stages[-1]['peak_bytes'] >> 20} MiB at most")
+        say(
+            f"  {stages[-1]['seconds']} s, {stages[-1]['core_seconds']} core-seconds, {stages[-1]['peak_bytes'] >> 20} "
+            "MiB at most"
+        )
         return result
 
     options = {"chunk_len": recipe.chunk_len, "executor": executor}
@@ -57,14 +64,21 @@ def build(
     keys = {"key_type": recipe.key_type, "executor": executor}
     stage("keys", lambda: ChunkDatabase.build(folder / "keys", store, embedder, **keys))
     index = {"index": recipe.index, "nprobe": recipe.nprobe}
-    database = stage("index", lambda: ChunkDatabase.open(folder / "keys", store, embedder, **index, verify=False, executor=executor))
+    database = stage(
+        "index", lambda: ChunkDatabase.open(folder / "keys", store, embedder, **index, verify=False, executor=executor)
+    )
     if searched is None:
-        stage("neighbours", lambda: precompute_neighbours(folder / "neighbours", store, database, recipe.k, executor=executor))
+        stage(
+            "neighbours",
+            lambda: precompute_neighbours(folder / "neighbours", store, database, recipe.k, executor=executor),
+        )
     else:
         stage("neighbours", lambda: _search(database, searched, recipe.k, executor))
     report = {
-        "recipe": dataclasses.asdict(recipe), "chunks": len(store), "tokens": store.num_tokens, "documents": len(store.documents),
-        "shards": len(store.shards), "searched": len(store) if searched is None else searched, "recall": database.recall, "stages": stages,
+        "recipe": dataclasses.asdict(recipe), "chunks": len(store), "tokens": store.num_tokens,
+        "documents": len(store.documents),
+        "shards": len(store.shards), "searched": len(store) if searched is None else searched,
+        "recall": database.recall, "stages": stages,
         "disk": sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
     }  # fmt: skip
     disk.write_json(folder / REPORT, report)
@@ -89,5 +103,7 @@ def opened(folder: Path):
     recipe = Recipe(**json.loads((folder / REPORT).read_text())["recipe"])
     store = open_store(folder / "store", verify=False)
     embedder = HashedTfidf.load(folder / EMBEDDER)
-    database = ChunkDatabase.open(folder / "keys", store, embedder, index=recipe.index, nprobe=recipe.nprobe, verify=False)
+    database = ChunkDatabase.open(
+        folder / "keys", store, embedder, index=recipe.index, nprobe=recipe.nprobe, verify=False
+    )
     return store, database, open_neighbours(folder / "neighbours", store, database)

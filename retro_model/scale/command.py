@@ -1,6 +1,6 @@
 """`retro-model scale`: plan, build and train past one machine.
 
-retro-model scale OUT                                      # all of it here: the standard library, a Dask cluster of two, two processes
+retro-model scale OUT             # all of it here: the standard library, a Dask cluster of two, two processes
 retro-model scale plan --chunks 1e9 --machines 32 --cores 64
 retro-model scale build OUT --files 'text/**/*.txt' --shards 64 --cluster tcp://scheduler:8786
 torchrun --standalone --nproc-per-node 8 -m retro_model scale train OUT
@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="retro-model scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        prog="retro-model scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = made.add_subparsers(dest="command", required=True)
     for name in ("plan", "build", "all"):
         command = commands.add_parser(name)
@@ -49,10 +51,16 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--chunks-a-document", type=float, default=20)
         else:
             command.add_argument("out", type=Path)
-            command.add_argument("--files", nargs="*", help="patterns of text files, a document each; none: Python's standard library")
-            command.add_argument("--synthetic", type=float, help="in place of files: so many chunks of random tokens, for measuring")
+            command.add_argument(
+                "--files", nargs="*", help="patterns of text files, a document each; none: Python's standard library"
+            )
+            command.add_argument(
+                "--synthetic", type=float, help="in place of files: so many chunks of random tokens, for measuring"
+            )
             command.add_argument("--workers", type=int, default=0, help="processes of a pool on this machine")
-            command.add_argument("--cluster", help="a Dask scheduler's address, or a number: a cluster of so many processes here")
+            command.add_argument(
+                "--cluster", help="a Dask scheduler's address, or a number: a cluster of so many processes here"
+            )
         command.add_argument("--shards", type=int, default=8)
         command.add_argument("--chunk-len", type=int, default=64)
         command.add_argument("--vocab", type=int, default=8192)
@@ -71,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
 
 def recipe_of(options: argparse.Namespace, chunks: int) -> Recipe:
     text = not getattr(options, "synthetic", None)
-    recipe = Recipe(options.chunk_len, options.vocab, options.dim, options.key_type, k=options.k, text=text).for_chunks(chunks)
+    recipe = Recipe(options.chunk_len, options.vocab, options.dim, options.key_type, k=options.k, text=text).for_chunks(
+        chunks
+    )
     given = {"index": options.index, "nprobe": options.nprobe}
     return Recipe(**{**vars(recipe), **{name: value for name, value in given.items() if value is not None}})
 
@@ -85,8 +95,11 @@ def show_plan(options: argparse.Namespace, chunks: int | None = None) -> None:
     recipe = recipe_of(options, chunks)
     rates = planning.measured_rates(options.rates) if options.rates else None
     searched = None if options.searched is None else int(options.searched)
-    print(f"{chunks:,} chunks of {recipe.chunk_len} tokens in {options.shards} shards, keys {recipe.key_type} [{recipe.dim}], "
-          f"index {recipe.index or 'none: exact search'}, nprobe {recipe.nprobe}")  # fmt: skip
+    print(
+        f"{chunks:,} chunks of {recipe.chunk_len} tokens in {options.shards} shards, keys {recipe.key_type} "
+        f"[{recipe.dim}], "
+        f"index {recipe.index or 'none: exact search'}, nprobe {recipe.nprobe}"
+    )
     stages = planning.plan(recipe, chunks, options.shards, searched=searched, rates=rates)
     print(planning.table(stages, machines=options.machines, cores=options.cores), flush=True)
 
@@ -99,19 +112,26 @@ def run_build(options: argparse.Namespace) -> dict:
         options.vocab = tokenizer.vocab_size
     else:
         paths = (
-            [Path(p) for pattern in options.files for p in sorted(glob(pattern, recursive=True))] if options.files else standard_library()
+            [Path(p) for pattern in options.files for p in sorted(glob(pattern, recursive=True))]
+            if options.files
+            else standard_library()
         )
         if len(paths) < options.shards:
-            raise SystemExit(f"build: {len(paths)} files for {options.shards} shards; name more files, or fewer --shards")
+            raise SystemExit(
+                f"build: {len(paths)} files for {options.shards} shards; name more files, or fewer --shards"
+            )
         tokenizer = _tokenizer(options.out / "tokenizer.json", paths, options.vocab)
         sources = file_sources(paths, options.shards)
         chunks = sum(p.stat().st_size for p in paths) // 4 // options.chunk_len  # about 4 bytes a token
     show_plan(options, chunks)
     searched = None if options.searched is None else int(options.searched)
     with _executor(options) as executor:
-        report = build(options.out, recipe_of(options, chunks), sources, tokenizer, executor=executor, searched=searched)
+        report = build(
+            options.out, recipe_of(options, chunks), sources, tokenizer, executor=executor, searched=searched
+        )
     print(
-        f"{report['documents']:,} documents, {report['chunks']:,} chunks, {report['disk'] / 1e6:.1f} MB on disk; recall {report['recall']}"
+        f"{report['documents']:,} documents, {report['chunks']:,} chunks, {report['disk'] / 1e6:.1f} MB on disk; "
+        f"recall {report['recall']}"
     )
     return report
 
@@ -123,7 +143,9 @@ def run_all(options: argparse.Namespace) -> None:
     run_build(options)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
-    done = subprocess.run([*command, "-m", "retro_model", "scale", "train", str(options.out), "--sequence", "2"], env=environment)
+    done = subprocess.run(
+        [*command, "-m", "retro_model", "scale", "train", str(options.out), "--sequence", "2"], env=environment
+    )
     if done.returncode:
         raise SystemExit(done.returncode)
 
@@ -150,7 +172,12 @@ def _executor(options: argparse.Namespace) -> Iterator[Executor | None]:
         with contextlib.ExitStack() as stack:
             address = options.cluster
             if address.isdigit():
-                processes = {"n_workers": int(address), "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+                processes = {
+                    "n_workers": int(address),
+                    "threads_per_worker": 1,
+                    "processes": True,
+                    "dashboard_address": None,
+                }
                 address = stack.enter_context(distributed.LocalCluster(**processes))
             yield stack.enter_context(distributed.Client(address)).get_executor()
     else:

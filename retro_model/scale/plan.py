@@ -1,8 +1,10 @@
-"""What a build will cost: bytes on disk, memory of a worker and core-seconds of each stage, from rates that were measured.
+"""What a build will cost: bytes on disk, memory of a worker and core-seconds of each stage, from rates that were
+measured.
 
-The times of most stages grow with the number of chunks. Those of an IVF index do not: training grows with lists times sample, adding with
-lists times chunks, a search with lists plus the share of the codes it visits; each is counted in multiply-adds, and a rate turns them into
-seconds. Calibrate on your machine: build something small, then `--rates OUT/report.json`.
+The times of most stages grow with the number of chunks. Those of an IVF index do not: training grows with lists times
+sample, adding with lists times chunks, a search with lists plus the share of the codes it visits; each is counted in
+multiply-adds, and a rate turns them into seconds. Calibrate on your machine: build something small, then `--rates
+OUT/report.json`.
 """
 
 from __future__ import annotations
@@ -17,9 +19,18 @@ from .recipe import Recipe
 
 STAGES = ("tokens", "frequencies", "keys", "index", "neighbours")
 WORKER = 450 << 20  # bytes of a process that has imported torch and FAISS
-#: Core-seconds for each unit of `units`; "text": of tokens that are made of text. Source: docs/scale.md, the runs of 10^5 and 10^6 chunks.
-RATES = {"text": 2.1e-4, "tokens": 4.3e-6, "frequencies": 3.1e-5, "keys": 3.5e-5, "index": 3.0e-11, "neighbours": 7.6e-11}
-A_QUERY = 3.7e6  # of a query's time what does not depend on the index, in multiply-adds: its embedding, its candidates' exact distances
+#: Core-seconds for each unit of `units`; "text": of tokens that are made
+#: of text. Source: docs/scale.md, the runs of 10^5 and 10^6 chunks.
+RATES = {
+    "text": 2.1e-4,
+    "tokens": 4.3e-6,
+    "frequencies": 3.1e-5,
+    "keys": 3.5e-5,
+    "index": 3.0e-11,
+    "neighbours": 7.6e-11,
+}
+# of a query's time what does not depend on the index, in multiply-adds: its embedding, its candidates' exact distances
+A_QUERY = 3.7e6
 
 
 class Stage(NamedTuple):
@@ -36,7 +47,13 @@ def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
     d, lists = recipe.dim, recipe.lists
     tokens = chunks * recipe.chunk_len / 64
     if not recipe.index:
-        return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": 0, "neighbours": searched * (A_QUERY + float(chunks) * d)}
+        return {
+            "tokens": tokens,
+            "frequencies": tokens,
+            "keys": tokens,
+            "index": 0,
+            "neighbours": searched * (A_QUERY + float(chunks) * d),
+        }
     sample = min(chunks, max(TRAINING_KEYS, KEYS_A_LIST * lists))
     coded = "PQ" in recipe.index
     codes = coded * min(sample, 1 << 16) * 256 * d * 900  # OPQ's and PQ's own clusterings, whatever the number of lists
@@ -44,10 +61,18 @@ def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
     adding = float(chunks) * d * (lists + coded * (256 + d))
     visited = recipe.nprobe / lists * chunks * (recipe.code_bytes if coded else d)
     search = A_QUERY + d * lists + visited
-    return {"tokens": tokens, "frequencies": tokens, "keys": tokens, "index": training + adding, "neighbours": searched * search}
+    return {
+        "tokens": tokens,
+        "frequencies": tokens,
+        "keys": tokens,
+        "index": training + adding,
+        "neighbours": searched * search,
+    }
 
 
-def plan(recipe: Recipe, chunks: int, shards: int, *, searched: int | None = None, rates: dict[str, float] | None = None) -> list[Stage]:
+def plan(
+    recipe: Recipe, chunks: int, shards: int, *, searched: int | None = None, rates: dict[str, float] | None = None
+) -> list[Stage]:
     """The stages of a build of so many chunks in so many shards; `searched` chunks get neighbours (None: all)."""
     searched = chunks if searched is None else searched
     rates, shard = RATES | (rates or {}), -(-chunks // shards)
@@ -96,9 +121,16 @@ def table(stages: list[Stage], *, machines: int = 1, cores: int = 2) -> str:
     """The plan as text."""
     rows = [f"{'stage':12} {'disk':>10} {'memory a worker':>16} {'core-hours':>11} {'hours':>9}"]
     for name, disk, memory, seconds in [*stages, _total(stages)]:
-        rows.append(f"{name:12} {_bytes(disk):>10} {_bytes(memory):>16} {seconds / 3600:>11.3f} {seconds / 3600 / machines / cores:>9.3f}")
+        rows.append(
+            f"{name:12} {_bytes(disk):>10} {_bytes(memory):>16} {seconds / 3600:>11.3f} "
+            f"{seconds / 3600 / machines / cores:>9.3f}"
+        )
     return "\n".join(
-        [*rows, f"hours: on {machines} machine{'s'[: machines > 1]} of {cores} cores, the index's training on one of them aside"]
+        [
+            *rows,
+            f"hours: on {machines} machine{'s'[: machines > 1]} of {cores} cores, the index's training on one of them "
+            "aside",
+        ]
     )
 
 

@@ -18,8 +18,8 @@ SYNTHETIC_VOCABULARY, SYNTHETIC_CHUNKS = 32_000, 20  # tokens, chunks a document
 
 @dataclass(frozen=True)
 class Recipe:
-    """chunk_len: M. dim: width of the keys. index: FAISS factory string; None: exact search. text: whether documents are text, which is
-    tokenised, or token ids. key_type, nprobe, k: see `ChunkDatabase` and `precompute_neighbours`."""
+    """chunk_len: M. dim: width of the keys. index: FAISS factory string; None: exact search. text: whether documents
+    are text, which is tokenised, or token ids. key_type, nprobe, k: see `ChunkDatabase` and `precompute_neighbours`."""
 
     chunk_len: int = 64
     vocab_size: int = 8192
@@ -46,8 +46,8 @@ class Recipe:
         return 4 * self.dim if self.index else 0
 
     def for_chunks(self, chunks: int) -> Recipe:
-        """With an index that suits so many chunks: about 4 sqrt(N) lists, a power of two of at most 2**20, of whole keys up to 2**18 chunks
-        and of codes of 16 bytes beyond; none for a few thousand."""
+        """With an index that suits so many chunks: about 4 sqrt(N) lists, a power of two of at most 2**20, of whole
+        keys up to 2**18 chunks and of codes of 16 bytes beyond; none for a few thousand."""
         if chunks < 1 << 15:
             return dataclasses.replace(self, index=None)
         lists = min(1 << 20, 1 << round(np.log2(4 * chunks**0.5)))
@@ -57,7 +57,9 @@ class Recipe:
 
 
 class Synthetic:
-    """Documents of token ids without text, for measuring: tokens by Zipf's law, a fifth of each document repeated from a common pool."""
+    """Documents of token ids without text, for measuring: tokens by
+    Zipf's law, a fifth of each document repeated from a common pool.
+    """
 
     name, vocab_size = f"synthetic-{SYNTHETIC_VOCABULARY}", SYNTHETIC_VOCABULARY
     byte_lengths = np.full(SYNTHETIC_VOCABULARY, 4, np.int64)

@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc-per-node 8 -m retro_model scale train OUT --preset 172m --sequence 2 --tensor 2
 
-Processes form a mesh data x sequence x tensor: FSDP2 over the first two, ranges of each sequence in the second, heads in the third.
-Windows are read from memory maps by worker processes ahead of time; the share of the time that steps wait for them is printed.
+Processes form a mesh data x sequence x tensor: FSDP2 over the first two, ranges of each sequence in the second, heads
+in the third. Windows are read from memory maps by worker processes ahead of time; the share of the time that steps wait
+for them is printed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def config_of(preset: str | None, vocab_size: int, chunk_len: int, window: int) 
     if preset:
         return RetroConfig.preset(preset, vocab_size).replace(**sizes)
     return RetroConfig(
-        vocab_size, d_model=64, d_ff=256, num_heads=4, head_dim=16, num_layers=3, cca_layers=(3,), encoder_layers=1, encoder_d_model=64,
+        vocab_size, d_model=64, d_ff=256, num_heads=4, head_dim=16, num_layers=3, cca_layers=(3,), encoder_layers=1,
+        encoder_d_model=64,
         encoder_d_ff=128, encoder_heads=4, encoder_head_dim=16, share_embeddings=True, **sizes,
     )  # fmt: skip
 
@@ -60,14 +62,18 @@ def main(options: argparse.Namespace) -> list[dict]:
         parallelize(model, mesh["tensor"])
     training.shard(model, mesh[("data", "sequence")]._flatten("shards"))
     settings = Settings(
-        options.steps, warmup_steps=min(10, options.steps), max_lr=1e-3, autocast="bfloat16" if device.type == "cuda" else None
+        options.steps,
+        warmup_steps=min(10, options.steps),
+        max_lr=1e-3,
+        autocast="bfloat16" if device.type == "cuda" else None,
     )
     optimizer = training.make_optimizer(model, settings)
     place, start = options.out / "checkpoint", 0
     if (place / "state.json").exists():
         start = sharded_checkpoint.load(place, model, optimizer)["step"]
     rows = WindowDataset(
-        store, window=options.window, batch_size=options.batch // data, seed=0, neighbours=neighbours, database=database, k=options.k,
+        store, window=options.window, batch_size=options.batch // data, seed=0, neighbours=neighbours,
+        database=database, k=options.k,
         start=start, rank=rank, world_size=data,
     )  # fmt: skip
     part = SequencePart(mesh["sequence"], options.exchange) if options.sequence > 1 else None
@@ -76,19 +82,27 @@ def main(options: argparse.Namespace) -> list[dict]:
     for step in range(start, options.steps):
         history.append(training.train_step(model, optimizer, [next(stream)], settings, step))
         if first:
-            print(f"step {step + 1}: loss {history[-1]['loss']:.4f}, gradient norm {history[-1]['gradient_norm']:.3f}", flush=True)
+            print(
+                f"step {step + 1}: loss {history[-1]['loss']:.4f}, gradient norm {history[-1]['gradient_norm']:.3f}",
+                flush=True,
+            )
         if step + 1 == options.steps or (options.save_every and (step + 1) % options.save_every == 0):
             sharded_checkpoint.save(place, model, optimizer, step=step + 1, position=step + 1)
     if first and history:
         share = stream.waited / (time.perf_counter() - began)
-        print(f"{dist.get_world_size()} processes, {len(history)} steps; {share:.1%} of the time waiting for data", flush=True)
+        print(
+            f"{dist.get_world_size()} processes, {len(history)} steps; {share:.1%} of the time waiting for data",
+            flush=True,
+        )
     return history
 
 
 class Stream:
     """Batches from reading workers; `waited`: seconds that the training has waited for them."""
 
-    def __init__(self, rows: WindowDataset, batch: int, workers: int, device: torch.device, part: SequencePart | None) -> None:
+    def __init__(
+        self, rows: WindowDataset, batch: int, workers: int, device: torch.device, part: SequencePart | None
+    ) -> None:
         ahead = {"prefetch_factor": 4, "multiprocessing_context": "spawn"} if workers else {}
         self.loader = iter(torch.utils.data.DataLoader(rows, batch_size=batch, num_workers=workers, **ahead))
         self.device, self.part, self.waited = device, part, 0.0
@@ -100,7 +114,9 @@ class Stream:
         start = time.perf_counter()
         row = next(self.loader)
         self.waited += time.perf_counter() - start
-        batch = Batch(row["input_ids"], row["labels"] != IGNORED, row["neighbours"], row["neighbour_mask"]).to(self.device)
+        batch = Batch(row["input_ids"], row["labels"] != IGNORED, row["neighbours"], row["neighbour_mask"]).to(
+            self.device
+        )
         return batch if self.part is None else self.part.split(batch)
 
 
@@ -113,6 +129,8 @@ def _mesh(options: argparse.Namespace):
     dist.init_process_group("nccl" if gpus else "gloo")
     data, left = divmod(dist.get_world_size(), options.sequence * options.tensor)
     if left or options.batch % data:
-        raise SystemExit(f"--sequence x --tensor must divide the {dist.get_world_size()} processes, and their quotient --batch")
+        raise SystemExit(
+            f"--sequence x --tensor must divide the {dist.get_world_size()} processes, and their quotient --batch"
+        )
     names = ("data", "sequence", "tensor")
     return device, dist.init_device_mesh(device.type, (data, options.sequence, options.tensor), mesh_dim_names=names)

@@ -1,4 +1,6 @@
-"""The page of a model folder, for this machine alone: 127.0.0.1, own hosts and origins, nothing from elsewhere on the page."""
+"""The page of a model folder, for this machine alone: 127.0.0.1, own
+hosts and origins, nothing from elsewhere on the page.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,21 @@ LARGEST_BODY = 4 << 20  # bytes
 LONGEST_NAME = 200
 #: scripts, styles and data from here only; nobody may frame the page
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
+    "'self' data:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "X-Frame-Options": "DENY",
-}  # fmt: skip
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "X-Frame-Options": "DENY",
+}
 
 
 class OwnOrigin:
     """Lets through requests to `HOSTS` and, where they change or ask something, from a page of this server.
 
-    A name that a stranger's server resolves to 127.0.0.1 stays in the Host header: it is refused, and so is another site's Origin.
+    A name that a stranger's server resolves to 127.0.0.1 stays in the Host header: it is refused, and so is another
+    site's Origin.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -50,7 +57,10 @@ class OwnOrigin:
 
         async def guarded(message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *((k.lower().encode(), v.encode()) for k, v in HEADERS.items())]
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
+                ]
             await send(message)
 
         await self.app(scope, receive, guarded)
@@ -100,7 +110,9 @@ class Service:
             self.reader.passage(asked["passage"])  # raises where there is none
             number = self.reader.passages[asked["passage"]]["document"]
             name = self.reader.held_out.documents[number].name
-            text = self.reader.tokenizer.decode_bytes(self.reader.held_out.document_tokens(number)).decode("utf-8", "replace")
+            text = self.reader.tokenizer.decode_bytes(self.reader.held_out.document_tokens(number)).decode(
+                "utf-8", "replace"
+            )
         else:
             name, text = _text(asked, "name")[:LONGEST_NAME] or "a file", _text(asked, "text")
         number = self._library().add(name, text)
@@ -131,7 +143,9 @@ def _text(asked: dict, name: str) -> str:
 
 
 def _options(asked: dict) -> Options:
-    return Options(**{name: asked[name] for name in ("k", "retrieval", "temperature", "new_tokens", "seed") if name in asked})
+    return Options(
+        **{name: asked[name] for name in ("k", "retrieval", "temperature", "new_tokens", "seed") if name in asked}
+    )
 
 
 async def _body(request: Request) -> dict:
@@ -167,6 +181,14 @@ def make_app(reader: Reader) -> ASGIApp:
     async def page(_: Request) -> Response:
         return FileResponse(PAGE / "index.html")
 
-    asked = [Route(f"/api/{name}", endpoint(name), methods=["POST"]) for name in ("read", "write", "forget", "remember", "add", "reset")]
-    routes = [Route("/", page), Route("/api/about", endpoint("about")), *asked, Mount("/page", StaticFiles(directory=PAGE))]
+    asked = [
+        Route(f"/api/{name}", endpoint(name), methods=["POST"])
+        for name in ("read", "write", "forget", "remember", "add", "reset")
+    ]
+    routes = [
+        Route("/", page),
+        Route("/api/about", endpoint("about")),
+        *asked,
+        Mount("/page", StaticFiles(directory=PAGE)),
+    ]
     return OwnOrigin(Starlette(routes=routes))

@@ -56,14 +56,24 @@ def verdict(reading: Reading, without: str) -> Text:
 def show(console: Console, reader: Reader, reading: Reading, written_from: int = 0) -> None:
     """The coloured text, the neighbours of the chunk that gained most, the verdict."""
     console.print(
-        Panel(coloured(reading, written_from), title="blue: a token that retrieval told; orange: that it hid", title_align="left")
+        Panel(
+            coloured(reading, written_from),
+            title="blue: a token that retrieval told; orange: that it hid",
+            title_align="left",
+        )
     )
     gain, m = reading.off - reading.on, reading.chunk_len
     chunks = [c for c in range(1, -(-len(gain) // m)) if c <= len(reading.cards) and reading.cards[c - 1]]
     if chunks:
         best = max(chunks, key=lambda c: gain[c * m : (c + 1) * m].sum())
         here = "".join(reading.texts[best * m : (best + 1) * m])
-        console.print(Group(Text("Most was gained here:"), Panel(Text(here)), Text("It had read (dim: what resembled the text before):")))
+        console.print(
+            Group(
+                Text("Most was gained here:"),
+                Panel(Text(here)),
+                Text("It had read (dim: what resembled the text before):"),
+            )
+        )
         for neighbour in reading.cards[best - 1]:
             console.print(card(neighbour))
     if documents := reading.documents():
@@ -78,7 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="retro-model ask", description=__doc__.split(": ", 1)[1])
     parser.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
-    parser.add_argument("prompt", nargs="?", help="text to continue; none: a held-out text is read; -: from standard input")
+    parser.add_argument(
+        "prompt", nargs="?", help="text to continue; none: a held-out text is read; -: from standard input"
+    )
     parser.add_argument("--passage", type=int, help="which held-out text; default: the one that retrieval helps most")
     parser.add_argument("-k", type=int, help="neighbours of a chunk")
     parser.add_argument("--off", action="store_true", help="without retrieval")
@@ -86,21 +98,35 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--forget", action="append", default=[], metavar="NAME", help="leave a document out of the library; may be repeated"
+        "--forget",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave a document out of the library; may be repeated",
     )
-    parser.add_argument("--add", action="append", default=[], metavar="FILE", help="add a file to the library; may be repeated")
+    parser.add_argument(
+        "--add", action="append", default=[], metavar="FILE", help="add a file to the library; may be repeated"
+    )
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     console = Console()
     try:
         reader = open_folder(options.folder, options.device)
         _change(reader, options.forget, options.add)
-        how = Options(options.k or reader.neighbours, not options.off, options.temperature, new_tokens=options.tokens, seed=options.seed)
+        how = Options(
+            options.k or reader.neighbours,
+            not options.off,
+            options.temperature,
+            new_tokens=options.tokens,
+            seed=options.seed,
+        )
         if options.prompt is None:
             number = reader.start if options.passage is None else options.passage
             ids = reader.passage(number)
             console.print(
-                f"{reader.passages[number]['name']}, from line {reader.passages[number]['line']}: the model has not seen it", markup=False
+                f"{reader.passages[number]['name']}, from line {reader.passages[number]['line']}: the model has not "
+                "seen it",
+                markup=False,
             )
             show(console, reader, reader.read(ids, how))
             return

@@ -23,7 +23,9 @@ def listen(port: int | None) -> socket.socket:
             made.close()
             continue
         return made
-    sys.exit(f"--port: expected a free one; {port if port is not None else f'{FIRST_PORT} to {FIRST_PORT + 19}'} is taken")
+    sys.exit(
+        f"--port: expected a free one; {port if port is not None else f'{FIRST_PORT} to {FIRST_PORT + 19}'} is taken"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

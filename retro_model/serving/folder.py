@@ -1,4 +1,5 @@
-"""A model folder: a trained model, its tokeniser, texts that it has not seen and what it looks things up in; `model.json` names them.
+"""A model folder: a trained model, its tokeniser, texts that it has not seen and what it looks things up in;
+`model.json` names them.
 
 `retro-model demo`, `rpt text`, `mosaics text` and `retrofit` leave one; `retro-model ask` and `serve` use it.
 """
@@ -33,8 +34,10 @@ PARTS = {
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What `model.json` says: kind, a title, names of parts within the folder, window (tokens read at once), and facts: what there is to show,
-    `passages` with their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K in training)."""
+    """What `model.json` says: kind, a title, names of parts within the folder, window (tokens read at once), and facts:
+    what there is to show, `passages` with their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K in
+    training).
+    """
 
     path: Path
     kind: str
@@ -48,7 +51,9 @@ class ModelFolder:
         return self.path / self.parts[name]
 
 
-def describe(folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict | None = None) -> ModelFolder:
+def describe(
+    folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict | None = None
+) -> ModelFolder:
     """Writes `model.json` for parts that are in the folder already.
 
     Raises: ValueError naming a part that is lacking.
@@ -56,16 +61,22 @@ def describe(folder: Path, kind: str, title: str, parts: dict[str, str], window:
     made = ModelFolder(Path(folder), kind, title, dict(parts), window, facts or {})
     if lacking := [name for name in PARTS[kind] if name not in parts or not made.part(name).exists()]:
         raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is lacking")
-    text = json.dumps({"form": FORM, "kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts}, indent=1)
+    text = json.dumps(
+        {"form": FORM, "kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts},
+        indent=1,
+    )
     (made.path / MANIFEST).write_text(text + "\n", encoding="utf-8")
     return made
 
 
 def keep(
-    folder: Path, kind: str, title: str, model: nn.Module, tokenizer: Tokenizer | Symbols, held_out: Iterable[Document], *, chunk_len: int,
+    folder: Path, kind: str, title: str, model: nn.Module, tokenizer: Tokenizer | Symbols, held_out: Iterable[Document],
+    *, chunk_len: int,
     window: int, bos: bool, facts: dict | None = None,
 ) -> ModelFolder:  # fmt: skip
-    """Writes a model that looks nothing up outside its text (RPT, Memory Mosaics) as a model folder; what was there is replaced."""
+    """Writes a model that looks nothing up outside its text (RPT,
+    Memory Mosaics) as a model folder; what was there is replaced.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = SYMBOLS if isinstance(tokenizer, Symbols) else "tokenizer.json"
@@ -78,7 +89,9 @@ def keep(
 
 
 def passages(store: TokenStore, window: int, on, off) -> list[dict]:
-    """What each window of each document costs in bits per byte, for `facts`; on, off: `evaluation.Scores` of the store."""
+    """What each window of each document costs in bits per byte, for
+    `facts`; on, off: `evaluation.Scores` of the store.
+    """
     per_window, found = max(1, window // store.chunk_len), []
     for number, entry in enumerate(store.documents):
         for first in range(0, entry.num_chunks, per_window):
@@ -104,7 +117,10 @@ def read(folder: str | Path) -> ModelFolder:
             if not isinstance(said, dict) or [type(said.get(name)) for name in kinds] != list(kinds.values()):
                 raise ValueError(f"expected {', '.join(kinds)}")
             if said["form"] != FORM or said["kind"] not in PARTS or said["window"] < 1:
-                raise ValueError(f"expected form {FORM}, a kind of {', '.join(PARTS)} and a window; got {said['form']}, {said['kind']!r}")
+                raise ValueError(
+                    f"expected form {FORM}, a kind of {', '.join(PARTS)} and a window; got {said['form']}, "
+                    f"{said['kind']!r}"
+                )
             for name in PARTS[said["kind"]]:
                 _plain_name(name, said["parts"].get(name))
         except ValueError as error:

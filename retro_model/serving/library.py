@@ -1,4 +1,6 @@
-"""A database that can be changed while it is used: documents forgotten, files added. In memory; nothing on disk changes."""
+"""A database that can be changed while it is used: documents
+forgotten, files added. In memory; nothing on disk changes.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ class Library:
         return number
 
     def search(self, chunks: np.ndarray, k: int, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Ids int64 [n,k] (-1: none left) and similarity float32 [n,k]: 1 - half the squared distance, the cosine of unit vectors."""
+        """Ids int64 [n,k] (-1: none left) and similarity float32 [n,k]:
+        1 - half the squared distance, the cosine of unit vectors.
+        """
         lengths = np.full(len(chunks), chunks.shape[1]) if lengths is None else lengths
         queries, ids, near = self.embedder(chunks, lengths), [], []
         for database, keys, first in zip(self.parts, (self.keys, self.added_keys), (0, len(self.store))):
@@ -153,7 +157,9 @@ class Library:
     def place(self, chunk: int) -> Place:
         """Where a chunk that was found stands."""
         base = len(self.store)
-        store, first, at = (self.store, 0, chunk) if chunk < base else (self.added, len(self.store.documents), chunk - base)
+        store, first, at = (
+            (self.store, 0, chunk) if chunk < base else (self.added, len(self.store.documents), chunk - base)
+        )
         number = int(store.chunk_doc[at])
         entry = store.documents[number]
         before = np.asarray(store.tokens[entry.first_chunk : at]).reshape(-1)

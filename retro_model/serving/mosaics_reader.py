@@ -1,4 +1,6 @@
-"""Memory Mosaics: which earlier places each contextual memory recalls before a token, and which token followed there."""
+"""Memory Mosaics: which earlier places each contextual memory recalls
+before a token, and which token followed there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LEAST = 0.02  # weight below which a vote or a place is not shown
 
 
 class MosaicsReader(Reader):
-    """Reads with a `MemoryMosaics`; see `Reader`. Without retrieval: nothing is remembered but the last `SHORT` tokens."""
+    """Reads with a `MemoryMosaics`; see `Reader`. Without retrieval:
+    nothing is remembered but the last `SHORT` tokens.
+    """
 
     without = f"the same model, remembering {SHORT} tokens"
 
@@ -42,14 +46,21 @@ class MosaicsReader(Reader):
         return self._reading(ids, on, off, [], [None] * len(ids), {"memories": self._memories(tokens)})
 
     def _memories(self, tokens: Tensor) -> dict:
-        """Of every memory: its decay and skill; for every token the votes [token, weight] and the places [position, weight] it recalled."""
+        """Of every memory: its decay and skill; for every token the votes
+        [token, weight] and the places [position, weight] it recalled.
+        """
         heads, votes, places, right = [], [], [], []
         n, size = len(tokens), self.model.config.vocab_size
         for number, block in enumerate(inspect(self.model, tokens[None]), 1):
             skill = block.skill.tolist()
             for head in range(len(block.decay)):
                 heads.append(
-                    {"block": number, "head": head + 1, "decay": round(float(block.decay[head]), 3), "skill": round(skill[head], 3)}
+                    {
+                        "block": number,
+                        "head": head + 1,
+                        "decay": round(float(block.decay[head]), 3),
+                        "skill": round(skill[head], 3),
+                    }
                 )
                 weight = block.attention[0, head]  # [N,N-1]: place i holds what followed token i, which is token i+1
                 by_token = weight.new_zeros(n, size).index_add_(1, tokens[1:], weight)
@@ -75,7 +86,12 @@ class MosaicsReader(Reader):
 
 
 def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
-    """For every token, what was recalled before it: [[number + shift, weight], ..], the heaviest; weights [N,n], row T before token T+1."""
+    """For every token, what was recalled before it: [[number + shift,
+    weight], ..], the heaviest; weights [N,n], row T before token T+1.
+    """
     top = weights.topk(min(SHOWN, weights.shape[1]))
-    rows = [[[i + shift, round(w, 3)] for i, w in zip(*row) if w >= LEAST] for row in zip(top.indices.tolist(), top.values.tolist())]
+    rows = [
+        [[i + shift, round(w, 3)] for i, w in zip(*row) if w >= LEAST]
+        for row in zip(top.indices.tolist(), top.values.tolist())
+    ]
     return [[], *rows[:-1]]

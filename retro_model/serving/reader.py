@@ -1,4 +1,6 @@
-"""A trained model that is asked: what every kind has in common. The kinds are in retro_reader.py, rpt_reader.py, mosaics_reader.py."""
+"""A trained model that is asked: what every kind has in common. The
+kinds are in retro_reader.py, rpt_reader.py, mosaics_reader.py.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ class Options:
                 raise ValueError(f"{name}: expected an integer from {low} to {high}; got {value!r}")
         if not isinstance(self.retrieval, bool):
             raise ValueError(f"retrieval: expected true or false; got {self.retrieval!r}")
-        if isinstance(self.temperature, bool) or not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature <= 2:
+        if (
+            isinstance(self.temperature, bool)
+            or not isinstance(self.temperature, (int, float))
+            or not 0 <= self.temperature <= 2
+        ):
             raise ValueError(f"temperature: expected a number from 0 to 2; got {self.temperature!r}")
 
 
@@ -56,7 +62,8 @@ class Reader:
         print(reading.per_byte(reading.off) - reading.per_byte(reading.on))
 
     Attributes:
-        folder: what `model.json` says. model, tokenizer, held_out: its parts. library: what it looks things up in; None: nothing but
+        folder: what `model.json` says. model, tokenizer, held_out: its parts. library: what it looks things up in;
+            None: nothing but
         the text itself. passages: of the held-out texts, a window each.
     """
 
@@ -91,10 +98,23 @@ class Reader:
         for number, entry in enumerate(self.held_out.documents):
             lines = 1
             for first in range(0, entry.num_chunks, per_window):
-                ids = self.held_out.tokens[entry.first_chunk + first : entry.first_chunk + min(first + per_window, entry.num_chunks)]
-                passage = {"id": len(found), "document": number, "name": entry.name, "first_chunk": first, "line": lines}
-                lines += self.tokenizer.decode_bytes(ids.reshape(-1)[: entry.num_tokens - first * self.held_out.chunk_len]).count(b"\n")
-                found.append(passage | {key: value for key, value in known.get((number, first), {}).items() if key in ("on", "off")})
+                ids = self.held_out.tokens[
+                    entry.first_chunk + first : entry.first_chunk + min(first + per_window, entry.num_chunks)
+                ]
+                passage = {
+                    "id": len(found),
+                    "document": number,
+                    "name": entry.name,
+                    "first_chunk": first,
+                    "line": lines,
+                }
+                lines += self.tokenizer.decode_bytes(
+                    ids.reshape(-1)[: entry.num_tokens - first * self.held_out.chunk_len]
+                ).count(b"\n")
+                found.append(
+                    passage
+                    | {key: value for key, value in known.get((number, first), {}).items() if key in ("on", "off")}
+                )
         return found
 
     def passage(self, number: int) -> np.ndarray:
@@ -140,7 +160,9 @@ class Reader:
         written = []
         for on in (options.retrieval, False):
             generator = torch.Generator(self.device).manual_seed(options.seed)
-            written.append(self._generate(torch.as_tensor(ids, device=self.device)[None], options, on, generator).cpu().numpy())
+            written.append(
+                self._generate(torch.as_tensor(ids, device=self.device)[None], options, on, generator).cpu().numpy()
+            )
         reading = self.read(written[0], options)
         reading.extra["prompt_tokens"] = len(ids)
         return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
@@ -148,7 +170,7 @@ class Reader:
     def _sample(self, ids: Tensor, options: Options, generator: torch.Generator, **how) -> Tensor:
         return generate(
             self.model, ids, options.new_tokens, temperature=options.temperature, top_p=0.95, generator=generator, **how
-        )[0]  # fmt: skip
+        )[0]
 
     def _reading(self, ids: np.ndarray, on, off, cards, found, extra: dict) -> Reading:
         texts = token_texts(self.tokenizer.decode_bytes, ids)
@@ -163,9 +185,12 @@ class Reader:
         """What a page says of the model before it reads."""
         weights = sum(p.numel() for p in self.model.parameters())
         return {
-            "kind": self.folder.kind, "title": self.folder.title, "weights": weights, "window": self.folder.window, "without": self.without,
-            "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"}, "passages": self.passages, "start": self.start,
-            "most_neighbours": MOST_NEIGHBOURS, "most_new_tokens": MOST_NEW_TOKENS, "neighbours": self.neighbours, "library": self.library_state(),
+            "kind": self.folder.kind, "title": self.folder.title, "weights": weights, "window": self.folder.window,
+            "without": self.without,
+            "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"}, "passages": self.passages,
+            "start": self.start,
+            "most_neighbours": MOST_NEIGHBOURS, "most_new_tokens": MOST_NEW_TOKENS, "neighbours": self.neighbours,
+            "library": self.library_state(),
         }  # fmt: skip
 
     neighbours = 2  # K that the page begins with
@@ -175,9 +200,18 @@ class Reader:
         if self.library is None:
             return None
         documents, kept = self.library.documents, len(self.library.store.documents)
-        added = [{"document": n, "name": documents[n].name} for n in range(kept, len(documents)) if n not in self.library.forgotten]
+        added = [
+            {"document": n, "name": documents[n].name}
+            for n in range(kept, len(documents))
+            if n not in self.library.forgotten
+        ]
         forgotten = [{"document": n, "name": documents[n].name} for n in self.library.forgotten]
-        return {"documents": len(documents) - len(forgotten), "chunks": len(self.library.store), "forgotten": forgotten, "added": added}
+        return {
+            "documents": len(documents) - len(forgotten),
+            "chunks": len(self.library.store),
+            "forgotten": forgotten,
+            "added": added,
+        }
 
 
 def open_folder(path: str | Path, device: str = "cpu") -> Reader:

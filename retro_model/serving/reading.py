@@ -1,4 +1,6 @@
-"""What a page shows of a text: its tokens, what each costs with and without retrieval, and where it can have been read."""
+"""What a page shows of a text: its tokens, what each costs with and
+without retrieval, and where it can have been read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def token_texts(decode_bytes, ids) -> list[str]:
 
 
 def bits(logits: Tensor, tokens: Tensor) -> np.ndarray:
-    """Bits [N] that each of tokens [N] costs under logits [N,V] of the one after; the first, of which nothing is known, 0."""
+    """Bits [N] that each of tokens [N] costs under logits [N,V] of
+    the one after; the first, of which nothing is known, 0.
+    """
     nats = torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:], reduction="none")
     return np.concatenate([[0.0], nats.cpu().numpy() / math.log(2)])
 
@@ -47,9 +51,11 @@ def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def sources(tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank: np.ndarray) -> list[list[int] | None]:
-    """For each token, where a neighbour of the chunk before holds it: [neighbour, token there, first and end of the common run].
+    """For each token, where a neighbour of the chunk before holds it: [neighbour, token there, first and end of the
+    common run].
 
-    Of all such places the one in the longest run of common tokens that are not all blank; the run may begin in the chunk before.
+    Of all such places the one in the longest run of common tokens that are not all blank; the run may begin in the
+    chunk before.
 
     tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of M = R/2 tokens.
     Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.
@@ -82,8 +88,9 @@ def sources(tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank:
 class Reading:
     """A text that was read; `to_dict` is what the page gets.
 
-    tokens: [N]. texts: of each token. on, off: bits [N]. byte_lengths: [N]. chunk_len: M. cards: what was retrieved for each complete
-    chunk, read by the one after it; nearest first. sources: see `sources`. extra: whatever a kind has besides.
+    tokens: [N]. texts: of each token. on, off: bits [N]. byte_lengths: [N]. chunk_len: M. cards: what was retrieved for
+    each complete chunk, read by the one after it; nearest first. sources: see `sources`. extra: whatever a kind has
+    besides.
     """
 
     tokens: np.ndarray
@@ -106,7 +113,9 @@ class Reading:
         return float(cost[1:].sum() / max(1, self.byte_lengths[1:].sum()))
 
     def documents(self) -> list[dict]:
-        """The documents that were retrieved: in how many chunks, and the bits that the tokens which stand in them gained, most first."""
+        """The documents that were retrieved: in how many chunks, and
+        the bits that the tokens which stand in them gained, most first.
+        """
         found: dict[int, dict] = {}
         for cards in self.cards:
             for number, name in {(card["document"], card["name"]) for card in cards}:
@@ -122,7 +131,8 @@ class Reading:
         """JSON for the page."""
         round3 = lambda values: [round(float(v), 3) for v in values]  # noqa: E731
         return {
-            "texts": self.texts, "on": round3(self.on), "off": round3(self.off), "blank": self.blank.tolist(), "chunk_len": self.chunk_len,
+            "texts": self.texts, "on": round3(self.on), "off": round3(self.off), "blank": self.blank.tolist(),
+            "chunk_len": self.chunk_len,
             "cards": self.cards, "sources": self.sources, "documents": self.documents(),
             "bits_per_byte": {"on": self.per_byte(self.on), "off": self.per_byte(self.off)}, **self.extra,
         }  # fmt: skip

@@ -44,13 +44,24 @@ class RetroReader(Reader):
         m = self.model.config.chunk_len
         chunks = ids[: len(ids) // m * m].reshape(-1, m)
         found, near = (
-            self.library.search(chunks, options.k) if len(chunks) else (np.zeros((0, options.k), np.int64), np.zeros((0, options.k)))
+            self.library.search(chunks, options.k)
+            if len(chunks)
+            else (np.zeros((0, options.k), np.int64), np.zeros((0, options.k)))
         )
         neighbours, mask = self.library.values(found)
         off = bits(self._logits(ids), torch.as_tensor(ids, device=self.device))
-        on = bits(self._logits(ids, neighbours, mask), torch.as_tensor(ids, device=self.device)) if options.retrieval else off
-        cards = [[self._card(*what) for what in zip(*of_chunk) if what[0] >= 0] for of_chunk in zip(found, near, neighbours, mask)]
-        return self._reading(ids, on, off, cards, sources(ids, neighbours, mask, self.blank(ids)), {"library": self.library_state()})
+        on = (
+            bits(self._logits(ids, neighbours, mask), torch.as_tensor(ids, device=self.device))
+            if options.retrieval
+            else off
+        )
+        cards = [
+            [self._card(*what) for what in zip(*of_chunk) if what[0] >= 0]
+            for of_chunk in zip(found, near, neighbours, mask)
+        ]
+        return self._reading(
+            ids, on, off, cards, sources(ids, neighbours, mask, self.blank(ids)), {"library": self.library_state()}
+        )
 
     def _card(self, chunk: int, near: float, tokens: np.ndarray, mask: np.ndarray) -> dict:
         """What the page shows of a neighbour."""

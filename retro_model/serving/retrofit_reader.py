@@ -14,7 +14,9 @@ from .retro_reader import RetroReader
 
 
 class HubText(HubTokenizer):
-    """A tokeniser of the Hugging Face library that also says which bytes stand behind tokens: exactly, where its vocabulary is byte-level."""
+    """A tokeniser of the Hugging Face library that also says which bytes
+    stand behind tokens: exactly, where its vocabulary is byte-level.
+    """
 
     def __init__(self, tokenizer) -> None:
         super().__init__(tokenizer)
@@ -49,7 +51,9 @@ class RetrofitReader(RetroReader):
     def _model(self) -> nn.Module:
         from retro_model.huggingface import RetrofitForCausalLM
 
-        return RetrofitForCausalLM.from_pretrained(self.folder.part("model"), local_files_only=True, trust_remote_code=False).model
+        return RetrofitForCausalLM.from_pretrained(
+            self.folder.part("model"), local_files_only=True, trust_remote_code=False
+        ).model
 
     @property
     def bos_id(self) -> int:

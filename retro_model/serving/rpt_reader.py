@@ -38,7 +38,8 @@ class RptReader(Reader):
         for c, row in enumerate(index):
             cards.append([
                 {
-                    "document": 0, "name": f"{c - int(j)} chunks earlier in this text", "score": round(float(scores[c, j]), 2),
+                    "document": 0, "name": f"{c - int(j)} chunks earlier in this "
+                                           "text", "score": round(float(scores[c, j]), 2),
                     "gate": round(float(gates[c, k]), 2), "token": int(j) * m, "found": m,
                     "texts": token_texts(self.tokenizer.decode_bytes, pairs[c, k]),
                 }

@@ -32,7 +32,9 @@ class Symbols:
     def encode(self, text: str) -> np.ndarray:
         """Token ids, int64. Raises: ValueError naming a word that is not in the list."""
         if unknown := [word for word in text.split() if word not in self.number]:
-            raise ValueError(f"text: expected words of the model's {self.vocab_size}, such as {self.words[0]}; got {unknown[0]!r}")
+            raise ValueError(
+                f"text: expected words of the model's {self.vocab_size}, such as {self.words[0]}; got {unknown[0]!r}"
+            )
         return np.array([self.number[word] for word in text.split()], np.int64)
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:

@@ -1,8 +1,8 @@
 """Training as in the paper: batches of chunk rows with their neighbours, AdamW, warm-up and cosine, one step.
 
-Plain functions over a plain module: wrap the model in `torch.compile`, DistributedDataParallel or `fully_shard` and pass the
-result. Nothing is kept between steps but the model, the optimiser and two counters (step and position), which is what
-`checkpoint` saves.
+Plain functions over a plain module: wrap the model in `torch.compile`, DistributedDataParallel or `fully_shard` and
+pass the result. Nothing is kept between steps but the model, the optimiser and two counters (step and position), which
+is what `checkpoint` saves.
 
     model = Retro(config)
     optimizer = make_optimizer(model, settings)

@@ -8,7 +8,8 @@ import torch
 class AdaBelief(torch.optim.Optimizer):
     """Steps along the mean gradient, divided by how far gradients stray from it.
 
-        m = b1 m + (1 - b1) g;   s = b2 s + (1 - b2)(g - m)^2 + eps_root;   p -= lr * (m^ / (sqrt(s^) + eps) + weight_decay p)
+        m = b1 m + (1 - b1) g;   s = b2 s + (1 - b2)(g - m)^2 + eps_root
+        p -= lr * (m^ / (sqrt(s^) + eps) + weight_decay p)
 
     with m^ = m / (1 - b1^t), s^ = s / (1 - b2^t). Where gradients are tiny, eps_root sets the divisor: it settles at
     sqrt(eps_root / (1 - b2)), 1e-7 by default, below which the step is proportional to the gradient.
@@ -20,10 +21,20 @@ class AdaBelief(torch.optim.Optimizer):
     Source: Zhuang et al., arXiv 2010.07468, algorithm 2; the defaults are those with which RPT was trained.
     """
 
-    def __init__(self, params, lr: float = 5e-3, betas=(0.9, 0.99), eps: float = 1e-16, eps_root: float = 1e-16, weight_decay: float = 0.0):
+    def __init__(
+        self,
+        params,
+        lr: float = 5e-3,
+        betas=(0.9, 0.99),
+        eps: float = 1e-16,
+        eps_root: float = 1e-16,
+        weight_decay: float = 0.0,
+    ):
         if lr < 0 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"lr, betas: expected lr >= 0 and betas in [0, 1); got {lr}, {betas}")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "eps_root": eps_root, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "eps_root": eps_root, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure=None):

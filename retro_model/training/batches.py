@@ -16,8 +16,10 @@ from torch import Tensor
 class Batch:
     """Windows of consecutive chunk rows and what was retrieved for each chunk.
 
-    tokens: int64 [B, N]. real: bool [B, N], False on padding, and on what shall not be learned. neighbours: int64 [B, L, K, R] or None.
-    neighbour_mask: bool [B, L, K, R] or None. segment: int64 [B, N] or None, documents packed into a row, for a model that takes it.
+    tokens: int64 [B, N]. real: bool [B, N], False on padding, and on what shall not be learned. neighbours: int64 [B,
+    L, K, R] or None.
+    neighbour_mask: bool [B, L, K, R] or None. segment: int64 [B, N] or None, documents packed into a row, for a model
+    that takes it.
     """
 
     tokens: Tensor
@@ -28,9 +30,15 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What a model is called with: `tokens`, with `neighbours` and `neighbour_mask`, or `segment`, where there are any."""
+        """What a model is called with: `tokens`, with `neighbours`
+        and `neighbour_mask`, or `segment`, where there are any.
+        """
         given = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
-        return given if self.neighbours is None else given | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
+        return (
+            given
+            if self.neighbours is None
+            else given | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
+        )
 
     @property
     def counted(self) -> Tensor:
@@ -40,7 +48,9 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
         move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731
-        moved = {name: move(getattr(self, name)) for name in ("tokens", "real", "neighbours", "neighbour_mask", "segment")}
+        moved = {
+            name: move(getattr(self, name)) for name in ("tokens", "real", "neighbours", "neighbour_mask", "segment")
+        }
         return dataclasses.replace(self, **moved)
 
 
@@ -49,14 +59,19 @@ def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
     if (neighbours is None) != (database is None):
         raise ValueError("neighbours and database come together: give both, or neither")
     if neighbours is not None and (np.ndim(neighbours) != 2 or len(neighbours) != len(store.lengths)):
-        raise ValueError(f"neighbours: expected [{len(store.lengths)}, K], one row for each chunk; got {list(np.shape(neighbours))}")
+        raise ValueError(
+            f"neighbours: expected [{len(store.lengths)}, K], one row for each chunk; got {list(np.shape(neighbours))}"
+        )
 
 
-def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None, *, k: int | None = None) -> Batch:
+def gather(
+    store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None, *, k: int | None = None
+) -> Batch:
     """The batch made of chunk rows `rows` (int64 [B, L]; -1 is a row of padding) of `store`.
 
-    neighbours: int64 [num_chunks, K], the database ids retrieved for each chunk of the store (-1: none), with `database`, a
-    `ChunkDatabase`; None leaves retrieval off. k: of the neighbours that a window may see, the nearest k of each chunk; None: all K.
+    neighbours: int64 [num_chunks, K], the database ids retrieved for each chunk of the store (-1: none), with
+    `database`, a `ChunkDatabase`; None leaves retrieval off. k: of the neighbours that a window may see, the nearest k
+    of each chunk; None: all K.
     Returns: a Batch with N = L * store.chunk_len. See `visible` for what a window may see.
     """
     rows = np.asarray(rows)
@@ -75,13 +90,14 @@ def gather(store, rows: np.ndarray, neighbours: np.ndarray | None = None, databa
 
 
 def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.ndarray:
-    """The neighbours of windows of chunk rows without those from any document in the window: it would show what is to be predicted.
+    """The neighbours of windows of chunk rows without those from any document in the window: it would show what is to
+    be predicted.
 
-    The search leaves out each chunk's own document. A window may hold several: a chunk's neighbour from the next document is text
-    that the window still has to predict.
+    The search leaves out each chunk's own document. A window may hold several: a chunk's neighbour from the next
+    document is text that the window still has to predict.
 
-    rows: int64 [B, L]; -1 is padding. neighbours: int64 [num_chunks, K]. database: a `ChunkDatabase`; its `documents_of` says which of
-    its documents are the store's.
+    rows: int64 [B, L]; -1 is padding. neighbours: int64 [num_chunks, K]. database: a `ChunkDatabase`; its
+    `documents_of` says which of its documents are the store's.
     Returns: int64 [B, L, K], -1 where there is none or it must not be seen.
     Source: section 2.3 of arXiv 2112.04426 (the document of the training sequence is filtered out).
     """
@@ -92,15 +108,18 @@ def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.nda
     return np.where(shown, -1, ids)
 
 
-def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None, k: int | None = None,
-            starts: np.ndarray | None = None, start: int = 0, every: int = 1, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
+def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None,
+            k: int | None = None,
+            starts: np.ndarray | None = None, start: int = 0, every: int = 1, rank: int = 0,
+            world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
     """Batches without end, a pure function of (store, window, batch_size, seed) and the position.
 
     An epoch cuts the store into windows of `window` tokens from a random first row, and visits them in random order.
     Process `rank` of `world_size` takes its share of each batch, so that the batch as a whole does not depend on them.
 
-    window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first rows of the
-    windows to draw from, in place of all. start: position (batches already taken) to go on from. every: of the batches from there, only each of so many. neighbours, database, k: see `gather`.
+    window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first
+    rows of the windows to draw from, in place of all. start: position (batches already taken) to go on from. every: of
+    the batches from there, only each of so many. neighbours, database, k: see `gather`.
     Returns: an iterator over Batch.
     Raises: ValueError where the store is smaller than a batch, or sizes do not divide.
     """
@@ -115,7 +134,9 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
         raise ValueError(f"rank: expected 0 to world_size - 1 = {world_size - 1}; got {rank}")
     check_neighbours(store, neighbours, database)
     if k is not None and (neighbours is None or not 1 <= k <= neighbours.shape[1]):
-        raise ValueError(f"k: expected from 1 to the neighbours' K={0 if neighbours is None else neighbours.shape[1]}; got {k}")
+        raise ValueError(
+            f"k: expected from 1 to the neighbours' K={0 if neighbours is None else neighbours.shape[1]}; got {k}"
+        )
     rows = len(store.lengths)
     if starts is None:
         # One window fewer than fit, so that every epoch may start anywhere in the first window and has the same length.
@@ -125,7 +146,10 @@ def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.nd
         if firsts.ndim != 1 or (len(firsts) and (firsts.min() < 0 or firsts.max() > rows - per_window)):
             raise ValueError(f"starts: expected rows from 0 to {rows - per_window}; got shape {list(firsts.shape)}")
     if len(firsts) < batch_size:
-        raise ValueError(f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one more")
+        raise ValueError(
+            f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one "
+            "more"
+        )
     read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k)
     return _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size)
 

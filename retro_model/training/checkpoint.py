@@ -1,7 +1,8 @@
 """Training state on disk: safetensors for tensors, a small JSON for the rest; resuming repeats the uninterrupted run.
 
-A checkpoint is a folder: the model's tensors, the optimiser's (moments by parameter name, and the random generators' states of
-every process) and `state.json` (step, position in the data, configuration, and each file's digest, its own too). A kill at any
+A checkpoint is a folder: the model's tensors, the optimiser's (moments by parameter name, and the random generators'
+states of every process) and `state.json` (step, position in the data, configuration, and each file's digest, its own
+too). A kill at any
 moment leaves the checkpoint that was there or the new one: see `checkpoint_folder`.
 """
 
@@ -135,7 +136,11 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tu
     names = _names(model)
     tensors, groups = {}, []
     for group in optimizer.param_groups:
-        options = {k: v for k, v in group.items() if k != "params" and isinstance(v, (int, float, bool, str, tuple, list, type(None)))}
+        options = {
+            k: v
+            for k, v in group.items()
+            if k != "params" and isinstance(v, (int, float, bool, str, tuple, list, type(None)))
+        }
         groups.append({"options": options, "parameters": [names[id(p)] for p in group["params"]]})
         for p in group["params"]:
             tensors |= {f"state.{names[id(p)]}.{k}": _full(v) for k, v in optimizer.state.get(p, {}).items()}
@@ -153,8 +158,8 @@ def read_state(path: str | os.PathLike) -> dict:
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
     """Puts a checkpoint back into `model` (and `optimizer` and the random generators, where one is given), in place.
 
-    Everything is checked before anything is changed: names, shapes and types of the tensors, the optimiser's options and
-    moments, the generators' states.
+    Everything is checked before anything is changed: names, shapes and types of the tensors, the optimiser's options
+    and moments, the generators' states.
     Returns: the JSON part: step, position, config, extra.
     Raises: CheckpointError naming the file, and what is missing, truncated, corrupt or of another shape or type.
     """
@@ -168,7 +173,12 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     except SafetensorError as error:
         raise CheckpointError(f"{path} is corrupt: {error}") from None
     targets = _model_tensors(model)
-    _check_equal(files["model"], "the model", {n: _form(t) for n, t in tensors.items()}, {n: _form(t) for n, t in targets.items()})
+    _check_equal(
+        files["model"],
+        "the model",
+        {n: _form(t) for n, t in tensors.items()},
+        {n: _form(t) for n, t in targets.items()},
+    )
     if optimizer is not None:
         _check_optimizer(files["optimizer"], state, moments, model, optimizer)
         _check_random_states(files["optimizer"], moments)
@@ -192,11 +202,15 @@ def _check_equal(file: Path, whose: str, got: dict, want: dict) -> None:
             raise CheckpointError(f"{file}: {name} is {got.get(name, 'absent')}, {whose} has {want.get(name, 'none')}")
 
 
-def _check_optimizer(file: Path, state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _check_optimizer(
+    file: Path, state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     names = _names(model)
     want = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     if (got := [group["parameters"] for group in state["optimizer"]]) != want:
-        raise CheckpointError(f"{file}: the optimiser's {len(want)} groups do not hold the parameters of the {len(got)} saved ones")
+        raise CheckpointError(
+            f"{file}: the optimiser's {len(want)} groups do not hold the parameters of the {len(got)} saved ones"
+        )
     made: dict[tuple, dict[str, str]] = {}
     known = set()
     for number, (group, saved) in enumerate(zip(optimizer.param_groups, state["optimizer"])):
@@ -220,7 +234,9 @@ _MISSING = object()
 
 
 def _check_option(file: Path, name: str, got, want) -> None:
-    """An option must be one of the optimiser's, of the kind it has there; numbers finite, of its sign, decay rates below 1."""
+    """An option must be one of the optimiser's, of the kind it has
+    there; numbers finite, of its sign, decay rates below 1.
+    """
     if want is _MISSING:
         raise CheckpointError(f"{file}: {name} is no option of the optimiser")
     if _kind(got) != _kind(want) or (_kind(want) == "sequence" and len(got) != len(want)):
@@ -251,7 +267,9 @@ def _options(group: dict, saved: dict) -> dict:
 
 
 def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, str]:
-    """Names and forms of what the optimiser keeps for a parameter: those it has, or those of one step on a copy of zeros."""
+    """Names and forms of what the optimiser keeps for a parameter:
+    those it has, or those of one step on a copy of zeros.
+    """
     if optimizer.state.get(p):
         return {k: _form(v) for k, v in optimizer.state[p].items()}
     zeros = torch.zeros_like(p, requires_grad=True)
@@ -277,7 +295,9 @@ def _check_random_states(file: Path, moments: dict[str, Tensor]) -> None:
             raise CheckpointError(f"{file}: {name} is no state of a {device} generator: {error}") from None
 
 
-def _load_optimizer(state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _load_optimizer(
+    state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     names = _names(model)
     for group, saved in zip(optimizer.param_groups, state["optimizer"]):
         group.update(_options(group, saved))

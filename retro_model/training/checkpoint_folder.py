@@ -1,8 +1,8 @@
 """A checkpoint's folder: written so that a kill at any instruction leaves the old checkpoint or the new one, whole.
 
-`state.json` names its two tensor files by their digests. A save over an older checkpoint puts new tensor files beside the old ones,
-then replaces `state.json`, which is one atomic step on every file system, then removes what is no longer named. A first save
-fills a folder beside its place and renames it.
+`state.json` names its two tensor files by their digests. A save over an older checkpoint puts new tensor files beside
+the old ones, then replaces `state.json`, which is one atomic step on every file system, then removes what is no longer
+named. A first save fills a folder beside its place and renames it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class CheckpointError(ValueError):
 
 
 def check_place(path: Path) -> None:
-    """CheckpointError unless a checkpoint may be written at `path`: nothing, an empty folder, a checkpoint or the rest of one."""
+    """CheckpointError unless a checkpoint may be written at `path`:
+    nothing, an empty folder, a checkpoint or the rest of one.
+    """
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -116,7 +118,9 @@ def _state_digest(state: dict) -> str:
 
 
 def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
-    """use(state, files by kind) of a whole checkpoint, all digests compared; again where a save replaced it meanwhile."""
+    """use(state, files by kind) of a whole checkpoint, all digests
+    compared; again where a save replaced it meanwhile.
+    """
     while True:
         try:
             if (path / STATE).exists() and not (path / STATE).is_file():
@@ -138,7 +142,10 @@ def _parsed(path: Path, text: bytes) -> dict:
         if "sha256" in state and state.pop("sha256") != _state_digest(state):  # the first checkpoints have none
             raise ValueError("its SHA-256 differs from the one in it")
         for record in state["files"].values():
-            _expect(isinstance(record["bytes"], int) and isinstance(record["sha256"], str), "files has bytes or a digest of another type")
+            _expect(
+                isinstance(record["bytes"], int) and isinstance(record["sha256"], str),
+                "files has bytes or a digest of another type",
+            )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path / STATE} is corrupt: {error}") from None
     if state.get("format") not in FORMATS:
@@ -157,7 +164,9 @@ def _check_types(state: dict) -> None:
     _expect(state["config"] is None or isinstance(state["config"], dict), "config is no object")
     for group in state["optimizer"]:
         _expect(isinstance(group["options"], dict), "an optimiser group's options are no object")
-        _expect(all(isinstance(name, str) for name in group["parameters"]), "an optimiser group's parameters are no names")
+        _expect(
+            all(isinstance(name, str) for name in group["parameters"]), "an optimiser group's parameters are no names"
+        )
 
 
 def _expect(holds: bool, message: str) -> None:
@@ -174,7 +183,9 @@ def _files(path: Path, state: dict) -> dict[str, Path]:
             raise CheckpointError(f"{path / (names[0] if names else kind + '.safetensors')} is missing")
         file, want = path / names[0], state["files"][names[0]]
         if file.stat().st_size != want["bytes"]:
-            raise CheckpointError(f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}")
+            raise CheckpointError(
+                f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}"
+            )
         if sha256_of(file) != want["sha256"]:
             raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in {STATE}")
         found[kind] = file

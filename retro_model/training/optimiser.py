@@ -15,7 +15,8 @@ AUTOCAST = (None, "bfloat16", "float16")  # types of matrix products; None: the 
 
 TRAINING_TOKENS = 419_430_400_000  # of every model of the paper
 WINDOW = 2048
-#: The paper's (largest learning rate, sequences a batch) by model. Source: Table 10 and appendix C.1. Table 12 retrofits at the same rates.
+#: The paper's (largest learning rate, sequences a batch) by model. Source:
+#: Table 10 and appendix C.1. Table 12 retrofits at the same rates.
 TABLE_10 = {"172m": (2e-4, 256), "425m": (2e-4, 256), "1.5b": (2e-4, 256), "7.5b": (1e-4, 1024)}
 
 
@@ -23,9 +24,9 @@ TABLE_10 = {"172m": (2e-4, 256), "425m": (2e-4, 256), "1.5b": (2e-4, 256), "7.5b
 class Settings:
     """Hyper-parameters of the optimiser and its schedule. Source: appendix C.1 and Table 10 of arXiv 2112.04426.
 
-    max_lr: learning rate after the warm-up. min_lr_ratio: its floor, as a share of max_lr. warmup_steps: steps of the linear
-    ramp from warmup_from. steps: length of the cosine, warm-up included. clip: largest norm of the whole gradient. autocast:
-    type of matrix products, None for the parameters' own (the paper trains in bfloat16).
+    max_lr: learning rate after the warm-up. min_lr_ratio: its floor, as a share of max_lr. warmup_steps: steps of the
+    linear ramp from warmup_from. steps: length of the cosine, warm-up included. clip: largest norm of the whole
+    gradient. autocast: type of matrix products, None for the parameters' own (the paper trains in bfloat16).
 
     Raises: TypeError, ValueError naming the field: all are finite.
     """
@@ -43,8 +44,8 @@ class Settings:
 
     @classmethod
     def preset(cls, name: str, batch_size: int | None = None) -> Settings:
-        """The paper's settings for a preset of `RetroConfig` and batches of `batch_size` sequences (None: the paper's, `TABLE_10`), or
-        those of "wikitext103" (appendix C.2: 100,000 steps; the best checkpoint is that at 35,000)."""
+        """The paper's settings for a preset of `RetroConfig` and batches of `batch_size` sequences (None: the paper's,
+        `TABLE_10`), or those of "wikitext103" (appendix C.2: 100,000 steps; the best checkpoint is that at 35,000)."""
         if name == "wikitext103":
             return cls(100_000, max_lr=2.5e-4, min_lr_ratio=0.08, warmup_steps=4000)
         if name not in TABLE_10:
@@ -77,7 +78,9 @@ class Settings:
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """Linear from warmup_from to max_lr over warmup_steps, then a cosine to min_lr_ratio * max_lr at `steps`, then constant."""
+    """Linear from warmup_from to max_lr over warmup_steps, then a
+    cosine to min_lr_ratio * max_lr at `steps`, then constant.
+    """
     s = settings
     if step < s.warmup_steps:
         return s.warmup_from + (s.max_lr - s.warmup_from) * step / s.warmup_steps
@@ -89,10 +92,11 @@ def learning_rate(step: int, settings: Settings) -> float:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Parameters with weight decay and those without, each once.
 
-    Decay shrinks the matrices of linear maps, whose scale the next norm or softmax can undo. Gains of norms, biases and u, v
-    are few and set scales and offsets themselves: shrinking them to zero is no simpler model. A row of an embedding gets a
-    gradient only when its token occurs, so decay at every step would erase rare tokens; an output matrix tied to it goes with it.
-    A module whose own parameters are such matrices lists them in `decayed`.
+    Decay shrinks the matrices of linear maps, whose scale the next norm or softmax can undo. Gains of norms, biases and
+    u, v
+    are few and set scales and offsets themselves: shrinking them to zero is no simpler model. A row of an embedding
+    gets a gradient only when its token occurs, so decay at every step would erase rare tokens; an output matrix tied to
+    it goes with it. A module whose own parameters are such matrices lists them in `decayed`.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
@@ -106,7 +110,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """AdamW over `parameter_groups`. Make it after the model is on its device and sharded.
 
-    Parameters on several meshes (tensor parallelism beside FSDP2) are groups of their own: one fused step takes those of one mesh.
+    Parameters on several meshes (tensor parallelism beside FSDP2) are groups of their own: one fused step takes those
+    of one mesh.
     """
     groups = []
     for group in parameter_groups(model, settings.weight_decay):

@@ -33,14 +33,17 @@ class Lessons:
 
     Args:
         steps: T, of the whole training.
-        alpha_ret: weight of the retrieval loss, and so the share of it that reaches the decoder; 0: its states are detached.
-        retriever_alpha: weight of the same loss for W_Q and W_K; None: alpha_ret. Under Adam the weight of a loss that is a matrix's only
+        alpha_ret: weight of the retrieval loss, and so the share of it that reaches the decoder; 0: its states are
+            detached.
+        retriever_alpha: weight of the same loss for W_Q and W_K; None: alpha_ret. Under Adam the weight of a loss that
+            is a matrix's only
             one does not change its steps, unless it is lost below eps: see `retriever_lr` for those.
         retriever_lr: learning rate of W_Q and W_K as a multiple of the others'.
         alpha_steps: steps over which both weights rise from 0 (100,000 in the paper); 0: none.
-        tau: margin at the end; it rises linearly from `tau_first`. The paper's, by data set: Books3 128, PG19 4, CodeParrot 2, ArXiv 8.
-        teacher: "scheduled": neighbours are the teacher's with a probability that falls from 1 to 0 over 90% of the steps by a cosine,
-            one draw a sequence; "always" (teacher forcing) and "never" are the paper's ablations.
+        tau: margin at the end; it rises linearly from `tau_first`. The paper's, by data set: Books3 128, PG19 4,
+            CodeParrot 2, ArXiv 8.
+        teacher: "scheduled": neighbours are the teacher's with a probability that falls from 1 to 0 over 90% of the
+            steps by a cosine, one draw a sequence; "always" (teacher forcing) and "never" are the paper's ablations.
         scored_only: the loss ranks scored candidates alone.
 
     Source: Rubin and Berant, arXiv 2306.13421, sections 3.3 and 3.4, table 4; tau_first = 1 is the authors' code's.
@@ -93,8 +96,12 @@ class Lessons:
         return 0.5 * (1 + math.cos(math.pi * done)) if done < 1 else 0.0
 
 
-def make_optimizer(model: nn.Module, settings: Settings, lessons: Lessons, kind: str = "adabelief") -> torch.optim.Optimizer:
-    """AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in groups of their own. Make it after the model is sharded."""
+def make_optimizer(
+    model: nn.Module, settings: Settings, lessons: Lessons, kind: str = "adabelief"
+) -> torch.optim.Optimizer:
+    """AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in
+    groups of their own. Make it after the model is sharded.
+    """
     if kind not in OPTIMIZERS:
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
     retriever = getattr(getattr(model, "module", model), "retriever", None)
@@ -110,8 +117,12 @@ def make_optimizer(model: nn.Module, settings: Settings, lessons: Lessons, kind:
     return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps)
 
 
-def neighbours_for(supervision: Supervision | None, k: int, share: float, generator: torch.Generator | None = None) -> Tensor | None:
-    """The `index` of a training step: for a share of the sequences the teacher's neighbours, `OWN` for the rest. None: all own."""
+def neighbours_for(
+    supervision: Supervision | None, k: int, share: float, generator: torch.Generator | None = None
+) -> Tensor | None:
+    """The `index` of a training step: for a share of the sequences
+    the teacher's neighbours, `OWN` for the rest. None: all own.
+    """
     if supervision is None:
         return None
     index = supervision.teacher(k)
@@ -120,11 +131,14 @@ def neighbours_for(supervision: Supervision | None, k: int, share: float, genera
 
 
 def losses(
-    model: nn.Module, tokens: Tensor, supervision: Supervision | None, lessons: Lessons, step: int, index: Tensor | None, real: Tensor,
+    model: nn.Module, tokens: Tensor, supervision: Supervision | None, lessons: Lessons, step: int,
+    index: Tensor | None, real: Tensor,
     **options,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Summed nats of the tokens that count, the retrieval loss's sum and its pairs. See `train_step`."""
-    out, retrieved = model(tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True, loss_mask=real, **options)
+    out, retrieved = model(
+        tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True, loss_mask=real, **options
+    )
     nats = out.total
     if supervision is None or retrieved is None or retrieved.scores is None:
         return nats, nats.new_zeros(()), nats.new_zeros((), dtype=torch.int64)
@@ -139,11 +153,14 @@ def losses(
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, supervision: Supervision | None, settings: Settings,
-    lessons: Lessons, step: int, *, index: Tensor | None = None, generator: torch.Generator | None = None, loss_mask: Tensor | None = None,
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, supervision: Supervision | None,
+    settings: Settings,
+    lessons: Lessons, step: int, *, index: Tensor | None = None, generator: torch.Generator | None = None,
+    loss_mask: Tensor | None = None,
     part=None,
 ) -> dict[str, float]:  # fmt: skip
-    """One optimiser step on the mean loss a token and the mean retrieval loss a pair, over this and every other process.
+    """One optimiser step on the mean loss a token and the mean retrieval loss a pair, over this and every other
+    process.
 
     Args:
         model: an RPT, or one that DDP or FSDP2 wraps.
@@ -151,12 +168,14 @@ def train_step(
         supervision: of the tokens; None: no retrieval loss.
         index: given neighbours [B,L,K] in place of the schedule's; with supervision=None, of a model without retriever.
         loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
-        part: a `parallel.DocumentPart`, where tokens and supervision are this process's range of longer documents. The schedule's draw is
+        part: a `parallel.DocumentPart`, where tokens and supervision are this process's range of longer documents. The
+            schedule's draw is
             one a document: give every process of the group a generator of the same seed.
         step: from 0, sets rates, weights and the teacher's share. generator: draws the sequences that the teacher gets.
 
     Returns:
-        loss (nats a token), retrieval_loss (a pair), teacher_share, gradient_norm before clipping, learning_rate, pairs.
+        loss (nats a token), retrieval_loss (a pair), teacher_share, gradient_norm before clipping, learning_rate,
+        pairs.
 
     Raises:
         FloatingPointError where the gradient is not finite; the parameters are then as before.
@@ -168,24 +187,32 @@ def train_step(
     if index is None:
         index = neighbours_for(supervision, getattr(model, "module", model).config.num_neighbours, share, generator)
     kind = tokens.device.type
-    with torch.autocast(kind, dtype=getattr(torch, settings.autocast or "bfloat16"), enabled=settings.autocast is not None):
+    with torch.autocast(
+        kind, dtype=getattr(torch, settings.autocast or "bfloat16"), enabled=settings.autocast is not None
+    ):
         real = torch.ones_like(tokens, dtype=torch.bool) if loss_mask is None else loss_mask
-        nats, ranking, pairs = losses(model, tokens, supervision, lessons, step, index, real, **({} if part is None else {"part": part}))
+        nats, ranking, pairs = losses(
+            model, tokens, supervision, lessons, step, index, real, **({} if part is None else {"part": part})
+        )
     counted = (real if part is not None and part.line.rank else real[:, 1:]).sum()
     totals = torch.stack([nats.detach(), ranking.detach(), counted.to(nats.dtype), pairs.to(nats.dtype)])
     processes = dist.get_world_size() if dist.is_initialized() else 1
     if processes > 1:
         dist.all_reduce(totals)
-    # DDP and FSDP average over processes; tokens and pairs are what counts, so the number of processes is multiplied back
+    # DDP and FSDP average over processes; tokens and pairs are what
+    # counts, so the number of processes is multiplied back
     loss = nats * (processes / totals[2]) + ranking * (weight * processes / totals[3].clamp(min=1))
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
     norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[2])}, learning rate {rate:.3g}")
+        raise FloatingPointError(
+            f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[2])}, learning rate {rate:.3g}"
+        )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     nats, ranking, count, pairs = totals.tolist()
-    return {"loss": nats / count, "retrieval_loss": ranking / max(1, pairs), "teacher_share": share, "gradient_norm": norm,
+    return {"loss": nats / count, "retrieval_loss": ranking / max(1, pairs), "teacher_share": share,
+            "gradient_norm": norm,
             "learning_rate": rate, "pairs": pairs}  # fmt: skip

@@ -1,8 +1,9 @@
 """Checkpoints of which no process holds the whole: each writes its shards, another number of processes reads them.
 
 In the folder: `state.json`, which names the folder of shards that counts, and that folder, in the format of
-`torch.distributed.checkpoint`. A save writes a new folder of shards, then replaces `state.json` in one step, then removes the old folder:
-a kill at any moment leaves the old checkpoint or the new one. The one-file form is `checkpoint`.
+`torch.distributed.checkpoint`. A save writes a new folder of shards, then replaces `state.json` in one step, then
+removes the old folder: a kill at any moment leaves the old checkpoint or the new one. The one-file form is
+`checkpoint`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ SHARDS = re.compile(r"shards-[0-9a-f]{32}")
 
 def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, step: int = 0,
          position: int = 0, extra: dict | None = None) -> Path:  # fmt: skip
-    """Writes a checkpoint folder at `path`, in place of the one that is there; every process calls, and writes what it holds.
+    """Writes a checkpoint folder at `path`, in place of the one that is there; every process calls, and writes what it
+    holds.
 
     Arguments as `checkpoint.save`. The random generators' state of every process is kept for as many processes.
 
     Raises:
-        CheckpointError: `path` holds something else than a sharded checkpoint. retro_model.disk.Busy: another is saving there.
+        CheckpointError: `path` holds something else than a sharded checkpoint. retro_model.disk.Busy: another is saving
+            there.
     """
     from torch.distributed.checkpoint import FileSystemWriter, save
 
@@ -49,8 +52,10 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
             writer = FileSystemWriter(path / name, single_file_per_rank=True)
             save(_tensors(model, optimizer), storage_writer=writer, no_dist=not dist.is_initialized())
         config = getattr(getattr(model, "module", model), "config", None)
-        state = {"format": FORMAT, "shards": name, "step": step, "position": position, "extra": extra or {}, "processes": _processes(), "files": _digests(path / name),
-                 "optimizer": optimizer is not None, "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
+        state = {"format": FORMAT, "shards": name, "step": step, "position": position, "extra": extra or {},
+                 "processes": _processes(), "files": _digests(path / name),
+                 "optimizer": optimizer is not None,
+                 "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
         first_process(_finish, path, state)
     finally:
         for held in lock:
@@ -61,8 +66,8 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
     """Puts a checkpoint back into `model` (and `optimizer`), in place: each process reads what it holds now.
 
-    The processes, their number and how the model is divided may be others than when it was saved. The files are read with `pickle`, as
-    torch's are: load those of people you trust.
+    The processes, their number and how the model is divided may be others than when it was saved. The files are read
+    with `pickle`, as torch's are: load those of people you trust.
 
     Returns: step, position, config, extra.
 
@@ -110,11 +115,21 @@ def read_state(path: str | os.PathLike) -> dict:
     except ValueError as error:
         raise CheckpointError(f"{file} is corrupt: {error}") from None
     counts = ("step", "position", "processes")
-    if not isinstance(state, dict) or state.get("format") != FORMAT or any(type(state.get(c)) is not int for c in counts):
-        raise CheckpointError(f"{file}: expected a checkpoint of format {FORMAT}; `checkpoint.load` reads the one-file form")
+    if (
+        not isinstance(state, dict)
+        or state.get("format") != FORMAT
+        or any(type(state.get(c)) is not int for c in counts)
+    ):
+        raise CheckpointError(
+            f"{file}: expected a checkpoint of format {FORMAT}; `checkpoint.load` reads the one-file form"
+        )
     if not isinstance(state.get("files"), dict):
         raise CheckpointError(f"{file} is corrupt: it names no files")
-    if not isinstance(state.get("shards"), str) or not SHARDS.fullmatch(state["shards"]) or not (Path(path) / state["shards"]).is_dir():
+    if (
+        not isinstance(state.get("shards"), str)
+        or not SHARDS.fullmatch(state["shards"])
+        or not (Path(path) / state["shards"]).is_dir()
+    ):
         raise CheckpointError(f"{file}: the folder of shards {state.get('shards')!r} is missing")
     return state
 
@@ -123,7 +138,9 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processe
     """This process's part of what is saved; `processes`: how many saved, None: those that are now."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
-    by_name = StateDictOptions(flatten_optimizer_state_dict=True)  # the groups of another number of processes are others
+    by_name = StateDictOptions(
+        flatten_optimizer_state_dict=True
+    )  # the groups of another number of processes are others
     found: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
         found["optimizer"] = get_optimizer_state_dict(model, optimizer, options=by_name)
@@ -155,7 +172,9 @@ def _check_files(folder: Path, wanted: dict) -> None:
         if name not in found or name not in wanted:
             raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
         if found[name] != wanted[name]:
-            raise CheckpointError(f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}")
+            raise CheckpointError(
+                f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}"
+            )
 
 
 def _check_forms(path: Path, saved: dict, tensors: dict[str, Any]) -> None:
@@ -190,7 +209,9 @@ def _begin(path: Path) -> disk.Lock:
     try:
         names = {p.name for p in path.iterdir()} - {".lock", STATE, f"{STATE}.new"}
         if foreign := sorted(name for name in names if not SHARDS.fullmatch(name)):
-            raise CheckpointError(f"{path} is no sharded checkpoint (it holds {foreign[0]}): save to another name, or empty it")
+            raise CheckpointError(
+                f"{path} is no sharded checkpoint (it holds {foreign[0]}): save to another name, or empty it"
+            )
         kept = read_state(path)["shards"] if (path / STATE).exists() else None
         _remove_others(path, kept)
     except BaseException:

@@ -26,7 +26,9 @@ def token_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     counted = batch.real[:, 1:]
     targets = batch.tokens[:, 1:]
     logits = logits[:, :-1].flatten(0, 1)
-    logits = logits if logits.dtype == torch.float64 else logits.float()  # a sum of a vocabulary's exponentials in half would be lost
+    logits = (
+        logits if logits.dtype == torch.float64 else logits.float()
+    )  # a sum of a vocabulary's exponentials in half would be lost
     losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
     return losses * counted, counted
 
@@ -38,8 +40,8 @@ def loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
-    """The loss over the real tokens of a batch, and the size of the vocabulary; all logits are made only for a model that does not
-    take `loss_mask` (its class says so: `sums_losses`)."""
+    """The loss over the real tokens of a batch, and the size of the vocabulary; all logits are made only for a model
+    that does not take `loss_mask` (its class says so: `sums_losses`)."""
     plain = model
     while not hasattr(plain, "sums_losses") and hasattr(plain, "module"):  # DistributedDataParallel
         plain = plain.module
@@ -51,7 +53,9 @@ def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
 
 
 def shard(model: nn.Module, mesh) -> nn.Module:
-    """FSDP2 over `mesh`, in place: each of the model's `shard_units()` is gathered when it runs, the rest stays gathered."""
+    """FSDP2 over `mesh`, in place: each of the model's
+    `shard_units()` is gathered when it runs, the rest stays gathered.
+    """
     from torch.distributed.fsdp import fully_shard
 
     for unit in model.shard_units():
@@ -79,7 +83,9 @@ def _synchronise(model: nn.Module, now: bool):
 
 
 def clip_gradient(model: nn.Module, largest: float) -> float:
-    """Scales all gradients so that their norm is at most `largest`; the norm before, over parameters of several meshes too."""
+    """Scales all gradients so that their norm is at most `largest`;
+    the norm before, over parameters of several meshes too.
+    """
     kinds: dict = {}
     for p in model.parameters():
         if p.grad is not None:
@@ -92,7 +98,9 @@ def clip_gradient(model: nn.Module, largest: float) -> float:
     return float(whole)
 
 
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[Batch], settings: Settings, step: int) -> dict[str, float]:
+def train_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[Batch], settings: Settings, step: int
+) -> dict[str, float]:
     """One optimiser step on the mean loss over all real tokens of `parts`, of this and every other process.
 
     parts: batches whose gradients add up (gradient accumulation). step: 0-based, sets the learning rate.
@@ -115,7 +123,8 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[B
         with _synchronise(model, i == len(parts) - 1):
             with _autocast(device, settings):
                 summed = batch_loss(model, part)[0].total
-            # DDP and FSDP average over processes; tokens are what counts, so the number of processes is multiplied back.
+            # DDP and FSDP average over processes; tokens are what
+            # counts, so the number of processes is multiplied back.
             (summed * (processes / totals[1].clamp(min=1))).backward()
         totals[0] += summed.detach()
     if processes > 1:
@@ -123,15 +132,25 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[B
     norm = clip_gradient(model, settings.clip)
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[1])}, learning rate {rate:.3g}")
+        raise FloatingPointError(
+            f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[1])}, learning rate {rate:.3g}"
+        )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return {"loss": float(totals[0] / totals[1].clamp(min=1)), "gradient_norm": norm, "learning_rate": rate, "tokens": int(totals[1])}
+    return {
+        "loss": float(totals[0] / totals[1].clamp(min=1)),
+        "gradient_norm": norm,
+        "learning_rate": rate,
+        "tokens": int(totals[1]),
+    }
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[Batch], settings: Settings, *, start: int = 0,
-          stop: int | None = None, accumulate: int = 1, report: Callable[[int, dict], None] | None = None) -> list[dict]:  # fmt: skip
-    """Steps `start` to `stop` (settings.steps by default), `accumulate` batches each; `report(step, results)` after each.
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[Batch], settings: Settings, *,
+          start: int = 0,
+          stop: int | None = None, accumulate: int = 1,
+          report: Callable[[int, dict], None] | None = None) -> list[dict]:  # fmt: skip
+    """Steps `start` to `stop` (settings.steps by default), `accumulate` batches each; `report(step, results)` after
+    each.
 
     Returns: the results of `train_step`, one a step.
     """

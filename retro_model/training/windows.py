@@ -1,4 +1,6 @@
-"""The stream of `batches` as a `torch.utils.data.IterableDataset`: for DataLoader workers, the Hugging Face Trainer, Lightning."""
+"""The stream of `batches` as a `torch.utils.data.IterableDataset`:
+for DataLoader workers, the Hugging Face Trainer, Lightning.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,13 @@ class WindowDataset(IterableDataset):
         loader = DataLoader(rows, batch_size=8, num_workers=2, prefetch_factor=4)
         Trainer(RetrofitForCausalLM.from_decoder(decoder), arguments, train_dataset=rows)
 
-    The batches of a DataLoader of the same batch_size are those of `training.batches`, whatever num_workers: worker w of W makes each
-    W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding), neighbours [L,K,R] and neighbour_mask [L,K,R]
-    where there are neighbours.
+    The batches of a DataLoader of the same batch_size are those of `training.batches`, whatever num_workers: worker w
+    of W makes each W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding), neighbours
+    [L,K,R] and neighbour_mask [L,K,R] where there are neighbours.
 
-    To go on exactly where a run has stopped, give `start`: the batches that were taken (`set_start` moves it later). The Trainer does so
-    by itself when it resumes, by reading past them; with `ignore_data_skip=True` and `start` nothing is read twice.
+    To go on exactly where a run has stopped, give `start`: the batches that were taken (`set_start` moves it later).
+    The Trainer does so by itself when it resumes, by reading past them; with `ignore_data_skip=True` and `start`
+    nothing is read twice.
 
     Args:
         store, window, seed, neighbours, database, k, starts, start: see `batches`.
@@ -39,13 +42,15 @@ class WindowDataset(IterableDataset):
     """
 
     def __init__(
-        self, store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None, k: int | None = None,
+        self, store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None,
+        k: int | None = None,
         starts: np.ndarray | None = None, start: int = 0, rank: int = 0, world_size: int = 1,
     ):  # fmt: skip
         super().__init__()
         self.store, self.start = store, start
         self.options = {
-            "window": window, "batch_size": batch_size * world_size, "seed": seed, "neighbours": neighbours, "database": database, "k": k,
+            "window": window, "batch_size": batch_size * world_size, "seed": seed, "neighbours": neighbours,
+            "database": database, "k": k,
             "starts": starts, "rank": rank, "world_size": world_size,
         }  # fmt: skip
         batches(store, start=start, **self.options)  # checks the arguments; reads nothing

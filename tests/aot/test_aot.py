@@ -1,7 +1,7 @@
 """Every Triton kernel compiles for every architecture without a GPU, and none spills but those listed here.
 
-A selection: the presets below, and of the other calls the first of each kernel, on sm_90 in each type. `python -m bench static`
-compiles all (a thousand kernels: too long for every change).
+A selection: the presets below, and of the other calls the first of each kernel, on sm_90 in each type. `python -m bench
+static` compiles all (a thousand kernels: too long for every change).
 """
 
 import functools
@@ -70,7 +70,8 @@ class Spill(NamedTuple):
 _TILE = "the tile that would not spill makes products twice or reads keys twice as often"
 _RARE = "heads this wide are no preset"
 
-#: every launch that may spill, of those compiled here; `python -m retro_kernels.aot --combinations` compiles every set of options
+#: every launch that may spill, of those compiled here; `python -m
+#: retro_kernels.aot --combinations` compiles every set of options
 SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 40}, _TILE),
     Spill("relative_table", "window of blocks", "bfloat16", {100: 8}, _TILE),
@@ -102,7 +103,11 @@ def test_every_launch_compiles_and_fits_shared_memory(arch):
 @pytest.mark.parametrize("arch", KNOWN)
 def test_no_launch_spills_but_those_listed(arch):
     assert {row.op for row in rows(arch) if preset(row.op, row.case, "bfloat16")} == set(PRESETS)
-    found = [f"{r.kernel} {r.case} {r.config} {r.dtype}: {r.stack} bytes of stack" for r in rows(arch) if r.stack > allowed(r)]
+    found = [
+        f"{r.kernel} {r.case} {r.config} {r.dtype}: {r.stack} bytes of stack"
+        for r in rows(arch)
+        if r.stack > allowed(r)
+    ]
     assert not found, "\n".join(found)
 
 

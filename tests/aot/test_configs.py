@@ -1,4 +1,6 @@
-"""The tables of tiles: rows are whole, options go before what has none, and every option named is one that calls have."""
+"""The tables of tiles: rows are whole, options go before what has
+none, and every option named is one that calls have.
+"""
 
 import itertools
 import json
@@ -23,12 +25,20 @@ def call(**options):
 def test_options_of_a_call():
     assert relative_attention.plan.options(call(D=64)) == ()
     assert relative_attention.plan.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
-    assert relative_attention.plan.options(call(**EVERYTHING, causal=False)) == ("dropout", "edges", "masked", "window", "narrow")
+    assert relative_attention.plan.options(call(**EVERYTHING, causal=False)) == (
+        "dropout",
+        "edges",
+        "masked",
+        "window",
+        "narrow",
+    )
     assert relative_attention.plan.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
     assert relative_attention.plan.options(call(D=64, segments=True)) == ("masked",)
     assert relative_attention.plan.options(call(D=64, rel=False, biases=False)) == ()
     assert chunked_cross_attention.plan.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64)) == ()
-    assert chunked_cross_attention.plan.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64, E=16, gate=True)) == (
+    assert chunked_cross_attention.plan.options(
+        chunked_cross_attention.cases.call(torch.bfloat16, D=64, E=16, gate=True)
+    ) == (
         "masked",
         "narrow",
     )
@@ -66,17 +76,32 @@ def test_a_row_with_an_option_is_one_of_a_kernel_that_serves_all(op):
     ],
 )
 def test_most_options_win_then_the_first_row(options, stages):
-    row = dict(kernel="k", arch=80, bytes=2, width=64, rows=1 << 30, block_m=64, block_n=64, num_warps=4, num_stages=1, precision="ieee")
+    row = dict(
+        kernel="k",
+        arch=80,
+        bytes=2,
+        width=64,
+        rows=1 << 30,
+        block_m=64,
+        block_n=64,
+        num_warps=4,
+        num_stages=1,
+        precision="ieee",
+    )
     wider = {**row, "width": 128, "with": "dropout", "num_stages": 5}
     both = {**row, "with": "masked+window", "num_stages": 4}
     rows = (wider, row, {**row, "with": "dropout", "num_stages": 3}, {**row, "with": "masked", "num_stages": 2}, both)
     with configs.replaced("relative_attention", rows):
-        assert configs.choose("relative_attention", configs.Problem("k", 2, 64, 512, 512, options), KNOWN[90]).num_stages == stages
+        assert (
+            configs.choose("relative_attention", configs.Problem("k", 2, 64, 512, 512, options), KNOWN[90]).num_stages
+            == stages
+        )
 
 
 @pytest.mark.parametrize("arch", KNOWN)
 @pytest.mark.parametrize(
-    "op, cases", [(relative_attention, relative_attention.cases), (chunked_cross_attention, chunked_cross_attention.cases)]
+    "op, cases",
+    [(relative_attention, relative_attention.cases), (chunked_cross_attention, chunked_cross_attention.cases)],
 )
 def test_every_row_with_an_option_serves_some_call(op, cases, arch):
     with configs.watched() as seen:
@@ -84,5 +109,9 @@ def test_every_row_with_an_option_serves_some_call(op, cases, arch):
     assert len({launch.case for launch in launches}) == len(WIDTHS) * len(cases.POSITIONS) * 2 ** len(cases.OPTIONS)
     name = op.__name__.rpartition(".")[2]
     used = [row for _, row in seen]
-    mine = [row for row in configs.table(name) if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row]
+    mine = [
+        row
+        for row in configs.table(name)
+        if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row
+    ]
     assert not [row for row in mine if row not in used]

@@ -1,4 +1,6 @@
-"""A launch without Triton's binder hands the driver what Triton's own would: for a device that isn't there, on compiled kernels."""
+"""A launch without Triton's binder hands the driver what Triton's own
+would: for a device that isn't there, on compiled kernels.
+"""
 
 import pytest
 import torch
@@ -57,7 +59,9 @@ def named(launches: list[tuple], given: set[int]) -> list[tuple]:
     for launch in launches:
         order: dict[int, int] = {}
         made = {x for x in launch[6:] if isinstance(x, int) and x > 2**32 and x not in given}
-        found.append((*launch[:6], *(("made", order.setdefault(x, len(order))) if x in made else x for x in launch[6:])))
+        found.append(
+            (*launch[:6], *(("made", order.setdefault(x, len(order))) if x in made else x for x in launch[6:]))
+        )
     return found
 
 

@@ -1,6 +1,7 @@
 """What test_aot compiles for sm_90 compiles with the oldest triton that pyproject.toml allows, too.
 
-`make test` puts it into .venv/oldest. Triton's language grows: what the newest accepts (None in a tuple, say) the oldest may not.
+`make test` puts it into .venv/oldest. Triton's language grows: what the newest accepts (None in a tuple, say) the
+oldest may not.
 """
 
 import os
@@ -22,11 +23,16 @@ MINIMUM = re.search(r'"triton>=([0-9.]+);', (ROOT / "pyproject.toml").read_text(
 
 @pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
 @pytest.mark.skipif(
-    not (OLDEST / "triton").exists(), reason=f"no triton {MINIMUM} in {OLDEST.relative_to(ROOT)}: `make test` puts it there"
+    not (OLDEST / "triton").exists(),
+    reason=f"no triton {MINIMUM} in {OLDEST.relative_to(ROOT)}: `make test` puts it there",
 )
 def test_every_kernel_compiles_with_the_oldest_triton():
     done = subprocess.run(
-        [sys.executable, "-m", __name__], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(OLDEST)}, capture_output=True, text=True
+        [sys.executable, "-m", __name__],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(OLDEST)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     version, *kernels = done.stdout.split()

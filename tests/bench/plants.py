@@ -1,6 +1,8 @@
-"""Faults to plant in a copy of this tree, so that the gates can be seen to catch them: `tests/bench/proof.py` and tests/bench use them.
+"""Faults to plant in a copy of this tree, so that the gates can be seen to catch them: `tests/bench/proof.py` and
+tests/bench use them.
 
-Each is one replacement in one file. A text that no longer stands there exactly once is an error, so that no plant rots in silence.
+Each is one replacement in one file. A text that no longer stands there exactly once is an error, so that no plant rots
+in silence.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Plant:
         path = tree / self.path
         text = path.read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"plant {self.name!r}: {self.old!r} stands {text.count(self.old)} times in {self.path}; expected once")
+            raise ValueError(
+                f"plant {self.name!r}: {self.old!r} stands {text.count(self.old)} times in {self.path}; expected once"
+            )
         path.write_text((f"#include <{self.include}>\n" if self.include else "") + text.replace(self.old, self.new))
 
 
@@ -58,8 +62,10 @@ EXP = Plant(
 SPILL = Plant(
     "a configuration that spills",
     "retro_kernels/configs/relative_logits.json",
-    '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, "num_warps": 4,',
-    '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, "num_warps": 1,',
+    '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, '
+    '"num_warps": 4,',
+    '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, '
+    '"num_warps": 1,',
     launch="logits_forward:wide:sm90/bfloat16",
     caught_as="spills",
 )

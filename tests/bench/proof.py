@@ -1,7 +1,9 @@
-"""Does the gate gate? Plants faults in a copy of this tree and prints what `ab` makes of each: python -m tests.bench.proof [--only GROUP].
+"""Does the gate gate? Plants faults in a copy of this tree and prints what `ab` makes of each: python -m
+tests.bench.proof [--only GROUP].
 
-Groups: static (GPU machine code, no GPU needed), numerics, slower (a C++ kernel that idles for 5% and 10% of its time), same (a tree
-against itself, on the machine as it is and with a process that keeps one core busy). Minutes; the C++ of the copy is built once.
+Groups: static (GPU machine code, no GPU needed), numerics, slower (a C++ kernel that idles for 5% and 10% of its time),
+same (a tree against itself, on the machine as it is and with a process that keeps one core busy). Minutes; the C++ of
+the copy is built once.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ GROUPS = ("static", "numerics", "slower", "same")
 QUICK = ["--no-static", "--no-build", "--dtype", "float32", "--mode", "fwd", "--threads", "1"]
 CHECKED = [*QUICK, "--kernel", "leaky_average", "--case", "mosaics", "--pairs", "1"]
 TIMED = [*QUICK, "--kernel", "topk_chunks", "--case", "rpt-retriever"]
-HEADER = "| planted | expected | exit code | verdict | head/base | interval | control | minutes |\n|---|---|---|---|---|---|---|---|"
+HEADER = """\
+| planted | expected | exit code | verdict | head/base | interval | control | minutes |
+|---|---|---|---|---|---|---|---|"""
 BUSY = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile True:\n    a @ a"
 
 
@@ -38,7 +42,9 @@ class Row:
     def __str__(self) -> str:
         good = "" if self.code in self.expected else " (WRONG)"
         expected = " or ".join(map(str, self.expected))
-        return "| " + " | ".join((self.planted, expected, f"{self.code}{good}", *self.said, f"{self.minutes:.1f}")) + " |"
+        return (
+            "| " + " | ".join((self.planted, expected, f"{self.code}{good}", *self.said, f"{self.minutes:.1f}")) + " |"
+        )
 
 
 def ab(planted: str, expected: tuple[int, ...], base: Path, head: Path, arguments: list[str]) -> Row:
@@ -105,10 +111,12 @@ def restored(head: Path, *faults: plants.Plant) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", choices=GROUPS, action="append", help="may be repeated")
     parser.add_argument("--runs", type=int, default=3, help="of each timed comparison (default 3)")
-    parser.add_argument("--head", type=Path, metavar="DIR", help="a clean clone of this tree to plant in, whose C++ is built already")
+    parser.add_argument(
+        "--head", type=Path, metavar="DIR", help="a clean clone of this tree to plant in, whose C++ is built already"
+    )
     arguments = parser.parse_args()
     groups = arguments.only or GROUPS
     with tempfile.TemporaryDirectory(prefix="retro-proof-") as folder:
@@ -119,7 +127,9 @@ def main() -> int:
         print(HEADER, flush=True)
         rows = []
         for group in groups:
-            for row in {"static": static, "numerics": numerics, "slower": slower, "same": same}[group](base, head, arguments.runs):
+            for row in {"static": static, "numerics": numerics, "slower": slower, "same": same}[group](
+                base, head, arguments.runs
+            ):
                 rows.append(row)
                 print(row, flush=True)
     return int(any(row.code not in row.expected for row in rows))

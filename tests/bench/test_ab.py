@@ -55,7 +55,9 @@ def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process
     absent = ab.Item("leaky_average", "reference", "own", "float32", "fwd")
     deadly = ab.Item("leaky_average", "dies", "own", "float32", "fwd", plugins)
     good = ab.Item("leaky_average", "reference", "own", "float32", "fwd", plugins)
-    found = ab.batch(environment.ROOT, environment.ROOT, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1)
+    found = ab.batch(
+        environment.ROOT, environment.ROOT, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1
+    )
     assert found[absent].status == "error" and "--plugin" in found[absent].reason
     assert found[deadly] == ab.Refusal("base", "error", "the worker died with code 9")
     ((base, head),) = found[good]
@@ -68,12 +70,26 @@ def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
     (tmp_path / "retro_kernels").mkdir()
     asked = []
     monkeypatch.setattr(ab, "compare", lambda base, head, items, *rest: asked.extend(items) or [])
-    command = ["ab", "--plugin", "more_cases", "--base", str(tmp_path), "--no-static", "--no-build", "--kernel", "leaky_average"]
+    command = [
+        "ab",
+        "--plugin",
+        "more_cases",
+        "--base",
+        str(tmp_path),
+        "--no-static",
+        "--no-build",
+        "--kernel",
+        "leaky_average",
+    ]
     assert bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
-    assert asked == [ab.Item("leaky_average", "cpu", "own", "float32", "fwd", (("more_cases", str(tmp_path.resolve())),))]
+    assert asked == [
+        ab.Item("leaky_average", "cpu", "own", "float32", "fwd", (("more_cases", str(tmp_path.resolve())),))
+    ]
 
 
-@pytest.mark.parametrize("ref", ["no-such-ref-at-all", "", "--output={folder}/victim", "-h", "HEAD:README.md", "HEAD HEAD"])
+@pytest.mark.parametrize(
+    "ref", ["no-such-ref-at-all", "", "--output={folder}/victim", "-h", "HEAD:README.md", "HEAD HEAD"]
+)
 def test_ab_needs_a_ref_that_exists(ref, capsys, tmp_path):
     """Nothing is compared with itself, and what looks like an option of git is none."""
     if environment.git_state()["sha"] is None:
@@ -96,10 +112,23 @@ def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ab_static, "compare", compare)
     (tmp_path / "retro_kernels").mkdir()
     path = tmp_path / "ab.md"
-    command = ["ab", "--base", str(tmp_path), "--static-only", "--arch", "80,90", "--kernel", "leaky_average", "--markdown", str(path)]
+    command = [
+        "ab",
+        "--base",
+        str(tmp_path),
+        "--static-only",
+        "--arch",
+        "80,90",
+        "--kernel",
+        "leaky_average",
+        "--markdown",
+        str(path),
+    ]
     assert bench.main(command) == 1
     assert asked == [(tmp_path, "80,90", ["leaky_average/"])]
     out = capsys.readouterr().out
-    assert "1 regressions; 2 of 36 launches" in out and "spills: 8" in out and "- `a/triton/b: spills" in path.read_text()
+    assert (
+        "1 regressions; 2 of 36 launches" in out and "spills: 8" in out and "- `a/triton/b: spills" in path.read_text()
+    )
     monkeypatch.setattr(ab_static, "compare", lambda *_: None)
     assert bench.main(command[:4]) == 5

@@ -1,4 +1,6 @@
-"""What is said around a run: usage errors, plugins, the doctor, the profiler, the list; and what ends in which exit code."""
+"""What is said around a run: usage errors, plugins, the doctor, the
+profiler, the list; and what ends in which exit code.
+"""
 
 import json
 from types import SimpleNamespace
@@ -22,7 +24,11 @@ def test_usage_errors_and_nothing_measured(tiny, tmp_path, capsys):
     assert bench.main(["report", str(tmp_path / "absent.jsonl")]) == 4
     if not torch.cuda.is_available():
         assert bench.main(["run", "--device", "cuda"]) == 4
-    bench.register(bench.Contender("relative_attention", "absent", wrong(1.0).function, role="kernel", reason=lambda c, t, d: "not built"))
+    bench.register(
+        bench.Contender(
+            "relative_attention", "absent", wrong(1.0).function, role="kernel", reason=lambda c, t, d: "not built"
+        )
+    )
     assert bench.main(["check", *QUICK, "--backend", "absent"]) == 5
 
 
@@ -62,7 +68,9 @@ def test_doctor_says_what_to_fix(monkeypatch, capsys):
     monkeypatch.setattr(doctor_command, "noise", lambda: 0.03)
     assert bench.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("pip install faiss-cpu", "_cpu is not built", "3.0%", "stop it", "python", "torch"))
+    assert all(
+        word in out for word in ("pip install faiss-cpu", "_cpu is not built", "3.0%", "stop it", "python", "torch")
+    )
     assert "pip install rich" not in out
     monkeypatch.setattr(doctor_command, "noise", lambda: 0.2)
     assert bench.main(["doctor"]) == 3 and "not fit" in capsys.readouterr().out
@@ -93,7 +101,10 @@ def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatc
     [
         ({"clocks_event_reasons.active": "0x0000000000000000"}, None),
         ({"clocks_event_reasons.active": "0x0000000000000005"}, None),  # idle, and its power cap
-        ({"clocks_event_reasons.active": "0x0000000000000068"}, "hardware slow-down, heat, by the driver, heat, by the hardware"),
+        (
+            {"clocks_event_reasons.active": "0x0000000000000068"},
+            "hardware slow-down, heat, by the driver, heat, by the hardware",
+        ),
         ({"clocks_throttle_reasons.active": "0x0000000000000080"}, "power brake"),  # an older driver
         ({"clocks_event_reasons.active": "[Not Supported]"}, None),
         ({}, None),
@@ -137,7 +148,9 @@ def test_a_fault_of_the_harness_is_no_verdict(tiny, monkeypatch, capsys):
 def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
     assert bench.main(["list", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("chunked_cross_attention", "topk_chunks", "leaky_average", "relative_logits", "tiny"))
+    assert all(
+        name in out for name in ("chunked_cross_attention", "topk_chunks", "leaky_average", "relative_logits", "tiny")
+    )
     assert "flex" in out and "runs on cuda only" in out
 
 
@@ -153,7 +166,9 @@ def test_registered_names_are_checked(tables):
     with pytest.raises(ValueError, match="names an unknown device, gpu"):
         bench.register(bench.Contender("relative_attention", "mine", baselines.eager, devices=("gpu",)))
     with pytest.raises(ValueError, match="names an unknown mode, backward"):
-        bench.register(bench.Case("leaky_average", "a", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test", modes=("backward",)))
+        bench.register(
+            bench.Case("leaky_average", "a", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test", modes=("backward",))
+        )
     with pytest.raises(ValueError, match=r"expected a name without '/'.*; got 'a/b'"):
         bench.register(bench.Case("leaky_average", "a/b", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
     with pytest.raises(ValueError, match="case 'a': leaky_average needs 'H' in its shape"):

@@ -1,4 +1,6 @@
-"""The statistics of `ab` on planted slowdowns: found at 5%, silent without one, inconclusive where the control moves."""
+"""The statistics of `ab` on planted slowdowns: found at 5%, silent
+without one, inconclusive where the control moves.
+"""
 
 import math
 import random
@@ -12,7 +14,9 @@ PAIRS, SAMPLES = 5, 40
 
 
 def batch(rng, slowdown, noise=0.02, layout=0.004, spikes=0.05):
-    """A worker pair draws a small offset of its own; samples share a drift and have noise and rare spikes, as measured machines do."""
+    """A worker pair draws a small offset of its own; samples share a
+    drift and have noise and rare spikes, as measured machines do.
+    """
     pairs = []
     for _ in range(PAIRS):
         offset, drift, base, head = rng.gauss(0, layout), 0.0, [], []
@@ -75,15 +79,23 @@ def test_more_pairs_are_taken_of_wide_intervals_alone_and_a_refusal_stays():
     def take(items):
         asked.append(list(items))
         refusal = ab.Refusal("head", "error", "broke")
-        return {i: {"quiet": batch(rng, 1.0), "noisy": batch(rng, 1.0, layout=0.3), "broken": refusal}[i] for i in items}
+        return {
+            i: {"quiet": batch(rng, 1.0), "noisy": batch(rng, 1.0, layout=0.3), "broken": refusal}[i] for i in items
+        }
 
     found = ab.sampled(take, ["quiet", "noisy", "broken"], lambda text: None)
     assert asked == [["quiet", "noisy", "broken"], *[["noisy"]] * (ab.MOST_BATCHES - 1)]
-    assert len(found["quiet"]) == PAIRS and len(found["noisy"]) == PAIRS * ab.MOST_BATCHES and found["broken"].reason == "broke"
+    assert (
+        len(found["quiet"]) == PAIRS
+        and len(found["noisy"]) == PAIRS * ab.MOST_BATCHES
+        and found["broken"].reason == "broke"
+    )
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "asked"), [(1.0, ["a-b"]), (1.2, ["a-b", "a-a", "a-b"]), (0.8, ["a-b", "a-a"])], ids=["equal", "slower", "faster"]
+    ("slowdown", "asked"),
+    [(1.0, ["a-b"]), (1.2, ["a-b", "a-a", "a-b"]), (0.8, ["a-b", "a-a"])],
+    ids=["equal", "slower", "faster"],
 )
 def test_only_what_may_have_changed_is_controlled(slowdown, asked, monkeypatch):
     rng, seen = random.Random(7), []
@@ -100,7 +112,9 @@ def test_only_what_may_have_changed_is_controlled(slowdown, asked, monkeypatch):
 
 def test_unchanged_needs_a_narrow_interval():
     assert gate_statistics.unchanged(Ratio(1.01, 0.99, 1.02))
-    assert not gate_statistics.unchanged(Ratio(1.01, 0.95, 1.08)) and not gate_statistics.unchanged(Ratio(1.04, 1.03, 1.05))
+    assert not gate_statistics.unchanged(Ratio(1.01, 0.95, 1.08)) and not gate_statistics.unchanged(
+        Ratio(1.04, 1.03, 1.05)
+    )
     assert not gate_statistics.unchanged(Ratio(0.9, 0.89, 0.91))
 
 

@@ -1,4 +1,6 @@
-"""The stages of the first hours on a GPU, with a stand-in for their processes: what is run, what is passed over, what is resumed."""
+"""The stages of the first hours on a GPU, with a stand-in for their
+processes: what is run, what is passed over, what is resumed.
+"""
 
 import argparse
 import json
@@ -27,7 +29,12 @@ def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path)
         device = "cpu" if rehearse else "cuda"
         found = plan.cases(plan.Selection(device, cases=names))
         assert {case.name for case in found} == set(names)
-        assert {case.kernel for case in found} >= {"chunked_cross_attention", "relative_attention", "topk_chunks", "leaky_average"}
+        assert {case.kernel for case in found} >= {
+            "chunked_cross_attention",
+            "relative_attention",
+            "topk_chunks",
+            "leaky_average",
+        }
 
 
 class Processes:
@@ -66,4 +73,6 @@ def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
     asked = Processes()
     monkeypatch.setattr(gpu_command.subprocess, "run", asked)
     assert bench.main(["gpu", "tune", "--out", str(tmp_path), "--rehearse", "--deadline", "0"]) == 3
-    assert not asked.asked and "no time is left" in capsys.readouterr().err and not Path(tmp_path / "tune.json").exists()
+    assert (
+        not asked.asked and "no time is left" in capsys.readouterr().err and not Path(tmp_path / "tune.json").exists()
+    )

@@ -23,7 +23,9 @@ def test_every_op_is_measured_on_both_backends(monkeypatch):
 def test_only_what_stays_slower_is_told(monkeypatch):
     """`a` in both batches, `b` in one alone; `c` within the bar."""
     base = {"a": 20e-6, "b": 20e-6, "c": 20e-6}
-    batches = iter([[base | {"a": 30e-6, "b": 30e-6, "c": 22e-6}] * ab_host.ROUNDS, [base | {"a": 31e-6}] * ab_host.ROUNDS])
+    batches = iter(
+        [[base | {"a": 30e-6, "b": 30e-6, "c": 22e-6}] * ab_host.ROUNDS, [base | {"a": 31e-6}] * ab_host.ROUNDS]
+    )
     heads: list = []
 
     def measured(side, kernels):

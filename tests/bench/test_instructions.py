@@ -1,4 +1,6 @@
-"""Instruction counts of the C++ kernels: what is recorded, what the closing words say, and that twice the work counts twice."""
+"""Instruction counts of the C++ kernels: what is recorded, what the
+closing words say, and that twice the work counts twice.
+"""
 
 import pytest
 import torch

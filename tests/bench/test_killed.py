@@ -30,7 +30,19 @@ with open(path, "ab", buffering=0) as f:
     print("half", flush=True)
     time.sleep(60)
 """
-RUN = ["run", "--device", "cpu", "--quiet", "--kernel", "leaky_average", "--backend", "reference", "--baselines", "none", "--no-ceilings"]
+RUN = [
+    "run",
+    "--device",
+    "cpu",
+    "--quiet",
+    "--kernel",
+    "leaky_average",
+    "--backend",
+    "reference",
+    "--baselines",
+    "none",
+    "--no-ceilings",
+]
 RUN += ["--dtype", "float32", "--samples", "1", "--seconds", "0", "--threads", "1"]
 
 
@@ -39,7 +51,20 @@ def finished(tiny, tmp_path):
     """A real record."""
     path = tmp_path / "good.jsonl"
     assert (
-        bench.main(["check", "--device", "cpu", "--quiet", "--kernel", "relative_attention", "--backend", "reference", "--json", str(path)])
+        bench.main(
+            [
+                "check",
+                "--device",
+                "cpu",
+                "--quiet",
+                "--kernel",
+                "relative_attention",
+                "--backend",
+                "reference",
+                "--json",
+                str(path),
+            ]
+        )
         == 0
     )
     return record.read(path)[-1]
@@ -48,7 +73,11 @@ def finished(tiny, tmp_path):
 def test_a_kill_inside_a_write_costs_that_record_alone(finished, tmp_path):
     path = tmp_path / "a.jsonl"
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=environment.ROOT
+        [sys.executable, "-c", SLOW, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=environment.ROOT,
     )
     process.stdin.write(json.dumps(finished))
     process.stdin.close()
@@ -62,11 +91,16 @@ def test_a_kill_inside_a_write_costs_that_record_alone(finished, tmp_path):
 
 
 def test_a_killed_run_is_resumed(tmp_path):
-    """SIGKILL once the first record is on disk: every line of the file is a record, and --resume measures the rest only."""
+    """SIGKILL once the first record is on disk: every line of the
+    file is a record, and --resume measures the rest only.
+    """
     path = tmp_path / "a.jsonl"
     environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench", *RUN, "--json", str(path)], cwd=environment.ROOT, env=environ, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "bench", *RUN, "--json", str(path)],
+        cwd=environment.ROOT,
+        env=environ,
+        stdout=subprocess.DEVNULL,
     )
     while not (path.exists() and path.stat().st_size) and process.poll() is None:
         time.sleep(0.02)
@@ -91,7 +125,18 @@ def test_static_keeps_what_was_compiled_before_it_was_stopped(tmp_path, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(triton_kernels, "rows", interrupted)
-    command = ["static", "--arch", "90", "--kernel", "leaky_average/triton", "--jobs", "1", "--quiet", "--json", str(path)]
+    command = [
+        "static",
+        "--arch",
+        "90",
+        "--kernel",
+        "leaky_average/triton",
+        "--jobs",
+        "1",
+        "--quiet",
+        "--json",
+        str(path),
+    ]
     assert bench.main(command) == exits.NOTHING_MEASURED
     (kept,) = record.read(path)
     assert record.validate(kept) == [] and kept["static"]["registers"] > 0

@@ -18,7 +18,9 @@ def plugin():
     yield model_blocks
     for table, kept in zip((registry.OPERATORS, registry.CASES, registry.CONTENDERS), before):
         table.clear()
-        table.update({key: item for key, item in kept.items() if (key if isinstance(key, str) else key[0]) not in BLOCKS})
+        table.update(
+            {key: item for key, item in kept.items() if (key if isinstance(key, str) else key[0]) not in BLOCKS}
+        )
 
 
 BLOCKS = ("mosaics_block", "transformer_block")

@@ -36,7 +36,9 @@ def test_static_faults_are_told_from_a_harmless_edit(base, tmp_path):
     pytest.importorskip("triton")
     faults = [plant for plant in plants.STATIC if plant.caught_as]
     assert len(faults) == 4
-    found = ab_static.compare(base, planted(tmp_path, *plants.STATIC), "90", [plant.launch for plant in plants.STATIC], print)
+    found = ab_static.compare(
+        base, planted(tmp_path, *plants.STATIC), "90", [plant.launch for plant in plants.STATIC], print
+    )
     assert found.launches == found.differ == len(plants.STATIC)
     for plant in faults:
         assert any(plant.launch in line and plant.caught_as in line for line in found.worse), (plant.name, found.worse)
@@ -56,7 +58,18 @@ def test_a_comment_is_not_even_compiled(base, tmp_path):
 @pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
 def test_a_wrong_result_is_numerics(base, tmp_path):
     head = planted(tmp_path, plants.WRONG)
-    command = [sys.executable, "-m", "bench", "ab", "--base", str(base), "--no-build", "--no-static", "--kernel", "leaky_average"]
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        "ab",
+        "--base",
+        str(base),
+        "--no-build",
+        "--no-static",
+        "--kernel",
+        "leaky_average",
+    ]
     command += ["--case", "mosaics", "--dtype", "float32", "--mode", "fwd", "--pairs", "1", "--threads", "1"]
     environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(command, cwd=head, env=environ, capture_output=True, text=True)

@@ -1,4 +1,6 @@
-"""`profile` beside other people's profilers and clocks: recipes that parse, calls in ranges, CSV, a choice of metrics."""
+"""`profile` beside other people's profilers and clocks: recipes that
+parse, calls in ranges, CSV, a choice of metrics.
+"""
 
 import csv
 import shlex
@@ -17,7 +19,9 @@ from .test_run import PROFILE, QUICK
 def test_every_recipe_runs_a_command_of_ours():
     found = profilers.recipes(["--kernel", "topk_chunks", "--mode", "fwd"])
     lines = [line for line in found.values() if "-m bench" in line]
-    assert [line.split()[0] for line in lines] == ["ncu", "nsys", "python"] and "ncu --import" in found["the same as CSV"]
+    assert [line.split()[0] for line in lines] == ["ncu", "nsys", "python"] and "ncu --import" in found[
+        "the same as CSV"
+    ]
     for line in lines:
         words = shlex.split(line.split("&&")[0])
         ours = words[words.index("bench") + 1 :]
@@ -40,7 +44,11 @@ def test_each_kernel_is_called_inside_its_range_and_the_profilers_window(tiny, m
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("pop"))
-    real = list(profilers.kernels(plan.Selection("cpu", ("relative_attention",), ("reference",), ("tiny",), ("float32",), ("fwd",))))
+    real = list(
+        profilers.kernels(
+            plan.Selection("cpu", ("relative_attention",), ("reference",), ("tiny",), ("float32",), ("fwd",))
+        )
+    )
     monkeypatch.setattr(profilers, "kernels", lambda selection: [(*real[0][:2], _OnCpu(real[0][2]), *real[0][3:])])
     assert profilers.calls(plan.Selection("cuda"), 3, 0, quiet=True) == 1
     name = "relative_attention/reference/tiny/float32/fwd"
@@ -84,7 +92,9 @@ def test_csv_metrics_and_the_other_clock(tiny, tmp_path, monkeypatch, capsys):
     assert head.split("  ")[0] == "measurement" and "other clock" in head and "roofline" not in head
     (row,) = csv.DictReader(path.open())
     (kept,) = [r for r in record.read(tmp_path / "a.jsonl") if r["backend"] == "reference"]
-    assert row["id"] == kept["id"] and float(row["flops"]) == kept["work"]["flops"] and float(row["other_clock_s"]) == 0.5
+    assert (
+        row["id"] == kept["id"] and float(row["flops"]) == kept["work"]["flops"] and float(row["other_clock_s"]) == 0.5
+    )
     assert float(row["seconds"]) == summary.rows([kept])[0].seconds and row["roofline"] == ""
 
 

@@ -10,12 +10,26 @@ from bench import record
 
 @pytest.fixture
 def good():
-    numerics = {"passed": True, "checked": "every element", "tensors": {"out": {"frobenius": 1e-7, "limit": 1e-6, "passed": True}}}
-    time = {"samples": [0.1, 0.2], "minimum": 0.1, "median": 0.15, "p10": 0.11, "p90": 0.19, "method": {"clock": "wall"}}
+    numerics = {
+        "passed": True,
+        "checked": "every element",
+        "tensors": {"out": {"frobenius": 1e-7, "limit": 1e-6, "passed": True}},
+    }
+    time = {
+        "samples": [0.1, 0.2],
+        "minimum": 0.1,
+        "median": 0.15,
+        "p10": 0.11,
+        "p90": 0.19,
+        "method": {"clock": "wall"},
+    }
     return {
-        "schema": record.SCHEMA, "run": "a", "at": record.now(), "id": "op/cpu/case/float32/fwd", "kernel": "op", "backend": "cpu", "role": "kernel",
-        "dtype": "float32", "mode": "fwd", "status": "ok", "reason": None, "git": {"sha": None, "dirty": None}, "environment": {}, "device": {},
-        "ceilings": None, "case": {"name": "case", "shape": {}}, "seed": 1, "numerics": numerics, "time": time, "work": None, "roofline": None,
+        "schema": record.SCHEMA, "run": "a", "at": record.now(), "id": "op/cpu/case/float32/fwd", "kernel": "op",
+        "backend": "cpu", "role": "kernel",
+        "dtype": "float32", "mode": "fwd", "status": "ok", "reason": None, "git": {"sha": None, "dirty": None},
+        "environment": {}, "device": {},
+        "ceilings": None, "case": {"name": "case", "shape": {}}, "seed": 1, "numerics": numerics, "time": time,
+        "work": None, "roofline": None,
         "speedup": None, "memory": None, "launches": None, "counters": None, "static": None,
     }  # fmt: skip
 

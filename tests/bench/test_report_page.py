@@ -1,4 +1,6 @@
-"""The HTML report in a real browser: sorting, filtering, links between table and pictures, light and dark, narrow screens."""
+"""The HTML report in a real browser: sorting, filtering, links
+between table and pictures, light and dark, narrow screens.
+"""
 
 import re
 
@@ -45,10 +47,16 @@ def column(page, head: str) -> list[str]:
 
 def test_columns_sort_by_their_numbers_both_ways(page):
     page.locator("#all th button", has_text="roofline").click()
-    shares = [float(re.match(r"[\d.]+", text).group()) for text in column(page, page.locator("#all th[aria-sort]").inner_text())]
+    shares = [
+        float(re.match(r"[\d.]+", text).group())
+        for text in column(page, page.locator("#all th[aria-sort]").inner_text())
+    ]
     assert shares == sorted(shares) and len(set(shares)) > 5
     page.locator("#all th button", has_text="roofline").press("Enter")  # by keyboard
-    assert page.locator("#all th[aria-sort=descending]").count() == 1 and "113%!" in page.locator("#all tbody tr").first.inner_text()
+    assert (
+        page.locator("#all th[aria-sort=descending]").count() == 1
+        and "113%!" in page.locator("#all tbody tr").first.inner_text()
+    )
 
 
 def test_words_filter_and_words_with_a_minus_leave_out(page):

@@ -17,16 +17,33 @@ from tests.bench.helpers import static_record
 
 def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="kernel", status="ok", **more):
     numerics = {"passed": status == "ok", "checked": "every element", "tensors": {}}
-    numerics["tensors"]["y"] = {"frobenius": 1e-7, "maximum": 1e-6, "limit": 1e-6, "yardstick": 5e-7, "passed": status == "ok"}
-    time = {"samples": [seconds], "minimum": seconds, "median": seconds, "p10": seconds, "p90": seconds, "method": {"clock": "wall"}}
+    numerics["tensors"]["y"] = {
+        "frobenius": 1e-7,
+        "maximum": 1e-6,
+        "limit": 1e-6,
+        "yardstick": 5e-7,
+        "passed": status == "ok",
+    }
+    time = {
+        "samples": [seconds],
+        "minimum": seconds,
+        "median": seconds,
+        "p10": seconds,
+        "p90": seconds,
+        "method": {"clock": "wall"},
+    }
     ceilings = {"bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11, "bfloat16": None}}
     empty = dict.fromkeys(record.FIELDS)
     made = empty | {
-        "schema": record.SCHEMA, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd", "kernel": kernel, "backend": backend,
-        "role": role, "dtype": "float32", "mode": "fwd", "status": status, "reason": None if status == "ok" else "because", "git": {"sha": "abc", "dirty": False},
-        "environment": {"torch": "2", "triton": None, "threads": 2}, "device": {"name": "a processor"}, "ceilings": ceilings,
+        "schema": record.SCHEMA, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd",
+        "kernel": kernel, "backend": backend,
+        "role": role, "dtype": "float32", "mode": "fwd", "status": status,
+        "reason": None if status == "ok" else "because", "git": {"sha": "abc", "dirty": False},
+        "environment": {"torch": "2", "triton": None, "threads": 2}, "device": {"name": "a processor"},
+        "ceilings": ceilings,
         "case": {"name": case, "shape": {}}, "seed": 1, "numerics": numerics, "time": time if status == "ok" else None,
-        "work": {"flops": 1e6, "bytes": 1e6}, "roofline": {"floor_s": 1e-4, "bound": "memory", "fraction": 1e-4 / seconds},
+        "work": {"flops": 1e6, "bytes": 1e6},
+        "roofline": {"floor_s": 1e-4, "bound": "memory", "fraction": 1e-4 / seconds},
         "speedup": {"eager": 2.0, "sdpa_plain": 0.1, "toeplitz": 1.5},
     }  # fmt: skip
     made |= more
@@ -35,7 +52,9 @@ def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="k
 
 
 def test_terminal_table_names_the_best_rival_of_the_same_function():
-    text = terminal.times([timed(), timed(backend="eager", role="baseline", speedup=None), timed(case="b", status="oom")])
+    text = terminal.times(
+        [timed(), timed(backend="eager", role="baseline", speedup=None), timed(case="b", status="oom")]
+    )
     row = next(line for line in text.splitlines() if line.startswith("a  "))
     assert "2.00x" in row and "1.50x toeplitz" in row and "10%" in row and "sdpa_plain" not in row
     assert "OOM: leaky_average/cpu/b/float32/fwd: because" in text
@@ -67,13 +86,24 @@ def test_the_page_links_its_parts_marks_what_is_wrong_and_escapes_names():
     pytest.importorskip("matplotlib")
     name = '<b>"x"</b>&'
     page = html.page(
-        [timed(case=name), timed(case="bad", status="numerics_fail"), static_record(stack_bytes=16), static_record("leaky_average")]
+        [
+            timed(case=name),
+            timed(case="bad", status="numerics_fail"),
+            static_record(stack_bytes=16),
+            static_record("leaky_average"),
+        ]
     )
     assert (
-        "<b>" not in page and page.count('data-id="leaky_average/cpu/&lt;b&gt;&quot;x&quot;&lt;/b&gt;&amp;/float32/fwd"') == 3
+        "<b>" not in page
+        and page.count('data-id="leaky_average/cpu/&lt;b&gt;&quot;x&quot;&lt;/b&gt;&amp;/float32/fwd"') == 3
     )  # row, point, bar
     assert "1 fail" in page and page.count("rgba(var(--bad), 0.6)") == 1  # the spill alone
-    assert "prefers-color-scheme: dark" in page and "currentColor" in page and panels.INK not in page and "src=" not in page
+    assert (
+        "prefers-color-scheme: dark" in page
+        and "currentColor" in page
+        and panels.INK not in page
+        and "src=" not in page
+    )
 
 
 def test_tables_fit_the_terminal(monkeypatch):
@@ -147,7 +177,9 @@ def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
     assert words in machines.difference(sides[:1], sides[1:])
     assert machines.difference(sides[:1], [timed(**on(memory=(24 << 30) + 4096))]) is None
     old = timed(environment={"torch": "2", "triton": None, "threads": 2}, device={"name": sides[1]["device"]["name"]})
-    assert (machines.difference([old], sides[1:]) is None) and machines.difference([sides[1] | {"time": None}], sides[:1]) is None
+    assert (machines.difference([old], sides[1:]) is None) and machines.difference(
+        [sides[1] | {"time": None}], sides[:1]
+    ) is None
     for name, found in zip("ab", sides, strict=True):
         record.Writer(tmp_path / name).write(found)
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
@@ -163,7 +195,9 @@ def test_a_share_above_the_ceiling_is_the_ceilings_error():
     good, wrong = timed(), timed(case="b", roofline={"floor_s": 1.85e-3, "bound": "memory", "fraction": 1.85})
     for draw in (terminal.times, markdown.table, html.page):
         assert "error of the ceiling" not in draw([good])
-        assert "a share above 100% (!), up to 185%: an error of the ceiling" in draw([good, wrong]) and "185%!" in draw([wrong])
+        assert "a share above 100% (!), up to 185%: an error of the ceiling" in draw([good, wrong]) and "185%!" in draw(
+            [wrong]
+        )
 
 
 def test_static_records_are_rendered_too(tmp_path, capsys):
@@ -179,7 +213,10 @@ def test_static_records_are_rendered_too(tmp_path, capsys):
 
 def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, capsys):
     item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
-    texts = [markdown.table([timed()]), ab_command.as_markdown([ab.Outcome(item, "new")], ab_command.static_lines(None), "main")]
+    texts = [
+        markdown.table([timed()]),
+        ab_command.as_markdown([ab.Outcome(item, "new")], ab_command.static_lines(None), "main"),
+    ]
     for name, found in (("a", timed()), ("b", timed(case="b"))):
         record.Writer(tmp_path / name).write(found)
     assert bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1
@@ -190,8 +227,11 @@ def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, c
 def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
     """Objects nested by the thousand, a number of 5000 digits, one that no float holds: exit 4, not a fault."""
     good = json.dumps(timed())
-    for name, text in (("nested", "[" * 100_000 + "]" * 100_000), ("digits", good.replace('"seed": 1', f'"seed": {"9" * 5000}')),
-                       ("large", good.replace('"seed": 1', f'"seed": {"9" * 400}'))):  # fmt: skip
+    for name, text in (
+        ("nested", "[" * 100_000 + "]" * 100_000),
+        ("digits", good.replace('"seed": 1', f'"seed": {"9" * 5000}')),
+        ("large", good.replace('"seed": 1', f'"seed": {"9" * 400}')),
+    ):
         (tmp_path / name).write_text(text + "\n")
         for command in (["report", str(tmp_path / name)], ["compare", str(tmp_path / name), str(tmp_path / name)]):
             assert bench.main(command) == 4, name
@@ -199,13 +239,21 @@ def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [["report", "{path}"], ["report", "{path}", "--format", "html"], ["compare", "{path}", "{path}"], ["list"], ["--help"]]
+    "command",
+    [
+        ["report", "{path}"],
+        ["report", "{path}", "--format", "html"],
+        ["compare", "{path}", "{path}"],
+        ["list"],
+        ["--help"],
+    ],
 )
 def test_what_measures_nothing_needs_no_torch(command, tmp_path):
     """Seconds of importing, for a table; held by what is loaded, not by a clock."""
     record.Writer(tmp_path / "a.jsonl").write(timed())
     arguments = [part.format(path=tmp_path / "a.jsonl") for part in command]
-    code = f"import sys, bench; code = bench.main({arguments!r}); print(code, 'torch' in sys.modules, 'triton' in sys.modules)"
+    loaded = "'torch' in sys.modules, 'triton' in sys.modules"
+    code = f"import sys, bench; code = bench.main({arguments!r}); print(code, {loaded})"
     done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "0 False False", done.stdout + done.stderr
 
@@ -219,17 +267,22 @@ def test_report_command_renders_files(tmp_path, capsys):
 
 
 def test_png_is_a_picture_of_every_row(tmp_path):
-    """Two operators with a case of one name keep their own bars; two runs make a history, three lengths a memory plot."""
+    """Two operators with a case of one name keep their own bars; two
+    runs make a history, three lengths a memory plot.
+    """
     pytest.importorskip("matplotlib")
     from bench.report import figures, summary
 
     eager = [timed(kernel=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
     ours = [timed(kernel=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
     lengths = [
-        timed(case=f"length-{n}", memory={"peak_extra_bytes": n * 1000}) | {"case": {"name": f"length-{n}", "shape": {"N": n, "H": 2}}}
+        timed(case=f"length-{n}", memory={"peak_extra_bytes": n * 1000})
+        | {"case": {"name": f"length-{n}", "shape": {"N": n, "H": 2}}}
         for n in (128, 256, 512)
     ]
-    assert panels.memory_series(lengths) == {("leaky_average", "cpu", "float32", "fwd"): [(128, 0.128), (256, 0.256), (512, 0.512)]}
+    assert panels.memory_series(lengths) == {
+        ("leaky_average", "cpu", "float32", "fwd"): [(128, 0.128), (256, 0.256), (512, 0.512)]
+    }
     assert panels.memory_series(lengths[:2]) == {}
     figures.write([*eager, *ours, *lengths], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -260,8 +313,17 @@ def test_compare_tells_what_broke_vanished_and_slowed():
     after = [timed(case="a", seconds=2e-3), timed(case="b", status="numerics_fail"), timed(case="d"), timed(case="e")]
     after += [timed(case="f"), timed(case="g", status="oom")]  # one is new; one never ran
     found = {c.id.split("/")[2]: c for c in record_files.changes(before, after)}
-    assert {k: c.kind for k, c in found.items()} == {"a": "slower", "b": "broke", "c": "vanished", "e": "fixed", "f": "new"}
-    assert found["a"].ratio == pytest.approx(2) and [c.fails for c in record_files.changes(before, after)][:2] == [True, True]
+    assert {k: c.kind for k, c in found.items()} == {
+        "a": "slower",
+        "b": "broke",
+        "c": "vanished",
+        "e": "fixed",
+        "f": "new",
+    }
+    assert found["a"].ratio == pytest.approx(2) and [c.fails for c in record_files.changes(before, after)][:2] == [
+        True,
+        True,
+    ]
 
 
 def test_compare_exit_codes(tmp_path):

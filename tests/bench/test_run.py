@@ -1,4 +1,6 @@
-"""check and run from end to end on a tiny case: what is timed, what is refused, what a file holds, which code is returned."""
+"""check and run from end to end on a tiny case: what is timed, what
+is refused, what a file holds, which code is returned.
+"""
 
 import contextlib
 import json
@@ -34,7 +36,9 @@ def test_run_checks_times_and_records(tiny, tmp_path, capsys):
         reference["numerics"]["tensors"]
     )
     assert len(reference["time"]["samples"]) >= 2 and reference["time"]["minimum"] > 0
-    assert reference["speedup"]["eager"] == pytest.approx(found["eager"]["time"]["minimum"] / reference["time"]["minimum"])
+    assert reference["speedup"]["eager"] == pytest.approx(
+        found["eager"]["time"]["minimum"] / reference["time"]["minimum"]
+    )
     assert reference["roofline"] is None and reference["launches"] is None and reference["static"] is None
     assert found["flex"]["status"] == "unsupported" if "flex" in found else True
     assert "tiny" in capsys.readouterr().out
@@ -93,7 +97,12 @@ def test_out_of_memory_and_a_backend_that_declines_are_statuses(tiny, tmp_path):
         bench.register(bench.Contender("relative_attention", name, function, role="kernel"))
     code, records = run(tmp_path / "a.jsonl", "--backend", "greedy,picky,reference", "--mode", "fwd")
     statuses = {name: r["status"] for name, r in by_backend(records).items()}
-    assert code == 0 and statuses["greedy"] == "oom" and statuses["picky"] == "unsupported" and statuses["reference"] == "ok"
+    assert (
+        code == 0
+        and statuses["greedy"] == "oom"
+        and statuses["picky"] == "unsupported"
+        and statuses["reference"] == "ok"
+    )
     code, records = run(tmp_path / "b.jsonl", "--backend", "broken", "--mode", "fwd")
     assert code == 2 and "illegal memory access" in by_backend(records)["broken"]["reason"]
 
@@ -106,34 +115,54 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
     bench.register(bench.Contender("relative_attention", "mine", wrong(1.0).function, role="kernel"))
     bench.register(
         bench.Contender(
-            "relative_attention", "stops", interrupts, role="kernel", reason=lambda c, t, d: None if c.name == "second" else "no"
+            "relative_attention",
+            "stops",
+            interrupts,
+            role="kernel",
+            reason=lambda c, t, d: None if c.name == "second" else "no",
         )
     )
     path = tmp_path / "a.jsonl"
-    assert bench.main(["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"]) == 5
+    assert (
+        bench.main(["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"])
+        == 5
+    )
     kept = record.read(path)
     assert {r["case"]["name"] for r in kept} == {"tiny"}
     with open(path, "a") as f:
         f.write('{"schema": 1, "run"')  # killed inside a write
     assert len(record.read(path)) == len(kept)
     bench.register(bench.Contender("relative_attention", "stops", wrong(1.0).function, role="kernel"), replace=True)
-    assert bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
+    assert (
+        bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
+    )
     records = record.read(path)
     assert [r["case"]["name"] for r in records if r["backend"] == "mine"] == ["tiny", "second"]
-    assert bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
+    assert (
+        bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
+    )
     assert len(record.read(path)) == len(records)
 
 
-def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_wrong(tiny, tmp_path, monkeypatch, capsys):
+def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_wrong(
+    tiny, tmp_path, monkeypatch, capsys
+):
     """First far too low, then as it is; a ceiling that stays too low is an error of profile, not a share of 185%."""
-    low = {"bytes_per_s": 1.0, "cached_bytes_per_s": None, "cache_bytes": None, "flops_per_s": {"float32": 1.0, "bfloat16": None}}
+    low = {
+        "bytes_per_s": 1.0,
+        "cached_bytes_per_s": None,
+        "cache_bytes": None,
+        "flops_per_s": {"float32": 1.0, "bfloat16": None},
+    }
     high = low | {"bytes_per_s": 1e15, "flops_per_s": {"float32": 1e15, "bfloat16": None}}
     for answers, code in (([low, high], 0), ([low] * 9, 3)):
         path, left = tmp_path / str(code), list(answers)
         monkeypatch.setattr(ceilings, "measure", lambda device, left=left: left.pop(0))
         assert bench.main([*PROFILE, "--json", str(path)]) == code
         (kernel,) = [r for r in record.read(path) if r["backend"] == "reference"]
-        assert (kernel["roofline"]["fraction"] < 1) == (code == 0) and kernel["ceilings"] == (high if code == 0 else low)
+        assert (kernel["roofline"]["fraction"] < 1) == (code == 0) and kernel["ceilings"] == (
+            high if code == 0 else low
+        )
         assert ("error of the ceiling" in capsys.readouterr().err) == (code == 3)
         assert len(left) == len(answers) - (2 if code == 0 else 1 + runner.MOST_CEILINGS)
 
@@ -143,7 +172,20 @@ def test_a_run_is_not_resumed_on_another_machine(tiny, tmp_path, monkeypatch, ca
     real = environment.environment()
     monkeypatch.setattr(environment, "environment", lambda: real | {"isa": ["another"]})
     assert (
-        bench.main(["run", *QUICK, "--resume", str(tmp_path / "a.jsonl"), "--no-ceilings", "--backend", "reference", "--mode", "fwd"]) == 4
+        bench.main(
+            [
+                "run",
+                *QUICK,
+                "--resume",
+                str(tmp_path / "a.jsonl"),
+                "--no-ceilings",
+                "--backend",
+                "reference",
+                "--mode",
+                "fwd",
+            ]
+        )
+        == 4
     )
     assert "measured elsewhere: isa" in capsys.readouterr().err
 
@@ -166,15 +208,20 @@ def test_graphs_are_what_is_timed(monkeypatch):
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 2.0)
     graph = SimpleNamespace(replay=lambda: said.append("replay"))
     fakes = {
-        "Stream": lambda: plain, "current_stream": lambda: plain, "stream": lambda s: contextlib.nullcontext(), "synchronize": lambda: None,
-        "CUDAGraph": lambda: graph, "graph": lambda g: contextlib.nullcontext(said.append("capture")), "Event": lambda **k: event,
-        "_sleep": lambda cycles: None, "current_device": lambda: 0, "get_device_properties": lambda d: SimpleNamespace(L2_cache_size=64),
+        "Stream": lambda: plain, "current_stream": lambda: plain, "stream": lambda s: contextlib.nullcontext(),
+        "synchronize": lambda: None,
+        "CUDAGraph": lambda: graph, "graph": lambda g: contextlib.nullcontext(said.append("capture")),
+        "Event": lambda **k: event,
+        "_sleep": lambda cycles: None, "current_device": lambda: 0,
+        "get_device_properties": lambda d: SimpleNamespace(L2_cache_size=64),
     }  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device=None, **k: zeros(*sizes, **k))
-    monkeypatch.setattr(torch.Tensor, "zero_", lambda tensor: pytest.fail("the flush writes: its dirty lines are charged to the kernel"))
+    monkeypatch.setattr(
+        torch.Tensor, "zero_", lambda tensor: pytest.fail("the flush writes: its dirty lines are charged to the kernel")
+    )
     effort = timing.Effort(least=3, most=3, seconds=0.0)
     times = timing.measure({"a": lambda: said.append("call")}, "cuda", effort, graphs=True)
     assert times["a"]["method"]["cuda_graph"] and times["a"]["median"] == 2e-3 and 0 < times["a"]["host_s"] < 1
@@ -213,7 +260,9 @@ def test_the_pace_spends_less_where_the_rest_would_end_too_late():
     now = [0.0]
     at = Pace([10.0] * 10, limit=100, clock=lambda: now[0])
     assert at.share(0) == 1.0 and not at.over() and Pace([1.0]).share(0) == 1.0
-    now[0] = 60.0  # three steps took 60 s where 30 were expected: seven more would take 140 at this pace, and 40 are left
+    now[0] = (
+        60.0  # three steps took 60 s where 30 were expected: seven more would take 140 at this pace, and 40 are left
+    )
     assert at.share(3) == pytest.approx(40 / 140)
     now[0] = 99.0
     assert at.share(4) == LEAST_SHARE and not at.over()
@@ -228,7 +277,21 @@ def test_a_deadline_leaves_out_the_rest_which_can_be_resumed(tiny, tmp_path, cap
     assert code == 3 and records == []
     path.touch()
     assert (
-        bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "reference", "--mode", "fwd", "--deadline", "600"])
+        bench.main(
+            [
+                "run",
+                *QUICK,
+                "--resume",
+                str(path),
+                "--no-ceilings",
+                "--backend",
+                "reference",
+                "--mode",
+                "fwd",
+                "--deadline",
+                "600",
+            ]
+        )
         == 0
     )
     assert {r["case"]["name"] for r in record.read(path)} == {"tiny", "second"}

@@ -72,7 +72,8 @@ def test_the_work_of_a_tensor_instruction(opcode, flops):
 
 
 @pytest.mark.parametrize(
-    ("registers", "shared", "warps", "blocks"), [(32, 0, 4, 16), (255, 0, 8, 1), (64, 100 << 10, 4, 2), (64, 228 << 10, 4, 0)]
+    ("registers", "shared", "warps", "blocks"),
+    [(32, 0, 4, 16), (255, 0, 8, 1), (64, 100 << 10, 4, 2), (64, 228 << 10, 4, 0)],
 )
 def test_blocks_per_sm(registers, shared, warps, blocks):
     assert sass.blocks_per_sm(registers, shared, warps, 90) == blocks

@@ -25,7 +25,9 @@ def steps(name="pull_request.yml") -> list[dict]:
 
 def commands() -> list[str]:
     """Every `python -m bench ...` of every step, its shell operators cut off."""
-    return [found.strip() for step in steps() for found in re.findall(r"python -m bench ([^|;&>\n]+)", step.get("run", ""))]
+    return [
+        found.strip() for step in steps() for found in re.findall(r"python -m bench ([^|;&>\n]+)", step.get("run", ""))
+    ]
 
 
 def test_every_command_is_accepted():
@@ -54,10 +56,16 @@ def test_steps_and_make_targets_exist(name):
 
 def test_what_runs_a_pull_requests_code_may_write_nothing_and_what_writes_runs_none_of_it():
     measures, comments = workflow(), workflow("comment.yml")
-    assert measures["permissions"] == {"contents": "read"} and not any("permissions" in job for job in measures["jobs"].values())
+    assert measures["permissions"] == {"contents": "read"} and not any(
+        "permissions" in job for job in measures["jobs"].values()
+    )
     assert {"static", "ab", "gpu"} <= measures["jobs"].keys()
-    assert comments["permissions"]["pull-requests"] == "write" and comments[True]["workflow_run"]["workflows"] == [measures["name"]]
-    assert not [step for step in steps("comment.yml") if "checkout" in step.get("uses", "") or "python" in step.get("run", "")]
+    assert comments["permissions"]["pull-requests"] == "write" and comments[True]["workflow_run"]["workflows"] == [
+        measures["name"]
+    ]
+    assert not [
+        step for step in steps("comment.yml") if "checkout" in step.get("uses", "") or "python" in step.get("run", "")
+    ]
     uploaded = next(s for s in steps() if "upload-artifact" in s.get("uses", "") and s["with"]["name"] == "comment")
     downloaded = next(s for s in steps("comment.yml") if "download-artifact" in s.get("uses", ""))
     assert uploaded["with"]["name"] == downloaded["with"]["name"]
@@ -68,7 +76,9 @@ def test_the_comment_is_found_by_what_it_begins_with():
 
 
 def post(folder, number, head):
-    """Exit code of the commenting step, and what it asked of GitHub; `gh` is a stand-in that knows one open pull request, 7, at commit abc."""
+    """Exit code of the commenting step, and what it asked of GitHub; `gh`
+    is a stand-in that knows one open pull request, 7, at commit abc.
+    """
     (folder / "comment").mkdir()
     (folder / "comment" / "number").write_text(number)
     (folder / "comment" / "ab.md").write_text("a table")
@@ -94,4 +104,8 @@ def test_a_comment_is_posted_only_to_the_pull_request_that_was_measured(tmp_path
     ):
         (tmp_path / name).mkdir()
         code, asked = post(tmp_path / name, number, head)
-        assert ("--method" in asked) == (name == "own") and (code == 0) == (name in ("own", "moved")), (name, code, asked)
+        assert ("--method" in asked) == (name == "own") and (code == 0) == (name in ("own", "moved")), (
+            name,
+            code,
+            asked,
+        )

@@ -1,4 +1,6 @@
-"""The tuner: which tiles it tries, that a wrong or failing one is never kept, and that a table is changed in one line."""
+"""The tuner: which tiles it tries, that a wrong or failing one is
+never kept, and that a table is changed in one line.
+"""
 
 import json
 import os
@@ -56,7 +58,10 @@ def by_rule(monkeypatch):
 
 def distance(row):
     """Fastest at 64 x 256 with 8 warps, several steps away from the committed row."""
-    return 1 + sum(abs(row[name].bit_length() - best.bit_length()) for name, best in (("block_m", 64), ("block_n", 256), ("num_warps", 8)))
+    return 1 + sum(
+        abs(row[name].bit_length() - best.bit_length())
+        for name, best in (("block_m", 64), ("block_n", 256), ("num_warps", 8))
+    )
 
 
 def test_neighbours_are_within_bounds_and_differ_in_one_or_two_numbers():
@@ -121,7 +126,9 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(configs, "_TABLES", tmp_path)
     configs.keep(OP, ROW, {**ROW, "num_warps": 1})
     changed = [
-        pair for pair in zip(text.splitlines(), (tmp_path / f"{OP}.json").read_text().splitlines(), strict=True) if pair[0] != pair[1]
+        pair
+        for pair in zip(text.splitlines(), (tmp_path / f"{OP}.json").read_text().splitlines(), strict=True)
+        if pair[0] != pair[1]
     ]
     assert len(changed) == 1 and json.loads(changed[0][1].rstrip(","))["num_warps"] == 1
     with pytest.raises(ValueError, match="expected one row"):

@@ -1,4 +1,6 @@
-"""FLOPs and bytes against counts made pair by pair; slices of the oracle against the whole; every baseline against the oracle."""
+"""FLOPs and bytes against counts made pair by pair; slices of the
+oracle against the whole; every baseline against the oracle.
+"""
 
 import pytest
 import torch
@@ -12,30 +14,41 @@ from bench.registry import Case
 
 TINY = {
     "chunked_cross_attention": [
-        Case("chunked_cross_attention", "all", {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "G": 1, "D": 16, "L": 2}, "a test",
+        Case("chunked_cross_attention", "all",
+             {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "G": 1, "D": 16, "L": 2}, "a test",
              extras=("rel_key", "content_bias", "position_bias", "neighbour_mask", "neighbour_gate")),
-        Case("chunked_cross_attention", "decode", {"B": 1, "N": 5, "M": 4, "K": 1, "R": 6, "H": 2, "D": 16, "L": 3}, "a test",
+        Case("chunked_cross_attention", "decode", {"B": 1, "N": 5, "M": 4, "K": 1, "R": 6, "H": 2, "D": 16, "L": 3},
+             "a test",
              {"query_start": 9}, ("rel_key",), modes=("decode",)),
     ],
     "relative_attention": [
-        Case("relative_attention", "causal", {"B": 2, "N": 9, "S": 9, "H": 2, "G": 1, "D": 16, "T": 9}, "a test", {"causal": True, "rel_start": 0},
+        Case("relative_attention", "causal", {"B": 2, "N": 9, "S": 9, "H": 2, "G": 1, "D": 16, "T": 9}, "a test",
+             {"causal": True, "rel_start": 0},
              ("rel_key", "content_bias", "position_bias")),
-        Case("relative_attention", "narrow", {"B": 1, "N": 12, "S": 12, "H": 2, "D": 16, "E": 4, "T": 3}, "a test", {"causal": True, "rel_start": 0},
+        Case("relative_attention", "narrow", {"B": 1, "N": 12, "S": 12, "H": 2, "D": 16, "E": 4, "T": 3}, "a test",
+             {"causal": True, "rel_start": 0},
              ("rel_key", "rel_query")),
-        Case("relative_attention", "cross", {"B": 1, "N": 7, "S": 5, "H": 2, "D": 16}, "a test", {}, ("rel_key", "key_mask")),
-        Case("relative_attention", "gap", {"B": 1, "N": 8, "S": 8, "H": 2, "D": 16}, "a test", {"causal": True, "causal_gap": 1}),
-        Case("relative_attention", "window", {"B": 1, "N": 6, "S": 10, "H": 2, "D": 16}, "a test", {"causal": True, "window": 3}),
-        Case("relative_attention", "one", {"B": 1, "N": 1, "S": 9, "H": 2, "D": 16, "T": 9}, "a test", {"causal": True, "rel_start": 0}, ("rel_key",)),
+        Case("relative_attention", "cross", {"B": 1, "N": 7, "S": 5, "H": 2, "D": 16}, "a test", {},
+             ("rel_key", "key_mask")),
+        Case("relative_attention", "gap", {"B": 1, "N": 8, "S": 8, "H": 2, "D": 16}, "a test",
+             {"causal": True, "causal_gap": 1}),
+        Case("relative_attention", "window", {"B": 1, "N": 6, "S": 10, "H": 2, "D": 16}, "a test",
+             {"causal": True, "window": 3}),
+        Case("relative_attention", "one", {"B": 1, "N": 1, "S": 9, "H": 2, "D": 16, "T": 9}, "a test",
+             {"causal": True, "rel_start": 0}, ("rel_key",)),
     ],
     "relative_logits": [
         Case("relative_logits", "one", {"B": 1, "N": 1, "S": 8, "H": 2, "E": 8}, "a test", {"query_offset": 7}),
-        Case("relative_logits", "bounded", {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5}, "a test", {"rel_start": -2}, ("position_bias",)),
+        Case("relative_logits", "bounded", {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5}, "a test",
+             {"rel_start": -2}, ("position_bias",)),
     ],
     "topk_chunks": [
         Case("topk_chunks", "causal", {"B": 2, "Q": 9, "S": 9, "D": 8, "k": 3}, "a test", {"causal_gap": 2}),
-        Case("topk_chunks", "l2", {"B": 1, "Q": 4, "S": 20, "D": 8, "k": 5}, "a test", {"metric": "l2"}, ("query_doc",)),
+        Case("topk_chunks", "l2", {"B": 1, "Q": 4, "S": 20, "D": 8, "k": 5}, "a test", {"metric": "l2"},
+             ("query_doc",)),
     ],
-    "leaky_average": [Case("leaky_average", "carried", {"B": 2, "N": 300, "H": 2, "D": 4}, "a test", extras=("initial",))],
+    "leaky_average": [Case("leaky_average", "carried", {"B": 2, "N": 300, "H": 2, "D": 4}, "a test",
+                           extras=("initial",))],
 }  # fmt: skip
 ALL = [case for cases in TINY.values() for case in cases]
 names = [f"{case.kernel}/{case.name}" for case in ALL]
@@ -47,7 +60,11 @@ def test_visible_pairs_are_counted_one_by_one(case):
     offset = keys - n if o.get("causal") else 0
     start, rows = o.get("rel_start", offset - keys + 1), case.shape.get("T", n + keys - 1)
     pairs = [i + offset - j for i in range(n) for j in range(keys)]
-    seen = [d for d in pairs if (not o.get("causal") or d >= o.get("causal_gap", 0)) and ("window" not in o or d < o["window"])]
+    seen = [
+        d
+        for d in pairs
+        if (not o.get("causal") or d >= o.get("causal_gap", 0)) and ("window" not in o or d < o["window"])
+    ]
     assert work._pairs(case) == (len(seen), sum(start <= d < start + rows for d in seen))
 
 
@@ -95,7 +112,11 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
     operator = bench.OPERATORS[case.kernel]
     full = case.make(4, "cpu", torch.float32)
     for contender in [c for c in bench.CONTENDERS.values() if c.kernel == case.kernel and c.role == "baseline"]:
-        if "cpu" not in contender.devices or contender.name.endswith("_compiled") or contender.reason(case, "float32", "cpu"):
+        if (
+            "cpu" not in contender.devices
+            or contender.name.endswith("_compiled")
+            or contender.reason(case, "float32", "cpu")
+        ):
             continue
         arguments = operators.without_positions(full) if contender.without_positions else full
         truth = oracle.solve(operator, case, arguments, 4, backward=contender.differentiable)
@@ -141,7 +162,9 @@ def test_top_k_judges_the_choice_not_the_order_of_equals():
 
     query, key = torch.ones(1, 1, 1), torch.tensor([[[3.0], [3.0], [2.0], [9.0]]])
     arguments = {"query": query, "key": key, "k": 2, "key_mask": torch.tensor([[True, True, True, False]])}
-    best = rk.topk_chunks(**{n: v.double() if v is query or v is key else v for n, v in arguments.items()}, backend="reference")
+    best = rk.topk_chunks(
+        **{n: v.double() if v is query or v is key else v for n, v in arguments.items()}, backend="reference"
+    )
 
     def fails(indices, scores=(3.0, 3.0)):
         pairs = topk.compare(arguments, torch.tensor([0]), (torch.tensor([[scores]]), torch.tensor([[indices]])), best)
@@ -150,7 +173,13 @@ def test_top_k_judges_the_choice_not_the_order_of_equals():
 
     assert not fails([0, 1]) and not fails([1, 0])
     assert fails([0, 4]) and fails([0, -2])
-    assert fails([0, 0]) and fails([3, 0], (9.0, 3.0)) and fails([0, 2], (3.0, 2.0)) and fails([0, -1]) and fails([0, 1], (3.0, 3.1))
+    assert (
+        fails([0, 0])
+        and fails([3, 0], (9.0, 3.0))
+        and fails([0, 2], (3.0, 2.0))
+        and fails([0, -1])
+        and fails([0, 1], (3.0, 3.1))
+    )
 
 
 def test_a_choice_beyond_the_causal_limit_is_no_candidate():
@@ -167,7 +196,12 @@ def test_a_choice_beyond_the_causal_limit_is_no_candidate():
 def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
     """Without instructions for them the library's product of halves is no ceiling: widened operands pass it."""
     measured = {"flops_per_s": {"float32": 100.0, "bfloat16": 20.0}, "bytes_per_s": 1.0}
-    assert ceilings.rate(measured, "bfloat16") == ceilings.rate(measured, "float16") == ceilings.rate(measured, "float32") == 100.0
+    assert (
+        ceilings.rate(measured, "bfloat16")
+        == ceilings.rate(measured, "float16")
+        == ceilings.rate(measured, "float32")
+        == 100.0
+    )
     assert ceilings.rate({"flops_per_s": {"float32": 100.0, "bfloat16": 230.0}}, "bfloat16") == 230.0
     assert ceilings.rate(measured, "float64") is None
     found = ceilings.roofline(work.Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)

@@ -2,4 +2,6 @@
 
 import bench
 
-bench.register(bench.Case("leaky_average", "tiny", {"B": 1, "N": 12, "H": 1, "D": 16}, "a test", modes=("fwd",), devices=()))
+bench.register(
+    bench.Case("leaky_average", "tiny", {"B": 1, "N": 12, "H": 1, "D": 16}, "a test", modes=("fwd",), devices=())
+)

@@ -23,7 +23,21 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "csrc" / "cuda" / "topk_chunks.cu"
 POINTERS = ("query", "key", "query_doc", "key_doc", "key_mask", "partial", "scores", "indices")
 STRIDES = ("qb", "qn", "kb", "ks", "qdb", "qdn", "kdb", "kds", "mb", "ms")
-NUMBERS = ("B", "Q", "S", "D", "k", "causal", "causal_shift", "splits", "split_len", "query_doc_bytes", "key_doc_bytes", "bf16", "l2")
+NUMBERS = (
+    "B",
+    "Q",
+    "S",
+    "D",
+    "k",
+    "causal",
+    "causal_shift",
+    "splits",
+    "split_len",
+    "query_doc_bytes",
+    "key_doc_bytes",
+    "bf16",
+    "l2",
+)
 
 
 class Call(ctypes.Structure):
@@ -114,12 +128,15 @@ CASES = {
     "one tile": (dict(Q=5, S=100, D=16, k=3), {}),
     "tiles and splits": (dict(Q=9, S=700, D=40, k=20), dict(splits=2, blocks=3)),
     "two query blocks, causal": (dict(B=1, Q=140, S=300, D=24, k=4, causal_gap=1, query_offset=150), dict(blocks=2)),
-    "l2, every mask": (dict(Q=6, S=520, D=72, k=16, metric="l2", docs=True, mask=True, causal_gap=0, query_offset=500), dict(splits=3)),
+    "l2, every mask": (
+        dict(Q=6, S=520, D=72, k=16, metric="l2", docs=True, mask=True, causal_gap=0, query_offset=500),
+        dict(splits=3),
+    ),
     "shared keys": (dict(B=3, Q=3, S=260, D=8, k=10, shared=True, mask=True), dict(blocks=2)),
     "wide list": (dict(B=1, Q=2, S=300, D=8, k=128), {}),
     "wide list, few keys": (dict(B=1, Q=2, S=90, D=8, k=100, metric="l2"), {}),
     "no candidate": (dict(B=1, Q=4, S=300, D=8, k=3, causal_gap=400), {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("wgmma", [False, True], ids=["mma.sync", "wgmma"])
@@ -171,8 +188,13 @@ def test_packing(emulation):
     query[..., 0] = 1.0
     mask = torch.zeros(1, 10, dtype=torch.bool)
     mask[0, [3, 7]] = True
-    partial = assert_exact(emulation, problem(0, B=1, D=8)._replace(query=query.half(), key=key.half(), k=2, key_mask=mask))
-    assert [hex(value & (2**64 - 1)) for value in partial[0, 0, 0].tolist()] == ["0x3fc000007ffffff8", "0xc03fffff7ffffffc"]
+    partial = assert_exact(
+        emulation, problem(0, B=1, D=8)._replace(query=query.half(), key=key.half(), k=2, key_mask=mask)
+    )
+    assert [hex(value & (2**64 - 1)) for value in partial[0, 0, 0].tolist()] == [
+        "0x3fc000007ffffff8",
+        "0xc03fffff7ffffffc",
+    ]
 
 
 def test_constants_agree_with_the_header():
@@ -204,7 +226,9 @@ def test_unsupported_calls_say_why():
     assert backend.unsupported(problem(0)) == "query is on cpu, not on a cuda device"
 
 
-@pytest.mark.parametrize("b, q, keys", [(1, 4096, 10**6), (1, 512, 3000), (4, 1000, 10**5), (1, 40000, 10**6), (1, 600, 1)])
+@pytest.mark.parametrize(
+    "b, q, keys", [(1, 4096, 10**6), (1, 512, 3000), (4, 1000, 10**5), (1, 40000, 10**6), (1, 600, 1)]
+)
 def test_split_covers_the_keys(b, q, keys):
     for target in KNOWN.values():
         count, length = backend.split(b, q, keys, target.multiprocessors)
@@ -226,10 +250,16 @@ build.build_cuda(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1], "_cuda.so"
 
 def test_the_extension_builds_without_spills_and_takes_its_arguments(tmp_path):
     """By setup.py, warnings being errors. One test, so that parallel workers don't build it twice."""
-    if shutil.which("nvcc") is None or importlib.util.find_spec("pybind11") is None or importlib.util.find_spec("triton") is None:
+    if (
+        shutil.which("nvcc") is None
+        or importlib.util.find_spec("pybind11") is None
+        or importlib.util.find_spec("triton") is None
+    ):
         pytest.skip("needs nvcc, pybind11, and triton for its cuobjdump")
     flags = {"NVCC_APPEND_FLAGS": "-Werror=all-warnings -Xcompiler=-Wall,-Wextra"}
-    done = subprocess.run([sys.executable, "-c", BUILD, str(tmp_path)], cwd=ROOT, env=os.environ | flags, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)], cwd=ROOT, env=os.environ | flags, capture_output=True, text=True
+    )
     assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
     library = tmp_path / "_cuda.so"
     for arch in ("80", "90a", "100a"):
@@ -241,7 +271,10 @@ def check_machine_code(library, arch):
     """No spills, tensor instructions, asynchronous copies, and wgmma on sm_90a alone."""
     command = [aot.tool("cuobjdump"), "-arch", f"sm_{arch}", str(library)]
     usage = subprocess.run([*command, "-res-usage"], capture_output=True, text=True, check=True).stdout
-    found = {name: (int(reg), int(stack)) for name, reg, stack in re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", usage)}
+    found = {
+        name: (int(reg), int(stack))
+        for name, reg, stack in re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", usage)
+    }
     assert sum("scan" in name for name in found) == 8 and sum("merge" in name for name in found) == 2, (arch, usage)
     assert all(stack == 0 for _, stack in found.values()), (arch, found)
     code = subprocess.run([*command, "-sass"], capture_output=True, text=True, check=True).stdout

@@ -42,7 +42,9 @@ def module(body: str, threads: int = THREADS, row: int = 64) -> str:
     return _TEMPLATE.format(body=body, threads=threads, row=row)
 
 
-def run(body: str, values: np.ndarray | None = None, *, threads: int = THREADS, shared_bytes: int = 0, checks: bool = True) -> np.ndarray:
+def run(
+    body: str, values: np.ndarray | None = None, *, threads: int = THREADS, shared_bytes: int = 0, checks: bool = True
+) -> np.ndarray:
     """uint64 [threads, 8] that `body` leaves at %l34, from `values` of that shape or wider at %l33: a row a thread."""
     given = np.zeros((threads, 8), np.uint64) if values is None else np.ascontiguousarray(values, np.uint64)
     out = np.zeros_like(given)
@@ -53,7 +55,9 @@ def run(body: str, values: np.ndarray | None = None, *, threads: int = THREADS, 
 
 
 def one(opcode: str, target: str, sources: str, values: np.ndarray) -> np.ndarray:
-    """uint64 [threads]: the result of one instruction on values [threads, len(sources)]; registers by their letter in KINDS."""
+    """uint64 [threads]: the result of one instruction on values
+    [threads, len(sources)]; registers by their letter in KINDS.
+    """
     lines, operands = [], []
     for at, letter in enumerate(sources):
         register = f"%{letter}{at + 1}"

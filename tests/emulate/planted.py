@@ -33,9 +33,11 @@ PLANTS: dict[str, tuple[Callable, Callable]] = {
     ),
     "a store's offset beyond its tile": (
         lambda s: s.opcode.startswith("st.shared"),
-        lambda s: dataclasses.replace(s, operands=[dataclasses.replace(s.operands[0], offset=s.operands[0].offset + (1 << 18)), *s.operands[1:]]),
+        lambda s: dataclasses.replace(
+            s, operands=[dataclasses.replace(s.operands[0], offset=s.operands[0].offset + (1 << 18)), *s.operands[1:]]
+        ),
     ),
-}  # fmt: skip
+}
 
 #: calls whose launches are struck
 CALLS = {
@@ -67,7 +69,9 @@ def variants(kernel: launches.Compiled, plant: str, most: int | None = None) -> 
         struck = copy.copy(whole)
         struck.statements = list(whole.statements)
         # a statement that does nothing keeps every label where it is
-        struck.statements[at] = change(statement) or dataclasses.replace(statement, opcode="membar.cta", operands=[], predicate=None)
+        struck.statements[at] = change(statement) or dataclasses.replace(
+            statement, opcode="membar.cta", operands=[], predicate=None
+        )
         yield dataclasses.replace(kernel, program=Program(struck))
 
 
@@ -109,8 +113,12 @@ def reported(launch, arch: int, kernel: launches.Compiled, only: range | None = 
     return None
 
 
-def count(arch: int, dtype: torch.dtype, only: str | None = None, most: int | None = None) -> dict[tuple[str, str], tuple[int, int]]:
-    """(kernel, plant) -> (reported, planted). most: places in which a plant is tried, spread over the kernel; None: all."""
+def count(
+    arch: int, dtype: torch.dtype, only: str | None = None, most: int | None = None
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """(kernel, plant) -> (reported, planted). most: places in which a
+    plant is tried, spread over the kernel; None: all.
+    """
     found: dict[tuple[str, str], tuple[int, int]] = {}
     seen = set()
     for launch in recorded(arch, dtype):
@@ -128,7 +136,7 @@ def count(arch: int, dtype: torch.dtype, only: str | None = None, most: int | No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--arch", default="80,90")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernel", help="only kernels whose name contains this")

@@ -1,7 +1,8 @@
-"""The ops on compiled code: what Triton makes of each kernel for sm_80 and sm_90, executed, against the float64 reference.
+"""The ops on compiled code: what Triton makes of each kernel for sm_80 and sm_90, executed, against the float64
+reference.
 
-A selection; `make check-compiled` runs the whole suite of the ops so. Values, every gradient, and whatever the emulator checks: bounds,
-alignment, uninitialised shared memory, races, waits.
+A selection; `make check-compiled` runs the whole suite of the ops so. Values, every gradient, and whatever the emulator
+checks: bounds, alignment, uninitialised shared memory, races, waits.
 """
 
 import pytest
@@ -17,13 +18,19 @@ if INTERPRETER or COMPILED:
 
 HALVES = [torch.float16, torch.bfloat16]
 CALLS = {
-    "cca": ("chunked_cross_attention", lambda dtype: inputs.cross_attention(dtype=dtype, N=70, M=32, R=40, D=64, B=1, H=1, gate=True, mask="token")),
-    "cca grouped": ("chunked_cross_attention", lambda dtype: inputs.cross_attention(dtype=dtype, N=40, M=16, R=24, D=24, B=1, H=2, G=1, E=16)),
-    "cca decode": ("chunked_cross_attention", lambda dtype: inputs.cross_attention(dtype=dtype, N=1, M=16, R=32, D=64, B=1, query_start=40)),
-    "attention": ("relative_attention", lambda dtype: inputs.self_attention(dtype=dtype, N=70, B=1, D=64, H=1, causal=True)),
+    "cca": ("chunked_cross_attention",
+            lambda dtype: inputs.cross_attention(dtype=dtype, N=70, M=32, R=40, D=64, B=1, H=1, gate=True,
+                                                 mask="token")),
+    "cca grouped": ("chunked_cross_attention",
+                    lambda dtype: inputs.cross_attention(dtype=dtype, N=40, M=16, R=24, D=24, B=1, H=2, G=1, E=16)),
+    "cca decode": ("chunked_cross_attention",
+                   lambda dtype: inputs.cross_attention(dtype=dtype, N=1, M=16, R=32, D=64, B=1, query_start=40)),
+    "attention": ("relative_attention",
+                  lambda dtype: inputs.self_attention(dtype=dtype, N=70, B=1, D=64, H=1, causal=True)),
     "attention, documents": (
         "relative_attention",
-        lambda dtype: inputs.self_attention(dtype=dtype, N=40, B=1, D=32, H=1, causal=True, segments=True, window=30, dropout_p=0.2),
+        lambda dtype: inputs.self_attention(dtype=dtype, N=40, B=1, D=32, H=1, causal=True, segments=True, window=30,
+                                            dropout_p=0.2),
     ),
     "logits": ("relative_logits", lambda dtype: inputs.relative_logits(dtype=dtype, N=40, key_len=50)),
     "top-k": ("topk_chunks", lambda dtype: inputs.topk(dtype=dtype, Q=9, S=140, D=48, k=5, docs=True, causal_gap=1)),
@@ -57,7 +64,9 @@ def test_float32_products_on_tensor_cores_are_three():
 
 @pytest.mark.parametrize(("arch", "kernel"), [(80, "relative_forward"), (90, "cca_forward")])
 def test_planted_faults_are_reported(arch, kernel):
-    """Most of them: the last wait of a kernel, or a barrier that the next one makes good, can go unseen (docs/emulation.md has the counts)."""
+    """Most of them: the last wait of a kernel, or a barrier that the next
+    one makes good, can go unseen (docs/emulation.md has the counts).
+    """
     found = planted.count(arch, torch.bfloat16, kernel, most=4)
     assert {plant for _, plant in found} >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}
     silent = [key for key, (hits, _) in found.items() if hits == 0]

@@ -1,4 +1,6 @@
-"""Loads, stores, copies, barriers, exchanges within a warp, branches: their meaning, and what the emulator reports of their misuse."""
+"""Loads, stores, copies, barriers, exchanges within a warp, branches:
+their meaning, and what the emulator reports of their misuse.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ import torch
 from bench.emulate.program import EmulationError, Program, Region
 from tests.emulate import harness
 
-COVERED = {"ld", "st", "cp", "bar", "barrier", "membar", "fence", "bra", "ret", "exit", "trap", "shfl", "vote", "redux", "ldmatrix", "stmatrix",
+COVERED = {"ld", "st", "cp", "bar", "barrier", "membar", "fence", "bra", "ret", "exit", "trap", "shfl", "vote", "redux",
+           "ldmatrix", "stmatrix",
            "cvta"}  # fmt: skip
 
 SMEM = "\tmov.b32 %r200, smem;\n\tshl.b32 %r201, %r300, 2;\n\tadd.s32 %r202, %r200, %r201;\n"
@@ -38,7 +41,9 @@ def test_vectors_and_signs():
     values[:, 2] += 2**31
     out = harness.run(body, values)
     assert (out[:, 0] == values[:, 1]).all() and (out[:, 1] == values[:, 0]).all()
-    assert (out[:, 2] == (values[:, 2] & 0xFFFFFFFF).astype(np.uint32).astype(np.int32).astype(np.int64).astype(np.uint64)).all()
+    assert (
+        out[:, 2] == (values[:, 2] & 0xFFFFFFFF).astype(np.uint32).astype(np.int32).astype(np.int64).astype(np.uint64)
+    ).all()
     assert (out[:, 3] == (values[:, 2] & 0xFFFF)).all()
 
 
@@ -47,7 +52,11 @@ def test_out_of_bounds_and_alignment():
     fails("\tld.global.b64 %l1, [%l30+-8];", "out of bounds of argument tensor 0: byte -8")
     fails("\tst.global.b32 [%l34+2], %r300;", "misaligned global address: 4 bytes")
     fails("\tmov.b64 %l1, 64;\n\tld.global.b32 %r1, [%l1];", "outside every tensor")
-    fails("\tmov.b32 %r1, smem;\n\tst.shared.b32 [%r1+64], %r300;", "out of bounds of shared memory: byte 64 of 64", shared_bytes=64)
+    fails(
+        "\tmov.b32 %r1, smem;\n\tst.shared.b32 [%r1+64], %r300;",
+        "out of bounds of shared memory: byte 64 of 64",
+        shared_bytes=64,
+    )
     fails("\tmov.b32 %r1, smem;\n\tst.shared.b32 [%r1+2], %r300;", "misaligned shared address", shared_bytes=64)
     fails("\ttrap;", "trap")
 
@@ -127,10 +136,19 @@ def test_asynchronous_copies():
 
 
 def test_copies_not_waited_for():
-    fails(copy("cp.async.wait_group 2;"), "reads shared memory that an asynchronous copy still writes", shared_bytes=512)
+    fails(
+        copy("cp.async.wait_group 2;"), "reads shared memory that an asynchronous copy still writes", shared_bytes=512
+    )
     fails(copy("cp.async.wait_group 1;", read="ld.shared.b32 %r3, [%r202+256];"), "still writes", shared_bytes=512)
-    fails(copy("", read="st.shared.b32 [%r202], %r300;"), "writes shared memory that an asynchronous copy still writes", shared_bytes=512)
-    other = copy("cp.async.wait_group 0;", read="xor.b32 %r1, %r201, 128;\n\tadd.s32 %r2, %r200, %r1;\n\tld.shared.b32 %r3, [%r2];")
+    fails(
+        copy("", read="st.shared.b32 [%r202], %r300;"),
+        "writes shared memory that an asynchronous copy still writes",
+        shared_bytes=512,
+    )
+    other = copy(
+        "cp.async.wait_group 0;",
+        read="xor.b32 %r1, %r201, 128;\n\tadd.s32 %r2, %r200, %r1;\n\tld.shared.b32 %r3, [%r2];",
+    )
     fails(other, "race: reads what another warp wrote", threads=64, shared_bytes=512)
 
 
@@ -255,7 +273,9 @@ def test_part_of_a_warp_cannot_load_a_matrix():
 
 
 def test_counters():
-    """Sectors and wavefronts by hand: 32 floats in a row are 4 sectors, 64 bytes apart 32 times 1; a stride of 32 words is one bank."""
+    """Sectors and wavefronts by hand: 32 floats in a row are 4 sectors,
+    64 bytes apart 32 times 1; a stride of 32 words is one bank.
+    """
     text = harness.module(
         SMEM
         + """
@@ -273,4 +293,9 @@ def test_counters():
     data = torch.zeros(32, 8, dtype=torch.int64)  # begins with a sector, as NumPy's arrays need not
     program.run((1,), [Region(0), Region(0)], regions=[(data.data_ptr(), data.nbytes)], shared_bytes=4096, checks=False)
     counted = [(c.opcode, c.requests, c.units, c.fewest) for c in program.counts() if c.requests]
-    assert counted == [("ld.global.b32", 1, 32, 4), ("ld.global.b32", 1, 4, 4), ("st.shared.b32", 1, 1, 1), ("st.shared.b32", 1, 32, 1)]
+    assert counted == [
+        ("ld.global.b32", 1, 32, 4),
+        ("ld.global.b32", 1, 4, 4),
+        ("st.shared.b32", 1, 1, 1),
+        ("st.shared.b32", 1, 32, 1),
+    ]

@@ -1,4 +1,6 @@
-"""Tensor-core products against NumPy, by the fragment layouts of the PTX ISA; and what is reported of a wgmma misused."""
+"""Tensor-core products against NumPy, by the fragment layouts of the
+PTX ISA; and what is reported of a wgmma misused.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,11 @@ def matrices(kind, m, n, k, seed=0):
 
 
 def raw(t):
-    return t.view(torch.int16).numpy().view(np.uint16) if t.element_size() == 2 else t.view(torch.int32).numpy().view(np.uint32)
+    return (
+        t.view(torch.int16).numpy().view(np.uint16)
+        if t.element_size() == 2
+        else t.view(torch.int32).numpy().view(np.uint32)
+    )
 
 
 def exact(kind, t):
@@ -58,7 +64,8 @@ def test_mma(kind, k):
     body = f"""
 {loads}
 	mov.b32 %r1, 0f3F800000;
-	mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {{ %r2, %r3, %r4, %r5 }}, {{ {", ".join(names[:na])} }}, {{ {", ".join(names[na:])} }}, {{ %r1, %r1, %r1, %r1 }};
+	mma.sync.aligned.m16n8k{k}.row.col.f32.{kind}.{kind}.f32 {{ %r2, %r3, %r4, %r5 }},
+		{{ {", ".join(names[:na])} }}, {{ {", ".join(names[na:])} }}, {{ %r1, %r1, %r1, %r1 }};
 	st.global.v4.b32 [%l34], {{%r2, %r3, %r4, %r5}};
 """
     out = harness.run(body, values).view(np.float32).reshape(32, 16)
@@ -68,16 +75,19 @@ def test_mma(kind, k):
             assert abs(out[lane, r] - want[lane // 4 + 8 * (r >> 1), 2 * (lane % 4) + (r & 1)]) < 1e-4
 
 
-# -- wgmma: 64 x n x k, operands in shared memory by descriptor ----------------------------------------------------------------------------
+# -- wgmma: 64 x n x k, operands in shared memory by descriptor
+# ----------------------------------------------------------------------------
 
 
 OPERAND = 8192  # bytes of shared memory for each operand: 64 rows of 128
 
 
 def place(matrix, swizzle, transposed):
-    """(bytes, leading, stride) of a matrix [rows, k] laid out as a descriptor of that swizzle expects: PTX ISA, "Strides" and "Swizzling".
+    """(bytes, leading, stride) of a matrix [rows, k] laid out as a descriptor of that swizzle expects: PTX ISA,
+    "Strides" and "Swizzling".
 
-    Rows in groups of 8 by k; `transposed`: k in groups of 8 by rows. The pattern exchanges 16-byte pieces of each row of it.
+    Rows in groups of 8 by k; `transposed`: k in groups of 8 by rows. The pattern exchanges 16-byte pieces of each row
+    of it.
     """
     bits = raw(matrix)
     rows, k = bits.shape
@@ -105,7 +115,8 @@ def descriptor(start, leading, stride, swizzle, transposed):
 
 
 def wgmma(kind, n, k, swizzle, *, b_transposed=False, fence="fence.proxy.async.shared::cta;", barrier="bar.sync 0;",
-          reg_fence="wgmma.fence.sync.aligned;", wait="wgmma.wait_group.sync.aligned 0;", after="", before=""):  # fmt: skip
+          reg_fence="wgmma.fence.sync.aligned;", wait="wgmma.wait_group.sync.aligned "
+                                                      "0;", after="", before=""):  # fmt: skip
     """Result [64, n] of a wgmma whose operands 128 threads put into shared memory."""
     a, b = matrices(kind, 64, n, k)
     a_bytes, a_leading, a_stride = place(a, swizzle, False)
@@ -118,7 +129,8 @@ def wgmma(kind, n, k, swizzle, *, b_transposed=False, fence="fence.proxy.async.s
     d = [f"%r{50 + r}" for r in range(n // 2)]
     flags = "" if kind == "tf32" else f", 0, {int(b_transposed)}"
     copies = "\n".join(
-        f"\tld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%l33+{16 * c}];\n\tst.shared.v4.b32 [%r7+{16 * c}], {{%r1, %r2, %r3, %r4}};"
+        f"\tld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%l33+{16 * c}];\n\tst.shared.v4.b32 [%r7+{16 * c}], {{%r1, %r2, "
+        f"%r3, %r4}};"
         for c in range(8)
     )
     stores = "\n".join(f"\tst.global.b32 [%l34+{4 * r}], {name};" for r, name in enumerate(d))
@@ -142,7 +154,9 @@ def wgmma(kind, n, k, swizzle, *, b_transposed=False, fence="fence.proxy.async.s
 	{wait}
 {stores}
 """
-    out = harness.run(body, values, threads=128, shared_bytes=2 * OPERAND).view(np.float32).reshape(128, 32)[:, : n // 2]
+    out = (
+        harness.run(body, values, threads=128, shared_bytes=2 * OPERAND).view(np.float32).reshape(128, 32)[:, : n // 2]
+    )
     want = (1 + exact(kind, a) @ exact(kind, b)).numpy()
     got = np.zeros((64, n))
     for t in range(128):
@@ -170,7 +184,10 @@ def test_wgmma_with_b_transposed(n, swizzle):
     [
         (dict(fence=""), "no fence.proxy.async made visible"),
         (dict(barrier=""), "race: wgmma reads what was written since the last barrier"),
-        (dict(reg_fence="", before="add.f32 %r50, %r50, %r50;"), "an accumulator was written after the last wgmma.fence"),
+        (
+            dict(reg_fence="", before="add.f32 %r50, %r50, %r50;"),
+            "an accumulator was written after the last wgmma.fence",
+        ),
         (dict(wait=""), "reads a register of a wgmma that was not waited for"),
         (dict(wait="wgmma.wait_group.sync.aligned 1;"), "reads a register of a wgmma that was not waited for"),
         (dict(after="mov.b32 %r50, 0;"), "writes a register of a wgmma that was not waited for"),

@@ -47,10 +47,16 @@ def tensors(saved, kind):
 def refused(saved, match) -> bool:
     """Whether a load raises by that name and leaves model, optimiser and generator as they were."""
     model, optimizer = make()
-    before, random, options = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state(), optimizer.state_dict()
+    before, random, options = (
+        {k: v.clone() for k, v in model.state_dict().items()},
+        torch.get_rng_state(),
+        optimizer.state_dict(),
+    )
     with pytest.raises(checkpoint.CheckpointError, match=match):
         checkpoint.load(saved, model, optimizer)
-    same = all(torch.equal(v, before[k]) for k, v in model.state_dict().items()) and torch.equal(random, torch.get_rng_state())
+    same = all(torch.equal(v, before[k]) for k, v in model.state_dict().items()) and torch.equal(
+        random, torch.get_rng_state()
+    )
     return same and not optimizer.state and optimizer.state_dict() == options
 
 

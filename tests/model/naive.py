@@ -1,4 +1,6 @@
-"""RETRO once more, one query at a time: the paper's equations in float64 NumPy loops, sharing only the weights with `retro_model`."""
+"""RETRO once more, one query at a time: the paper's equations in
+float64 NumPy loops, sharing only the weights with `retro_model`.
+"""
 
 from math import cos, erf, exp, sin, sqrt
 
@@ -65,13 +67,19 @@ class Naive:
             prefix, sizes = f"encoder.layers.{layer}", (c.encoder_heads, c.encoder_head_dim)
             normed = self.norm(f"{prefix}.attention_norm", rows)
             rows = [
-                x + self.attention(f"{prefix}.attention", *sizes, normed[i], [(normed[j], i - j) for j in range(len(rows)) if mask[j]])
+                x
+                + self.attention(
+                    f"{prefix}.attention", *sizes, normed[i], [(normed[j], i - j) for j in range(len(rows)) if mask[j]]
+                )
                 for i, x in enumerate(rows)
             ]
             if layer + 1 in c.encoder_cross_layers:
                 normed = self.norm(f"{prefix}.cross_norm", rows)
                 rows = [
-                    x + self.attention(f"{prefix}.cross", *sizes, normed[i], [(chunk[j], i - j) for j in range(len(chunk))])
+                    x
+                    + self.attention(
+                        f"{prefix}.cross", *sizes, normed[i], [(chunk[j], i - j) for j in range(len(chunk))]
+                    )
                     for i, x in enumerate(rows)
                 ]
             normed = self.norm(f"{prefix}.feed_forward_norm", rows)
@@ -93,11 +101,16 @@ class Naive:
             if neighbours is not None and layer in c.cca_layers:
                 if encoded is None:
                     encoded = [
-                        [self.encode(neighbours[u][a], rows[u * m : (u + 1) * m], mask[u][a]) for a in range(len(neighbours[u]))]
+                        [
+                            self.encode(neighbours[u][a], rows[u * m : (u + 1) * m], mask[u][a])
+                            for a in range(len(neighbours[u]))
+                        ]
                         for u in range(len(tokens) // m)
                     ]
                 normed = self.norm(f"{prefix}.cca_norm", rows)
-                rows = [x + self.cross_attention(f"{prefix}.cca", t, normed[t], encoded, mask) for t, x in enumerate(rows)]
+                rows = [
+                    x + self.cross_attention(f"{prefix}.cca", t, normed[t], encoded, mask) for t, x in enumerate(rows)
+                ]
             normed = self.norm(f"{prefix}.feed_forward_norm", rows)
             rows = [x + self.feed_forward(f"{prefix}.feed_forward", y) for x, y in zip(rows, normed)]
         return np.stack([self.weights["readout.weight"] @ x for x in self.norm("norm", rows)])
@@ -113,5 +126,5 @@ class Naive:
             for a in range(len(encoded[u]))
             for j in range(len(encoded[u][a]))
             if mask[u][a][j]
-        ]  # fmt: skip
+        ]
         return self.attention(prefix, c.num_heads, c.head_dim, query, pairs)

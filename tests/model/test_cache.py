@@ -25,7 +25,9 @@ def decoded(model, cache, tokens, neighbours, mask, blocks, first=0):
     return torch.cat(outs, 1)
 
 
-@pytest.mark.parametrize("blocks", [[1] * 23, [23], [3, 1, 4, 6, 9], [4, 4, 8, 7], [5, *[1] * 18], [2, 2, 3, 16]], ids=str)
+@pytest.mark.parametrize(
+    "blocks", [[1] * 23, [23], [3, 1, 4, 6, 9], [4, 4, 8, 7], [5, *[1] * 18], [2, 2, 3, 16]], ids=str
+)
 @pytest.mark.parametrize("mask", [None, "neighbour", "token"])
 def test_blocks_equal_the_whole(blocks, mask):
     model = tiny.model(dtype=torch.float64)
@@ -42,14 +44,20 @@ def test_other_shapes(changes):
     model = tiny.model(dtype=torch.float64, **changes)
     tokens, neighbours, mask = tiny.inputs(N=15, K=3)
     want = model(tokens, neighbours, neighbour_mask=mask)
-    assert relative_error(decoded(model, RetroCache(model.config, 2), tokens, neighbours, mask, [6, *[1] * 9]), want) < EXACT
+    assert (
+        relative_error(decoded(model, RetroCache(model.config, 2), tokens, neighbours, mask, [6, *[1] * 9]), want)
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"cca_layers": ()}])
 def test_retrieval_off_and_the_baseline(changes):
     model = tiny.model(dtype=torch.float64, **changes)
     tokens = tiny.inputs(N=15)[0]
-    assert relative_error(decoded(model, RetroCache(model.config, 2), tokens, None, None, [6, *[1] * 9]), model(tokens)) < EXACT
+    assert (
+        relative_error(decoded(model, RetroCache(model.config, 2), tokens, None, None, [6, *[1] * 9]), model(tokens))
+        < EXACT
+    )
 
 
 def test_chunks_without_neighbours_among_chunks_with():
@@ -72,7 +80,12 @@ def joined(model, rows, capacity=40):
     for tokens, neighbours, mask in rows:
         caches.append(RetroCache(model.config, 1, tokens.shape[1]))
         chunks = tokens.shape[1] // M
-        model(tokens, neighbours[:, :chunks] if chunks else None, neighbour_mask=mask[:, :chunks] if chunks else None, cache=caches[-1])
+        model(
+            tokens,
+            neighbours[:, :chunks] if chunks else None,
+            neighbour_mask=mask[:, :chunks] if chunks else None,
+            cache=caches[-1],
+        )
     return RetroCache.join(caches, capacity)
 
 
@@ -86,7 +99,10 @@ def test_rows_of_different_lengths_equal_each_row_alone(lengths, blocks):
     outs, done = [], 0
     for count in blocks:
         most = cache.completes(count)
-        neighbours, mask = torch.zeros(len(lengths), most, 2, 6, dtype=torch.int64), torch.ones(len(lengths), most, 2, 6, dtype=torch.bool)
+        neighbours, mask = (
+            torch.zeros(len(lengths), most, 2, 6, dtype=torch.int64),
+            torch.ones(len(lengths), most, 2, 6, dtype=torch.bool),
+        )
         for row, (n, (_, nb, k)) in enumerate(zip(lengths, whole)):
             here = slice((n + done) // M, (n + done + count) // M)
             neighbours[row, : here.stop - here.start], mask[row, : here.stop - here.start] = nb[0, here], k[0, here]
@@ -119,7 +135,8 @@ def test_what_is_kept_does_not_grow_with_chunks():
     before = cache.nbytes
     decoded(model, cache, tokens, neighbours, mask, [19], first=4)
     assert cache.nbytes == before
-    # by hand, 4 bytes a number, H=2, D=16: keys and values, relative keys, the chunk, keys and values of neighbours, tables, mask
+    # by hand, 4 bytes a number, H=2, D=16: keys and values, relative
+    # keys, the chunk, keys and values of neighbours, tables, mask
     by_layer = 2 * (2 * 23 * 2 * 16) + 2 * 23 * 16
     by_cca = 2 * (2 * 2 * 6 * 2 * 16) + 2 * (4 + 6 - 1) * 16
     assert before == 4 * (5 * by_layer + 2 * by_cca + 2 * 4 * 24) + 2 * 2 * 6
@@ -135,7 +152,8 @@ def test_refuses():
     with pytest.raises(ValueError, match=r"tokens: expected N <= 6 \(capacity = 12 after the 6 held\); got N=9"):
         model(tokens[:, 6:], cache=cache)
     with pytest.raises(
-        ValueError, match=r"neighbours: expected \[B,L,K,R\] with L = 1 chunks that complete within these N=2 tokens.*got L=2"
+        ValueError,
+        match=r"neighbours: expected \[B,L,K,R\] with L = 1 chunks that complete within these N=2 tokens.*got L=2",
     ):
         model(tokens[:, 6:8], neighbours[:, :2], cache=cache)
     with pytest.raises(ValueError, match=r"neighbours: expected \[B,L,K,R\] with K=2; got K=1"):

@@ -106,13 +106,19 @@ def test_saving_over_a_checkpoint_replaces_it(saved):
 
 
 def test_what_a_save_replaces(tmp_path):
-    """An empty folder and the rest of a first save into one, but nothing else; a stranger's file in a checkpoint stays."""
+    """An empty folder and the rest of a first save into one, but
+    nothing else; a stranger's file in a checkpoint stays.
+    """
     model, optimizer = make()
     (tmp_path / "proj").mkdir()
     (tmp_path / "proj/thesis.tex").write_text("years")
     (tmp_path / "file").write_text("years")
     (tmp_path / "broken").symlink_to(tmp_path / "nothing")
-    for name, message in (("proj", r"proj is no checkpoint \(it holds thesis.tex\)"), ("file", "no folder"), ("broken", "no folder")):
+    for name, message in (
+        ("proj", r"proj is no checkpoint \(it holds thesis.tex\)"),
+        ("file", "no folder"),
+        ("broken", "no folder"),
+    ):
         with pytest.raises(checkpoint.CheckpointError, match=message):
             checkpoint.save(tmp_path / name, model, optimizer)
     assert (tmp_path / "proj/thesis.tex").read_text() == (tmp_path / "file").read_text() == "years"
@@ -121,7 +127,12 @@ def test_what_a_save_replaces(tmp_path):
     for step in (1, 2):
         checkpoint.save(tmp_path / "empty", model, optimizer, step=step)
         (tmp_path / "empty/notes.txt").write_text("mine")
-    assert sorted(p.name.split("-")[0] for p in (tmp_path / "empty").iterdir()) == ["model", "notes.txt", "optimizer", "state.json"]
+    assert sorted(p.name.split("-")[0] for p in (tmp_path / "empty").iterdir()) == [
+        "model",
+        "notes.txt",
+        "optimizer",
+        "state.json",
+    ]
     assert {p.name for p in tmp_path.iterdir()} == {"proj", "file", "broken", "empty"}
 
 
@@ -191,7 +202,9 @@ def test_a_kill_at_any_system_call_leaves_the_old_or_the_new(tmp_path, kind, lef
     """Whole, and in that order; what dead processes left is cleaned up by the next save."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
-    calls, in_order, *found = killing.in_a_process(KILLED, tmp_path / "there", killing.fast_folder(tmp_path), kind).split()
+    calls, in_order, *found = killing.in_a_process(
+        KILLED, tmp_path / "there", killing.fast_folder(tmp_path), kind
+    ).split()
     assert int(calls) > 40 and in_order == "True" and " ".join(found) == left
 
 
@@ -204,12 +217,16 @@ def test_what_is_named_is_on_the_disk_before_its_name(tmp_path, monkeypatch, aga
         torch.nn.init.normal_(model.table.weight)
     steps, replace, rename, fsync = [], os.replace, os.rename, os.fsync
     place = lambda p: str(Path(p).relative_to(tmp_path)).split("-")[0]  # noqa: E731
-    monkeypatch.setattr(os, "fsync", lambda fd: (steps.append(("sync", place(os.readlink(f"/proc/self/fd/{fd}")))), fsync(fd)))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (steps.append(("sync", place(os.readlink(f"/proc/self/fd/{fd}")))), fsync(fd))
+    )
     monkeypatch.setattr(os, "replace", lambda a, b: (steps.append(("name", place(b))), replace(a, b)))
     monkeypatch.setattr(os, "rename", lambda a, b: (steps.append(("name", place(b))), rename(a, b)))
     checkpoint.save(tmp_path / "c", model, optimizer, step=1)
     fresh = "c/.new" if again else ".c.new"
-    written = [step for kind in ("model", "optimizer") for step in (("sync", f"{fresh}/{kind}"), ("name", f"{fresh}/{kind}"))]
+    written = [
+        step for kind in ("model", "optimizer") for step in (("sync", f"{fresh}/{kind}"), ("name", f"{fresh}/{kind}"))
+    ]
     state = [("sync", f"{fresh}/state.json.new"), ("name", f"{fresh}/state.json"), ("sync", fresh)]
     placed = [("name", "c/model"), ("name", "c/optimizer"), ("sync", "c"), ("name", "c/state.json"), ("sync", "c")]
     assert steps == written + state + (placed if again else [("name", "c"), ("sync", ".")])
@@ -217,7 +234,10 @@ def test_what_is_named_is_on_the_disk_before_its_name(tmp_path, monkeypatch, aga
 
 def test_a_second_process_is_refused_by_name(saved):
     model, optimizer = make()
-    with disk.Lock(saved.parent / ".at4.lock", "x"), pytest.raises(disk.Busy, match=rf"at4 is being saved by process {os.getpid()} on "):
+    with (
+        disk.Lock(saved.parent / ".at4.lock", "x"),
+        pytest.raises(disk.Busy, match=rf"at4 is being saved by process {os.getpid()} on "),
+    ):
         checkpoint.save(saved, model, optimizer, step=9)
     assert checkpoint.read_state(saved)["step"] == 4
     checkpoint.save(saved, model, optimizer, step=9)
@@ -260,7 +280,10 @@ if os.fork() == 0:
 os.kill(os.getpid(), signal.SIGKILL)
 """
     with subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path / "lock"], cwd=killing.ROOT, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", code, tmp_path / "lock"],
+        cwd=killing.ROOT,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     ) as child:
         assert child.stdout.readline() == b"forked\n"
         child.wait()

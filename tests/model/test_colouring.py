@@ -82,7 +82,13 @@ def test_html_is_self_contained_escaped_and_coloured():
     spans = [s for s in page.spans if not s[0].startswith("k")]
     assert spans[0] == ("l0", WORDS[0] + WORDS[1])
     # LCP of the second chunk is 6, 5, 4, 3, 2, 1: one run of "5 or more", then 4, 3, 2, 1.
-    assert spans[1:6] == [("l5", WORDS[2] + WORDS[3]), ("l4", WORDS[4]), ("l3", WORDS[5]), ("l2", WORDS[6]), ("l1", WORDS[7])]
+    assert spans[1:6] == [
+        ("l5", WORDS[2] + WORDS[3]),
+        ("l4", WORDS[4]),
+        ("l3", WORDS[5]),
+        ("l2", WORDS[6]),
+        ("l1", WORDS[7]),
+    ]
     assert spans[6] == ("l0", WORDS[8]) and spans[7][0] == "l5"
 
 

@@ -29,7 +29,9 @@ def bert(folder):
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=model, unk_token="[UNK]", pad_token="[PAD]")
     torch.manual_seed(0)
-    sizes = dict(vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    sizes = dict(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
     encoder = transformers.BertModel(transformers.BertConfig(**sizes, max_position_embeddings=64))
     for part in (fast, encoder):
         part.save_pretrained(folder)
@@ -42,20 +44,36 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
     documents.write_text("".join(json.dumps({"body": text}) + "\n" for text in TEXTS))
     made = bert(tmp_path / "bert") if encoder == "bert" else None
     name = str(tmp_path / "bert") if made else "tfidf"
-    options = ["--documents", str(documents), "--text-field", "body", "--tokenizer", "train:270", "--chunk-len", "8", "--encoder", name]
+    options = [
+        "--documents",
+        str(documents),
+        "--text-field",
+        "body",
+        "--tokenizer",
+        "train:270",
+        "--chunk-len",
+        "8",
+        "--encoder",
+        name,
+    ]
     arguments = [str(tmp_path / "run"), *options, "-k", "3", "--window", "32"]
     for _ in range(2):  # the second time it finds everything made
         neighbours.main(arguments)
     store = TokenStore(tmp_path / "run" / "store")
     tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
-    embedder = EncoderEmbedder(made[0], prepare=retokenized(tokenizer.decode, made[1])) if made else HashedTfidf().fit(store)
+    embedder = (
+        EncoderEmbedder(made[0], prepare=retokenized(tokenizer.decode, made[1])) if made else HashedTfidf().fit(store)
+    )
     database = ChunkDatabase.open(tmp_path / "run" / "keys", store, embedder)
     found = open_neighbours(tmp_path / "run" / "neighbours", store, database)
     want = database.search(store.chunks(np.arange(len(store))), 3, lengths=store.lengths, exclude_doc=store.chunk_doc)
     assert np.array_equal(found, want) and len(store.documents) == len(TEXTS)
     said = capsys.readouterr().out
     assert f"keys: {embedder.name}" in said
-    assert "of what a training window is shown: 0.0% of the windows of 32 tokens hold a neighbour from one of their own documents" in said
+    assert (
+        "of what a training window is shown: 0.0% of the windows of 32 tokens hold a neighbour from one of their own "
+        "documents" in said
+    )
 
 
 def test_other_documents(tmp_path):
@@ -72,7 +90,9 @@ def test_other_documents(tmp_path):
 
 def test_windows_see_their_future_only_unfiltered(tmp_path):
     """Two short documents in each window, each a neighbour of the other: counted by hand."""
-    store = store_of(tmp_path / "s", [[5] * 8, [6] * 8, [7] * 8, [8] * 8], chunk_len=4)  # documents of chunks 0-1, 2-3, 4-5, 6-7
+    store = store_of(
+        tmp_path / "s", [[5] * 8, [6] * 8, [7] * 8, [8] * 8], chunk_len=4
+    )  # documents of chunks 0-1, 2-3, 4-5, 6-7
     database = ChunkDatabase.build(tmp_path / "k", store, HashedTfidf(8).fit(store))
     ids = np.full((8, 1), -1)
     ids[0] = 3  # window 0: ahead
@@ -97,7 +117,9 @@ def test_a_smaller_database_is_searched_exactly(tmp_path):
     kept = np.isin(store.chunk_doc, store.chunk_doc[rows[0]])
     assert np.array_equal(np.flatnonzero(kept), rows[0])  # whole documents
     everything = np.arange(len(other))
-    want = database.search(other.chunks(everything), 3, lengths=other.lengths, exclude_doc=database.documents_of(other)[other.chunk_doc])
+    want = database.search(
+        other.chunks(everything), 3, lengths=other.lengths, exclude_doc=database.documents_of(other)[other.chunk_doc]
+    )
     assert np.array_equal(subset_neighbours(database, other, 3, rows[2]), want)
     found = subset_neighbours(database, other, 3, rows[0])
     assert np.isin(found, rows[0]).all()
@@ -106,7 +128,9 @@ def test_a_smaller_database_is_searched_exactly(tmp_path):
     away = ((queries[:, None] - keys) ** 2).sum(-1) + 1e9 * (
         store.chunk_doc[rows[0]] == database.documents_of(other)[other.chunk_doc][:, None]
     )
-    np.testing.assert_allclose(np.take_along_axis(away, np.searchsorted(rows[0], found), 1), np.sort(away, 1)[:, :3], atol=1e-5)
+    np.testing.assert_allclose(
+        np.take_along_axis(away, np.searchsorted(rows[0], found), 1), np.sort(away, 1)[:, :3], atol=1e-5
+    )
     with pytest.raises(ValueError, match="share: expected a number above 0"):
         subset_rows(database, 0.0)
 
@@ -128,7 +152,11 @@ def test_scaling_and_ablations(tmp_path, capsys, monkeypatch):
     found = json.loads((tmp_path / "scaling.json").read_text())
     bpb = results["bits_per_byte"]
     assert found["off"] == pytest.approx(bpb["RETRO off"]) and found["baseline"] == pytest.approx(bpb["baseline"])
-    assert dict(found["neighbours"])[2] == pytest.approx(bpb["RETRO on, 2 neighbours"]) == pytest.approx(found["database"][1][2])
+    assert (
+        dict(found["neighbours"])[2]
+        == pytest.approx(bpb["RETRO on, 2 neighbours"])
+        == pytest.approx(found["database"][1][2])
+    )
     assert len({b for _, b in found["neighbours"]}) == 3 and found["database"][0][1] < found["database"][1][1]
     assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
     scaling.main([str(tmp_path), "--ablations", "1", "--documents", "1"])

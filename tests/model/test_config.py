@@ -12,7 +12,12 @@ from retro_model.retro.config import PRESETS, RetroConfig
 from tests.model import tiny
 
 #: millions of weights, recomputed from Table 2's sizes by hand: RETRO, baseline. The table itself rounds them.
-TABLE_2 = {"172m": (172.491, 132.121), "425m": (425.460, 368.050), "1.5b": (1451.360, 1308.623), "7.5b": (7531.528, 6979.322)}
+TABLE_2 = {
+    "172m": (172.491, 132.121),
+    "425m": (425.460, 368.050),
+    "1.5b": (1451.360, 1308.623),
+    "7.5b": (7531.528, 6979.322),
+}
 
 
 def counted(model: Retro) -> int:
@@ -38,7 +43,13 @@ def test_the_module_has_the_weights_of_the_table(name):
 
 
 def test_tiny_accounting_matches_the_module():
-    for changes in ({}, {"encoder_cross_layers": (1, 2)}, {"encoder_cross_layers": ()}, {"cca_layers": (1,)}, {"encoder_layers": 1}):
+    for changes in (
+        {},
+        {"encoder_cross_layers": (1, 2)},
+        {"encoder_cross_layers": ()},
+        {"cca_layers": (1,)},
+        {"encoder_layers": 1},
+    ):
         config = tiny.config(**changes)
         assert counted(Retro(config, device="meta")) == config.num_parameters()
 
@@ -75,7 +86,11 @@ def test_frozen():
         ({"cca_layers": (4, 2)}, ValueError, "cca_layers: expected ascending layers"),
         ({"cca_layers": (2, 2)}, ValueError, "cca_layers: expected ascending layers"),
         ({"cca_layers": 6}, TypeError, "cca_layers: expected a tuple of ints"),
-        ({"encoder_cross_layers": (3,)}, ValueError, "encoder_cross_layers: expected layers from 1 to encoder_layers=2"),
+        (
+            {"encoder_cross_layers": (3,)},
+            ValueError,
+            "encoder_cross_layers: expected layers from 1 to encoder_layers=2",
+        ),
         ({"share_embeddings": True}, ValueError, "share_embeddings: expected encoder_d_model == d_model = 24"),
         ({"share_embeddings": 1}, TypeError, "share_embeddings: expected a bool"),
         ({"dropout": 1.0}, ValueError, r"dropout: expected a probability in \[0, 1\)"),
@@ -97,7 +112,9 @@ def test_from_dict_refuses():
 
 
 def test_initial_weights():
-    """Their spread, and that the residual stream's variance does not explode: logits of a fresh model have a variance near 1."""
+    """Their spread, and that the residual stream's variance does not
+    explode: logits of a fresh model have a variance near 1.
+    """
     torch.manual_seed(0)
     model = Retro(tiny.config(d_model=256, d_ff=1024, num_layers=6, cca_layers=(2, 4, 6), vocab_size=512))
     assert abs(model.layers[0].feed_forward.inner.weight.std().item() * 256**0.5 - 1) < 0.02

@@ -7,13 +7,17 @@ from retro_model.retro import Retro, copying
 from retro_model.retro.config import RetroConfig
 
 CONFIG = RetroConfig(
-    vocab_size=300, d_model=64, d_ff=128, num_heads=2, head_dim=32, num_layers=3, chunk_len=8, neighbour_len=16, cca_layers=(3,),
-    encoder_layers=1, encoder_d_model=64, encoder_d_ff=128, encoder_heads=2, encoder_head_dim=32, share_embeddings=True, max_len=64,
+    vocab_size=300, d_model=64, d_ff=128, num_heads=2, head_dim=32, num_layers=3, chunk_len=8, neighbour_len=16,
+    cca_layers=(3,),
+    encoder_layers=1, encoder_d_model=64, encoder_d_ff=128, encoder_heads=2, encoder_head_dim=32, share_embeddings=True,
+    max_len=64,
 )  # fmt: skip
 
 
 def ranks(model: Retro) -> tuple[float, float]:
-    """Of the token that follows the current one in the neighbour: mean rank of its logit with retrieval, and without."""
+    """Of the token that follows the current one in the neighbour:
+    mean rank of its logit with retrieval, and without.
+    """
     g = torch.Generator().manual_seed(0)
     tokens = torch.randint(2, 300, (16, 16), generator=g)
     neighbours = torch.randint(2, 300, (16, 2, 1, 16), generator=g)
@@ -60,7 +64,12 @@ def test_retro_and_its_baseline_begin_with_the_same_circuit():
     for model in models:
         copying.start_copying(model, 5)
     a, b = (dict(model.named_parameters()) for model in models)
-    for name in ("embedding.weight", "readout.weight", "layers.0.attention.output.weight", "layers.1.attention.key.weight"):
+    for name in (
+        "embedding.weight",
+        "readout.weight",
+        "layers.0.attention.output.weight",
+        "layers.1.attention.key.weight",
+    ):
         assert torch.equal(a[name], b[name])
 
 

@@ -1,4 +1,6 @@
-"""The database: values, exact, FAISS and BM25 search, always k neighbours outside a document, building again after a kill."""
+"""The database: values, exact, FAISS and BM25 search, always k
+neighbours outside a document, building again after a kill.
+"""
 
 import json
 import os
@@ -79,7 +81,9 @@ def test_dense_search_against_all_distances(kind, dense, store):
     # duplicates tie, so distances are compared: both kinds compute in float32, |q|^2 + |k|^2 - 2qk of unit vectors
     np.testing.assert_allclose(np.take_along_axis(distance, found, 1), want, rtol=0, atol=1e-6)
     plain = database.search(store.chunks(rows), 1, lengths=store.lengths[rows])[:, 0]
-    assert np.array_equal(store.chunks(plain), store.chunks(rows))  # without a filter a chunk finds itself, or its equal
+    assert np.array_equal(
+        store.chunks(plain), store.chunks(rows)
+    )  # without a filter a chunk finds itself, or its equal
 
 
 def test_bm25_against_its_formula(store):
@@ -234,7 +238,9 @@ def test_damage_to_a_kept_index_is_named(tmp_path, store):
 
 
 def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, monkeypatch):
-    """Against all distances, for the same sample; equal chunks are as good as each other, the own document does not count."""
+    """Against all distances, for the same sample; equal chunks are as
+    good as each other, the own document does not count.
+    """
     embedder = dense[1]
 
     def build(**options):
@@ -248,7 +254,9 @@ def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, mon
     own = store.chunk_doc[:][None] == store.chunk_doc[rows][:, None]
     distance[own] = np.inf
     for k, got in one.items():
-        found = build(nprobe=1).search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=store.chunk_doc[rows])
+        found = build(nprobe=1).search(
+            store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=store.chunk_doc[rows]
+        )
         farthest = np.sort(distance, axis=1)[:, k - 1 : k]
         assert got == pytest.approx((np.take_along_axis(distance, found, 1) <= farthest + 1e-9).mean(), abs=2e-3)
     manifest = next((tmp_path / "d").glob("*.faiss.json"))
@@ -280,7 +288,11 @@ def test_an_index_is_trained_on_enough_keys():
         (dict(chunks=np.zeros((2, 8))), TypeError, "chunks: expected integers"),
         (dict(chunks=np.full((2, 8), 999)), ValueError, "chunks: expected token ids below 200"),
         (dict(lengths=np.array([1])), ValueError, "lengths: expected"),
-        (dict(exclude_doc=np.array([0, 99])), ValueError, r"exclude_doc: expected .* within -1 .. 29; got shape \[2\], 0 .. 99"),
+        (
+            dict(exclude_doc=np.array([0, 99])),
+            ValueError,
+            r"exclude_doc: expected .* within -1 .. 29; got shape \[2\], 0 .. 99",
+        ),
     ],
 )
 def test_errors_name_the_argument(dense, store, options, error, message):

@@ -46,7 +46,9 @@ def stores(tmp_path_factory):
 def test_exactly_the_similar_ones_are_removed(stores, tmp_path):
     training, held = stores
     others = [store.document_tokens(d) for store in held for d in range(len(store.documents))]
-    best = [max(similarity(training.document_tokens(d), other) for other in others) for d in range(len(training.documents))]
+    best = [
+        max(similarity(training.document_tokens(d), other) for other in others) for d in range(len(training.documents))
+    ]
     report = find_leaked(training, held)
     assert [r.document for r in report.removed] == [d for d, value in enumerate(best) if value >= 0.8]
     assert 3 < len(report.removed) < len(best) - 3
@@ -55,7 +57,9 @@ def test_exactly_the_similar_ones_are_removed(stores, tmp_path):
     assert [e.name for e in kept.documents] == [str(d) for d, value in enumerate(best) if value < 0.8]
     report.save(tmp_path / "report.json")
     saved = json.loads((tmp_path / "report.json").read_text())
-    assert saved["removed"][0] == dict(document=0, name="0", group="g", held_out_name="0", held_out_group="g", jaccard=1.0)
+    assert saved["removed"][0] == dict(
+        document=0, name="0", group="g", held_out_name="0", held_out_group="g", jaccard=1.0
+    )
     assert "g/0: 1.000 with g/0" in str(report)
 
 
@@ -68,12 +72,16 @@ def test_blocks_change_nothing(stores, monkeypatch):
 
 
 def test_copies_are_compared_once(tmp_path):
-    """300 copies on either side, and one that is nearly theirs: two pairs, not 90,000; every copy is removed, in order."""
+    """300 copies on either side, and one that is nearly theirs: two
+    pairs, not 90,000; every copy is removed, in order.
+    """
     rng = np.random.default_rng(0)
     text, other = rng.integers(2, 200, 300), rng.integers(2, 200, 300)
     near = edited(text, rng, 1)
     training = store_of(tmp_path / "t", [other, *[text] * 300, near, other])
-    report = find_leaked(training, [store_of(tmp_path / "v", [*[text] * 299, other[:20]]), store_of(tmp_path / "e", [text])])
+    report = find_leaked(
+        training, [store_of(tmp_path / "v", [*[text] * 299, other[:20]]), store_of(tmp_path / "e", [text])]
+    )
     assert [(r.document, r.held_out_name) for r in report.removed] == [(d, "0") for d in range(1, 302)]
     assert report.candidates == 2 and report.documents == 303
     assert [r.jaccard for r in report.removed] == [1.0] * 300 + [similarity(near, text)]

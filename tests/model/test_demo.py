@@ -1,4 +1,6 @@
-"""The demonstration at a tiny size: it runs whole, its parts do what they say, nothing of the validation reaches the training."""
+"""The demonstration at a tiny size: it runs whole, its parts do what
+they say, nothing of the validation reaches the training.
+"""
 
 import dataclasses
 import json
@@ -26,13 +28,22 @@ def ran(tmp_path_factory):
 
 def test_everything_is_there(ran):
     folder, results = ran
-    assert {"results.json", "report.txt", "leakage.png", "sample.html", "tokenizer.json", "deduplication.json", "retro", "baseline"} <= {
-        p.name for p in folder.iterdir()
-    }
+    assert {
+        "results.json",
+        "report.txt",
+        "leakage.png",
+        "sample.html",
+        "tokenizer.json",
+        "deduplication.json",
+        "retro",
+        "baseline",
+    } <= {p.name for p in folder.iterdir()}
     assert set(results["bits_per_byte"]) == {"RETRO on, 2 neighbours", "RETRO off", "baseline"}
     assert all(0 < b < 9 for b in results["bits_per_byte"].values())
     assert results["training"]["RETRO"]["steps"] == results["training"]["baseline"]["steps"] == demo.SMOKE.steps
-    assert set(results["speeds"]) == {"cpu", "reference"} and all(v > 0 for s in results["speeds"].values() for v in s.values())
+    assert set(results["speeds"]) == {"cpu", "reference"} and all(
+        v > 0 for s in results["speeds"].values() for v in s.values()
+    )
     assert json.loads((folder / "results.json").read_text())["seed"] == 0
     text = (folder / "report.txt").read_text()
     assert all(f"{b:.4f}" in text for b in results["bits_per_byte"].values())
@@ -40,8 +51,10 @@ def test_everything_is_there(ran):
 
 def test_it_leaves_a_model_folder_and_a_verdict(ran):
     folder, results = ran
-    assert len(results["verdicts"]) == 2 and all(any(v[:20] in line for line in (folder / "report.txt").read_text().splitlines())
-                                                 for v in (results["verdicts"][0][1:], results["verdicts"][1]))  # fmt: skip
+    assert len(results["verdicts"]) == 2 and all(
+        any(v[:20] in line for line in (folder / "report.txt").read_text().splitlines())
+        for v in (results["verdicts"][0][1:], results["verdicts"][1])
+    )
     assert results["gains"]["RETRO off"][-1][1] == pytest.approx(results["difference"]["RETRO off"][0])
     reader = open_folder(folder)
     start = reader.passages[reader.start]
@@ -98,7 +111,13 @@ def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
     """The whole path of --preset, bfloat16 included; compiling is left to the GPU, where it pays."""
     plan = demo.preset("172m")
     assert demo.RetroConfig.from_dict({**plan.config, "vocab_size": 32_000}).num_parameters() == 172_490_752
-    assert (plan.window, plan.stride, plan.warmup_steps, plan.max_lr, plan.autocast) == (2048, 1024, 750, 2e-4, "bfloat16")
+    assert (plan.window, plan.stride, plan.warmup_steps, plan.max_lr, plan.autocast) == (
+        2048,
+        1024,
+        750,
+        2e-4,
+        "bfloat16",
+    )
     small = {
         "d_model": 32,
         "d_ff": 64,
@@ -110,8 +129,10 @@ def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
         "encoder_head_dim": 16,
     }
     plan = dataclasses.replace(
-        plan, config=plan.config | small, vocab_size=400, database_bytes=200_000, train_bytes=100_000, validation_bytes=30_000, dim=32,
-        window=256, stride=128, batch_size=1, steps=2, warmup_steps=1, evaluation_neighbours=(2,), sample_tokens=8, compile=False,
+        plan, config=plan.config | small, vocab_size=400, database_bytes=200_000, train_bytes=100_000,
+        validation_bytes=30_000, dim=32,
+        window=256, stride=128, batch_size=1, steps=2, warmup_steps=1, evaluation_neighbours=(2,), sample_tokens=8,
+        compile=False,
     )  # fmt: skip
     results = demo.run(tmp_path, plan, quiet=True)
     assert all(0 < b < 9 for b in results["bits_per_byte"].values()) and results["config"]["cca_layers"] == [6, 9, 12]
@@ -119,7 +140,9 @@ def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
 
 def test_a_budget_in_minutes_sets_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        demo, "fit", lambda config, corpus, plan, *_, **__: (None, {"seconds": plan.steps * (0.5 if config.retrieves else 0.1)})
+        demo,
+        "fit",
+        lambda config, corpus, plan, *_, **__: (None, {"seconds": plan.steps * (0.5 if config.retrieves else 0.1)}),
     )
     config = demo.RetroConfig.from_dict({**demo.SMOKE.config, "vocab_size": 512})
     assert demo.steps_within(60, None, demo.SMOKE, config, 0, "cpu") == 100
@@ -145,7 +168,16 @@ def test_the_command_line(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "given",
-    ["--steps 0", "--batch-size -1", "--minutes 0", "--minutes nan", "--seed -1", "--device gpu", "--device cuda:x", "--device cuda:7"],
+    [
+        "--steps 0",
+        "--batch-size -1",
+        "--minutes 0",
+        "--minutes nan",
+        "--seed -1",
+        "--device gpu",
+        "--device cuda:x",
+        "--device cuda:7",
+    ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_prepared(monkeypatch, capsys, given):
     monkeypatch.setattr(demo, "run", lambda *_, **__: pytest.fail("it began"))
@@ -159,7 +191,8 @@ def test_importing_the_package_loads_no_extras():
     import subprocess
     import sys
 
-    code = "import sys, retro_model; print(sorted({'tokenizers', 'rich', 'matplotlib', 'safetensors', 'faiss'} & set(sys.modules)))"
+    optional = {"tokenizers", "rich", "matplotlib", "safetensors", "faiss"}
+    code = f"import sys, retro_model; print(sorted({optional} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.stdout.strip() == "[]", done.stderr
 

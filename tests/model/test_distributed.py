@@ -1,4 +1,6 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: a training step of a tiny model equals the one process's that sees the whole batch."""
+"""DDP and FSDP2 over two gloo processes on the CPU: a training step
+of a tiny model equals the one process's that sees the whole batch.
+"""
 
 import os
 
@@ -16,11 +18,14 @@ from tests import processes
 from tests.conftest import INTERPRETER
 from tests.model import toys
 
-pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = pytest.mark.skipif(
+    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
+)
 
 SETTINGS = training.Settings(steps=3, warmup_steps=0, max_lr=0.3, clip=0.5)
 CONFIG = RetroConfig(
-    vocab_size=17, d_model=16, d_ff=32, num_heads=1, head_dim=16, num_layers=2, chunk_len=4, neighbour_len=8, cca_layers=(1, 2),
+    vocab_size=17, d_model=16, d_ff=32, num_heads=1, head_dim=16, num_layers=2, chunk_len=4, neighbour_len=8,
+    cca_layers=(1, 2),
     encoder_layers=1, encoder_d_model=16, encoder_d_ff=32, encoder_heads=1, encoder_head_dim=16, max_len=16,
 )  # fmt: skip
 
@@ -39,7 +44,9 @@ def run(wrapped: nn.Module, rank: int, world_size: int, retrieves: bool) -> list
     if retrieves:
         neighbours = np.random.default_rng(0).integers(-1, 30, (41, 2))
         retrieved = {"neighbours": neighbours, "database": toys.Database(toys.random_store(30, seed=1))}
-    stream = training.batches(toys.random_store(41), window=8, batch_size=4, seed=5, rank=rank, world_size=world_size, **retrieved)
+    stream = training.batches(
+        toys.random_store(41), window=8, batch_size=4, seed=5, rank=rank, world_size=world_size, **retrieved
+    )
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
     return training.train(wrapped, optimizer, stream, SETTINGS, accumulate=2), optimizer
 
@@ -73,13 +80,19 @@ def test_steps_equal_one_process(kind, name, tmp_path):
     want, optimizer = run(whole, 0, 1, name == "retro")
     assert [h["tokens"] for h in got] == [h["tokens"] for h in want] and len({h["tokens"] for h in want}) > 1
     for a, b in zip(got, want):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
+            b["gradient_norm"], rel=1e-4
+        )
     # The checkpoint of two processes is one that a single process reads.
     restored = model(name)
     again = torch.optim.SGD(restored.parameters(), lr=0.1, momentum=0.9)
     checkpoint.load(tmp_path / "saved", restored, again)
     for (name, p), q in zip(whole.named_parameters(), restored.parameters(), strict=True):
         torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-5, msg=name)
-        torch.testing.assert_close(again.state[q]["momentum_buffer"], optimizer.state[p]["momentum_buffer"], rtol=1e-4, atol=1e-5, msg=name)
-    assert checkpoint.read_state(tmp_path / "saved")["files"] == checkpoint.read_state(tmp_path / "saved-again")["files"]
+        torch.testing.assert_close(
+            again.state[q]["momentum_buffer"], optimizer.state[p]["momentum_buffer"], rtol=1e-4, atol=1e-5, msg=name
+        )
+    assert (
+        checkpoint.read_state(tmp_path / "saved")["files"] == checkpoint.read_state(tmp_path / "saved-again")["files"]
+    )
     assert not torch.equal(whole.embedding.weight, model(name).embedding.weight)

@@ -51,7 +51,9 @@ def test_a_byte_level_tokenizer_counts_every_byte(tmp_path):
     assert store.num_bytes == sum(len(t.encode()) for t in TEXTS)
     assert store.bos_id == theirs.eos_token_id and all(store.document_tokens(d)[0] == store.bos_id for d in range(4))
     assert build_store(tmp_path / "store", TEXTS, theirs, chunk_len=4, bos=True).identity == store.identity
-    assert theirs(TEXTS[:2], padding=True)["input_ids"][0][0] == theirs.pad_token_id  # the caller's tokenizer is as it was
+    assert (
+        theirs(TEXTS[:2], padding=True)["input_ids"][0][0] == theirs.pad_token_id
+    )  # the caller's tokenizer is as it was
 
 
 def test_the_tokenizers_own_begin_is_free_in_scores(tmp_path):
@@ -61,7 +63,10 @@ def test_the_tokenizers_own_begin_is_free_in_scores(tmp_path):
     counted = evaluation.score(Bigram(store.vocab_size), store, window=8, stride=4).tokens
     assert counted.sum() == store.num_tokens - len(TEXTS)
     without = build_store(tmp_path / "w", [("a", "", np.array([1, 5, 6]))], byte_level(), chunk_len=4)
-    assert without.bos_id is None and evaluation.score(Bigram(store.vocab_size), without, window=8, stride=4).tokens.sum() == 3
+    assert (
+        without.bos_id is None
+        and evaluation.score(Bigram(store.vocab_size), without, window=8, stride=4).tokens.sum() == 3
+    )
     with pytest.raises(ValueError, match=r"bos: expected False for .* no token that begins a text"):
         build_store(tmp_path / "n", TEXTS, byte_level(), chunk_len=4, bos=True)
 
@@ -78,7 +83,10 @@ def test_other_tokenizers(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = HubTokenizer(slow)
-    assert ours.encode("ab").tolist() == slow("ab", add_special_tokens=False)["input_ids"] and ours.decode(ours.encode("ab")) == "ab"
+    assert (
+        ours.encode("ab").tolist() == slow("ab", add_special_tokens=False)["input_ids"]
+        and ours.decode(ours.encode("ab")) == "ab"
+    )
     with pytest.raises(TypeError, match=r"tokenizer: expected a Tokenizer, another Encoder .*; got str"):
         build_store(tmp_path / "t", TEXTS, "gpt2")
 
@@ -93,9 +101,13 @@ def test_rows_of_datasets(tmp_path):
     again = build_store(tmp_path / "b", iter(TEXTS), tokenizer, chunk_len=4)
     streamed = build_store(tmp_path / "c", rows.to_iterable_dataset(), tokenizer, chunk_len=4, text_field="body")
     assert store.identity == again.identity == streamed.identity
-    with pytest.raises(ValueError, match="text_field: expected a field of the rows; got 'text', row 0 has 'body', 'url', 'lang'"):
+    with pytest.raises(
+        ValueError, match="text_field: expected a field of the rows; got 'text', row 0 has 'body', 'url', 'lang'"
+    ):
         build_store(tmp_path / "d", rows, tokenizer)
-    with pytest.raises(TypeError, match=r"documents: expected an iterable of rows .*; got a DatasetDict of the splits 'train'"):
+    with pytest.raises(
+        TypeError, match=r"documents: expected an iterable of rows .*; got a DatasetDict of the splits 'train'"
+    ):
         build_store(tmp_path / "e", datasets.DatasetDict(train=rows), tokenizer)
 
 
@@ -137,8 +149,10 @@ def test_megatron_files(tmp_path, code, dtype):
     write_megatron(tmp_path / "wiki", [[[5, 6, 7], [8, 9]], [[10, 3]], [[11, 12, 3]]], code, dtype)
     found = list(read_megatron(tmp_path / "wiki", end=3))
     assert [(d.name, d.group, d.content.tolist()) for d in found] == [
-        ("0", "wiki", [5, 6, 7, 8, 9]), ("1", "wiki", [10]), ("2", "wiki", [11, 12]),
-    ]  # fmt: skip
+        ("0", "wiki", [5, 6, 7, 8, 9]),
+        ("1", "wiki", [10]),
+        ("2", "wiki", [11, 12]),
+    ]
     store = build_store(tmp_path / "store", read_megatron(tmp_path / "wiki"), Given(), chunk_len=4)
     assert [store.document_tokens(d).tolist() for d in range(3)] == [[5, 6, 7, 8, 9], [10, 3], [11, 12, 3]]
 
@@ -151,7 +165,10 @@ def test_megatron_files(tmp_path, code, dtype):
         (lambda i, b: (i[:17] + b"\x07" + i[18:], b), "expected integer tokens .*; got type 7"),
         (lambda i, b: (i[:-1], b), "expected 82 bytes for 2 sequences and 3 bounds"),
         (lambda i, b: (i[:-8] + struct.pack("<q", 9), b), r"corrupt \(its documents are not its 2 sequences"),
-        (lambda i, b: (i, b[:-1]), r"wiki\.bin: expected the sequences of wiki\.idx, which end beyond it; it has 9 bytes"),
+        (
+            lambda i, b: (i, b[:-1]),
+            r"wiki\.bin: expected the sequences of wiki\.idx, which end beyond it; it has 9 bytes",
+        ),
     ],
 )
 def test_damaged_megatron_files_are_refused(tmp_path, change, message):

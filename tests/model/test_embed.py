@@ -1,4 +1,6 @@
-"""Embedders: rows depend on their chunk alone, padding counts for nothing, TF-IDF's cosine is estimated, BERT is averaged."""
+"""Embedders: rows depend on their chunk alone, padding counts for
+nothing, TF-IDF's cosine is estimated, BERT is averaged.
+"""
 
 from itertools import pairwise
 
@@ -19,12 +21,16 @@ def store(tmp_path_factory):
 def bert():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=200, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    config = transformers.BertConfig(
+        vocab_size=200, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
     return transformers.BertModel(config, add_pooling_layer=False).eval()
 
 
 def embedders(store, bert):
-    text = TextEmbedder(lambda texts: [[len(t), t.count("1")] for t in texts], lambda ids: " ".join(map(str, ids)), "counts")
+    text = TextEmbedder(
+        lambda texts: [[len(t), t.count("1")] for t in texts], lambda ids: " ".join(map(str, ids)), "counts"
+    )
     return [HashedTfidf(64).fit(store), EncoderEmbedder(bert, batch=16), text]
 
 
@@ -116,7 +122,10 @@ def test_retokenized_goes_through_text(bert):
 
     def tokenizer(texts, **options):
         seen.extend(texts)
-        return {"input_ids": torch.ones(len(texts), 3, dtype=torch.int64), "attention_mask": torch.ones(len(texts), 3, dtype=torch.int64)}
+        return {
+            "input_ids": torch.ones(len(texts), 3, dtype=torch.int64),
+            "attention_mask": torch.ones(len(texts), 3, dtype=torch.int64),
+        }
 
     embedder = EncoderEmbedder(bert, prepare=retokenized(lambda ids: "-".join(map(str, ids)), tokenizer))
     embedder(np.array([[4, 5, 0]]), np.array([2]))

@@ -12,7 +12,9 @@ from retro_model.data.tokens import BOS
 from tests.model import toys
 
 
-@pytest.mark.parametrize("chunks,window,stride", [(1, 3, 1), (5, 3, 1), (7, 4, 2), (8, 4, 2), (9, 4, 3), (3, 8, 4), (0, 4, 2)])
+@pytest.mark.parametrize(
+    "chunks,window,stride", [(1, 3, 1), (5, 3, 1), (7, 4, 2), (8, 4, 2), (9, 4, 3), (3, 8, 4), (0, 4, 2)]
+)
 def test_windows_score_each_chunk_once_in_the_first_window_that_holds_it(chunks, window, stride):
     found = evaluation.windows(chunks, window, stride)
     owner = {c: [w for w, (_, end, scored) in enumerate(found) if scored <= c < end] for c in range(chunks)}
@@ -24,13 +26,17 @@ def test_windows_score_each_chunk_once_in_the_first_window_that_holds_it(chunks,
 
 
 def test_score_gives_each_token_the_most_context():
-    """A model whose cost depends only on the offset in the window: document of 11 tokens, M=2, windows of 6, stride 2."""
+    """A model whose cost depends only on the offset in the window:
+    document of 11 tokens, M=2, windows of 6, stride 2.
+    """
     documents = [[0] * 11, [0] * 3]
     store = toys.store(documents, 2)
     scores = evaluation.score(toys.ByOffset(), store, window=6, stride=2, batch_size=2)
     cost = toys.ByOffset.cost
     first = [math.log(2) + cost(1), cost(2) + cost(3), cost(4) + cost(5)]
-    later = [cost(4) + cost(5)] * 2 + [cost(4)]  # each later window scores its last two tokens; the last one is half padding
+    later = [cost(4) + cost(5)] * 2 + [
+        cost(4)
+    ]  # each later window scores its last two tokens; the last one is half padding
     np.testing.assert_allclose(scores.nats, [*first, *later, math.log(2) + cost(1), cost(2)], rtol=1e-6)
     assert scores.tokens.tolist() == [2, 2, 2, 2, 2, 1, 2, 1]
     assert scores.bytes.tolist() == [4, 4, 4, 4, 4, 2, 4, 2]
@@ -115,7 +121,8 @@ def test_score_leaves_the_model_in_its_mode():
 
 @pytest.mark.parametrize("change,name", [
     ({"window": 6}, "window"), ({"stride": 3}, "stride"), ({"stride": 8}, "stride"), ({"batch_size": 0}, "batch_size"),
-    ({"neighbours": np.zeros((9, 1), int)}, "neighbours"), ({"neighbours": np.zeros((8, 1), int), "database": object()}, "neighbours"),
+    ({"neighbours": np.zeros((9, 1), int)}, "neighbours"),
+    ({"neighbours": np.zeros((8, 1), int), "database": object()}, "neighbours"),
     ({"neighbours": np.zeros((10, 1), int), "database": object()}, "neighbours"), ({"autocast": "bf16"}, "autocast"),
     ({"documents": [0, 99]}, "documents"), ({"documents": [-1]}, "documents"),
 ])  # fmt: skip
@@ -125,7 +132,9 @@ def test_score_refuses(change, name):
 
 
 def scores_by_hand():
-    return evaluation.Scores(np.array([2.0, 1.0, 4.0, 3.0]) * math.log(2), np.array([4, 4, 4, 2]), np.array([8, 4, 8, 6]))
+    return evaluation.Scores(
+        np.array([2.0, 1.0, 4.0, 3.0]) * math.log(2), np.array([4, 4, 4, 2]), np.array([8, 4, 8, 6])
+    )
 
 
 def test_bits_per_byte_by_hand():
@@ -159,7 +168,13 @@ def longest_substring(a, b) -> int:
     """Brute force."""
     a, b = list(a), list(b)
     return max(
-        (n for n in range(1, len(a) + 1) for i in range(len(a) - n + 1) for j in range(len(b) - n + 1) if a[i : i + n] == b[j : j + n]),
+        (
+            n
+            for n in range(1, len(a) + 1)
+            for i in range(len(a) - n + 1)
+            for j in range(len(b) - n + 1)
+            if a[i : i + n] == b[j : j + n]
+        ),
         default=0,
     )
 
@@ -207,13 +222,19 @@ def test_bootstrap_brackets_the_difference():
 
 
 def test_bootstrap_draws_whole_documents():
-    """Of three documents each is drawn three times with a chance of 1/27 > 2.5%: the ends are the extreme documents' own gaps."""
+    """Of three documents each is drawn three times with a chance of
+    1/27 > 2.5%: the ends are the extreme documents' own gaps.
+    """
     store = toys.store([[1] * 8, [1] * 4, [1] * 12], 4)
     b = evaluation.Scores(np.ones(6), store.lengths, store.chunk_bytes)
     a = evaluation.Scores(b.nats + [0.1, 0.1, 0.5, -0.2, -0.3, -0.2], store.lengths, store.chunk_bytes)
     gap, low, high = evaluation.bootstrap(a, b, store, samples=4000)
-    assert (gap, low, high) == pytest.approx(tuple(nats / math.log(2) / count for nats, count in ((0.0, 48), (-0.7, 24), (0.5, 8))))
-    unscored = evaluation.Scores(*(np.r_[x, 0, 0] for x in (b.nats, b.tokens, b.bytes)))  # a document that nobody scored is none
+    assert (gap, low, high) == pytest.approx(
+        tuple(nats / math.log(2) / count for nats, count in ((0.0, 48), (-0.7, 24), (0.5, 8)))
+    )
+    unscored = evaluation.Scores(
+        *(np.r_[x, 0, 0] for x in (b.nats, b.tokens, b.bytes))
+    )  # a document that nobody scored is none
     other = evaluation.Scores(*(np.r_[x, 0, 0] for x in (a.nats, a.tokens, a.bytes)))
     wider = toys.store([[1] * 8, [1] * 4, [1] * 12, [1] * 4, [1] * 4], 4)
     assert evaluation.bootstrap(other, unscored, wider, samples=4000) == (gap, low, high)

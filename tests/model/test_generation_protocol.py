@@ -81,7 +81,11 @@ def test_a_cache_is_made_for_what_it_will_hold():
     [
         ({"shfit": 1}, TypeError, r"shfit: expected an option of Counter's calls \(shift\); got an unknown name"),
         ({"shift": torch.ones(3)}, ValueError, r"shift: expected one entry for each of the 4 prompts; got shape \[3\]"),
-        ({"retrieve": lambda chunks: chunks}, ValueError, "retrieve: expected None for a model without retrieval from outside"),
+        (
+            {"retrieve": lambda chunks: chunks},
+            ValueError,
+            "retrieve: expected None for a model without retrieval from outside",
+        ),
     ],
 )
 def test_refuses(options, error, message):

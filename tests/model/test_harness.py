@@ -1,4 +1,6 @@
-"""Our models in lm_eval: the paper's tasks over small local files, against scores and samples made without the harness."""
+"""Our models in lm_eval: the paper's tasks over small local files,
+against scores and samples made without the harness.
+"""
 
 import json
 
@@ -17,7 +19,10 @@ lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval, the extra `harne
 
 from retro_model.harness import RetroLM  # noqa: E402
 
-TEXTS = ["the cat sat on the mat and the dog sat on the cat", "a dog is a cat, or so the mat said to the dog on the mat"]
+TEXTS = [
+    "the cat sat on the mat and the dog sat on the cat",
+    "a dog is a cat, or so the mat said to the dog on the mat",
+]
 M = 8
 
 
@@ -25,12 +30,30 @@ M = 8
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("harness")
     tokenizer = Tokenizer.train(TEXTS, 280)
-    store = build_store(folder / "store", [(str(i), "", t) for i, t in enumerate(TEXTS)], tokenizer, chunk_len=M, bos=True)
+    store = build_store(
+        folder / "store", [(str(i), "", t) for i, t in enumerate(TEXTS)], tokenizer, chunk_len=M, bos=True
+    )
     database = ChunkDatabase.build(folder / "keys", store, HashedTfidf(16).fit(store))
     torch.manual_seed(0)
-    sizes = dict(num_heads=2, head_dim=16, encoder_layers=1, encoder_d_model=32, encoder_d_ff=32, encoder_heads=2, encoder_head_dim=16)
+    sizes = dict(
+        num_heads=2,
+        head_dim=16,
+        encoder_layers=1,
+        encoder_d_model=32,
+        encoder_d_ff=32,
+        encoder_heads=2,
+        encoder_head_dim=16,
+    )
     config = RetroConfig(
-        tokenizer.vocab_size, 32, 64, num_layers=2, cca_layers=(2,), chunk_len=M, neighbour_len=2 * M, max_len=128, **sizes
+        tokenizer.vocab_size,
+        32,
+        64,
+        num_layers=2,
+        cca_layers=(2,),
+        chunk_len=M,
+        neighbour_len=2 * M,
+        max_len=128,
+        **sizes,
     )
     model = Retro(config).eval()
 
@@ -55,7 +78,9 @@ def test_wikitext103_is_our_own_score(made, tmp_path):
     """Rolling likelihoods in windows of 3 chunks equal `evaluation.score`, with and without retrieval."""
     folder, tokenizer, _, model, retrieve = made
     task = tasks.wikitext103(lines(tmp_path, "wikitext", [{"text": t * 2} for t in TEXTS]))
-    new = build_store(tmp_path / "new", [(f"new {i}", "", t * 2) for i, t in enumerate(TEXTS)], tokenizer, chunk_len=M, bos=True)
+    new = build_store(
+        tmp_path / "new", [(f"new {i}", "", t * 2) for i, t in enumerate(TEXTS)], tokenizer, chunk_len=M, bos=True
+    )
     database = ChunkDatabase.build(folder / "keys", made[2], HashedTfidf(16).fit(made[2]))
     ids = database.search(new.chunks(range(len(new))), 2, lengths=new.lengths)
     for options, neighbours in (({"retrieve": retrieve}, (ids, database)), ({}, ())):
@@ -82,14 +107,21 @@ def test_lambada_and_curation(made, tmp_path):
     whole = tokenizer.encode(f"{TEXTS[0]}{tasks.TL_DR} a cat sat").tolist()
     context = tokenizer.encode(TEXTS[0] + tasks.TL_DR).tolist()
     [want] = evaluation.score_suffixes(model, [[BOS, *context]], [whole[len(context) :]], retrieve=retrieve)
-    assert found["bits_per_byte,none"] == pytest.approx(want.nats / torch.tensor(2.0).log().item() / len(" a cat sat"), rel=1e-5)
+    assert found["bits_per_byte,none"] == pytest.approx(
+        want.nats / torch.tensor(2.0).log().item() / len(" a cat sat"), rel=1e-5
+    )
 
 
 def test_questions_are_answered_from_their_passages(made, tmp_path):
     _, tokenizer, _, model, _ = made
     passages = [{"title": "Cats", "text": TEXTS[0]}, {"title": "Dogs", "text": TEXTS[1]}]
-    rows = [{"question": "who sat on the mat?", "answers": ["?"], "passages": passages}, {"question": "who?", "answers": ["x"]}]
-    prompts = [qa.aligned_prompt([BOS, *tokenizer.encode(qa.PROMPT.format(question=r["question"])).tolist()], M) for r in rows]
+    rows = [
+        {"question": "who sat on the mat?", "answers": ["?"], "passages": passages},
+        {"question": "who?", "answers": ["x"]},
+    ]
+    prompts = [
+        qa.aligned_prompt([BOS, *tokenizer.encode(qa.PROMPT.format(question=r["question"])).tolist()], M) for r in rows
+    ]
     given = qa.passage_neighbours(tasks.passages_of(rows[0]), tokenizer.encode, 2 * M, 4)
     answers = []
     for prompt, retrieve in zip(prompts, (qa.same_for_every_chunk(*given), None)):

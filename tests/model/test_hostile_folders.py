@@ -1,4 +1,6 @@
-"""Folders that strangers made and builders that meet: nothing outside is touched, contradictions are refused by name, one builds at a time."""
+"""Folders that strangers made and builders that meet: nothing outside
+is touched, contradictions are refused by name, one builds at a time.
+"""
 
 import json
 import os
@@ -31,7 +33,9 @@ def build(folder):
 
 
 def forge(manifest: Path, change, **contents):
-    """A manifest whose checksums are right and whose content is not what a build writes; contents: new bytes of files."""
+    """A manifest whose checksums are right and whose content is not
+    what a build writes; contents: new bytes of files.
+    """
     for name, data in contents.items():
         (manifest.parent / name.replace("__", ".")).write_bytes(data)
     found = json.loads(manifest.read_text())
@@ -68,7 +72,9 @@ def test_a_manifest_that_names_a_file_elsewhere(tmp_path, victim, complete):
     forge(tmp_path / "s/store.json", at("files", to={"../victim.txt": {"bytes": 0, "crc32": 0}}))
     forge(tmp_path / "s/store.json", at("complete", to=complete))
     for act in (build, TokenStore):
-        with pytest.raises(ValueError, match=r"store\.json: expected the files tokens\.bin.*the manifest names \.\./victim\.txt"):
+        with pytest.raises(
+            ValueError, match=r"store\.json: expected the files tokens\.bin.*the manifest names \.\./victim\.txt"
+        ):
             act(tmp_path / "s")
 
 
@@ -105,18 +111,28 @@ def test_a_link_in_a_finished_build_is_not_read(tmp_path, victim):
 
 
 @pytest.mark.parametrize("change, message", [
-    (at("files", to={}), "the manifest names none"), (at("files", to=[]), "files is no dict"), (at("settings", to=5), "settings is no dict"),
-    (at("facts", to=None), "facts is no dict"), (at("complete", to=1), "complete is no bool"), (at("kind", to=["x"]), "expected a token store"),
+    (at("files", to={}), "the manifest names none"), (at("files", to=[]), "files is no dict"),
+    (at("settings", to=5), "settings is no dict"),
+    (at("facts", to=None), "facts is no dict"), (at("complete", to=1), "complete is no bool"),
+    (at("kind", to=["x"]), "expected a token store"),
     (at("settings", "chunk_len", to=0), "chunk_len is 0"), (at("settings", "chunk_len", to=True), "chunk_len is True"),
-    (at("settings", "chunk_len", to="8"), "chunk_len is '8'"), (at("settings", "chunk_len", to=16), r"its counts make \d+ bytes of tokens\.bin"),
-    (at("settings", "token_type", to="object"), "token_type is 'object'"), (at("settings", "token_type", to="uint32"), "token_type is 'uint32'"),
-    (at("settings", "vocab_size", to=-1), "vocab_size is -1"), (at("settings", "vocab_size", to=2.0), "vocab_size is 2.0"),
-    (at("settings", "vocab_size", to=50), r"tokens\.bin: expected ids below 50"), (at("settings", "bos", to=0), "bos is 0"),
+    (at("settings", "chunk_len", to="8"), "chunk_len is '8'"),
+    (at("settings", "chunk_len", to=16), r"its counts make \d+ bytes of tokens\.bin"),
+    (at("settings", "token_type", to="object"), "token_type is 'object'"),
+    (at("settings", "token_type", to="uint32"), "token_type is 'uint32'"),
+    (at("settings", "vocab_size", to=-1), "vocab_size is -1"),
+    (at("settings", "vocab_size", to=2.0), "vocab_size is 2.0"),
+    (at("settings", "vocab_size", to=50), r"tokens\.bin: expected ids below "
+                                          r"50"), (at("settings", "bos", to=0), "bos is 0"),
     (at("facts", "chunks", to=3), r"its counts make \d+ bytes"), (at("facts", "chunks", to=-1), "chunks is -1"),
-    (at("facts", "chunks", to=1e3), "chunks is 1000.0"), (at("facts", "documents", to=5), "expected 5 documents as in store.json; got 6"),
-    (at("facts", "tokens", to=1), "expected 1 tokens"), (at("facts", "bytes", to=0), "expected 0 bytes"), (at("facts", to={}), "documents is None"),
-    (at("files", "tokens.bin", "bytes", to=-1), "of tokens.bin"), (at("files", "tokens.bin", "bytes", to=True), "of tokens.bin"),
-    (at("files", "tokens.bin", to="all"), "of tokens.bin"), (at("files", "documents.jsonl", "bytes", to=10**30), "documents.jsonl: truncated"),
+    (at("facts", "chunks", to=1e3), "chunks is 1000.0"), (at("facts", "documents", to=5), "expected 5 documents as in "
+                                                                                          "store.json; got 6"),
+    (at("facts", "tokens", to=1), "expected 1 tokens"), (at("facts", "bytes", to=0), "expected 0 bytes"),
+    (at("facts", to={}), "documents is None"),
+    (at("files", "tokens.bin", "bytes", to=-1), "of tokens.bin"),
+    (at("files", "tokens.bin", "bytes", to=True), "of tokens.bin"),
+    (at("files", "tokens.bin", to="all"), "of tokens.bin"),
+    (at("files", "documents.jsonl", "bytes", to=10**30), "documents.jsonl: truncated"),
     (at("settings", to={}), "chunk_len is None"),
 ])  # fmt: skip
 def test_a_manifest_that_contradicts_its_files(tmp_path, change, message):
@@ -128,8 +144,10 @@ def test_a_manifest_that_contradicts_its_files(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("name, change, message", [
-    ("lengths", lambda a: a.__setitem__(0, 9), "the documents' lengths"), ("lengths", lambda a: a.__setitem__(0, -1), "the documents' lengths"),
-    ("chunk_doc", lambda a: a.__setitem__(0, 77), "the documents in order"), ("chunk_bytes", lambda a: a.__setitem__(0, -8), "no negative number"),
+    ("lengths", lambda a: a.__setitem__(0, 9), "the documents' lengths"),
+    ("lengths", lambda a: a.__setitem__(0, -1), "the documents' lengths"),
+    ("chunk_doc", lambda a: a.__setitem__(0, 77), "the documents in order"),
+    ("chunk_bytes", lambda a: a.__setitem__(0, -8), "no negative number"),
 ])  # fmt: skip
 def test_rows_that_are_not_the_documents(tmp_path, name, change, message):
     build(tmp_path / "s")
@@ -140,7 +158,9 @@ def test_rows_that_are_not_the_documents(tmp_path, name, change, message):
         TokenStore(tmp_path / "s")
 
 
-@pytest.mark.parametrize("line", [DEEP, LONG, "{}", "5", '["a", "g", 0, 1, 1, "x"]', '["a", "g", true, 1, 1, "x"]', '["a"]', "\xff\xfe"])
+@pytest.mark.parametrize(
+    "line", [DEEP, LONG, "{}", "5", '["a", "g", 0, 1, 1, "x"]', '["a", "g", true, 1, 1, "x"]', '["a"]', "\xff\xfe"]
+)
 def test_lines_that_are_no_documents(tmp_path, line):
     build(tmp_path / "s")
     forge(tmp_path / "s/store.json", lambda found: None, documents__jsonl=line.encode("latin1") + b"\n")
@@ -175,7 +195,8 @@ def opened(folder, rows, embedder):
 
 
 @pytest.mark.parametrize(
-    "text, message", [(DEEP, "nested too deeply"), (LONG, "a number of 5000 digits"), ("null", "NoneType"), ("", "Expecting")]
+    "text, message",
+    [(DEEP, "nested too deeply"), (LONG, "a number of 5000 digits"), ("null", "NoneType"), ("", "Expecting")],
 )
 def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
     folder, _, embedder = made
@@ -221,7 +242,11 @@ def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):
     path = tmp_path / "m/n/neighbours.npy"
     good, manifest = path.read_bytes(), (tmp_path / "m/n/neighbours.json").read_bytes()
     for ids in (np.full((len(rows), 2), len(rows)), np.full((len(rows), 2), -2)):
-        forge(tmp_path / "m/n/neighbours.json", lambda found: None, neighbours__npy=good[:128] + ids.astype(np.int64).tobytes())
+        forge(
+            tmp_path / "m/n/neighbours.json",
+            lambda found: None,
+            neighbours__npy=good[:128] + ids.astype(np.int64).tobytes(),
+        )
         with pytest.raises(ValueError, match=r"neighbours\.npy: expected ids within -1"):
             opened(tmp_path / "m", rows, embedder)
     forge(tmp_path / "m/n/neighbours.json", lambda found: None, neighbours__npy=good.replace(b"<i8", b"<f8"))
@@ -245,7 +270,13 @@ def test_damaged_tokenizers_name_their_file(tmp_path):
     """Cut or changed anywhere, a tokenizer loads or says which file is broken."""
     Tokenizer.train(["def f(x): return x"] * 9, 280).save(tmp_path / "good.json")
     good, rng, path = (tmp_path / "good.json").read_bytes(), np.random.default_rng(0), tmp_path / "t.json"
-    texts = [DEEP.encode(), good.replace(b"<pad>", b"<dap>"), good.replace(b'"vocab":{', b'"vocab":{"\\u4e00":280,'), b"\x00", b"null"]
+    texts = [
+        DEEP.encode(),
+        good.replace(b"<pad>", b"<dap>"),
+        good.replace(b'"vocab":{', b'"vocab":{"\\u4e00":280,'),
+        b"\x00",
+        b"null",
+    ]
     for i in range(150):
         spot = int(rng.integers(len(good)))
         texts.append(good[:spot] if i % 2 else good[:spot] + bytes([rng.integers(256)]) + good[spot + 1 :])
@@ -299,7 +330,9 @@ def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
         assert first.stdout.readline() == "building\n"
         with monkeypatch.context() as patch:
             patch.setattr(files, "checksum", lambda *_: pytest.fail("it reads"))
-            with pytest.raises(disk.Busy, match=rf"store\.json: the token store is being built by process {first.pid} on "):
+            with pytest.raises(
+                disk.Busy, match=rf"store\.json: the token store is being built by process {first.pid} on "
+            ):
                 build(tmp_path / "s")
         with pytest.raises(ValueError, match="unfinished"):
             TokenStore(tmp_path / "s")
@@ -325,14 +358,20 @@ def test_a_lock_file_that_its_holder_has_just_removed_is_no_lock(tmp_path, monke
 def test_other_builders_are_refused_too(tmp_path, made):
     _, rows, embedder = made
     (tmp_path / "d").mkdir()
-    with disk.Lock(tmp_path / "d/.database.json.lock", "x"), pytest.raises(disk.Busy, match=r"database\.json: the chunk database is being"):
+    with (
+        disk.Lock(tmp_path / "d/.database.json.lock", "x"),
+        pytest.raises(disk.Busy, match=r"database\.json: the chunk database is being"),
+    ):
         ChunkDatabase.build(tmp_path / "d", rows, embedder)
     database = ChunkDatabase.build(tmp_path / "d", rows, embedder)
     (name,) = {p.name for p in (made[0] / "d").glob("*.faiss.json")}
     with disk.Lock(tmp_path / f"d/.{name}.lock", "x"), pytest.raises(disk.Busy, match="the index is being built"):
         ChunkDatabase.open(tmp_path / "d", rows, embedder, index="IVF2,Flat")
     (tmp_path / "n").mkdir()
-    with disk.Lock(tmp_path / "n/.neighbours.json.lock", "x"), pytest.raises(disk.Busy, match="the neighbours is being built"):
+    with (
+        disk.Lock(tmp_path / "n/.neighbours.json.lock", "x"),
+        pytest.raises(disk.Busy, match="the neighbours is being built"),
+    ):
         precompute_neighbours(tmp_path / "n", rows, database, 1)
     shutil.copytree(tmp_path / "d", tmp_path / "e")
     with disk.Lock(tmp_path / "e/.database.json.lock", "x"):

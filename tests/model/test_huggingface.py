@@ -35,7 +35,13 @@ def test_generate_retrieves_in_the_loop(make):
     ids, real = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 10, dtype=torch.int64)
     for row, prompt in enumerate(prompts):
         ids[row, 10 - len(prompt) :], real[row, 10 - len(prompt) :] = torch.tensor(prompt), 1
-    options = {"attention_mask": real, "max_new_tokens": 2 * M, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options = {
+        "attention_mask": real,
+        "max_new_tokens": 2 * M,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     got = ours.generate(ids, retrieve=retrieve, **options)
     want = generate(ours.model, prompts, 2 * M, retrieve=retrieve)
     assert [row[10 - len(p) :].tolist() for row, p in zip(got, prompts)] == [row.tolist() for row in want]
@@ -70,13 +76,18 @@ def test_adapters_are_saved_with_what_was_added(tmp_path):
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     again = RetrofitForCausalLM.from_pretrained(tmp_path / "saved", decoder=plain).eval()
     assert torch.equal(again(**batch).logits, ours(**batch).logits)
-    assert {n for n, p in again.named_parameters() if p.requires_grad} == {n for n, p in ours.named_parameters() if p.requires_grad}
+    assert {n for n, p in again.named_parameters() if p.requires_grad} == {
+        n for n, p in ours.named_parameters() if p.requires_grad
+    }
     ours.config.base = str(tmp_path / "base")
     ours.save_pretrained(tmp_path / "saved")
-    assert torch.equal(RetrofitForCausalLM.from_pretrained(tmp_path / "saved").eval()(**batch).logits, ours(**batch).logits)
+    assert torch.equal(
+        RetrofitForCausalLM.from_pretrained(tmp_path / "saved").eval()(**batch).logits, ours(**batch).logits
+    )
     options = {"attention_mask": batch["attention_mask"], "max_new_tokens": M, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(
-        again.generate(batch["input_ids"], retrieve=retrieve, **options), ours.generate(batch["input_ids"], retrieve=retrieve, **options)
+        again.generate(batch["input_ids"], retrieve=retrieve, **options),
+        ours.generate(batch["input_ids"], retrieve=retrieve, **options),
     )
     inner = RetrofitForCausalLM.from_decoder(peft.get_peft_model(llama(), config).get_base_model(), **ADDED)
     with pytest.raises(ValueError, match="decoder: expected the PeftModel"):
@@ -89,7 +100,8 @@ def test_the_trainer_trains_what_was_added_and_nothing_else(tmp_path, checkpoint
     ours = model()
     before = {name: p.detach().clone() for name, p in ours.named_parameters()}
     arguments = transformers.TrainingArguments(
-        tmp_path / "run", max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2, logging_steps=1,
+        tmp_path / "run", max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2,
+        logging_steps=1,
         save_steps=4, report_to="none", use_cpu=True, disable_tqdm=True, gradient_checkpointing=checkpointing,
     )  # fmt: skip
     trainer = transformers.Trainer(

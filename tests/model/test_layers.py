@@ -8,7 +8,13 @@ from torch import nn
 
 from retro_kernels.testing import relative_error, tolerances
 from retro_kernels.testing.inputs import generator, randn
-from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions, encode_displacements
+from retro_model.layers import (
+    ChunkedCrossAttention,
+    FeedForward,
+    RelativeAttention,
+    RelativePositions,
+    encode_displacements,
+)
 from retro_model.retro.encoder import NeighbourEncoder
 from tests.model import tiny
 
@@ -76,7 +82,10 @@ def test_cross_attention_continues_at_any_position(R):
 def test_grouped_queries_are_repeated_key_heads():
     torch.manual_seed(3)
     for make, args in (
-        (lambda **kw: RelativeAttention(8, 4, 16, causal=True, bias=True, **kw, **DOUBLE), (torch.randn(2, 6, 8, **DOUBLE),)),
+        (
+            lambda **kw: RelativeAttention(8, 4, 16, causal=True, bias=True, **kw, **DOUBLE),
+            (torch.randn(2, 6, 8, **DOUBLE),),
+        ),
         (
             lambda **kw: ChunkedCrossAttention(8, 4, 16, chunk_len=4, bias=True, **kw, **DOUBLE),
             (torch.randn(2, 9, 8, **DOUBLE), torch.randn(2, 2, 2, 5, 8, **DOUBLE)),
@@ -86,7 +95,9 @@ def test_grouped_queries_are_repeated_key_heads():
         state = grouped.state_dict()
         for name in ("key", "value"):
             for part in ("weight", "bias"):
-                state[f"{name}.{part}"] = state[f"{name}.{part}"].unflatten(0, (2, 16)).repeat_interleave(2, 0).flatten(0, 1)
+                state[f"{name}.{part}"] = (
+                    state[f"{name}.{part}"].unflatten(0, (2, 16)).repeat_interleave(2, 0).flatten(0, 1)
+                )
         full = make()
         full.load_state_dict(state)
         assert relative_error(grouped(*args), full(*args)) < EXACT
@@ -136,7 +147,9 @@ def test_neighbours_are_encoded_independently():
     changed = neighbours.clone()
     changed[1, 2, 0, 3] = (changed[1, 2, 0, 3] + 1) % tiny.VOCAB
     differs = (encoder(changed, chunks) != base).any(-1)
-    assert differs[1, 2, 0].all() and differs.sum() == 6  # every token of that neighbour, for attention is bidirectional
+    assert (
+        differs[1, 2, 0].all() and differs.sum() == 6
+    )  # every token of that neighbour, for attention is bidirectional
     altered = chunks.clone()
     altered[0, 1, 3] += 1
     differs = (encoder(neighbours, altered) != base).any(-1)
@@ -160,22 +173,44 @@ def test_missing_neighbours_are_encoded_without_nan():
     ("call", "error", "message"),
     [
         (lambda: RelativePositions(7, 2, 16), ValueError, "d_model: expected an even width"),
-        (lambda: RelativeAttention(8, 3, 16, num_kv_heads=2), ValueError, "num_kv_heads: expected a divisor of num_heads=3; got 2"),
-        (lambda: RelativeAttention(8, 2, 16)(torch.zeros(2, 3, 6)), ValueError, r"x: expected \[B,N,d_model\] with d_model=8"),
-        (lambda: RelativeAttention(8, 2, 16, context_dim=4)(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8)), ValueError, "context: expected"),
+        (
+            lambda: RelativeAttention(8, 3, 16, num_kv_heads=2),
+            ValueError,
+            "num_kv_heads: expected a divisor of num_heads=3; got 2",
+        ),
+        (
+            lambda: RelativeAttention(8, 2, 16)(torch.zeros(2, 3, 6)),
+            ValueError,
+            r"x: expected \[B,N,d_model\] with d_model=8",
+        ),
+        (
+            lambda: RelativeAttention(8, 2, 16, context_dim=4)(torch.zeros(2, 3, 8), torch.zeros(2, 3, 8)),
+            ValueError,
+            "context: expected",
+        ),
         (lambda: RelativeAttention(8, 2, 12), ValueError, "head_dim: expected a multiple of 8 from 16 to 256; got 12"),
         (lambda: RelativeAttention(8, 0, 16), ValueError, "num_heads: expected an int >= 1; got 0"),
         (lambda: RelativeAttention(8, 2, 16, num_kv_heads=0), ValueError, "num_kv_heads: expected an int >= 1; got 0"),
-        (lambda: RelativeAttention(8, 2, 16, dropout=1.0), ValueError, r"dropout: expected a probability in \[0, 1\); got 1.0"),
+        (
+            lambda: RelativeAttention(8, 2, 16, dropout=1.0),
+            ValueError,
+            r"dropout: expected a probability in \[0, 1\); got 1.0",
+        ),
         (lambda: ChunkedCrossAttention(8, 2, 16, chunk_len=0), ValueError, "chunk_len: expected an int >= 1; got 0"),
-        (lambda: RelativeAttention(8, 2, 16, backend="numpy")(torch.zeros(2, 3, 8)), ValueError, "backend: expected None or one of"),
+        (
+            lambda: RelativeAttention(8, 2, 16, backend="numpy")(torch.zeros(2, 3, 8)),
+            ValueError,
+            "backend: expected None or one of",
+        ),
         (
             lambda: ChunkedCrossAttention(8, 2, 16, chunk_len=4)(torch.zeros(1, 8, 8), torch.zeros(1, 1, 2, 5, 8)),
             ValueError,
             r"L >= 2 chunks for N=8, chunk_len=4; got L=1",
         ),
         (
-            lambda: ChunkedCrossAttention(8, 2, 16, chunk_len=4, context_dim=6)(torch.zeros(1, 8, 8), torch.zeros(1, 2, 2, 5, 8)),
+            lambda: ChunkedCrossAttention(8, 2, 16, chunk_len=4, context_dim=6)(
+                torch.zeros(1, 8, 8), torch.zeros(1, 2, 2, 5, 8)
+            ),
             ValueError,
             r"encoded: expected \[B,L,K,R,context_dim\] with context_dim=6; got context_dim=8",
         ),
@@ -194,7 +229,9 @@ def test_the_encoder_refuses():
         encoder(neighbours, chunks[:, :2])
     with pytest.raises(TypeError, match=r"neighbour_mask: expected torch\.bool"):
         encoder(neighbours, chunks, neighbour_mask=torch.ones(2, 3, 2))
-    with pytest.raises(ValueError, match=f"neighbours: expected token ids from 0 to V-1 = {tiny.VOCAB - 1}; got {tiny.VOCAB}"):
+    with pytest.raises(
+        ValueError, match=f"neighbours: expected token ids from 0 to V-1 = {tiny.VOCAB - 1}; got {tiny.VOCAB}"
+    ):
         encoder(torch.full_like(neighbours, tiny.VOCAB), chunks)
     with pytest.raises(TypeError, match=r"neighbours: expected torch\.int64 token ids; got torch\.float32"):
         encoder(neighbours.float(), chunks)

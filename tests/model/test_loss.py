@@ -19,7 +19,10 @@ def inputs(dtype=torch.float64):
 
 def plain(x, weight, targets, weights):
     logits = x @ weight.T
-    return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets, reduction="none") * weights
+    return (
+        F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), targets, reduction="none")
+        * weights
+    )
 
 
 @pytest.mark.parametrize("rows", [None, 1, 7, T, 100])
@@ -40,9 +43,12 @@ def test_equals_the_plain_one(dtype, rows):
 
 def test_the_operator_keeps_its_contract():
     x, weight, targets, counted = inputs()
-    torch.library.opcheck(torch.ops.retro_model.linear_cross_entropy, (x, weight, targets, counted.double(), 7, True, True))
     torch.library.opcheck(
-        torch.ops.retro_model.linear_cross_entropy, (x.detach(), weight.detach(), targets, counted.double(), 7, False, False)
+        torch.ops.retro_model.linear_cross_entropy, (x, weight, targets, counted.double(), 7, True, True)
+    )
+    torch.library.opcheck(
+        torch.ops.retro_model.linear_cross_entropy,
+        (x.detach(), weight.detach(), targets, counted.double(), 7, False, False),
     )
 
 
@@ -75,7 +81,10 @@ def test_a_model_sums_what_its_logits_say(checkpoint):
     counted = torch.rand(tokens.shape) > 0.2
     logits = model(tokens, neighbours, neighbour_mask=mask)
     want = (
-        F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(tokens[:, 1:].shape) * counted[:, 1:]
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(
+            tokens[:, 1:].shape
+        )
+        * counted[:, 1:]
     )
     want_grads = torch.autograd.grad(want.sum(), list(model.parameters()))
     got = model(tokens, neighbours, neighbour_mask=mask, loss_mask=counted)
@@ -89,7 +98,9 @@ def allocated(run) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         run()
     held = most = 0
-    for event in sorted((e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+    for event in sorted(
+        (e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()
+    ):
         held += event.nbytes()
         most = max(most, held)
     return most
@@ -116,4 +127,6 @@ def test_refuses():
     model, tokens = tiny.model(), tiny.inputs()[0]
     with pytest.raises(ValueError, match=r"loss_mask: expected \[B,N\] with N=19; got N=18"):
         model(tokens, loss_mask=torch.ones(2, 18))
-    assert next_token_loss(torch.zeros(1, 3, D), weight.detach().float(), tokens[:1, :3], torch.ones(1, 3)).losses.shape == (1, 2)
+    assert next_token_loss(
+        torch.zeros(1, 3, D), weight.detach().float(), tokens[:1, :3], torch.ones(1, 3)
+    ).losses.shape == (1, 2)

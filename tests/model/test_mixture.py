@@ -19,9 +19,12 @@ def counted(start):
 def test_table_8():
     """Web 0.55, books 0.25, news 0.1, Wikipedia 0.05, GitHub 0.05 (Table 1)."""
     shares = {
-        name: sum(w for key, w in TABLE_8.items() if key.startswith(name)) for name in ("web", "books", "news", "wikipedia", "github")
+        name: sum(w for key, w in TABLE_8.items() if key.startswith(name))
+        for name in ("web", "books", "news", "wikipedia", "github")
     }
-    assert shares == pytest.approx({"web": 0.55, "books": 0.25, "news": 0.1, "wikipedia": 0.05, "github": 0.05}, abs=6e-4)
+    assert shares == pytest.approx(
+        {"web": 0.55, "books": 0.25, "news": 0.1, "wikipedia": 0.05, "github": 0.05}, abs=6e-4
+    )
     assert len(TABLE_8) == 23
 
 
@@ -44,8 +47,9 @@ def test_sources_come_by_weight_and_a_resumed_stream_goes_on():
 
 def test_a_database_in_proportions(tmp_path):
     stores = {
-        "web": store_of(tmp_path / "web", [[5] * 10] * 30), "books": store_of(tmp_path / "books", [[6] * 25] * 4 + [[6] * 5]),
-    }  # fmt: skip
+        "web": store_of(tmp_path / "web", [[5] * 10] * 30),
+        "books": store_of(tmp_path / "books", [[6] * 25] * 4 + [[6] * 5]),
+    }
     found = list(proportioned(stores, {"web": 3, "books": 1}))
     tokens = {name: sum(len(d.content) for d in found if d.content[0] == i) for name, i in (("web", 5), ("books", 6))}
     assert tokens == {"web": 300, "books": 100}

@@ -36,7 +36,9 @@ def test_each_row_has_what_it_has_alone():
 def test_gradients_reach_every_weight_and_no_padding():
     model = tiny.model(dtype=torch.float64)
     rows, tokens, real, neighbours, mask = padded()
-    model(tokens, neighbours, neighbour_mask=mask, token_mask=real, loss_mask=real & (real.cumsum(1) > 1)).total.backward()
+    model(
+        tokens, neighbours, neighbour_mask=mask, token_mask=real, loss_mask=real & (real.cumsum(1) > 1)
+    ).total.backward()
     whole = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     for t, n, k in rows:

@@ -128,7 +128,11 @@ def test_gradients_reach_every_parameter(share):
     model = tiny.model(share_embeddings=share, encoder_d_model=24)
     tokens, neighbours, mask = tiny.inputs()
     model(tokens, neighbours, neighbour_mask=mask).square().sum().backward()
-    dead = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all() or not p.grad.abs().max() > 0]
+    dead = [
+        name
+        for name, p in model.named_parameters()
+        if p.grad is None or not p.grad.isfinite().all() or not p.grad.abs().max() > 0
+    ]
     assert not dead
 
 
@@ -204,7 +208,9 @@ def test_compiles_in_one_graph(checkpoint):
 
 
 def test_bfloat16_autocast():
-    """The residual stream and the weights' gradients stay float32; the result is that of bfloat16, no worse than eager's."""
+    """The residual stream and the weights' gradients stay float32;
+    the result is that of bfloat16, no worse than eager's.
+    """
     tokens, neighbours, mask = tiny.inputs()
     want = tiny.model(dtype=torch.float64)(tokens, neighbours, neighbour_mask=mask)
     outs = []
@@ -244,17 +250,45 @@ def test_shared_embeddings_are_one_parameter():
 
 REFUSED = {
     "tokens [N]": (lambda t, n, k: (t[0], n, k), ValueError, r"tokens: expected \[B,N\]"),
-    "tokens int32": (lambda t, n, k: (t.int(), n, k), TypeError, "tokens: expected torch.int64 token ids; got torch.int32"),
-    "token too large": (lambda t, n, k: (t + 36, n, k), ValueError, "tokens: expected token ids from 0 to V-1 = 36; got"),
-    "token negative": (lambda t, n, k: (t - 37, n, k), ValueError, "tokens: expected token ids from 0 to V-1 = 36; got -"),
-    "too long": (lambda t, n, k: (t.repeat(1, 4), None, None), ValueError, r"tokens: expected N <= 64 \(max_len = 64\); got N=76"),
-    "L": (lambda t, n, k: (t, n[:, :3], k[:, :3]), ValueError, r"neighbours: expected \[B,L,K,R\] with L = N//chunk_len = 4 .*got L=3"),
+    "tokens int32": (
+        lambda t, n, k: (t.int(), n, k),
+        TypeError,
+        "tokens: expected torch.int64 token ids; got torch.int32",
+    ),
+    "token too large": (
+        lambda t, n, k: (t + 36, n, k),
+        ValueError,
+        "tokens: expected token ids from 0 to V-1 = 36; got",
+    ),
+    "token negative": (
+        lambda t, n, k: (t - 37, n, k),
+        ValueError,
+        "tokens: expected token ids from 0 to V-1 = 36; got -",
+    ),
+    "too long": (
+        lambda t, n, k: (t.repeat(1, 4), None, None),
+        ValueError,
+        r"tokens: expected N <= 64 \(max_len = 64\); got N=76",
+    ),
+    "L": (
+        lambda t, n, k: (t, n[:, :3], k[:, :3]),
+        ValueError,
+        r"neighbours: expected \[B,L,K,R\] with L = N//chunk_len = 4 .*got L=3",
+    ),
     "B": (lambda t, n, k: (t, n[:1], k[:1]), ValueError, r"neighbours: expected \[B,L,K,R\] with B=2; got B=1"),
     "dims": (lambda t, n, k: (t, n[0], k), ValueError, r"neighbours: expected \[B,L,K,R\] \(4 dimensions\)"),
     "float neighbours": (lambda t, n, k: (t, n.float(), k), TypeError, "neighbours: expected torch.int64 token ids"),
     "neighbour ids": (lambda t, n, k: (t, n + 37, k), ValueError, "neighbours: expected token ids from 0 to V-1"),
-    "mask type": (lambda t, n, k: (t, n, k.long()), TypeError, "neighbour_mask: expected torch.bool, True = attend; got torch.int64"),
-    "mask shape": (lambda t, n, k: (t, n, k[:, :, :1]), ValueError, r"neighbour_mask: expected \[B,L,K\]=\[2, 4, 2\] or \[B,L,K,R\]"),
+    "mask type": (
+        lambda t, n, k: (t, n, k.long()),
+        TypeError,
+        "neighbour_mask: expected torch.bool, True = attend; got torch.int64",
+    ),
+    "mask shape": (
+        lambda t, n, k: (t, n, k[:, :, :1]),
+        ValueError,
+        r"neighbour_mask: expected \[B,L,K\]=\[2, 4, 2\] or \[B,L,K,R\]",
+    ),
     "mask alone": (lambda t, n, k: (t, None, k), ValueError, "neighbour_mask: expected None where neighbours is None"),
     "no tensor": (lambda t, n, k: (t.tolist(), n, k), TypeError, "tokens: expected a torch.Tensor; got list"),
 }

@@ -16,15 +16,27 @@ from retro_model.retro.retrofit import RetrofittedDecoder, retrofit
 transformers = pytest.importorskip("transformers")
 
 V, M, R, K, N, LAYERS = 50, 8, 16, 2, 29, 3
-ADDED = dict(cca_layers=(2, 3), chunk_len=M, encoder_d_model=32, encoder_d_ff=64, encoder_heads=2, encoder_head_dim=16, encoder_layers=1)
+ADDED = dict(
+    cca_layers=(2, 3),
+    chunk_len=M,
+    encoder_d_model=32,
+    encoder_d_ff=64,
+    encoder_heads=2,
+    encoder_head_dim=16,
+    encoder_layers=1,
+)
 
 
 def gpt2():
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=V, n_positions=64, n_embd=32, n_layer=LAYERS, n_head=2))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=V, n_positions=64, n_embd=32, n_layer=LAYERS, n_head=2)
+    )
 
 
 def llama():
-    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1)
+    sizes = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1
+    )
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, **sizes))
 
 
@@ -167,14 +179,18 @@ def test_a_token_changes_nothing_before_it(make):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_a_block_by_hand(make):
-    """The hooks against the same sums written out: H = x + attention, CCA on its norm, then the block's feed-forward."""
+    """The hooks against the same sums written out: H = x + attention,
+    CCA on its norm, then the block's feed-forward.
+    """
     _, model = retrofitted(make, effect=True)
     tokens, neighbours, mask = batch()
     blocks, name = (model.decoder.transformer.h, "attn") if make is gpt2 else (model.decoder.model.layers, "self_attn")
     after = blocks[1].ln_2 if make is gpt2 else blocks[1].post_attention_layernorm
     kept = {}
     first = lambda out: out[0] if isinstance(out, tuple) else out  # noqa: E731
-    blocks[1].register_forward_pre_hook(lambda m, a, k: kept.update(x=a[0] if a else k["hidden_states"]), with_kwargs=True)
+    blocks[1].register_forward_pre_hook(
+        lambda m, a, k: kept.update(x=a[0] if a else k["hidden_states"]), with_kwargs=True
+    )
     getattr(blocks[1], name).register_forward_hook(lambda m, a, out: kept.update(own=first(out)), prepend=True)
     after.register_forward_pre_hook(lambda m, a: kept.update(residual=a[0]))
     model.eval()(tokens, neighbours, neighbour_mask=mask)
@@ -187,7 +203,9 @@ def test_a_block_by_hand(make):
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
-@pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=["tokens", "blocks", "prompt"])
+@pytest.mark.parametrize(
+    "steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=["tokens", "blocks", "prompt"]
+)
 def test_decoding_with_a_cache_equals_the_whole(make, steps):
     _, model = retrofitted(make, effect=True)
     model.double()
@@ -245,7 +263,9 @@ def test_added_weights_travel_alone():
     found = other.load_state_dict(state, strict=False)
     assert not found.unexpected_keys and all(name.startswith("decoder.") for name in found.missing_keys)
     tokens, neighbours, mask = batch()
-    assert torch.equal(other.eval()(tokens, neighbours, neighbour_mask=mask), model.eval()(tokens, neighbours, neighbour_mask=mask))
+    assert torch.equal(
+        other.eval()(tokens, neighbours, neighbour_mask=mask), model.eval()(tokens, neighbours, neighbour_mask=mask)
+    )
 
 
 def test_another_decoder_by_its_blocks():

@@ -44,7 +44,8 @@ def test_blocks_that_add_and_go_on_from_the_sum_fit(name):
 @pytest.mark.parametrize("name", UNFIT)
 def test_other_blocks_are_refused_by_name(name):
     with pytest.raises(
-        ValueError, match=rf"decoder: expected blocks that add their attention's output.*; got {name}\w*, whose output differs"
+        ValueError,
+        match=rf"decoder: expected blocks that add their attention's output.*; got {name}\w*, whose output differs",
     ):
         retrofit(make(name, UNFIT[name]), **ADDED)
 
@@ -114,7 +115,9 @@ def test_checkpointing_changes_no_gradient(decoder):
     blocks = model.decoder.transformer.h if decoder is gpt2 else model.decoder.model.layers
     model.encoder.register_forward_hook(lambda *_: computed.append(1))
     model.gradient_checkpointing_enable()
-    assert model.train() is model and not any(m.training for m in blocks[0].modules() if isinstance(m, torch.nn.Dropout))
+    assert model.train() is model and not any(
+        m.training for m in blocks[0].modules() if isinstance(m, torch.nn.Dropout)
+    )
     got = gradients(model, *batches)
     assert len(computed) == 4  # once in each pass, once more in each backward
     assert got.keys() == want.keys()
@@ -130,7 +133,9 @@ def test_checkpointing_changes_no_gradient(decoder):
 def lora(decoder, **changes):
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
-    return peft.get_peft_model(decoder, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **changes))
+    return peft.get_peft_model(
+        decoder, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **changes)
+    )
 
 
 @pytest.mark.parametrize("inner", [False, True])
@@ -140,7 +145,9 @@ def test_adapters_and_cross_attention_train_together(inner):
     peft_model = lora(llama())
     model = retrofit(peft_model.get_base_model() if inner else peft_model, **ADDED, cca_output="fresh").train()
     trains = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert {name for name in trains if name.startswith("decoder.")} == {n for n, _ in model.named_parameters() if "lora_" in n}
+    assert {name for name in trains if name.startswith("decoder.")} == {
+        n for n, _ in model.named_parameters() if "lora_" in n
+    }
     assert all(name in trains for name, _ in model.named_parameters() if not name.startswith("decoder."))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
@@ -193,7 +200,9 @@ def test_the_loss_without_all_logits(make, bias):
         model.zero_grad()
         logits = model(tokens, neighbours, neighbour_mask=mask)
         aims = (tokens if targets is None else targets)[:, 1:]
-        want = torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), aims, reduction="none") * counted[:, 1:]
+        want = (
+            torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), aims, reduction="none") * counted[:, 1:]
+        )
         want.sum().backward()
         torch.testing.assert_close(got.losses, want.detach(), rtol=1e-10, atol=1e-12)
         for name, p in model.named_parameters():

@@ -13,14 +13,30 @@ from retro_model.scale.build import build, opened
 from retro_model.scale.recipe import Recipe, Synthetic, synthetic_sources
 from tests.conftest import INTERPRETER
 
-needs_gloo = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+needs_gloo = pytest.mark.skipif(
+    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
+)
 
 
 @needs_gloo
 def test_one_command_builds_on_a_cluster_and_trains_two_processes(tmp_path, capfd):
     pytest.importorskip("distributed")
     files = str(Path(json.__file__).parent / "*.py")
-    arguments = [str(tmp_path), "--files", files, "--shards", "2", "--chunk-len", "16", "--vocab", "400", "--k", "3", "--cluster", "2"]
+    arguments = [
+        str(tmp_path),
+        "--files",
+        files,
+        "--shards",
+        "2",
+        "--chunk-len",
+        "16",
+        "--vocab",
+        "400",
+        "--k",
+        "3",
+        "--cluster",
+        "2",
+    ]
     command.main(arguments)
     output = capfd.readouterr().out
     assert output.index("core-hours") < output.index("tokens ...")  # the plan comes first
@@ -30,26 +46,35 @@ def test_one_command_builds_on_a_cluster_and_trains_two_processes(tmp_path, capf
     store, database, neighbours = opened(tmp_path)
     assert len(store.shards) == 2 and neighbours.shape == (len(store), 3) and database.recall is None
     found = np.asarray(neighbours)
-    assert (database.document_of(found)[found >= 0] != np.repeat(store.chunk_doc[:], 3).reshape(found.shape)[found >= 0]).all()
+    assert (
+        database.document_of(found)[found >= 0] != np.repeat(store.chunk_doc[:], 3).reshape(found.shape)[found >= 0]
+    ).all()
     assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == 20
 
 
 def test_a_plan_counts_what_a_build_writes(tmp_path):
-    recipe = Recipe(chunk_len=16, vocab_size=Synthetic.vocab_size, dim=16, index="OPQ4,IVF16,PQ4x4", nprobe=4, k=2, text=False)
+    recipe = Recipe(
+        chunk_len=16, vocab_size=Synthetic.vocab_size, dim=16, index="OPQ4,IVF16,PQ4x4", nprobe=4, k=2, text=False
+    )
     report = build(tmp_path, recipe, synthetic_sources(1500, 3, 16), Synthetic(), say=lambda text: None)
     assert (report["chunks"], report["shards"], report["documents"]) == (1500, 3, 75) and 0 < report["recall"][2] <= 1
     stages = {stage.name: stage for stage in plan.plan(recipe, 1500, 3)}
     written = {name: sum(p.stat().st_size for p in (tmp_path / folder).rglob(pattern)) for name, folder, pattern in (
-        ("tokens", "store", "*.bin"), ("keys", "keys", "keys.npy"), ("index", "keys", "*.faiss*"), ("neighbours", "neighbours", "*.npy"),
+        ("tokens", "store", "*.bin"), ("keys", "keys", "keys.npy"), ("index", "keys", "*.faiss*"),
+        ("neighbours", "neighbours", "*.npy"),
     )}  # fmt: skip
     for name, size in written.items():
-        assert stages[name].disk == pytest.approx(size, rel=0.5 if name == "index" else 0.1), name  # a small index is mostly its tables
+        assert stages[name].disk == pytest.approx(size, rel=0.5 if name == "index" else 0.1), (
+            name
+        )  # a small index is mostly its tables
     rates = plan.measured_rates(tmp_path / "report.json")
     again = plan.plan(recipe, 1500, 3, rates=rates)
     for stage, ran in zip(again, report["stages"]):
         assert stage.core_seconds == pytest.approx(ran["core_seconds"], abs=1e-6), stage.name
     texts = plan.plan(dataclasses.replace(recipe, text=True), 1500, 3, rates=rates)
-    assert texts[0].core_seconds == pytest.approx(1500 * 16 / 64 * plan.RATES["text"])  # a run on token ids says nothing of text
+    assert texts[0].core_seconds == pytest.approx(
+        1500 * 16 / 64 * plan.RATES["text"]
+    )  # a run on token ids says nothing of text
     twice = plan.plan(recipe, 3000, 3, rates=rates)
     assert all(b.core_seconds >= a.core_seconds and b.disk >= a.disk for a, b in zip(again, twice))
 
@@ -57,7 +82,11 @@ def test_a_plan_counts_what_a_build_writes(tmp_path):
 def test_the_plan_is_printed_for_documents_and_machines(capsys, tmp_path):
     command.main(["plan", "--documents", "5e7", "--machines", "32", "--cores", "64", "--shards", "4096"])
     output = capsys.readouterr().out
-    assert "1,000,000,000 chunks of 64 tokens in 4096 shards" in output and "on 32 machines of 64 cores" in output and "GB" in output
+    assert (
+        "1,000,000,000 chunks of 64 tokens in 4096 shards" in output
+        and "on 32 machines of 64 cores" in output
+        and "GB" in output
+    )
     with pytest.raises(SystemExit, match="give --chunks or --documents"):
         command.main(["plan"])
     (tmp_path / "report.json").write_text("{}")

@@ -1,4 +1,6 @@
-"""Ranges of a sequence on 2 and 4 processes: logits, losses and gradients of one process, and the bytes that are stated."""
+"""Ranges of a sequence on 2 and 4 processes: logits, losses and
+gradients of one process, and the bytes that are stated.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from tests import processes
 from tests.conftest import INTERPRETER
 from tests.model import tiny
 
-pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = pytest.mark.skipif(
+    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
+)
 
 B, N, M, K, R = 2, 32, 4, 2, 6
 
@@ -26,7 +30,9 @@ def batch(device="cpu") -> Batch:
 
 
 def outcome(model, part=None):
-    """Logits, the loss of every token and every gradient, the loss being the mean over all real tokens of all ranges."""
+    """Logits, the loss of every token and every gradient, the loss
+    being the mean over all real tokens of all ranges.
+    """
     whole = batch(next(model.parameters()).device)
     mine = whole if part is None else part.split(whole)
     logits = model(**mine.inputs)
@@ -52,7 +58,12 @@ def worker(rank, exchange, checkpoint, shared):
 SHARED = {"encoder_d_model": 24, "share_embeddings": True}
 
 
-CASES = [(2, "gather", False, {}), (2, "ring", False, {"encoder_cross_layers": ()}), (4, "ring", False, {}), (4, "gather", True, SHARED)]
+CASES = [
+    (2, "gather", False, {}),
+    (2, "ring", False, {"encoder_cross_layers": ()}),
+    (4, "ring", False, {}),
+    (4, "gather", True, SHARED),
+]
 
 
 def all_cases(rank):
@@ -75,7 +86,9 @@ def test_equals_one_process(case, ran):
     close = {"rtol": 1e-9, "atol": 1e-11}
     torch.testing.assert_close(torch.from_numpy(logits), want_logits, **close)
     torch.testing.assert_close(torch.from_numpy(losses)[:, :-1], want_losses, **close)
-    assert want_grads.keys() == grads.keys() and all(g.abs().max() > 0 for n, g in want_grads.items() if "chunk_norm" not in n)
+    assert want_grads.keys() == grads.keys() and all(
+        g.abs().max() > 0 for n, g in want_grads.items() if "chunk_norm" not in n
+    )
     for name, want in want_grads.items():
         torch.testing.assert_close(torch.from_numpy(grads[name]), want, msg=name, **close)
     if not checkpoint:
@@ -89,7 +102,8 @@ def stated(rank, count, exchange, conditioned) -> dict:
     keys = B * N // count * 2 * config.num_heads * config.head_dim * 8 * config.num_layers  # of one range, all layers
     if exchange == "gather":
         sent = {"keys and values": 3 * (count - 1) * keys}
-    else:  # forward and again in the backward pass, to the next process; then gradients of the ranges before, to each of them
+    # forward and again in the backward pass, to the next process; then gradients of the ranges before, to each of them
+    else:
         passed = 0 if last else rank + 1
         sent = {"keys and values": (3 * passed + rank) * keys}
     state = B * M * config.d_model * 8
@@ -120,12 +134,20 @@ def packed(rank):
         q, k, v, t, u = inputs
         if attention is None:
             out = rk.relative_attention(
-                q, k, v, rel_key=t, rel_start=0, causal=True, query_segment=segment, key_segment=segment, content_bias=u, position_bias=u
+                q, k, v, rel_key=t, rel_start=0, causal=True, query_segment=segment, key_segment=segment,
+                content_bias=u, position_bias=u
             )  # fmt: skip
             return out, torch.autograd.grad(out, inputs, upstream)
         mine = slice(rank * 12 // line.size, (rank + 1) * 12 // line.size)
         out = attention(
-            line, q[:, mine], k[:, mine], v[:, mine], t[:, : mine.stop], segment=segment[:, mine], content_bias=u, position_bias=u
+            line,
+            q[:, mine],
+            k[:, mine],
+            v[:, mine],
+            t[:, : mine.stop],
+            segment=segment[:, mine],
+            content_bias=u,
+            position_bias=u,
         )
         grads = torch.autograd.grad(out, inputs, upstream[:, mine])
         for grad in grads:
@@ -184,4 +206,6 @@ def test_steps_with_data_parallelism_equal_one_process(kind, ran):
     got, want = ran[4][1][kind], trained(tiny.model(dtype=torch.float64), [batch()])
     for a, b in zip(got, want):
         assert a["tokens"] == b["tokens"]
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-5)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
+            b["gradient_norm"], rel=1e-5
+        )

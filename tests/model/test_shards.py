@@ -1,4 +1,6 @@
-"""Folders of shards: what one process, a pool and a Dask cluster with a killed worker write is the same, and equals one store of all."""
+"""Folders of shards: what one process, a pool and a Dask cluster with
+a killed worker write is the same, and equals one store of all.
+"""
 
 import functools
 import os
@@ -26,7 +28,9 @@ def named() -> list[tuple]:
 
 
 def source(shard: int, dies: str | None = None):
-    """The documents of a shard; the first time the worker is killed after some of them, where `dies` names a mark to leave."""
+    """The documents of a shard; the first time the worker is killed
+    after some of them, where `dies` names a mark to leave.
+    """
     for i, document in enumerate(named()[shard * 6 : shard * 6 + 6]):
         if dies is not None and i == 4 and not Path(dies).exists():
             Path(dies).touch()
@@ -81,21 +85,33 @@ def test_equals_one_store_of_all_documents(here, tmp_path):
     whole = build_store(tmp_path / "store", named(), Given(), chunk_len=8)
     assert isinstance(open_store(folder / "store"), ShardedStore) and type(open_store(tmp_path / "store")) is TokenStore
     for name in ("tokens", "lengths", "chunk_doc", "chunk_bytes"):
-        assert np.array_equal(getattr(store, name), getattr(whole, name)) and getattr(store, name).dtype == getattr(whole, name).dtype, name
-    assert list(store.documents) == whole.documents and store.documents[-1] == whole.documents[-1] and len(store) == len(whole)
+        assert (
+            np.array_equal(getattr(store, name), getattr(whole, name))
+            and getattr(store, name).dtype == getattr(whole, name).dtype
+        ), name
+    assert (
+        list(store.documents) == whole.documents
+        and store.documents[-1] == whole.documents[-1]
+        and len(store) == len(whole)
+    )
     assert np.array_equal(store.document_tokens(17), whole.document_tokens(17))
     embedder = HashedTfidf(32).fit(whole)
     assert embedder.name == HashedTfidf(32).fit(store).name
     alone = ChunkDatabase.build(tmp_path / "keys", whole, embedder)
     assert np.array_equal(database.searcher.keys, alone.searcher.keys)
     want = precompute_neighbours(tmp_path / "neighbours", whole, alone, 3)
-    assert np.array_equal(neighbours, want) and np.array_equal(open_neighbours(folder / "neighbours", store, database), want)
+    assert np.array_equal(neighbours, want) and np.array_equal(
+        open_neighbours(folder / "neighbours", store, database), want
+    )
     for options in ({}, {"k": 2}):
         a, b = (
             next(training.batches(s, window=16, batch_size=3, seed=1, neighbours=n, database=d, **options))
             for s, n, d in ((store, neighbours, database), (whole, want, alone))
         )
-        assert all(x.equal(y) for x, y in ((a.tokens, b.tokens), (a.neighbours, b.neighbours), (a.neighbour_mask, b.neighbour_mask)))
+        assert all(
+            x.equal(y)
+            for x, y in ((a.tokens, b.tokens), (a.neighbours, b.neighbours), (a.neighbour_mask, b.neighbour_mask))
+        )
 
 
 def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, tmp_path):
@@ -124,7 +140,10 @@ def test_a_pool_whose_worker_died_is_continued(here, tmp_path):
 
 def test_refusals(here, tmp_path):
     folder, _, database, _ = here
-    with disk.Lock(folder / "store" / ".shards.json.lock", "test"), pytest.raises(disk.Busy, match="the token store is being built"):
+    with (
+        disk.Lock(folder / "store" / ".shards.json.lock", "test"),
+        pytest.raises(disk.Busy, match="the token store is being built"),
+    ):
         build_sharded_store(folder / "store", [[]], Given())
     other = build_sharded_store(tmp_path / "other", [named()[:5], named()[5:]], Given(), chunk_len=8)
     with pytest.raises(ValueError, match="expected the 2 shards of the store; got 4"):
@@ -159,7 +178,11 @@ def test_joined_arrays_are_indexed_as_one():
         np.arange(10) % 2 == 0,
     ):
         assert np.array_equal(joined[key], whole[key]), key
-    assert np.array_equal(joined[2:7, 1], whole[2:7, 1]) and np.array_equal(list(joined), whole) and joined.shape == whole.shape
+    assert (
+        np.array_equal(joined[2:7, 1], whole[2:7, 1])
+        and np.array_equal(list(joined), whole)
+        and joined.shape == whole.shape
+    )
     with pytest.raises(IndexError):
         joined[10]
 

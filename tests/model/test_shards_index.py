@@ -51,13 +51,22 @@ def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, 
     filled = []
     fill = index_shards._fill
     monkeypatch.setattr(
-        index_shards, "_merge", lambda *a, merge=index_shards._merge: (filled.extend(p.stat().st_mtime_ns for p in a[1]), merge(*a))
+        index_shards,
+        "_merge",
+        lambda *a, merge=index_shards._merge: (filled.extend(p.stat().st_mtime_ns for p in a[1]), merge(*a)),
     )
     monkeypatch.setattr(index_shards, "_fill", lambda *a: fill(*a))
     built = ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
     assert [filled[0], filled[2]] == times  # only the missing one was filled again
-    assert {p.name.rsplit(".", 1)[-1] for p in (tmp_path / "d").iterdir() if "OPQ" in p.name} == {"faiss", "json", "lists"}
-    assert built.recall[2] > 0.9 and (tmp_path / "d" / "00000" / "keys.npy").stat().st_size < len(store.shards[0]) * 64 + 200
+    assert {p.name.rsplit(".", 1)[-1] for p in (tmp_path / "d").iterdir() if "OPQ" in p.name} == {
+        "faiss",
+        "json",
+        "lists",
+    }
+    assert (
+        built.recall[2] > 0.9
+        and (tmp_path / "d" / "00000" / "keys.npy").stat().st_size < len(store.shards[0]) * 64 + 200
+    )
     found = built.search(**queries(store))
     assert (found >= 0).all() and (store.chunk_doc[found] != queries(store)["exclude_doc"][:, None]).all()
     keys, asked = built.searcher.exact.keys, embedder(queries(store)["chunks"], queries(store)["lengths"])

@@ -27,7 +27,10 @@ def tokenizer():
 
 def documents(n=12):
     rng = np.random.default_rng(0)
-    return [Document(f"doc{i}", f"group{i % 3}", TEXTS[i % 4] * (i + 1) if i % 2 else rng.integers(2, 258, 5 * i + 1)) for i in range(n)]
+    return [
+        Document(f"doc{i}", f"group{i % 3}", TEXTS[i % 4] * (i + 1) if i % 2 else rng.integers(2, 258, 5 * i + 1))
+        for i in range(n)
+    ]
 
 
 def test_rows_and_bytes(tmp_path, tokenizer):
@@ -121,7 +124,9 @@ def test_a_killed_build_continues_bitwise(tmp_path):
     build_store(tmp_path / "whole", documents(), TRAINED, chunk_len=8)
     for point, count in [("read", 0), ("before", 1), ("read", 5), ("after", 1), ("read", 11), ("before", 2)]:
         child = CHILD.format(root=str(ROOT))
-        done = subprocess.run([sys.executable, "-c", child, tmp_path / "cut", point, str(count)], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", child, tmp_path / "cut", point, str(count)], cwd=ROOT, capture_output=True, text=True
+        )
         assert done.returncode == -signal.SIGKILL, done.stderr
         if (tmp_path / "cut" / stores.MANIFEST).exists():
             with pytest.raises(ValueError, match="unfinished; run the same build again"):

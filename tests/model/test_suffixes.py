@@ -8,7 +8,13 @@ import torch
 
 from retro_model import evaluation
 from retro_model.evaluation.knn_lm import TokenDatastore, score_knn, typical_alpha
-from retro_model.evaluation.question_answering import aligned_prompt, exact_match, normalised, passage_neighbours, same_for_every_chunk
+from retro_model.evaluation.question_answering import (
+    aligned_prompt,
+    exact_match,
+    normalised,
+    passage_neighbours,
+    same_for_every_chunk,
+)
 from retro_model.evaluation.suffixes import score_suffixes
 from tests.model import tiny
 from tests.model.data import store_of

@@ -1,4 +1,6 @@
-"""Heads divided among processes: a model, its encoder and single layers equal the whole ones, gradients too, FSDP2 beside it."""
+"""Heads divided among processes: a model, its encoder and single
+layers equal the whole ones, gradients too, FSDP2 beside it.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from tests import processes
 from tests.conftest import INTERPRETER
 from tests.model import tiny
 
-pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = pytest.mark.skipif(
+    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
+)
 
 SIZES = {"num_heads": 4, "encoder_heads": 2}
 SETTINGS = training.Settings(steps=2, warmup_steps=0, max_lr=0.01, clip=0.5)
@@ -41,10 +45,14 @@ def layers() -> dict[str, nn.Module]:
 
 def updates(made: dict[str, nn.Module], device="cpu") -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(4)
-    x, encoded = (torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in ((2, 11, 24), (2, 2, 2, 6, 20)))
+    x, encoded = (
+        torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in ((2, 11, 24), (2, 2, 2, 6, 20))
+    )
     x.requires_grad_()
     found = {"attention": made["attention"](x), "cca": made["cca"](x, encoded), "feed_forward": made["feed_forward"](x)}
-    return found | {f"{name} gradient": torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for name, y in found.items()}
+    return found | {
+        f"{name} gradient": torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for name, y in found.items()
+    }
 
 
 def full(t: torch.Tensor) -> torch.Tensor:
@@ -76,7 +84,9 @@ def of_two(rank, folder):
     encoded = encoder(batch.neighbours, chunks, neighbour_mask=batch.neighbour_mask)
     model = parallelize(tiny.model(dtype=torch.float64, **SIZES).to(device), mesh)
     held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in model.parameters())
-    with pytest.raises(ValueError, match=r"layers.0.attention: expected num_heads and num_kv_heads that 2 processes divide; got 3, 3"):
+    with pytest.raises(
+        ValueError, match=r"layers.0.attention: expected num_heads and num_kv_heads that 2 processes divide; got 3, 3"
+    ):
         parallelize(tiny.model(num_heads=3).to(device), mesh)
     logits, grads = outcome(model)
     simple = {name: full(t).numpy() for name, t in updates(made, device).items()}
@@ -127,7 +137,9 @@ def test_layers_and_the_encoder_equal_the_whole_ones(ran):
         torch.testing.assert_close(torch.from_numpy(simple[name]), want.detach(), msg=name)
     batch = whole_batch()
     chunks = torch.linspace(-1, 1, 2 * 4 * 4 * 24, dtype=torch.float64).view(2, 4, 4, 24)
-    want = tiny.model(dtype=torch.float64, **SIZES).encoder(batch.neighbours, chunks, neighbour_mask=batch.neighbour_mask)
+    want = tiny.model(dtype=torch.float64, **SIZES).encoder(
+        batch.neighbours, chunks, neighbour_mask=batch.neighbour_mask
+    )
     torch.testing.assert_close(torch.from_numpy(encoded), want.detach())
 
 
@@ -140,7 +152,9 @@ def test_a_model_equals_the_whole_one(ran):
     for name, grad in want_grads.items():
         torch.testing.assert_close(torch.from_numpy(grads[name]), grad, msg=name)
     divided = sum(
-        p.numel() for n, p in model.named_parameters() if "attention." in n or "cca." in n or "cross." in n or "feed_forward." in n
+        p.numel()
+        for n, p in model.named_parameters()
+        if "attention." in n or "cca." in n or "cross." in n or "feed_forward." in n
     )
     assert held == sum(p.numel() for p in model.parameters()) - divided // 2
 
@@ -151,7 +165,9 @@ def test_with_fsdp2_and_with_ranges_of_the_sequence(ran):
     torch.testing.assert_close(torch.from_numpy(logits), model(**whole_batch().inputs).detach())
     want, _ = trained(model, [whole_batch()])
     for a, b in zip(history, want):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-6)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-6) and a["gradient_norm"] == pytest.approx(
+            b["gradient_norm"], rel=1e-6
+        )
     restored = tiny.model(seed=1, dtype=torch.float64, **SIZES)
     checkpoint.load(folder, restored)  # four processes' checkpoint in one
     for (name, p), q in zip(model.named_parameters(), restored.parameters(), strict=True):
@@ -166,7 +182,9 @@ def test_shards_of_four_processes_are_resumed_by_two_and_by_one(ran):
     alone, _ = trained(tiny.model(seed=3, dtype=torch.float64, **SIZES), [whole_batch()], resume=f"{folder}-shards")
     for got in (history, alone):
         for a, b in zip(got, want):
-            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-5)
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
+                b["gradient_norm"], rel=1e-5
+            )
     state = sharded_checkpoint.read_state(f"{folder}-shards")
     assert (state["step"], state["position"], state["extra"], state["processes"]) == (2, 4, {"note": "of four"}, 4)
     shards = list((folder.parent / "saved-shards" / state["shards"]).glob("*.distcp"))

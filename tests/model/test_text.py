@@ -92,11 +92,16 @@ def test_the_methods_agree_on_documents():
         found = {}
         for name in ("bits", "automaton"):
             _text.set_method(getattr(_text.Method, name))
-            found[name] = (text.longest_common_substring(x, y), text.common_prefix_lengths(x[None], y[None, None]).tolist())
+            found[name] = (
+                text.longest_common_substring(x, y),
+                text.common_prefix_lengths(x[None], y[None, None]).tolist(),
+            )
         _text.set_method(_text.Method.automatic)
         assert found["bits"] == found["automaton"]
     chunks, sources = rng.integers(0, 9, (100, 64)), rng.integers(0, 9, (100, 2, 128))
-    assert np.array_equal(text.common_prefix_lengths(chunks, sources, threads=1), text.common_prefix_lengths(chunks, sources, threads=4))
+    assert np.array_equal(
+        text.common_prefix_lengths(chunks, sources, threads=1), text.common_prefix_lengths(chunks, sources, threads=4)
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
@@ -110,13 +115,29 @@ def test_every_integer_type_and_stride(dtype):
     [
         (lambda: text.longest_common_substring([1.5], [1]), TypeError, "a: expected integers; got float64"),
         (lambda: text.longest_common_substring([1], [[1]]), ValueError, r"b: expected 1 dimension; got shape \[1, 1\]"),
-        (lambda: text.longest_common_substring([1], [-1]), ValueError, r"b: expected token ids within 0 .. 2147483647; got -1 .. -1"),
+        (
+            lambda: text.longest_common_substring([1], [-1]),
+            ValueError,
+            r"b: expected token ids within 0 .. 2147483647; got -1 .. -1",
+        ),
         (lambda: text.longest_common_substring([2**31], [1]), ValueError, "a: expected token ids"),
         (lambda: text.longest_common_prefix(["x"], [1]), TypeError, "a: expected integers"),
-        (lambda: text.longest_common_substrings([[1]], [[[1]], [[1]]]), ValueError, r"sources: expected \[n,K,R\] with n=1"),
+        (
+            lambda: text.longest_common_substrings([[1]], [[[1]], [[1]]]),
+            ValueError,
+            r"sources: expected \[n,K,R\] with n=1",
+        ),
         (lambda: text.longest_common_substrings([[1]], [[[1]]], lengths=[2]), ValueError, "lengths: expected"),
-        (lambda: text.longest_common_substrings([[1]], [[[1]]], source_mask=[[1]]), ValueError, "source_mask: expected bool"),
-        (lambda: text.minhash_signatures([1, 2], [0, 3]), ValueError, "offsets: expected ascending from 0 to the 2 tokens; got 0 .. 3"),
+        (
+            lambda: text.longest_common_substrings([[1]], [[[1]]], source_mask=[[1]]),
+            ValueError,
+            "source_mask: expected bool",
+        ),
+        (
+            lambda: text.minhash_signatures([1, 2], [0, 3]),
+            ValueError,
+            "offsets: expected ascending from 0 to the 2 tokens; got 0 .. 3",
+        ),
         (lambda: text.minhash_signatures([1, 2], [0, 2], 0), ValueError, "num_permutations: expected"),
         (lambda: text.ngram_jaccard([1, 2], [0, 2], [[0, 1]]), ValueError, r"pairs: expected \[p,2\] within 0 .. 0"),
     ],
@@ -174,15 +195,24 @@ def test_signatures_depend_on_content_and_seed_only():
     assert not np.array_equal(one[0], text.minhash_signatures(tokens, offsets, 16, ngram=4, seed=2)[0])
 
 
-@pytest.mark.parametrize("share, reason", [(1.0, "was built from other sources: its abi is 1, the package's 7"), (0.5, "is damaged: ")])
+@pytest.mark.parametrize(
+    "share, reason", [(1.0, "was built from other sources: its abi is 1, the package's 7"), (0.5, "is damaged: ")]
+)
 def test_an_extension_that_does_not_fit_is_a_reason(tmp_path, share, reason):
-    """One of older sources lacks a function, or takes other arguments; one that was cut short would kill the process that maps it."""
+    """One of older sources lacks a function, or takes other arguments;
+    one that was cut short would kill the process that maps it.
+    """
     package, library = Path(text.__file__).parents[1], Path(_text.__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tmp_path / package.name / library.name).write_bytes(library.read_bytes()[: int(library.stat().st_size * share)])
-    code = (
-        "import sys, retro_model; from retro_model.data import text; text.ABI = int(sys.argv[1]); text.longest_common_substring([1], [1])"
-    )
+    code = """
+import sys, retro_model
+from retro_model.data import text
+text.ABI = int(sys.argv[1])
+text.longest_common_substring([1], [1])
+"""
     environ = os.environ | {"PYTHONPATH": str(package.parent)}
     done = subprocess.run([sys.executable, "-c", code, "7"], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].startswith(f"ImportError: the extension retro_model._text {reason}"), done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: the extension retro_model._text {reason}"), (
+        done.stderr
+    )

@@ -34,10 +34,14 @@ def test_learning_rate_is_the_papers():
 
 
 @pytest.mark.parametrize("change", [
-    {"steps": 0}, {"steps": 20.5}, {"steps": 20.0}, {"steps": True}, {"steps": math.inf}, {"warmup_steps": 21}, {"warmup_steps": -1},
-    {"warmup_steps": 0.5}, {"autocast": "int8"}, {"clip": 0}, {"clip": math.inf}, {"max_lr": math.nan}, {"max_lr": -1.0}, {"max_lr": "1e-4"},
-    {"min_lr_ratio": 2}, {"min_lr_ratio": math.nan}, {"eps": math.inf}, {"eps": 0.0}, {"weight_decay": math.nan}, {"weight_decay": -0.1},
-    {"warmup_from": math.inf}, {"warmup_from": -1e-7}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)}, {"betas": (math.nan, 0.9)}, {"betas": (0.9,)},
+    {"steps": 0}, {"steps": 20.5}, {"steps": 20.0}, {"steps": True}, {"steps": math.inf}, {"warmup_steps": 21},
+    {"warmup_steps": -1},
+    {"warmup_steps": 0.5}, {"autocast": "int8"}, {"clip": 0}, {"clip": math.inf}, {"max_lr": math.nan},
+    {"max_lr": -1.0}, {"max_lr": "1e-4"},
+    {"min_lr_ratio": 2}, {"min_lr_ratio": math.nan}, {"eps": math.inf}, {"eps": 0.0}, {"weight_decay": math.nan},
+    {"weight_decay": -0.1},
+    {"warmup_from": math.inf}, {"warmup_from": -1e-7}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)},
+    {"betas": (math.nan, 0.9)}, {"betas": (0.9,)},
     {"betas": 0.9}, {"betas": (0.9, True)},
 ])  # fmt: skip
 def test_settings_refuse(change):
@@ -55,7 +59,11 @@ def test_only_matrices_of_linear_maps_decay():
         def __init__(self):
             super().__init__()
             self.embed, self.inner, self.norm = nn.Embedding(5, 4), nn.Linear(4, 4), nn.RMSNorm(4)
-            self.u, self.out, self.frozen = nn.Parameter(torch.zeros(2, 2)), nn.Linear(4, 5, bias=False), nn.Linear(2, 2)
+            self.u, self.out, self.frozen = (
+                nn.Parameter(torch.zeros(2, 2)),
+                nn.Linear(4, 5, bias=False),
+                nn.Linear(2, 2),
+            )
             self.out.weight = self.embed.weight
             self.frozen.requires_grad_(False)
 
@@ -63,7 +71,9 @@ def test_only_matrices_of_linear_maps_decay():
     decayed, others = training.parameter_groups(net, 0.1)
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
     assert [id(p) for p in decayed["params"]] == [id(net.inner.weight)]
-    assert {id(p) for p in others["params"]} == {id(p) for p in (net.embed.weight, net.inner.bias, net.norm.weight, net.u)}
+    assert {id(p) for p in others["params"]} == {
+        id(p) for p in (net.embed.weight, net.inner.bias, net.norm.weight, net.u)
+    }
 
 
 def test_batches_are_a_function_of_the_position():
@@ -104,7 +114,11 @@ def test_a_batch_holds_each_chunks_neighbours():
     store, database = toys.random_store(41), toys.Database(toys.random_store(30, seed=1))
     neighbours = np.random.default_rng(0).integers(-1, 30, (41, 3))
     batch = next(stream(store, neighbours=neighbours, database=database))
-    assert batch.neighbours.shape == (2, 2, 3, 8) and batch.neighbours.dtype == torch.int64 and batch.neighbour_mask.dtype == torch.bool
+    assert (
+        batch.neighbours.shape == (2, 2, 3, 8)
+        and batch.neighbours.dtype == torch.int64
+        and batch.neighbour_mask.dtype == torch.bool
+    )
     for b, u in itertools.product(range(2), range(2)):
         row = next(r for r in range(41) if batch.tokens[b, 4 * u : 4 * u + 4].tolist() == store.tokens[r].tolist())
         tokens, mask = database.values(neighbours[row])
@@ -128,7 +142,9 @@ def windows_of(store, neighbours, database, **options):
 
 @pytest.mark.parametrize("same_store", [True, False])
 def test_no_window_is_shown_its_own_documents(tmp_path, same_store):
-    """Adversarial documents: each of one to three chunks, and the nearest to every chunk is in the document before or after its own."""
+    """Adversarial documents: each of one to three chunks, and the
+    nearest to every chunk is in the document before or after its own.
+    """
     from retro_model.data.database import ChunkDatabase
     from retro_model.data.embed import HashedTfidf
     from retro_model.data.neighbours import precompute_neighbours
@@ -156,7 +172,12 @@ def test_no_window_is_shown_its_own_documents(tmp_path, same_store):
         assert not own & names(database_store, ids[ids >= 0])
         raw = neighbours[rows]
         exposed += bool(own & names(database_store, raw.reshape(-1)))
-        kept = np.array([[d not in own for d in (database_store.documents[i].name for i in database_store.chunk_doc[row])] for row in raw])
+        kept = np.array(
+            [
+                [d not in own for d in (database_store.documents[i].name for i in database_store.chunk_doc[row])]
+                for row in raw
+            ]
+        )
         assert np.array_equal(ids, np.where(kept, raw, -1))  # and nothing else is left out
     assert exposed > 10  # or the test is blind
     for rows, ids in windows_of(store, neighbours, database, k=2):
@@ -170,12 +191,15 @@ def test_padding_rows_and_missing_neighbours_stay_missing():
     store = toys.random_store(12)
     ids = training.visible(store, np.array([[0, 1, -1], [6, -1, -1]]), np.array([[5, -1]] * 12), toys.Database(store))
     assert ids.tolist() == [[[5, -1], [5, -1], [-1, -1]], [[5, -1], [-1, -1], [-1, -1]]]
-    assert (training.visible(store, np.array([[3, 4]]), np.array([[5, 0]] * 12), toys.Database(store))[..., 0] == -1).all()
+    assert (
+        training.visible(store, np.array([[3, 4]]), np.array([[5, 0]] * 12), toys.Database(store))[..., 0] == -1
+    ).all()
 
 
 @pytest.mark.parametrize("change,name", [
     ({"k": 1}, "k"), ({"k": 3, "neighbours": np.zeros((41, 2), int), "database": object()}, "k"),
-    ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"), ({"starts": np.array([40])}, "starts"),
+    ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"),
+    ({"starts": np.array([40])}, "starts"),
     ({"neighbours": np.zeros((41, 1), int)}, "neighbours"), ({"rank": 2, "world_size": 2}, "rank"),
     ({"neighbours": np.zeros((40, 1), int), "database": object()}, "neighbours"),
 ])  # fmt: skip
@@ -209,7 +233,9 @@ def test_a_step_is_the_gradient_of_the_mean_over_all_parts():
     reference = toys.Bigram().double()
     value = training.loss(reference(whole.tokens), whole)
     value.backward()
-    assert results["loss"] == pytest.approx(value.item(), rel=1e-5) and results["tokens"] == int(whole.real[:, 1:].sum())
+    assert results["loss"] == pytest.approx(value.item(), rel=1e-5) and results["tokens"] == int(
+        whole.real[:, 1:].sum()
+    )
     for p, q in zip(accumulated.parameters(), reference.parameters()):
         torch.testing.assert_close(p, q - 0.5 * q.grad, rtol=1e-6, atol=1e-7)
 
@@ -217,10 +243,22 @@ def test_a_step_is_the_gradient_of_the_mean_over_all_parts():
 def test_clipping_bounds_the_step():
     parts = take(1, stream(toys.random_store(41)))
     free, results = step_of(parts)
-    norm = math.sqrt(sum((p - q).square().sum().item() for p, q in zip(free.parameters(), toys.Bigram().double().parameters()))) / 0.5
+    norm = (
+        math.sqrt(
+            sum((p - q).square().sum().item() for p, q in zip(free.parameters(), toys.Bigram().double().parameters()))
+        )
+        / 0.5
+    )
     assert results["gradient_norm"] == pytest.approx(norm, rel=1e-5)
     clipped, _ = step_of(parts, clip=norm / 10)
-    moved = math.sqrt(sum((p - q).square().sum().item() for p, q in zip(clipped.parameters(), toys.Bigram().double().parameters()))) / 0.5
+    moved = (
+        math.sqrt(
+            sum(
+                (p - q).square().sum().item() for p, q in zip(clipped.parameters(), toys.Bigram().double().parameters())
+            )
+        )
+        / 0.5
+    )
     assert moved == pytest.approx(norm / 10, rel=1e-4)
 
 
@@ -251,7 +289,8 @@ def test_training_lowers_the_loss():
     model, settings = toys.Bigram(), training.Settings(steps=60, warmup_steps=5, max_lr=0.1)
     seen = []
     with training.progress("test", 60, quiet=True) as show:
-        history = training.train(model, training.make_optimizer(model, settings), stream(toys.random_store(41)), settings,
+        history = training.train(model, training.make_optimizer(model, settings), stream(toys.random_store(41)),
+                                 settings,
                                  report=lambda s, r: (show(s, r), seen.append(s)))  # fmt: skip
     assert seen == list(range(60))
     assert sum(h["loss"] for h in history[-10:]) < 0.7 * sum(h["loss"] for h in history[:10])
@@ -259,7 +298,8 @@ def test_training_lowers_the_loss():
 
 def retro():
     config = RetroConfig(
-        vocab_size=17, d_model=16, d_ff=32, num_heads=1, head_dim=16, num_layers=2, chunk_len=4, neighbour_len=8, cca_layers=(2,),
+        vocab_size=17, d_model=16, d_ff=32, num_heads=1, head_dim=16, num_layers=2, chunk_len=4, neighbour_len=8,
+        cca_layers=(2,),
         encoder_layers=1, encoder_d_model=16, encoder_d_ff=32, encoder_heads=1, encoder_head_dim=16, max_len=16,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -272,11 +312,15 @@ def test_a_compiled_retro_takes_the_same_steps():
     models = [retro(), retro()]
     histories = []
     for model, run in zip(models, (models[0], torch.compile(models[1], backend="aot_eager", fullgraph=True))):
-        batches = stream(toys.random_store(41), neighbours=neighbours, database=toys.Database(toys.random_store(30, seed=1)))
+        batches = stream(
+            toys.random_store(41), neighbours=neighbours, database=toys.Database(toys.random_store(30, seed=1))
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         histories.append(training.train(run, optimizer, batches, SETTINGS, stop=3))
     for a, b in zip(*histories):
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-4)
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
+            b["gradient_norm"], rel=1e-4
+        )
     for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(p, q, msg=name)
 
@@ -298,6 +342,8 @@ def test_the_papers_settings():
         assert training.learning_rate(steps, s) == pytest.approx(max_lr / 10)
     assert training.Settings.preset("7.5b", batch_size=256).steps == 800_000
     wikitext = training.Settings.preset("wikitext103")
-    assert [training.learning_rate(step, wikitext) for step in (0, 4000, 100_000)] == pytest.approx([1e-7, 2.5e-4, 2e-5])
+    assert [training.learning_rate(step, wikitext) for step in (0, 4000, 100_000)] == pytest.approx(
+        [1e-7, 2.5e-4, 2e-5]
+    )
     with pytest.raises(ValueError, match="name: expected one of 172m"):
         training.Settings.preset("1b")

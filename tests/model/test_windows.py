@@ -28,7 +28,9 @@ def assert_same(loaded, wanted):
     for got, want in zip(loaded, wanted, strict=True):
         assert torch.equal(got["input_ids"], want.tokens)
         assert torch.equal(got["labels"], torch.where(want.real, want.tokens, -100))
-        assert torch.equal(got["neighbours"], want.neighbours) and torch.equal(got["neighbour_mask"], want.neighbour_mask)
+        assert torch.equal(got["neighbours"], want.neighbours) and torch.equal(
+            got["neighbour_mask"], want.neighbour_mask
+        )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -64,23 +66,31 @@ def retrofit_of(store):
     pytest.importorskip("accelerate")
     from retro_model.huggingface import RetrofitForCausalLM
 
-    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    sizes = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1
+    )
     torch.manual_seed(0)
     decoder = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, max_position_embeddings=64, **sizes))
     encoder = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
-    return transformers, RetrofitForCausalLM.from_decoder(decoder, cca_layers=(2,), chunk_len=M, cca_output="fresh", **encoder)
+    return transformers, RetrofitForCausalLM.from_decoder(
+        decoder, cca_layers=(2,), chunk_len=M, cca_output="fresh", **encoder
+    )
 
 
 @pytest.mark.parametrize("workers, skip", [(0, True), (2, False)])
 def test_the_trainer_resumes_exactly(tmp_path, workers, skip):
-    """Stopped after 2 of 4 steps and resumed, by reading past what was taken or by `start`: the weights of an uninterrupted run."""
+    """Stopped after 2 of 4 steps and resumed, by reading past what
+    was taken or by `start`: the weights of an uninterrupted run.
+    """
     store, options = given(batch_size=2)
 
     def run(folder, dataset, steps, resume=None):
         transformers, model = retrofit_of(store)
         arguments = transformers.TrainingArguments(
-            folder, max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2, save_steps=2,
-            lr_scheduler_type="constant", report_to="none", use_cpu=True, disable_tqdm=True, dataloader_num_workers=workers,
+            folder, max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2,
+            save_steps=2,
+            lr_scheduler_type="constant", report_to="none", use_cpu=True, disable_tqdm=True,
+            dataloader_num_workers=workers,
             ignore_data_skip=skip,
         )  # fmt: skip
         transformers.Trainer(model, arguments, train_dataset=dataset).train(resume_from_checkpoint=resume)

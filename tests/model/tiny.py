@@ -32,7 +32,9 @@ def model(seed: int = 0, *, backend=None, checkpoint=False, dtype=torch.float32,
 
 
 def inputs(seed: int = 0, *, B=2, N=19, M=4, K=2, R=6, mask: str | None = "token"):
-    """tokens [B,N], neighbours [B,N//M,K,R] and a mask: None, "neighbour" [B,L,K], "token" [B,L,K,R] with ragged ends and absences."""
+    """tokens [B,N], neighbours [B,N//M,K,R] and a mask: None,
+    "neighbour" [B,L,K], "token" [B,L,K,R] with ragged ends and absences.
+    """
     g = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCAB, (B, N), generator=g)
     neighbours = torch.randint(0, VOCAB, (B, N // M, K, R), generator=g)

@@ -1,4 +1,6 @@
-"""Small stand-ins with the interfaces of the store, the database and the model, whose behaviour is known in closed form."""
+"""Small stand-ins with the interfaces of the store, the database and
+the model, whose behaviour is known in closed form.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def random_store(num_chunks: int = 40, chunk_len: int = 4, vocab: int = 17, seed
     random = np.random.default_rng(seed)
     documents = [random.integers(1, vocab, chunk_len * 3 - chunk_len // 2).tolist() for _ in range(num_chunks // 3 + 1)]
     whole = store(documents, chunk_len)
-    return Store(whole.tokens[:num_chunks], whole.lengths[:num_chunks], whole.chunk_doc[:num_chunks], whole.chunk_bytes[:num_chunks])
+    return Store(
+        whole.tokens[:num_chunks],
+        whole.lengths[:num_chunks],
+        whole.chunk_doc[:num_chunks],
+        whole.chunk_bytes[:num_chunks],
+    )
 
 
 class Database:
@@ -62,7 +69,11 @@ class Database:
         tokens, mask = np.zeros((*ids.shape, 2 * m), np.int64), np.zeros((*ids.shape, 2 * m), bool)
         for at in np.ndindex(ids.shape):
             for half, row in enumerate((ids[at], ids[at] + 1)):
-                if ids[at] < 0 or row >= len(self.rows.lengths) or self.rows.chunk_doc[row] != self.rows.chunk_doc[ids[at]]:
+                if (
+                    ids[at] < 0
+                    or row >= len(self.rows.lengths)
+                    or self.rows.chunk_doc[row] != self.rows.chunk_doc[ids[at]]
+                ):
                     continue
                 tokens[at][half * m : (half + 1) * m] = self.rows.tokens[row]
                 mask[at][half * m : (half + 1) * m] = np.arange(m) < self.rows.lengths[row]
@@ -85,7 +96,9 @@ class Bigram(nn.Module):
 
 
 class ByOffset(nn.Module):
-    """Gives token 0 the logit `offset + 1` at each offset of its window, and 0 to the other one: cost(offset) in closed form."""
+    """Gives token 0 the logit `offset + 1` at each offset of its
+    window, and 0 to the other one: cost(offset) in closed form.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,7 +1,8 @@
 """Plants faults one at a time and says which survive: `python -m tests.mutants [PATH ...]`, or `make mutants`.
 
-For every target the tests run once as they are, which tells how long they may take; then once a fault, C++ rebuilt for one instruction set. Exit
-code 1 where a fault survives that explained.json does not name. One seed plants the same faults in the same sources. `--json FILE` goes on where a
+For every target the tests run once as they are, which tells how long they may take; then once a fault, C++ rebuilt for
+one instruction set. Exit code 1 where a fault survives that explained.json does not name. One seed plants the same
+faults in the same sources. `--json FILE` goes on where a
 run ended: what FILE says was noticed is not planted again.
 """
 
@@ -23,7 +24,10 @@ from pathlib import Path
 from tests import trees
 from tests.mutants import operators, targets
 
-LEAST_S, SLACK = 60, 4.0  # a mutant may take this many times what the tests take, and no less than LEAST_S: beyond it counts as noticed
+LEAST_S, SLACK = (
+    60,
+    4.0,
+)  # a mutant may take this many times what the tests take, and no less than LEAST_S: beyond it counts as noticed
 EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 
@@ -89,19 +93,31 @@ def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n\n")[0])
     parser.add_argument("paths", nargs="*", metavar="PATH", help="only targets whose path matches (* and ? allowed)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--isa", default="avx2", help="instruction set that C++ is built for beside portable (default avx2)")
     parser.add_argument(
-        "--tree", type=Path, metavar="DIR", help="plant in this copy (default: a temporary one); kept, so that C++ builds are incremental"
+        "--isa", default="avx2", help="instruction set that C++ is built for beside portable (default avx2)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="append a line a fault; those it has, survivors apart, are not planted again"
+        "--tree",
+        type=Path,
+        metavar="DIR",
+        help="plant in this copy (default: a temporary one); kept, so that C++ builds are incremental",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="append a line a fault; those it has, survivors apart, are not planted again",
     )
     parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
     arguments = parser.parse_args(argv)
-    wanted = [t for t in targets.TARGETS if not arguments.paths or any(fnmatch.fnmatchcase(t.path, p) for p in arguments.paths)]
+    wanted = [
+        t
+        for t in targets.TARGETS
+        if not arguments.paths or any(fnmatch.fnmatchcase(t.path, p) for p in arguments.paths)
+    ]
     if arguments.list:
         for target in wanted:
             for fault in chosen(target, trees.ROOT, arguments.seed):
@@ -137,7 +153,10 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
             print(f"{outcome:<11} {target.path}:{fault.line}: {fault.text}", flush=True)
             if arguments.json:
                 with open(arguments.json, "a") as f:
-                    f.write(json.dumps({"path": target.path, "line": fault.line, "fault": fault.text, "outcome": outcome}) + "\n")
+                    f.write(
+                        json.dumps({"path": target.path, "line": fault.line, "fault": fault.text, "outcome": outcome})
+                        + "\n"
+                    )
         if target.path.startswith("csrc/"):
             build(tree, arguments.isa)
     return counts

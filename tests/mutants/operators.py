@@ -1,4 +1,6 @@
-"""Every single-line fault that a small set of operators makes of a source: comparisons, arithmetic, conditions, small numbers."""
+"""Every single-line fault that a small set of operators makes of a
+source: comparisons, arithmetic, conditions, small numbers.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ def python(source: str) -> list[Fault]:
 def _live(tree: ast.Module) -> Iterator[ast.AST]:
     """Nodes of function bodies, without what only words a message or a type."""
     left: list[ast.AST] = [
-        stmt for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for stmt in node.body
+        stmt
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for stmt in node.body
     ]
     seen: set[int] = set()
     while left:
@@ -103,7 +108,9 @@ def _edits(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, int, str
         yield node.lineno, node.col_offset, node.end_col_offset, str(node.value), str(node.value + 1)
 
 
-def _between(left: ast.expr, right: ast.expr, lines: list[str], table: dict[str, str]) -> Iterator[tuple[int, int, int, str, str]]:
+def _between(
+    left: ast.expr, right: ast.expr, lines: list[str], table: dict[str, str]
+) -> Iterator[tuple[int, int, int, str, str]]:
     if left.end_lineno != right.lineno:
         return
     between = lines[right.lineno - 1].encode()[left.end_col_offset : right.col_offset].decode()
@@ -113,18 +120,23 @@ def _between(left: ast.expr, right: ast.expr, lines: list[str], table: dict[str,
 
 
 CPP = {
-    " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ", " || ": " && ", " + ": " - ",
-    " - ": " + ", " * ": " + ", " / ": " * ", " % ": " * ", " += ": " -= ", "std::min(": "std::max(", "std::max(": "std::min(", " = 0;": " = 1;",
+    " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ",
+    " || ": " && ", " + ": " - ",
+    " - ": " + ", " * ": " + ", " / ": " * ", " % ": " * ", " += ": " -= ", "std::min(": "std::max(",
+    "std::max(": "std::min(", " = 0;": " = 1;",
     "true": "false", "false": "true",
 }  # fmt: skip
 #: lines that compute nothing, or whose fault would not compile or only moves work among threads
 NO_CODE = re.compile(
-    r"^\s*(#|//|/?\*|template|static_assert|using |namespace |struct |class |throw|case |RETRO_CHECK)|prefetch|assert\(|constexpr"
+    r"^\s*(#|//|/?\*|template|static_assert|using |namespace |struct |class |throw|case "
+    r"|RETRO_CHECK)|prefetch|assert\(|constexpr"
 )
 
 
 def cpp(source: str) -> list[Fault]:
-    """Faults in lines of code, comments left out; operators are told from template brackets by the spaces around them."""
+    """Faults in lines of code, comments left out; operators are told
+    from template brackets by the spaces around them.
+    """
     found = {}
     for number, line in enumerate(source.split("\n"), 1):
         code = line.split("//")[0]

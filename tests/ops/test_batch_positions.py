@@ -1,4 +1,6 @@
-"""Positions given as a tensor, one a batch entry: rows of different lengths, caches of fixed capacity, nothing read by the host."""
+"""Positions given as a tensor, one a batch entry: rows of different
+lengths, caches of fixed capacity, nothing read by the host.
+"""
 
 import pytest
 import torch
@@ -97,7 +99,9 @@ def test_the_definition_is_that_of_each_entry_alone(op, name):
 def test_an_entry_does_not_depend_on_the_others(op, backend):
     kw = problem(op, "a token", (0, 5, 17))
     out = getattr(rk, op)(**kw, backend=backend)
-    other = getattr(rk, op)(**kw | {ARGUMENT[op]: kw[ARGUMENT[op]] + torch.tensor([4, 0, 1], device=out.device)}, backend=backend)
+    other = getattr(rk, op)(
+        **kw | {ARGUMENT[op]: kw[ARGUMENT[op]] + torch.tensor([4, 0, 1], device=out.device)}, backend=backend
+    )
     same = [torch.equal(a, b) for a, b in zip(out, other, strict=True)]
     assert same == [False, True, False]
 
@@ -116,7 +120,9 @@ def test_an_equal_position_gives_what_an_int_gives(op, backend):
 
 @pytest.mark.parametrize("backend", [backend for op, backend in EVERY if op == "chunked_cross_attention"])
 def test_chunks_that_do_not_exist_are_not_attended(backend):
-    """Six chunks of four: positions from 27 on, and before 3, attend nothing; what the last chunk holds is met up to 26."""
+    """Six chunks of four: positions from 27 on, and before 3, attend
+    nothing; what the last chunk holds is met up to 26.
+    """
     kw = problem("chunked_cross_attention", "a block", (20, -9, 100), gate=False, mask=None)
     kw = inputs.differentiable(kw)
     out, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)

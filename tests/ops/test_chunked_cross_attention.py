@@ -60,15 +60,18 @@ shapes = st.fixed_dictionaries(
         B=st.integers(1, 2), N=st.integers(1, 40), M=st.integers(1, 17), K=st.integers(1, 3), R=st.integers(1, 19),
         D=st.sampled_from([16, 24, 40, 64]), E=st.sampled_from([None, 1, 3, 16]), query_start=st.integers(0, 30),
         biases=st.booleans(), gate=st.booleans(), mask=st.sampled_from([None, "neighbour", "token"]),
-        heads=st.sampled_from(["each", "shared"]), extra_chunks=st.integers(0, 1), rel=st.sampled_from([None, "all", "bounded"]),
-        rel_start=st.integers(-20, 20), T=st.integers(1, 30), grouping=st.sampled_from([(1, 1), (4, 2), (3, 1)]), seed=st.integers(0, 99),
+        heads=st.sampled_from(["each", "shared"]), extra_chunks=st.integers(0, 1),
+        rel=st.sampled_from([None, "all", "bounded"]),
+        rel_start=st.integers(-20, 20), T=st.integers(1, 30), grouping=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+        seed=st.integers(0, 99),
     )
 )  # fmt: skip
 
 
 @settings(max_examples=5 if INTERPRETER else 60)
 @given(case=shapes)
-@example(case=dict(B=1, N=1, M=1, K=1, R=1, D=16, E=None, query_start=0, biases=True, gate=True, mask="token", heads="each",
+@example(case=dict(B=1, N=1, M=1, K=1, R=1, D=16, E=None, query_start=0, biases=True, gate=True, mask="token",
+                   heads="each",
                    extra_chunks=0, rel="all", rel_start=0, T=1, grouping=(1, 1), seed=0))  # fmt: skip
 def test_random_shapes(backend, case):
     case = dict(case)
@@ -81,7 +84,9 @@ def test_layouts_give_the_same_bits(backend, view):
     kw = inputs.cross_attention(5, gate=True, mask="token", E=8)
     there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     want, got = compare.run(OP, kw, backend), None
-    leaves = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
+    leaves = {
+        n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()
+    }
     out, lse = rk.chunked_cross_attention(**leaves, return_lse=True, backend=backend)
     assert torch.equal(out, want["out0"]) and torch.equal(lse, want["out1"])
     names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]

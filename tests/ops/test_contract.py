@@ -1,4 +1,6 @@
-"""What every op is: a torch.library operator that survives opcheck, compile, autocast, checkpointing and any requires_grad."""
+"""What every op is: a torch.library operator that survives opcheck,
+compile, autocast, checkpointing and any requires_grad.
+"""
 
 import contextlib
 import functools
@@ -27,7 +29,9 @@ OPTIONS = {
 }
 SMALL = {op: functools.partial(build, 1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
 PROBLEM = {op: getattr(_problem, "".join(part.title() for part in op.split("_"))) for op in _dispatch.OPS}
-EVERY = [(op, backend) for op in _dispatch.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
+EVERY = [
+    (op, backend) for op in _dispatch.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]
+]
 every = pytest.mark.parametrize("op, backend", EVERY)
 
 
@@ -61,7 +65,9 @@ def test_opcheck(op, backend):
     grads = [torch.ones_like(o) if o.is_floating_point() else None for o in outs]
     needs = [getattr(call, n) is not None for n in call.DIFFERENTIABLE]
     backward = getattr(torch.ops.retro_kernels, f"{op}_backward")
-    torch.library.opcheck(backward, (*inputs_detached(call), backend, *outs, *grads, needs), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        backward, (*inputs_detached(call), backend, *outs, *grads, needs), test_utils=("test_schema", "test_faketensor")
+    )
 
 
 def inputs_detached(call):
@@ -92,7 +98,9 @@ def test_an_output_that_nobody_used_brings_no_gradient(op, used, given, monkeypa
     """None, not zeros: a backward pass leaves out what belongs to it."""
     module, seen = compare.module(op, "reference"), []
     real = module.backward
-    monkeypatch.setattr(module, "backward", lambda call, outs, grads, needs: seen.append(grads) or real(call, outs, grads, needs))
+    monkeypatch.setattr(
+        module, "backward", lambda call, outs, grads, needs: seen.append(grads) or real(call, outs, grads, needs)
+    )
     outs = getattr(rk, op)(**inputs.differentiable(SMALL[op]()), return_lse=True, backend="reference")
     sum(outs[i].where(outs[i].isfinite(), 0).sum() for i in used).backward()
     assert [grad is not None for grad in seen[0]] == given
@@ -105,7 +113,9 @@ def test_any_subset_of_inputs_may_require_grad(op, backend):
     leaves = inputs.differentiable(kw)
     want = dict(zip(names, torch.autograd.grad(total(op, leaves, backend), [leaves[n] for n in names]), strict=True))
     subsets = list(
-        itertools.chain.from_iterable(itertools.combinations(names, r) for r in ((1,) if INTERPRETER else (1, 2, len(names) - 1)))
+        itertools.chain.from_iterable(
+            itertools.combinations(names, r) for r in ((1,) if INTERPRETER else (1, 2, len(names) - 1))
+        )
     )
     for subset in subsets:
         some = {n: v.detach().requires_grad_(n in subset) if n in names else v for n, v in kw.items()}
@@ -129,7 +139,9 @@ def test_autocast(op, backend):
 
 @pytest.mark.parametrize("x, decay, initial", [("bfloat16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")])
 def test_autocast_gives_a_running_sum_one_type(x, decay, initial):
-    """States, decays and inputs come from narrowed layers or from parameters; without autocast the mixture is an error."""
+    """States, decays and inputs come from narrowed layers or from
+    parameters; without autocast the mixture is an error.
+    """
     kw = inputs.leaky(1)
     kw = {
         "x": kw["x"].to(getattr(torch, x)),
@@ -200,9 +212,16 @@ def test_empty_inputs(op, backend):
 
 @pytest.mark.parametrize("n, keys", [(1, 0), (0, 1), (0, 0)])
 def test_no_displacement_takes_a_table_of_no_rows(n, keys):
-    """As the slice of a larger table comes out: decoding from an empty cache, a shard without keys or without queries."""
+    """As the slice of a larger table comes out: decoding from an
+    empty cache, a shard without keys or without queries.
+    """
     kw = inputs.self_attention(1, N=1, S=1, causal=True)
-    kw |= {"query": kw["query"][:, :n], "key": kw["key"][:, :keys], "value": kw["value"][:, :keys], "rel_key": kw["rel_key"][:, :0]}
+    kw |= {
+        "query": kw["query"][:, :n],
+        "key": kw["key"][:, :keys],
+        "value": kw["value"][:, :keys],
+        "rel_key": kw["rel_key"][:, :0],
+    }
     kw = inputs.differentiable(kw)
     out, lse = rk.relative_attention(**kw, return_lse=True)
     assert out.shape == (2, n, 4, 16) and (out == 0).all() and lse.shape == (2, 4, n) and (lse == -torch.inf).all()

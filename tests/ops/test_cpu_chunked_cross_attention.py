@@ -45,7 +45,9 @@ def test_positions_of_each_entry(native, N, isa):  # noqa: F811
 @pytest.mark.parametrize("seed", [22, 29])
 def test_gradients_of_one_query_use_the_scores_of_its_forward_pass(seed):
     """Its probabilities are off by a percent where the backward pass rounds what the forward pass did not."""
-    compare.check(OP, inputs.cross_attention(seed, dtype=torch.bfloat16, N=1, query_start=10, B=1, H=2, M=4, K=1, R=3), "cpu")
+    compare.check(
+        OP, inputs.cross_attention(seed, dtype=torch.bfloat16, N=1, query_start=10, B=1, H=2, M=4, K=1, R=3), "cpu"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -69,7 +71,9 @@ def test_each_gradient_alone_is_the_same():
     leaves = inputs.differentiable(kw)
     names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
     grad = inputs.randn(inputs.generator(1), *kw["query"].shape, dtype=torch.float32)
-    together = torch.autograd.grad(rk.chunked_cross_attention(**leaves, backend="cpu"), [leaves[n] for n in names], grad)
+    together = torch.autograd.grad(
+        rk.chunked_cross_attention(**leaves, backend="cpu"), [leaves[n] for n in names], grad
+    )
     for name, want in zip(names, together, strict=True):
         alone = {n: v.detach().requires_grad_(n == name) if n in names else v for n, v in leaves.items()}
         got = torch.autograd.grad(rk.chunked_cross_attention(**alone, backend="cpu"), alone[name], grad)[0]

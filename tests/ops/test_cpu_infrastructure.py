@@ -42,13 +42,22 @@ def test_set_isa(native):
 
 def test_environment_chooses_the_isa():
     code = "from retro_kernels import _native; print(_native.extension('_cpu').isa_name())"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "portable"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "portable"}, capture_output=True, text=True
+    )
     assert done.stdout.strip() == "portable", done.stderr
 
 
 def test_an_unknown_isa_is_a_reason_like_any_other():
-    code = "import retro_kernels as rk; from retro_kernels import info; print(rk.backends()['topk_chunks']['cpu'].reason); info.lines()"
-    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "mmx"}, capture_output=True, text=True)
+    code = """
+import retro_kernels as rk
+from retro_kernels import info
+print(rk.backends()['topk_chunks']['cpu'].reason)
+info.lines()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "mmx"}, capture_output=True, text=True
+    )
     assert done.stdout.startswith("RETRO_KERNELS_ISA: unknown instruction set mmx; have: portable"), done.stderr
     assert done.returncode == 0, done.stderr
 
@@ -88,7 +97,9 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_thousands_of_threads_are_not_started():
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert int(done.stdout) < max(16, os.cpu_count()), done.stderr
 
 
@@ -98,13 +109,18 @@ def test_a_stale_extension_is_a_reason_like_any_other():
     assert "abi is 1, the package's" in _native._stale(SimpleNamespace(abi=1), abi)
     assert "abi is None" in _native._stale(SimpleNamespace(), 1)
     fewer = fields | {"RelativeAttention": 18}
-    assert _native._stale(SimpleNamespace(abi=abi, fields=fewer), abi) == "it takes 18 fields of RelativeAttention, the package has 20"
+    assert (
+        _native._stale(SimpleNamespace(abi=abi, fields=fewer), abi)
+        == "it takes 18 fields of RelativeAttention, the package has 20"
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' libraries are not looked into")
 @pytest.mark.parametrize("share", [0, 1e-4, 0.01, 0.5, 0.99])
 def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path, share):
-    """The loader maps what the file's header promises, and the process dies where it touches what is missing (SIGBUS)."""
+    """The loader maps what the file's header promises, and the
+    process dies where it touches what is missing (SIGBUS).
+    """
     package, library = Path(rk.__file__).parent, Path(_native.extension("_cpu").__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tmp_path / package.name / library.name).write_bytes(library.read_bytes()[: int(library.stat().st_size * share)])

@@ -1,4 +1,6 @@
-"""Relative attention and its logits on the CPU: sizes around the edges of blocks, every instruction set, any number of threads."""
+"""Relative attention and its logits on the CPU: sizes around the
+edges of blocks, every instruction set, any number of threads.
+"""
 
 import subprocess
 import sys
@@ -113,7 +115,11 @@ def test_logits_at_block_edges(N, key_len):
 def test_bits_do_not_depend_on_threads():
     threads = torch.get_num_threads()
     try:
-        for case in (dict(B=1, N=300, H=2, causal=True), dict(B=1, N=1, S=900, H=2), dict(B=9, N=20, H=8, heads="shared", E=3)):
+        for case in (
+            dict(B=1, N=300, H=2, causal=True),
+            dict(B=1, N=1, S=900, H=2),
+            dict(B=9, N=20, H=8, heads="shared", E=3),
+        ):
             kw, results = inputs.self_attention(8, **case), []
             logits = inputs.relative_logits(8, N=300, key_len=70)
             for count in (1, 2, 5):
@@ -131,7 +137,8 @@ def test_bits_do_not_depend_on_threads():
 MEMORY = """
 import resource, torch, retro_kernels as rk
 from retro_kernels.testing import inputs
-kw = inputs.differentiable(inputs.self_attention(9, B=1, N=16384, H=1, D=16, rel="bounded", rel_start=0, T=64, causal=True, window=100))
+kw = inputs.self_attention(9, B=1, N=16384, H=1, D=16, rel="bounded", rel_start=0, T=64, causal=True, window=100)
+kw = inputs.differentiable(kw)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rk.relative_attention(**kw, backend="cpu").sum().backward()
 rk.relative_logits(kw["query"][:, :64], kw["rel_key"], key_len=16384, rel_start=0, backend="cpu")

@@ -63,7 +63,9 @@ def test_nan_and_infinity_on_every_isa(native, isa):  # noqa: F811
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("metric", ["dot", "l2"])
-@pytest.mark.parametrize("case", [dict(B=1, Q=1, S=20011, D=9), dict(B=3, Q=70, S=60), dict(B=1, Q=40, S=9000, D=8, k=100)], ids=str)
+@pytest.mark.parametrize(
+    "case", [dict(B=1, Q=1, S=20011, D=9), dict(B=3, Q=70, S=60), dict(B=1, Q=40, S=9000, D=8, k=100)], ids=str
+)
 def test_bits_do_not_depend_on_threads(case, metric, dtype):
     threads = torch.get_num_threads()
     kw, results = inputs.topk(5, metric=metric, dtype=dtype, **case), []

@@ -1,4 +1,6 @@
-"""What only a GPU can show: CUDA graph capture, no host synchronisation, non-default streams. Skipped where there is none."""
+"""What only a GPU can show: CUDA graph capture, no host
+synchronisation, non-default streams. Skipped where there is none.
+"""
 
 import pytest
 import torch

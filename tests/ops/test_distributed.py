@@ -1,4 +1,6 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: the averaged gradient equals the one process that sees both halves."""
+"""DDP and FSDP2 over two gloo processes on the CPU: the averaged
+gradient equals the one process that sees both halves.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from retro_kernels.testing import inputs
 from tests import processes
 from tests.conftest import INTERPRETER
 
-pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = pytest.mark.skipif(
+    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
+)
 
 
 class Layer(nn.Module):
@@ -48,7 +52,10 @@ def worker(rank, kind):
         fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
     x, neighbours = data()
     layer(x[rank : rank + 1], neighbours[rank : rank + 1]).backward()
-    grads = {n.removeprefix("module."): p.grad.full_tensor() if kind == "fsdp2" else p.grad for n, p in layer.named_parameters()}
+    grads = {
+        n.removeprefix("module."): p.grad.full_tensor() if kind == "fsdp2" else p.grad
+        for n, p in layer.named_parameters()
+    }
     return {n: g.numpy() for n, g in grads.items()}
 
 

@@ -1,4 +1,6 @@
-"""A row that attends nothing is 0, -inf and without gradients, whatever lies around it; a NaN that a row does attend stays NaN."""
+"""A row that attends nothing is 0, -inf and without gradients,
+whatever lies around it; a NaN that a row does attend stays NaN.
+"""
 
 import pytest
 import torch
@@ -35,7 +37,9 @@ def test_a_merge_of_shards_that_are_empty_together(op, backend):
     kw = inputs.differentiable(kw)
     half = torch.arange(kw[mask].shape[-1], device=kw[mask].device) % 2 == 0
     run = getattr(rk, op)
-    (a, la), (b, lb) = (run(**{**kw, mask: kw[mask] & part}, return_lse=True, backend=backend) for part in (half, ~half))
+    (a, la), (b, lb) = (
+        run(**{**kw, mask: kw[mask] & part}, return_lse=True, backend=backend) for part in (half, ~half)
+    )
     for part in (a, b):
         part.register_hook(lambda grad: seen.append(grad.isnan().any().item()))
     seen = []
@@ -50,10 +54,14 @@ def test_a_merge_of_shards_that_are_empty_together(op, backend):
     assert seen == [True, True]  # else this test shows nothing
 
 
-@pytest.mark.parametrize("apart", [dict(causal=True, causal_gap=20), dict(segments=True), dict(window=2, query_offset=30)], ids=str)
+@pytest.mark.parametrize(
+    "apart", [dict(causal=True, causal_gap=20), dict(segments=True), dict(window=2, query_offset=30)], ids=str
+)
 @relative
 def test_keys_that_nobody_sees_may_hold_anything(backend, apart):
-    """Hidden not by a mask but by the gap, the documents or the window: nothing is visible, so nothing of them shows."""
+    """Hidden not by a mask but by the gap, the documents or the
+    window: nothing is visible, so nothing of them shows.
+    """
     kw = inputs.self_attention(2, N=5, S=9, **apart)
     if "segments" in apart:
         kw["key_segment"] = kw["key_segment"] + 7
@@ -83,8 +91,14 @@ def test_nan_that_is_attended_stays_nan(op, backend):
 @pytest.mark.parametrize("behind", [False, True], ids=["ahead", "behind"])
 @every
 def test_minus_infinity_in_a_table_hides(op, backend, behind):
-    """A table of numbers, as T5's or ALiBi's, that holds -inf is a mask by displacement; some rows here keep nothing."""
-    kw = inputs.cross_attention(4, biases=False, E=1) if op == "chunked_cross_attention" else inputs.self_attention(4, biases=False, E=1)
+    """A table of numbers, as T5's or ALiBi's, that holds -inf is a
+    mask by displacement; some rows here keep nothing.
+    """
+    kw = (
+        inputs.cross_attention(4, biases=False, E=1)
+        if op == "chunked_cross_attention"
+        else inputs.self_attention(4, biases=False, E=1)
+    )
     middle = kw["rel_key"].shape[1] // 2  # displacement 0, for chunks -1
     kw["rel_key"].zero_()[:, slice(middle, None) if behind else slice(middle)] = -torch.inf
     kw["rel_query"] = torch.ones_like(kw["rel_query"])

@@ -1,7 +1,8 @@
-"""Offsets past 2**31 elements: one dimension of every tensor is so far apart that an int32 product of index and stride wraps around.
+"""Offsets past 2**31 elements: one dimension of every tensor is so far apart that an int32 product of index and stride
+wraps around.
 
-Nothing as large is held: the tensors are views into one buffer whose untouched pages cost no memory on a CPU. Where an offset wraps,
-it lands in the buffer's first half, which no tensor uses.
+Nothing as large is held: the tensors are views into one buffer whose untouched pages cost no memory on a CPU. Where an
+offset wraps, it lands in the buffer's first half, which no tensor uses.
 """
 
 import functools
@@ -22,13 +23,19 @@ APART = 2**23  # bytes between two tensors of a call in the buffer
 
 INPUTS = {
     "chunked_cross_attention": lambda **kw: inputs.cross_attention(
-        1, dtype=torch.float16, gate=True, mask="token", **{"B": 1, "N": 7, "M": 4, "K": 1, "R": 6, "H": 1, "E": 16, **kw}
+        1,
+        dtype=torch.float16,
+        gate=True,
+        mask="token",
+        **{"B": 1, "N": 7, "M": 4, "K": 1, "R": 6, "H": 1, "E": 16, **kw},
     ),
     "relative_attention": lambda **kw: inputs.self_attention(
         1, dtype=torch.float16, causal=True, key_mask=True, segments=True, **{"B": 1, "N": 9, "H": 1, "E": 16, **kw}
     ),
     "relative_logits": lambda **kw: inputs.relative_logits(1, dtype=torch.float16, **{"B": 1, "H": 1, **kw}),
-    "topk_chunks": lambda **kw: inputs.topk(1, dtype=torch.float16, docs=True, mask=True, **{"B": 1, "Q": 8, "S": 24, **kw}),
+    "topk_chunks": lambda **kw: inputs.topk(
+        1, dtype=torch.float16, docs=True, mask=True, **{"B": 1, "Q": 8, "S": 24, **kw}
+    ),
     "leaky_average": lambda **kw: inputs.leaky(1, dtype=torch.float16, **{"B": 1, "H": 1, "D": 16, **kw}),
 }
 #: name -> sizes of the call: at least three indices along what is far apart
@@ -37,8 +44,12 @@ SIZES = {"batch": dict(B=3), "head": dict(H=3), "row": {}, "neighbour": dict(K=3
 DIMENSIONS = {
     "batch": {},
     "head": {
-        "chunked_cross_attention": dict(query=2, key=4, value=4, rel_key=0, rel_query=2, content_bias=0, position_bias=0, out=2, lse=1),
-        "relative_attention": dict(query=2, key=2, value=2, rel_key=0, rel_query=2, content_bias=0, position_bias=0, out=2, lse=1),
+        "chunked_cross_attention": dict(
+            query=2, key=4, value=4, rel_key=0, rel_query=2, content_bias=0, position_bias=0, out=2, lse=1
+        ),
+        "relative_attention": dict(
+            query=2, key=2, value=2, rel_key=0, rel_query=2, content_bias=0, position_bias=0, out=2, lse=1
+        ),
         "relative_logits": dict(query=2, rel_key=0, position_bias=0, out=1),
         "leaky_average": dict(x=2, decay=0, initial=1, out=2),
     },
@@ -51,7 +62,9 @@ DIMENSIONS = {
     "neighbour": {"chunked_cross_attention": dict(key=2, value=2, neighbour_mask=2, neighbour_gate=2)},
     "chunk": {"chunked_cross_attention": dict(key=1, value=1, neighbour_mask=1, neighbour_gate=1)},
 }
-CASES = [(op, name, backend) for name, ops in DIMENSIONS.items() for op in ops or INPUTS for backend in fast_backends(op)]
+CASES = [
+    (op, name, backend) for name, ops in DIMENSIONS.items() for op in ops or INPUTS for backend in fast_backends(op)
+]
 
 
 @functools.cache
@@ -65,9 +78,13 @@ def buffer(device: str) -> torch.UntypedStorage:
 
 
 def far(tensor: Tensor, dimension: int, number: int) -> Tensor:
-    """The same values with `dimension` so far apart that its last index is more than FAR elements from its first; the number-th of a call."""
+    """The same values with `dimension` so far apart that its last index
+    is more than FAR elements from its first; the number-th of a call.
+    """
     strides = list(torch.empty(tensor.shape, device="meta").stride())
-    strides[dimension] = -(-FAR // (tensor.shape[dimension] - 1) // 16) * 16  # 16-byte alignment stays, and it fits an int32
+    strides[dimension] = (
+        -(-FAR // (tensor.shape[dimension] - 1) // 16) * 16
+    )  # 16-byte alignment stays, and it fits an int32
     first = (8 * FAR + number * APART) // tensor.element_size()
     view = tensor.new_empty(0).set_(buffer(tensor.device.type), first, tensor.shape, strides)
     view.copy_(tensor)
@@ -77,15 +94,26 @@ def far(tensor: Tensor, dimension: int, number: int) -> Tensor:
 def results(op: str, kw: dict, backend: str, place) -> list[Tensor]:
     """Outputs and gradients; `place(name, tensor)` says where an input, or the gradient of an output, lies."""
     leaves = {name: place(name, v) if isinstance(v, Tensor) else v for name, v in kw.items()}
-    leaves = {name: v.detach().requires_grad_(v.is_floating_point()) if isinstance(v, Tensor) else v for name, v in leaves.items()}
+    leaves = {
+        name: v.detach().requires_grad_(v.is_floating_point()) if isinstance(v, Tensor) else v
+        for name, v in leaves.items()
+    }
     extra = {"return_lse": True} if op.endswith("attention") else {}
     outs = getattr(rk, op)(**leaves, **extra, backend=backend)
     outs = list(outs) if isinstance(outs, tuple) else [outs]
     differentiable = [out for out in outs if out.requires_grad]
     g = inputs.generator(2)
     grads = [inputs.randn(g, *out.shape, dtype=out.dtype).to(out.device) for out in differentiable]
-    grads = [place(name, torch.where(out.isfinite(), grad, 0)) for name, out, grad in zip(("out", "lse"), differentiable, grads)]
-    return [*outs, *torch.autograd.grad(differentiable, [v for v in leaves.values() if isinstance(v, Tensor) and v.requires_grad], grads)]
+    grads = [
+        place(name, torch.where(out.isfinite(), grad, 0))
+        for name, out, grad in zip(("out", "lse"), differentiable, grads)
+    ]
+    return [
+        *outs,
+        *torch.autograd.grad(
+            differentiable, [v for v in leaves.values() if isinstance(v, Tensor) and v.requires_grad], grads
+        ),
+    ]
 
 
 @pytest.mark.parametrize("op, name, backend", CASES)
@@ -95,7 +123,9 @@ def test_offsets_past_32_bits(op, name, backend):
     placed: list[str] = []
 
     def place(which: str, tensor: Tensor) -> Tensor:
-        dimension = 0 if dimensions is None and tensor.dim() > 2 and which != "rel_key" else (dimensions or {}).get(which)
+        dimension = (
+            0 if dimensions is None and tensor.dim() > 2 and which != "rel_key" else (dimensions or {}).get(which)
+        )
         placed.append(which)
         return tensor if dimension is None else far(tensor, dimension, len(placed))
 

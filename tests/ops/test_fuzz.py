@@ -1,8 +1,9 @@
 """Random calls of every op on every backend, values and gradients by the one tolerance table.
 
-Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and which outputs a gradient comes back
-for. A handful here; `RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py --timeout 0` draws as many of each op, other ones every time.
-What exceeds the table and lies within the rounding of the inputs is an event: `--hypothesis-show-statistics` counts them.
+Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and which outputs a gradient
+comes back for. A handful here; `RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py --timeout 0` draws as many of
+each op, other ones every time. What exceeds the table and lies within the rounding of the inputs is an event:
+`--hypothesis-show-statistics` counts them.
 """
 
 import os
@@ -28,13 +29,17 @@ DRAWS, TIMES = 8, 4.0  # of rounded inputs, and how often what they change an ex
 #: what a gradient comes back for: of one output and of two
 UPSTREAM = ["out", "lse", "both"]
 common = dict(
-    seed=st.integers(0, 2**16), dtype=st.sampled_from(DTYPES), view=st.sampled_from(sorted(VIEWS)), upstream=st.sampled_from(UPSTREAM),
+    seed=st.integers(0, 2**16),
+    dtype=st.sampled_from(DTYPES),
+    view=st.sampled_from(sorted(VIEWS)),
+    upstream=st.sampled_from(UPSTREAM),
     B=st.integers(1, 3),
-)  # fmt: skip
+)
 heads = st.sampled_from([(1, 1), (2, 2), (4, 2), (3, 1)])
 widths = st.sampled_from([16, 24, 40, 64, 72, 128, 200, 256])
 relative = dict(
-    rel=st.sampled_from([None, "all", "bounded"]), heads=st.sampled_from(["each", "shared"]), rel_start=st.integers(-30, 30), T=st.integers(1, 40),
+    rel=st.sampled_from([None, "all", "bounded"]), heads=st.sampled_from(["each", "shared"]),
+    rel_start=st.integers(-30, 30), T=st.integers(1, 40),
     E=st.sampled_from([None, 1, 3, 16, 72]), biases=st.booleans(),
 )  # fmt: skip
 few_or_many = st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 160))
@@ -43,8 +48,8 @@ few_or_many = st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 16
 class Noise:
     """What a last place of every input changes: inputs and upstream gradients, each number by up to half of eps.
 
-    With a log-sum-exp, which is one float32, every probability that is made from it is off by as much, relative, as it is absolute:
-    the same as if its row's upstream gradient were.
+    With a log-sum-exp, which is one float32, every probability that is made from it is off by as much, relative, as it
+    is absolute: the same as if its row's upstream gradient were.
     """
 
     def __init__(self, seed: int, eps: float):
@@ -61,8 +66,12 @@ class Noise:
         return grad * (off.transpose(1, 2).unsqueeze(-1) if grad.dim() == 4 else off)
 
 
-def run(op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype, noise: Noise | None = None) -> dict[str, torch.Tensor]:
-    """Outputs and gradients; tensors lie in memory as `view` puts them. What comes back for an output is rounded to `dtype`."""
+def run(
+    op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype, noise: Noise | None = None
+) -> dict[str, torch.Tensor]:
+    """Outputs and gradients; tensors lie in memory as `view` puts
+    them. What comes back for an output is rounded to `dtype`.
+    """
     there = {n: (noise.rounded(v) if noise else view(v)) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     leaves = {n: v.requires_grad_() for n, v in there.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
     attention = "attention" in op
@@ -70,7 +79,9 @@ def run(op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype
     outs = outs if isinstance(outs, tuple) else (outs,)
     result = {f"out{i}": out.detach() for i, out in enumerate(outs)}
     chosen = [
-        out for i, out in enumerate(outs) if out.is_floating_point() and (upstream == "both" or i == (upstream == "lse") or len(outs) < 2)
+        out
+        for i, out in enumerate(outs)
+        if out.is_floating_point() and (upstream == "both" or i == (upstream == "lse") or len(outs) < 2)
     ]
     if not chosen:  # indices alone
         return result
@@ -78,13 +89,20 @@ def run(op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype
     grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in chosen]
     grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(chosen, grads, strict=True)]
     if noise:
-        grads = [noise.of_rows(noise.rounded(grad), outs[1].detach()) if attention else noise.rounded(grad) for grad in grads]
+        grads = [
+            noise.of_rows(noise.rounded(grad), outs[1].detach()) if attention else noise.rounded(grad) for grad in grads
+        ]
     found = torch.autograd.grad(chosen, list(leaves.values()), grads, allow_unused=True)
-    return result | {f"grad_{n}": torch.zeros_like(v) if grad is None else grad for (n, v), grad in zip(leaves.items(), found, strict=True)}
+    return result | {
+        f"grad_{n}": torch.zeros_like(v) if grad is None else grad
+        for (n, v), grad in zip(leaves.items(), found, strict=True)
+    }
 
 
 def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, want: torch.Tensor, eps: float) -> float:
-    """How far, in the mean, the exact result moves when what it is made of moves by rounding: less can be asked of no arithmetic."""
+    """How far, in the mean, the exact result moves when what it is
+    made of moves by rounding: less can be asked of no arithmetic.
+    """
     total = 0.0
     for seed in range(DRAWS):
         torch.manual_seed(0)  # dropout's
@@ -130,7 +148,8 @@ def backends(op):
     common | relative | dict(
         N=few_or_many, S=few_or_many, D=widths, grouping=heads, causal=st.booleans(), causal_gap=st.integers(0, 2),
         window=st.sampled_from([None, None, 1, 2, 7, 60]), window_block=st.sampled_from([None, None, 1, 5, 64]),
-        query_offset=st.one_of(st.none(), st.integers(-20, 170)), each_offset=st.booleans(), key_mask=st.booleans(), segments=st.booleans(),
+        query_offset=st.one_of(st.none(), st.integers(-20, 170)), each_offset=st.booleans(), key_mask=st.booleans(),
+        segments=st.booleans(),
         dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]), scale=st.sampled_from([None, None, 0.01, 1.0]),
     )
 ))  # fmt: skip
@@ -152,8 +171,10 @@ def test_relative_attention(backend, case):
 @fuzz
 @given(case=st.fixed_dictionaries(
     common | relative | dict(
-        N=few_or_many, M=st.integers(1, 80), K=st.integers(1, 3), R=st.one_of(st.integers(1, 3), st.integers(1, 70)), D=widths, grouping=heads,
-        query_start=st.integers(0, 90), each_start=st.booleans(), gate=st.booleans(), mask=st.sampled_from([None, "neighbour", "token"]),
+        N=few_or_many, M=st.integers(1, 80), K=st.integers(1, 3), R=st.one_of(st.integers(1, 3), st.integers(1, 70)),
+        D=widths, grouping=heads,
+        query_start=st.integers(0, 90), each_start=st.booleans(), gate=st.booleans(),
+        mask=st.sampled_from([None, "neighbour", "token"]),
         extra_chunks=st.integers(0, 1), dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
     )
 ))  # fmt: skip
@@ -174,8 +195,10 @@ def test_chunked_cross_attention(backend, case):
 @fuzz
 @given(case=st.fixed_dictionaries(
     common | dict(
-        N=few_or_many, key_len=few_or_many, H=st.integers(1, 3), E=st.sampled_from([1, 3, 16, 72, 256]), heads=st.sampled_from(["each", "shared"]),
-        biases=st.booleans(), query_offset=st.integers(-50, 50), bounded=st.one_of(st.none(), st.tuples(st.integers(-40, 40), st.integers(1, 40))),
+        N=few_or_many, key_len=few_or_many, H=st.integers(1, 3), E=st.sampled_from([1, 3, 16, 72, 256]),
+        heads=st.sampled_from(["each", "shared"]),
+        biases=st.booleans(), query_offset=st.integers(-50, 50),
+        bounded=st.one_of(st.none(), st.tuples(st.integers(-40, 40), st.integers(1, 40))),
     )
 ))  # fmt: skip
 def test_relative_logits(backend, case):
@@ -190,8 +213,10 @@ def test_relative_logits(backend, case):
 @fuzz
 @given(case=st.fixed_dictionaries(
     common | dict(
-        Q=few_or_many, S=few_or_many, D=st.sampled_from([1, 3, 16, 40, 130]), k=st.sampled_from([1, 2, 5, 17, 128]), shared=st.booleans(),
-        docs=st.booleans(), mask=st.booleans(), metric=st.sampled_from(["dot", "l2"]), causal_gap=st.one_of(st.none(), st.integers(-10, 40)),
+        Q=few_or_many, S=few_or_many, D=st.sampled_from([1, 3, 16, 40, 130]), k=st.sampled_from([1, 2, 5, 17, 128]),
+        shared=st.booleans(),
+        docs=st.booleans(), mask=st.booleans(), metric=st.sampled_from(["dot", "l2"]),
+        causal_gap=st.one_of(st.none(), st.integers(-10, 40)),
         query_offset=st.integers(-20, 150),
     )
 ))  # fmt: skip
@@ -208,7 +233,8 @@ def test_topk_chunks(backend, case):
 @fuzz
 @given(case=st.fixed_dictionaries(
     common | dict(
-        N=st.one_of(*[few_or_many] * 4, st.integers(1000, 2100)), H=st.integers(1, 3), D=st.integers(1, 40), initial=st.booleans(),
+        N=st.one_of(*[few_or_many] * 4, st.integers(1000, 2100)), H=st.integers(1, 3), D=st.integers(1, 40),
+        initial=st.booleans(),
         segments=st.sampled_from([0, 1, 3, 50]),
     )
 ))  # fmt: skip

@@ -39,7 +39,14 @@ def test_values_and_gradients(backend, name, dtype):
 
 
 @settings(max_examples=4 if INTERPRETER else 60)
-@given(B=st.integers(1, 3), N=st.integers(1, 70), H=st.integers(1, 3), D=st.integers(1, 40), initial=st.booleans(), seed=st.integers(0, 99))
+@given(
+    B=st.integers(1, 3),
+    N=st.integers(1, 70),
+    H=st.integers(1, 3),
+    D=st.integers(1, 40),
+    initial=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_random_shapes(backend, B, N, H, D, initial, seed):
     compare.check(OP, inputs.leaky(seed, B=B, N=N, H=H, D=D, initial=initial), backend)
 
@@ -89,14 +96,22 @@ def test_sequences_join(backend):
 
 
 @settings(max_examples=4 if INTERPRETER else 60)
-@given(N=st.integers(1, 70), D=st.integers(1, 20), segments=st.integers(1, 40), initial=st.booleans(), seed=st.integers(0, 99))
+@given(
+    N=st.integers(1, 70),
+    D=st.integers(1, 20),
+    segments=st.integers(1, 40),
+    initial=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_random_documents(backend, N, D, segments, initial, seed):
     kw = inputs.leaky(seed, N=N, D=D, segments=segments, initial=initial)
     compare.check(OP, kw, backend)
 
 
 def test_documents_equal_separate_calls(backend):
-    """Three documents in a row, the first with a state: each is a call of its own, values and gradients; an id may return."""
+    """Three documents in a row, the first with a state: each is a
+    call of its own, values and gradients; an id may return.
+    """
     kw = inputs.differentiable(inputs.leaky(9, B=1, N=60, decay=[0.9, 0.99, 0.0]))
     packed = {**kw, "segment": torch.tensor([[5] * 20 + [-7] * 1 + [5] * 39], device=kw["x"].device)}
     whole = rk.leaky_average(**packed, backend=backend)
@@ -104,7 +119,9 @@ def test_documents_equal_separate_calls(backend):
     others = [rk.leaky_average(kw["x"][:, a:b], kw["decay"], backend=backend) for a, b in ((20, 21), (21, 60))]
     apart = torch.cat([first, *others], 1)
     torch.testing.assert_close(whole, apart)
-    want, got = (torch.autograd.grad(y.square().sum(), [kw[n] for n in ("x", "decay", "initial")]) for y in (apart, whole))
+    want, got = (
+        torch.autograd.grad(y.square().sum(), [kw[n] for n in ("x", "decay", "initial")]) for y in (apart, whole)
+    )
     for name, g, w in zip(("x", "decay", "initial"), got, want, strict=True):
         torch.testing.assert_close(g, w, msg=lambda m, n=name: f"{n}: {m}")
 

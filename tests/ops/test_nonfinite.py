@@ -1,4 +1,6 @@
-"""What NaN and infinity may reach, as docs/ops.md states it: seen, they show; masked, or of another batch entry or head, they don't."""
+"""What NaN and infinity may reach, as docs/ops.md states it: seen,
+they show; masked, or of another batch entry or head, they don't.
+"""
 
 import pytest
 import torch
@@ -37,7 +39,9 @@ def results(op, kw, backend):
     outs = getattr(rk, op)(**kw, backend=backend, **({"return_lse": True} if "attention" in op else {}))
     outs = outs if isinstance(outs, tuple) else (outs,)
     leaves = {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
-    grads = torch.autograd.grad(outs, list(leaves.values()), [torch.ones_like(out).where(out != -torch.inf, 0) for out in outs])
+    grads = torch.autograd.grad(
+        outs, list(leaves.values()), [torch.ones_like(out).where(out != -torch.inf, 0) for out in outs]
+    )
     return {f"out{i}": out.detach() for i, out in enumerate(outs)} | dict(zip(leaves, grads, strict=True))
 
 
@@ -48,7 +52,9 @@ def some(names: list) -> list:
 def of_batch(op):
     """Inputs with an entry for each batch entry, and so the gradients that aren't summed over them."""
     return [
-        n for n, v in MADE[op]().items() if isinstance(v, torch.Tensor) and n not in ("rel_key", "content_bias", "position_bias", "decay")
+        n
+        for n, v in MADE[op]().items()
+        if isinstance(v, torch.Tensor) and n not in ("rel_key", "content_bias", "position_bias", "decay")
     ]
 
 

@@ -1,4 +1,6 @@
-"""Eager calls on the CPU that are checked once: the same results, the same errors, and nobody who listens misses one."""
+"""Eager calls on the CPU that are checked once: the same results, the
+same errors, and nobody who listens misses one.
+"""
 
 import pytest
 import torch
@@ -31,7 +33,9 @@ def outputs(op, kw, **options):
 
 @pytest.mark.parametrize("op", CALLS)
 def test_later_calls_equal_the_first(op):
-    """Other values at other addresses, by the plan of the first call, and by the operator itself (where a gradient is wanted)."""
+    """Other values at other addresses, by the plan of the first call,
+    and by the operator itself (where a gradient is wanted).
+    """
     outputs(op, CALLS[op](1))
     assert len(_eager._PLANS) == 1
     for seed in (2, 3):
@@ -55,7 +59,8 @@ def test_positions_that_move_into_their_own_field():
     kw = inputs.self_attention(1, B=2, N=1, S=20, causal=True, rel="bounded", rel_start=0, T=20)
     for lengths in ([3, 17], [8, 2]):
         got = rk.relative_attention(**kw, query_offset=torch.tensor(lengths))
-        rows = [rk.relative_attention(**{n: v[b : b + 1] if n in ("query", "key", "value") else v for n, v in kw.items()}, query_offset=i)
+        rows = [rk.relative_attention(**{n: v[b : b + 1] if n in ("query", "key", "value") else v for n,
+                                         v in kw.items()}, query_offset=i)
                 for b, i in enumerate(lengths)]  # fmt: skip
         torch.testing.assert_close(got, torch.cat(rows))
 

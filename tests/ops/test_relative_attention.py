@@ -40,8 +40,12 @@ CASES = {
     "more queries, causal": dict(N=11, S=3, causal=True),
     "one query": dict(N=1, S=9, causal=True),
     "one query, one key": dict(N=1, S=1),
-    "one query, documents, splits of the keys past the gap": dict(N=1, S=70, B=1, H=2, causal=True, causal_gap=30, segments=True),
-    "one query, key mask, splits of the keys before the window": dict(N=1, S=140, B=1, H=2, causal=True, window=10, key_mask=True),
+    "one query, documents, splits of the keys past the gap": dict(
+        N=1, S=70, B=1, H=2, causal=True, causal_gap=30, segments=True
+    ),
+    "one query, key mask, splits of the keys before the window": dict(
+        N=1, S=140, B=1, H=2, causal=True, window=10, key_mask=True
+    ),
     "offset beyond the keys": dict(N=5, S=4, query_offset=30),
     "offset before the keys": dict(N=5, S=4, query_offset=-30, causal=True),
     "key mask": dict(key_mask=True),
@@ -75,9 +79,12 @@ def test_values_and_gradients(backend, name, dtype):
 shapes = st.fixed_dictionaries(
     dict(
         B=st.integers(1, 2), N=st.integers(1, 40), S=st.integers(1, 40), D=st.sampled_from([16, 24, 40, 64]),
-        E=st.sampled_from([None, 1, 3, 16]), causal=st.booleans(), causal_gap=st.integers(0, 2), window=st.sampled_from([None, 1, 2, 7, 30]),
-        query_offset=st.one_of(st.none(), st.integers(-20, 40)), biases=st.booleans(), key_mask=st.booleans(), segments=st.booleans(),
-        heads=st.sampled_from(["each", "shared"]), rel=st.sampled_from([None, "all", "bounded"]), rel_start=st.integers(-30, 30),
+        E=st.sampled_from([None, 1, 3, 16]), causal=st.booleans(), causal_gap=st.integers(0, 2),
+        window=st.sampled_from([None, 1, 2, 7, 30]),
+        query_offset=st.one_of(st.none(), st.integers(-20, 40)), biases=st.booleans(), key_mask=st.booleans(),
+        segments=st.booleans(),
+        heads=st.sampled_from(["each", "shared"]), rel=st.sampled_from([None, "all", "bounded"]),
+        rel_start=st.integers(-30, 30),
         T=st.integers(1, 40), grouping=st.sampled_from([(1, 1), (4, 2), (3, 1)]), seed=st.integers(0, 99),
     )
 )  # fmt: skip
@@ -85,7 +92,8 @@ shapes = st.fixed_dictionaries(
 
 @settings(max_examples=12 if INTERPRETER else 60)
 @given(case=shapes)
-@example(case=dict(B=1, N=1, S=1, D=16, E=None, causal=True, causal_gap=1, window=1, query_offset=None, biases=True, key_mask=True,
+@example(case=dict(B=1, N=1, S=1, D=16, E=None, causal=True, causal_gap=1, window=1, query_offset=None, biases=True,
+                   key_mask=True,
                    segments=True, heads="each", rel="all", rel_start=0, T=1, grouping=(1, 1), seed=0))  # fmt: skip
 def test_random_shapes(backend, case):
     case = dict(case)
@@ -114,7 +122,9 @@ def test_limits_past_every_position(backend, far):
 
 @pytest.mark.parametrize("far", [2**29, -(2**29)])
 def test_the_farthest_positions(backend, far):
-    """Only differences of positions count: all of them far away change nothing, and a table at the other end is never met."""
+    """Only differences of positions count: all of them far away
+    change nothing, and a table at the other end is never met.
+    """
     first = -3 if far > 0 else 0  # so that the table starts within the bound
     kw = inputs.self_attention(17, N=5, S=9, rel="bounded", rel_start=first, T=4, query_offset=0)
     want = compare.run(OP, kw, backend)
@@ -150,7 +160,10 @@ def test_segments_that_share_their_low_bits(backend):
 def test_unsorted_segments(backend):
     kw = inputs.self_attention(6, N=21, S=17, key_mask=True)
     g = inputs.generator(6)
-    kw["query_segment"], kw["key_segment"] = torch.randint(0, 4, (2, 21), generator=g), torch.randint(0, 4, (2, 17), generator=g)
+    kw["query_segment"], kw["key_segment"] = (
+        torch.randint(0, 4, (2, 21), generator=g),
+        torch.randint(0, 4, (2, 17), generator=g),
+    )
     compare.check(OP, kw, backend)
 
 
@@ -159,7 +172,9 @@ def test_layouts_give_the_same_bits(backend, view):
     kw = inputs.self_attention(7, key_mask=True, segments=True, E=8)
     there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     want = compare.run(OP, kw, backend)
-    leaves = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
+    leaves = {
+        n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()
+    }
     out, lse = rk.relative_attention(**leaves, return_lse=True, backend=backend)
     assert torch.equal(out, want["out0"]) and torch.equal(lse, want["out1"])
     names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
@@ -217,7 +232,9 @@ def test_causality(backend):
     seed=st.integers(0, 99),
 )
 def test_random_blocks(backend, N, S, block, offset, causal, seed):
-    kw = inputs.self_attention(seed, N=N, S=S, B=1, H=2, window_block=block, query_offset=offset, causal=causal, key_mask=seed % 2 == 0)
+    kw = inputs.self_attention(
+        seed, N=N, S=S, B=1, H=2, window_block=block, query_offset=offset, causal=causal, key_mask=seed % 2 == 0
+    )
     compare.check(OP, kw, backend)
 
 
@@ -234,7 +251,11 @@ def test_decoding_in_blocks_equals_the_whole(backend):
     kw = inputs.self_attention(12, causal=True, window_block=4, rel="bounded", rel_start=0, T=8, E=8)
     whole = rk.relative_attention(**kw, backend=backend)
     for start, n in [(i, 1) for i in range(13)] + [(2, 9), (5, 6)]:
-        step = {**kw, **{name: kw[name][:, start : start + n] for name in ("query", "rel_query")}, "query_offset": start}
+        step = {
+            **kw,
+            **{name: kw[name][:, start : start + n] for name in ("query", "rel_query")},
+            "query_offset": start,
+        }
         torch.testing.assert_close(rk.relative_attention(**step, backend=backend), whole[:, start : start + n])
 
 
@@ -261,7 +282,13 @@ def test_lse_merges_shards_exactly(backend):
     whole = rk.relative_attention(**kw, backend=backend)
     parts = []
     for begin, end in ((0, 5), (5, 10)):
-        shard = {**kw, "key": kw["key"][:, begin:end], "value": kw["value"][:, begin:end], "query_offset": -begin, "rel_start": -9}
+        shard = {
+            **kw,
+            "key": kw["key"][:, begin:end],
+            "value": kw["value"][:, begin:end],
+            "query_offset": -begin,
+            "rel_start": -9,
+        }
         parts.append(rk.relative_attention(**shard, return_lse=True, backend=backend))
     (a, la), (b, lb) = parts
     weight = torch.sigmoid(la - lb).transpose(1, 2).unsqueeze(-1)

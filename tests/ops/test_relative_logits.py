@@ -41,8 +41,10 @@ def test_values_and_gradients(backend, name, dtype):
 
 shapes = st.fixed_dictionaries(
     dict(
-        B=st.integers(1, 2), N=st.integers(1, 40), H=st.integers(1, 3), E=st.sampled_from([1, 2, 5, 16, 40]), key_len=st.integers(1, 40),
-        heads=st.sampled_from(["each", "shared"]), biases=st.booleans(), query_offset=st.integers(-40, 40), seed=st.integers(0, 99),
+        B=st.integers(1, 2), N=st.integers(1, 40), H=st.integers(1, 3), E=st.sampled_from([1, 2, 5, 16, 40]),
+        key_len=st.integers(1, 40),
+        heads=st.sampled_from(["each", "shared"]), biases=st.booleans(), query_offset=st.integers(-40, 40),
+        seed=st.integers(0, 99),
         bounded=st.one_of(st.none(), st.tuples(st.integers(-60, 60), st.integers(1, 50))),
     )
 )  # fmt: skip
@@ -82,7 +84,9 @@ def test_a_shift_by_one_row_is_seen(backend):
 def test_they_are_the_attentions(backend):
     """Added to a caller's own attention they give relative_attention."""
     kw = inputs.self_attention(7, N=5, S=7)
-    position = rk.relative_logits(kw["query"], kw["rel_key"], key_len=7, position_bias=kw["position_bias"], backend=backend)
+    position = rk.relative_logits(
+        kw["query"], kw["rel_key"], key_len=7, position_bias=kw["position_bias"], backend=backend
+    )
     content = torch.einsum("bnhd,bshd->bhns", kw["query"] + kw["content_bias"], kw["key"])
     weights = ((content + position) / 4).softmax(-1)
     want = rk.relative_attention(**kw, backend="reference")

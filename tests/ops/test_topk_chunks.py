@@ -49,7 +49,9 @@ def test_values_and_gradients(backend, name, dtype, metric):
 
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
-@pytest.mark.parametrize("case", [dict(), dict(D=4096, B=1, Q=3, S=9), dict(D=1030, B=1, Q=2, S=11, **ALL_MASKS)], ids=str)
+@pytest.mark.parametrize(
+    "case", [dict(), dict(D=4096, B=1, Q=3, S=9), dict(D=1030, B=1, Q=2, S=11, **ALL_MASKS)], ids=str
+)
 def test_rounding_stays_within_the_table(backend, case, metric):
     compare.check(OP, inputs.topk(2, metric=metric, **case), backend)
 
@@ -57,8 +59,10 @@ def test_rounding_stays_within_the_table(backend, case, metric):
 shapes = st.fixed_dictionaries(
     dict(
         B=st.integers(1, 3), Q=st.integers(1, 35), S=st.integers(1, 80), D=st.integers(1, 40), k=st.integers(1, 20),
-        shared=st.booleans(), docs=st.booleans(), mask=st.booleans(), metric=st.sampled_from(["dot", "l2"]), seed=st.integers(0, 99),
-        causal=st.sampled_from([{}, dict(causal_gap=0), dict(causal_gap=1, query_offset=30), dict(causal_gap=5, query_offset=-2)]),
+        shared=st.booleans(), docs=st.booleans(), mask=st.booleans(), metric=st.sampled_from(["dot", "l2"]),
+        seed=st.integers(0, 99),
+        causal=st.sampled_from([{}, dict(causal_gap=0), dict(causal_gap=1, query_offset=30),
+                                dict(causal_gap=5, query_offset=-2)]),
     )
 )  # fmt: skip
 
@@ -78,7 +82,9 @@ def test_random_shapes(backend, case, dtype):
 @settings(max_examples=8 if INTERPRETER else 60)
 @given(case=shapes)
 def test_properties(backend, case):
-    """Sorted, unique, each score is its pair's score, slots are filled from the front, and a subset holds nothing better."""
+    """Sorted, unique, each score is its pair's score, slots are
+    filled from the front, and a subset holds nothing better.
+    """
     kw = drawn(case)
     scores, indices = rk.topk_chunks(**kw, backend=backend)
     assert (scores[..., :-1] >= scores[..., 1:]).all()
@@ -87,7 +93,9 @@ def test_properties(backend, case):
         chosen = [j for j in row if j >= 0]
         assert len(set(chosen)) == len(chosen)
     key = kw["key"].expand(kw["query"].shape[0], -1, -1).double()
-    rows = key.gather(1, indices.clamp(min=0).flatten(1).unsqueeze(-1).expand(-1, -1, key.shape[-1])).view(*indices.shape, -1)
+    rows = key.gather(1, indices.clamp(min=0).flatten(1).unsqueeze(-1).expand(-1, -1, key.shape[-1])).view(
+        *indices.shape, -1
+    )
     query = kw["query"].double().unsqueeze(2)
     exact = (query * rows).sum(-1) if kw["metric"] == "dot" else -(query - rows).square().sum(-1)
     torch.testing.assert_close(scores.double(), exact.masked_fill(indices < 0, -torch.inf), rtol=1e-5, atol=1e-5)
@@ -194,7 +202,9 @@ def test_l2_where_only_the_square_of_the_query_overflows(backend):
 def test_document_types(backend, dtype):
     kw = inputs.topk(8, docs=True, shared=True, integers=True)
     want = rk.topk_chunks(**kw, backend="reference")
-    got = rk.topk_chunks(**{**kw, "query_doc": kw["query_doc"].to(dtype), "key_doc": kw["key_doc"].to(dtype)}, backend=backend)
+    got = rk.topk_chunks(
+        **{**kw, "query_doc": kw["query_doc"].to(dtype), "key_doc": kw["key_doc"].to(dtype)}, backend=backend
+    )
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
@@ -217,7 +227,9 @@ def test_gradients_are_those_of_the_dense_formulation(backend, metric):
     got = torch.autograd.grad(scores, (kw["query"], kw["key"]), g)
     query, key = (kw[n].detach().double().requires_grad_() for n in ("query", "key"))
     difference = query.unsqueeze(2) - key.unsqueeze(1)
-    dense = torch.einsum("bqd,bsd->bqs", query, key.expand(3, -1, -1)) if metric == "dot" else -difference.square().sum(-1)
+    dense = (
+        torch.einsum("bqd,bsd->bqs", query, key.expand(3, -1, -1)) if metric == "dot" else -difference.square().sum(-1)
+    )
     chosen = dense.gather(-1, indices.clamp(min=0))
     want = torch.autograd.grad(chosen, (query, key), g.double().masked_fill(indices < 0, 0))
     for name, a, b in zip(("query", "key"), got, want, strict=True):
@@ -278,7 +290,9 @@ def test_splitting_the_batch_or_the_queries_changes_no_bit(backend):
 
 
 def assert_same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    """To the bit; under the interpreter to rounding, for its products are NumPy's, which add up in an order that depends on the layout."""
+    """To the bit; under the interpreter to rounding, for its products
+    are NumPy's, which add up in an order that depends on the layout.
+    """
     if INTERPRETER:
         compare.assert_passes(name, got, want.double(), None, want.dtype)
     else:
@@ -293,7 +307,9 @@ def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
     kw = inputs.topk(17, S=50, metric=metric, dtype=dtype, **case)
     want = compare.run(OP, kw, backend)
     there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
-    leaves = {n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()}
+    leaves = {
+        n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()
+    }
     scores, indices = rk.topk_chunks(**leaves, backend=backend)
     assert_same("scores", scores, want["out0"])
     assert torch.equal(indices, want["out1"])

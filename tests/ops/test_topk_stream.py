@@ -16,7 +16,11 @@ def stream(kw: dict, cuts: list[int], **options):
     running = TopkStream(kw.pop("query"), kw.pop("k"), **kw, **options)
     for start, end in zip([0, *cuts], [*cuts, key.shape[1]], strict=True):
         part = slice(start, end)
-        running.update(key[:, part], key_doc=None if docs is None else docs[:, part], key_mask=None if mask is None else mask[:, part])
+        running.update(
+            key[:, part],
+            key_doc=None if docs is None else docs[:, part],
+            key_mask=None if mask is None else mask[:, part],
+        )
     return running
 
 
@@ -63,7 +67,9 @@ def test_merge_orders_by_score_then_index():
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_rescoring_bfloat16_candidates(metric, shared, monkeypatch):
-    """k of 2k candidates from bfloat16 keys, in float32: the float32 result, though bfloat16 alone gets the order wrong."""
+    """k of 2k candidates from bfloat16 keys, in float32: the float32
+    result, though bfloat16 alone gets the order wrong.
+    """
     kw = inputs.topk(3, Q=30, S=300, D=32, k=8, shared=shared, metric=metric)
     half = inputs.cast(kw, torch.bfloat16)
     want = rk.topk_chunks(**kw, backend="reference")

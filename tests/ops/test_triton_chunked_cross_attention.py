@@ -1,4 +1,6 @@
-"""What the shared suite can't see of the triton backend: slabs, time blocks, splits and launches. Needs the interpreter."""
+"""What the shared suite can't see of the triton backend: slabs, time
+blocks, splits and launches. Needs the interpreter.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from retro_kernels.triton.chunked_cross_attention import backward_plan, cases, p
 OP = "chunked_cross_attention"
 
 
-@pytest.mark.parametrize("options", [{}, {"H": 4, "G": 2, "gate": True}, {"M": 37, "N": 80}], ids=["fused", "grouped", "time blocks"])
+@pytest.mark.parametrize(
+    "options", [{}, {"H": 4, "G": 2, "gate": True}, {"M": 37, "N": 80}], ids=["fused", "grouped", "time blocks"]
+)
 def test_slabs_of_one_chunk(monkeypatch, options):
     """The workspace bound only cuts the work into more launches: values stay within the table's bound."""
     monkeypatch.setattr(backward_plan, "SLAB_BYTES", 1)

@@ -38,8 +38,12 @@ ATTENTION = {
     "more queries, offset": dict(N=150, S=30, B=1, H=1, query_offset=-40),
     "window, one key head": dict(N=150, causal=True, window=30, B=1, H=2, G=1),
     "window both ways": dict(N=70, S=90, window=9, B=1, H=1),
-    "bounded, narrow, shared": dict(N=150, causal=True, rel="bounded", rel_start=0, T=40, B=1, H=2, G=1, E=16, heads="shared"),
-    "bounded inside, masks": dict(N=100, S=160, rel="bounded", rel_start=-20, T=25, B=1, H=1, key_mask=True, segments=True),
+    "bounded, narrow, shared": dict(
+        N=150, causal=True, rel="bounded", rel_start=0, T=40, B=1, H=2, G=1, E=16, heads="shared"
+    ),
+    "bounded inside, masks": dict(
+        N=100, S=160, rel="bounded", rel_start=-20, T=25, B=1, H=1, key_mask=True, segments=True
+    ),
     "bounded, outside": dict(rel="bounded", rel_start=400, T=3),
     "table of numbers": dict(E=1, N=80, B=1, heads="shared"),
     "odd width": dict(E=5),
@@ -77,7 +81,11 @@ def test_masked_keys_may_hold_anything():
 def test_rows_that_see_nothing():
     kw = inputs.self_attention(6, N=30, S=20, causal=True, query_offset=-7, B=1, H=2)
     got = compare.check(OP, kw, "triton")
-    assert (got["out0"][:, :7] == 0).all() and (got["out1"][:, :, :7] == -torch.inf).all() and (got["grad_query"][:, :7] == 0).all()
+    assert (
+        (got["out0"][:, :7] == 0).all()
+        and (got["out1"][:, :, :7] == -torch.inf).all()
+        and (got["grad_query"][:, :7] == 0).all()
+    )
 
 
 def test_decoding_in_blocks_equals_the_whole():

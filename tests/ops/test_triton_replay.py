@@ -1,4 +1,6 @@
-"""Calls that are replayed, launches and torch's operations alike, equal the registered operator: other values, other memory."""
+"""Calls that are replayed, launches and torch's operations alike,
+equal the registered operator: other values, other memory.
+"""
 
 import pytest
 import torch
@@ -12,8 +14,12 @@ if not (INTERPRETER or COMPILED):
     pytest.skip("needs TRITON_INTERPRET=1, in a process of its own", allow_module_level=True)
 
 CALLS = {
-    "chunked_cross_attention": lambda seed, **more: inputs.cross_attention(seed, B=1, N=9, H=2, mask="token", gate=True, **more),
-    "relative_attention": lambda seed, **more: inputs.self_attention(seed, B=1, N=9, H=2, causal=True, key_mask=True, **more),
+    "chunked_cross_attention": lambda seed, **more: inputs.cross_attention(
+        seed, B=1, N=9, H=2, mask="token", gate=True, **more
+    ),
+    "relative_attention": lambda seed, **more: inputs.self_attention(
+        seed, B=1, N=9, H=2, causal=True, key_mask=True, **more
+    ),
     "relative_logits": lambda seed: inputs.relative_logits(seed),
     "topk_chunks": lambda seed: inputs.topk(seed, docs=True),
     "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
@@ -27,7 +33,10 @@ def results(op, kw, run):
     outs = outs if isinstance(outs, tuple) else (outs,)
     out = outs[0].where(outs[0].isfinite(), 0)
     leaves = [value for value in kw.values() if isinstance(value, torch.Tensor) and value.requires_grad]
-    return [*outs, *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape))]
+    return [
+        *outs,
+        *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)),
+    ]
 
 
 def operator(op):
@@ -47,7 +56,9 @@ def test_replayed_calls_equal_the_operator(op):
         got = results(op, CALLS[op](seed), lambda kw: getattr(rk, op)(**kw, backend="triton"))
         if seed == 2:
             (plan,) = _eager._PLANS.values()
-            assert plan.forward.replay is not None and [run.replay is not None for run in plan.backwards.values()] == [True]
+            assert plan.forward.replay is not None and [run.replay is not None for run in plan.backwards.values()] == [
+                True
+            ]
         if seed != 2:
             for a, b in zip(got, results(op, CALLS[op](seed), operator(op)), strict=True):
                 assert torch.equal(a, b)

@@ -13,7 +13,9 @@ from retro_kernels._problem import TopkChunks
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import INTERPRETER
 
-pytestmark = pytest.mark.skipif(not rk.backends()["topk_chunks"]["triton"], reason=str(rk.backends()["topk_chunks"]["triton"].reason))
+pytestmark = pytest.mark.skipif(
+    not rk.backends()["topk_chunks"]["triton"], reason=str(rk.backends()["topk_chunks"]["triton"].reason)
+)
 
 OP = "topk_chunks"
 DEVICE = "cpu" if INTERPRETER else "cuda"
@@ -55,7 +57,9 @@ def test_tiles_and_splits_change_nothing(metric):
     plan = pytest.importorskip("retro_kernels.triton.topk_chunks.plan")
     from retro_kernels._target import KNOWN
 
-    kw = inputs.topk(4, B=1, Q=21, S=200, D=16, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=185)
+    kw = inputs.topk(
+        4, B=1, Q=21, S=200, D=16, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=185
+    )
     call = problem(kw)
     want = rk.topk_chunks(**on_device(kw), backend="reference")
     for tile in {plan.tile_of(row) for target in KNOWN.values() for row in plan.rows(call, target)}:
@@ -105,7 +109,9 @@ def test_gradients_of_one_input_alone():
 def test_layouts_give_the_same_bits(view):
     kw = inputs.topk(11, Q=9, S=70, k=6, docs=True, mask=True, integers=True)
     there = on_device({name: view(v) if isinstance(v, torch.Tensor) else v for name, v in kw.items()})
-    for got, want in zip(rk.topk_chunks(**there, backend="triton"), rk.topk_chunks(**on_device(kw), backend="triton"), strict=True):
+    for got, want in zip(
+        rk.topk_chunks(**there, backend="triton"), rk.topk_chunks(**on_device(kw), backend="triton"), strict=True
+    ):
         assert torch.equal(got, want)
 
 
@@ -121,7 +127,9 @@ def test_packing():
     query = torch.zeros(1, 1, 8)
     query[..., 0] = 1.0
     call = problem({"query": query, "key": key, "k": 2, "key_mask": mask})
-    launches = plan.forward(call, KNOWN[90], plan.tile(call, KNOWN[90]), plan.Split(2, 2**20)).launches  # the second part is empty
+    launches = plan.forward(
+        call, KNOWN[90], plan.tile(call, KNOWN[90]), plan.Split(2, 2**20)
+    ).launches  # the second part is empty
     for launch in launches:
         launch.run()
     packed = sorted(launches[0].arguments["partial_ptr"][0, 0, 0].tolist(), reverse=True)
@@ -141,13 +149,17 @@ def test_the_plan_fills_the_device_and_bounds_its_scratch():
     cases = pytest.importorskip("retro_kernels.triton.topk_chunks.cases")
     from retro_kernels._target import KNOWN
 
-    for target, queries, keys, k in itertools.product(KNOWN.values(), (1, 64, 4096, 20000), (1, 5000, 10**6, 2 * 10**9), (4, 128)):
+    for target, queries, keys, k in itertools.product(
+        KNOWN.values(), (1, 64, 4096, 20000), (1, 5000, 10**6, 2 * 10**9), (4, 128)
+    ):
         call = cases.call(torch.bfloat16, Q=queries, S=keys, D=64, k=k)
         tile = plan.tile(call, target)
         blocks = -(-queries // tile.block_q)
         places = target.multiprocessors * tile.resident
         parts = plan.split(keys, tile.block_s, blocks, places)
-        assert parts.length % tile.block_s == 0 and (parts.count - 1) * parts.length < keys <= parts.count * parts.length
+        assert (
+            parts.length % tile.block_s == 0 and (parts.count - 1) * parts.length < keys <= parts.count * parts.length
+        )
         assert parts.count == 1 or blocks * parts.count <= 4 * places
         if keys >= 10**6:
             assert blocks * parts.count >= 0.75 * places

@@ -1,4 +1,6 @@
-"""The definition itself: gradcheck, cases worked by hand, and an independent formulation after the paper's Listing 1."""
+"""The definition itself: gradcheck, cases worked by hand, and an
+independent formulation after the paper's Listing 1.
+"""
 
 import math
 
@@ -39,7 +41,9 @@ def listing_one(kw):
 @pytest.mark.parametrize("n, m, k, r", [(16, 4, 2, 8), (12, 4, 1, 3), (9, 3, 3, 1), (8, 1, 2, 2), (64, 16, 2, 32)])
 def test_against_listing_one(n, m, k, r):
     kw = inputs.cross_attention(1, dtype=F64, N=n, M=m, K=k, R=r, H=2)
-    torch.testing.assert_close(rk.chunked_cross_attention(**kw, backend="reference"), listing_one(kw), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        rk.chunked_cross_attention(**kw, backend="reference"), listing_one(kw), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_last_token_attends_the_last_chunk():
@@ -60,7 +64,8 @@ def test_worked_by_hand():
     value = torch.stack([10 * e, 20 * e]).view(1, 1, 1, 2, 1, 16)
     rel_key = torch.stack([0.5 * e, 0 * e, 0.25 * e]).view(1, 3, 16)  # displacements -1, 0, 1
     out, lse = rk.chunked_cross_attention(query, key, value, chunk_len=2, rel_key=rel_key, scale=1.0, return_lse=True)
-    # token 0 attends nothing; token 1 has i=0, q=1: logits 1*1 + 1*0, 1*3 + 1*0.5; token 2 has i=1, q=2: 2*1 + 2*0.25, 2*3 + 0
+    # token 0 attends nothing; token 1 has i=0, q=1: logits 1*1 + 1*0,
+    # 1*3 + 1*0.5; token 2 has i=1, q=2: 2*1 + 2*0.25, 2*3 + 0
     first, second = (1.0, 3.5), (2.5, 6.0)
     for token, (a, b) in ((1, first), (2, second)):
         total = math.exp(a) + math.exp(b)
@@ -107,7 +112,9 @@ def test_gradcheck(case):
     names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad]
 
     def attend(*tensors):
-        out, lse = rk.chunked_cross_attention(**{**kw, **dict(zip(names, tensors, strict=True))}, return_lse=True, backend="reference")
+        out, lse = rk.chunked_cross_attention(
+            **{**kw, **dict(zip(names, tensors, strict=True))}, return_lse=True, backend="reference"
+        )
         return out, lse.where(lse.isfinite(), 0)
 
     assert torch.autograd.gradcheck(attend, tuple(kw[n] for n in names), fast_mode=True)

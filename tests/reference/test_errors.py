@@ -38,7 +38,12 @@ def test_nan_and_infinities_must_be_where_they_are_expected():
 def test_what_exceeds_a_type_is_infinite_in_it_and_nothing_else_is(sign):
     """float16 ends at 65504, and rounds to it what lies below 65520."""
     largest, beyond = sign * 65504.0, sign * torch.inf
-    for want, right, wrong in ((65519.0, largest, beyond), (65520.0, beyond, largest), (7e4, beyond, largest), (7e4, beyond, -beyond)):
+    for want, right, wrong in (
+        (65519.0, largest, beyond),
+        (65520.0, beyond, largest),
+        (7e4, beyond, largest),
+        (7e4, beyond, -beyond),
+    ):
         expected = torch.tensor([1.0, sign * want], dtype=torch.float64)
         assert_passes("y", torch.tensor([1.0, right], dtype=torch.float16), expected, None, torch.float16)
         refused(torch.tensor([1.0, wrong], dtype=torch.float16), expected, dtype=torch.float16, match="not comparable")

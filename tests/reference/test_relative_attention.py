@@ -1,4 +1,6 @@
-"""The definition of relative attention and its logits: explicit loops, gradcheck, and torch's own attention where they meet."""
+"""The definition of relative attention and its logits: explicit
+loops, gradcheck, and torch's own attention where they meet.
+"""
 
 import math
 
@@ -47,7 +49,9 @@ def loops(kw):
                     logits[j] = logit / math.sqrt(d)
                 if logits:
                     weights = torch.stack(list(logits.values())).softmax(0)
-                    out[batch, i, head] = sum(w * value[batch, j, head * groups // h] for w, j in zip(weights, logits, strict=True))
+                    out[batch, i, head] = sum(
+                        w * value[batch, j, head * groups // h] for w, j in zip(weights, logits, strict=True)
+                    )
     return out
 
 
@@ -83,7 +87,9 @@ def test_gradcheck(case):
     names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad]
 
     def attend(*tensors):
-        out, lse = rk.relative_attention(**{**kw, **dict(zip(names, tensors, strict=True))}, return_lse=True, backend="reference")
+        out, lse = rk.relative_attention(
+            **{**kw, **dict(zip(names, tensors, strict=True))}, return_lse=True, backend="reference"
+        )
         return out, lse.where(lse.isfinite(), 0)
 
     assert torch.autograd.gradcheck(attend, tuple(kw[n] for n in names), fast_mode=True)
@@ -119,5 +125,6 @@ def test_logits_by_hand():
 def test_logits_gradcheck():
     kw = inputs.differentiable(inputs.relative_logits(5, dtype=F64, B=1, N=3, H=2, E=2, key_len=4))
     assert torch.autograd.gradcheck(
-        lambda q, r, v: rk.relative_logits(q, r, key_len=4, position_bias=v), (kw["query"], kw["rel_key"], kw["position_bias"])
+        lambda q, r, v: rk.relative_logits(q, r, key_len=4, position_bias=v),
+        (kw["query"], kw["rel_key"], kw["position_bias"]),
     )

@@ -27,12 +27,16 @@ def brute_force(kw):
         for i, q in enumerate(queries):
             found = []
             for j, x in enumerate(key):
-                last = i + kw.get("query_offset", 0) - kw["causal_gap"] if kw.get("causal_gap") is not None else len(key)
+                last = (
+                    i + kw.get("query_offset", 0) - kw["causal_gap"] if kw.get("causal_gap") is not None else len(key)
+                )
                 doc = kw["key_doc"][b if kw["key_doc"].shape[0] > 1 else 0, j] if "key_doc" in kw else None
                 masked = "key_mask" in kw and not kw["key_mask"][b if kw["key_mask"].shape[0] > 1 else 0, j]
                 if j > last or masked or (doc is not None and doc == kw["query_doc"][b, i]):
                     continue
-                found.append((float((q * x).sum()) if kw.get("metric", "dot") == "dot" else -float((q - x).square().sum()), j))
+                found.append(
+                    (float((q * x).sum()) if kw.get("metric", "dot") == "dot" else -float((q - x).square().sum()), j)
+                )
             found = sorted(found, key=lambda pair: (-pair[0], pair[1]))[: kw["k"]] + [(-torch.inf, -1)] * kw["k"]
             scores.append([s for s, _ in found[: kw["k"]]])
             indices.append([j for _, j in found[: kw["k"]]])
@@ -92,7 +96,9 @@ def test_leaky_by_hand_and_by_loop():
 
 def test_leaky_documents_by_hand_and_gradcheck():
     segment = torch.tensor([[3, 3, 1, 1], [0, 3, 3, 0]])
-    y = rk.leaky_average(torch.ones(2, 4, 1, 1), torch.tensor([0.5]), initial=torch.full((2, 1, 1), 4.0), segment=segment)
+    y = rk.leaky_average(
+        torch.ones(2, 4, 1, 1), torch.tensor([0.5]), initial=torch.full((2, 1, 1), 4.0), segment=segment
+    )
     assert y.flatten(1).tolist() == [[3.0, 2.5, 1.0, 1.5], [3.0, 1.0, 1.5, 1.0]]
     kw = inputs.differentiable(inputs.leaky(5, dtype=F64, N=4, H=2, D=3))
     run = lambda x, d, i: rk.leaky_average(x, d, initial=i, segment=segment)  # noqa: E731
@@ -102,4 +108,6 @@ def test_leaky_documents_by_hand_and_gradcheck():
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
 def test_leaky_gradcheck(decay):
     kw = inputs.differentiable(inputs.leaky(5, dtype=F64, B=1, N=6, H=2, D=3, decay=[decay, decay]))
-    assert torch.autograd.gradcheck(lambda x, d, i: rk.leaky_average(x, d, initial=i), (kw["x"], kw["decay"], kw["initial"]))
+    assert torch.autograd.gradcheck(
+        lambda x, d, i: rk.leaky_average(x, d, initial=i), (kw["x"], kw["decay"], kw["initial"])
+    )

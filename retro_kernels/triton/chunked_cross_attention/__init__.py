@@ -24,10 +24,13 @@ def unsupported(call: ChunkedCrossAttention) -> str | None:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
     keys, mask, table = call.key.shape[3], call.neighbour_mask, call.rel_key
     spans = {
-        "query": (call.query, 1, call.chunk_len), "key": (call.key, 3, keys), "value": (call.value, 3, keys),
-        "rel_query": (call.rel_query, 1, call.chunk_len), "rel_key": (table, 1, 0 if table is None else table.shape[1]),
+        "query": (call.query, 1, call.chunk_len),
+        "key": (call.key, 3, keys),
+        "value": (call.value, 3, keys),
+        "rel_query": (call.rel_query, 1, call.chunk_len),
+        "rel_key": (table, 1, 0 if table is None else table.shape[1]),
         "neighbour_mask": (mask if mask is not None and mask.dim() == 4 else None, 3, keys),
-    }  # fmt: skip
+    }
     return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
 
 

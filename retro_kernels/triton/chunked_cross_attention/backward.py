@@ -1,12 +1,12 @@
 """Backward kernels of chunked cross-attention over keys and values. No atomics: one program writes each output element.
 
-A neighbour is attended by one chunk of queries only, so with as many key heads as query heads and a chunk in one tile, the
-program that owns (batch, chunk, head) writes dK and dV once and dQ beside them, reading everything once. Otherwise (grouped
-heads, long chunks) it writes dQ alone and `_cca_backward_key_kernel` writes dK and dV.
+A neighbour is attended by one chunk of queries only, so with as many key heads as query heads and a chunk in one tile,
+the program that owns (batch, chunk, head) writes dK and dV once and dQ beside them, reading everything once. Otherwise
+(grouped heads, long chunks) it writes dQ alone and `_cca_backward_key_kernel` writes dK and dV.
 
-Positions come and go through a bounded workspace, a "band" of [M, R] per (batch, chunk, head), slab by slab: it holds the
-position logits on the way in and the sum of dS over the neighbours on the way out; `band` makes and consumes it. (With
-the band's own products in this kernel every variant spilled: see docs/notes/chunked_cross_attention.md.)
+Positions come and go through a bounded workspace, a "band" of [M, R] per (batch, chunk, head), slab by slab: it holds
+the position logits on the way in and the sum of dS over the neighbours on the way out; `band` makes and consumes it.
+(With the band's own products in this kernel every variant spilled: see docs/notes/chunked_cross_attention.md.)
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from .tile import first_position, has_keys, load_band, load_gate, locate, tile_g
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "K", "R", "H", "L", "HEADS_PER_GROUP", "query_start", "first_chunk", "chunks", "blocks", "first_item", "key_blocks",
+    "N", "M", "K", "R", "H", "L", "HEADS_PER_GROUP", "query_start", "first_chunk", "chunks", "blocks", "first_item",
+    "key_blocks",
     "dropout_limit",
 )  # fmt: skip
 
 
 @triton.jit
 def _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, row_mask):
-    """lse in base 2 (+inf for a row that attends nothing, so that its probabilities vanish) and delta = rowsum(dO*O) - dlse."""
+    """lse in base 2 (+inf for a row that attends nothing, so that its
+    probabilities vanish) and delta = rowsum(dO*O) - dlse.
+    """
     lse = tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf"))
     some = lse != float("-inf")
     delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
@@ -51,9 +54,21 @@ def _cca_backward_query_kernel(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr, WRITE_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One (chunk, time block, head) of one batch element: dq but for the position part, partial du and dgate; dk, dv if WRITE_KEYS."""
+    """One (chunk, time block, head) of one batch element: dq but for
+    the position part, partial du and dgate; dk, dv if WRITE_KEYS.
+    """
     head, slot, item, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
+        tl.program_id(0),
+        H,
+        M,
+        first_item,
+        first_chunk,
+        chunks,
+        blocks,
+        query_start,
+        batch_start_ptr,
+        stride_batch_start,
+        BLOCK_M,
     )
     group = head // HEADS_PER_GROUP
     head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
@@ -96,7 +111,9 @@ def _cca_backward_query_kernel(
             visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
             gate = 1.0
             if gate_ptr is not None:
-                gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
+                gate = load_gate(
+                    gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED
+                )
             k_at = k_base + wide(a) * stride_kk
             k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             v_at = v_base + wide(a) * stride_vk
@@ -104,7 +121,9 @@ def _cca_backward_query_kernel(
             position = 0.0
             if band_ptr is not None:
                 position = load_band(band_at, band_keys, again, BLOCK_M, BLOCK_N)
-            content = tile_product(qc, q_from, content_at, k, (k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION)
+            content = tile_product(
+                qc, q_from, content_at, k, (k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION
+            )
             dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_vr), again, D, BLOCK_D, PRECISION)
             p, ds = tile_gradients(
                 content, dp_raw, position, lse2, delta, visible, gate, scale2,
@@ -126,7 +145,9 @@ def _cca_backward_query_kernel(
             if WRITE_KEYS:
                 token = ((batch * L + chunk) * K + a) * R + j0
                 head_anew = (tl.program_id(0) + again) % H  # as above: no register holds it throughout the loops
-                into = (token * H + head_anew) * D + ((tl.arange(0, BLOCK_N) + again)[:, None] * (H * D) + column[None, :])
+                into = (token * H + head_anew) * D + (
+                    (tl.arange(0, BLOCK_N) + again)[:, None] * (H * D) + column[None, :]
+                )
                 inside = (column < D)[None, :]
                 if not EVEN_KEYS:
                     inside = inside & (j < R)[:, None]
@@ -142,7 +163,8 @@ def _cca_backward_query_kernel(
             at = band_at + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
             tl.store(at, ds_sum.to(band_ptr.dtype.element_ty))
 
-    # places anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
+    # places anew, past an addition of 0 that the compiler can't see
+    # through: else they occupy registers throughout the loops
     head, slot, item, block, chunk, batch, first_row, start = locate(
         tl.program_id(0) + tl.minimum(blocks, 0),
         H,
@@ -182,7 +204,9 @@ def _cca_backward_key_kernel(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one key block of one neighbour and key head: a sum over the group's heads and the chunk's time blocks."""
+    """dk and dv of one key block of one neighbour and key head: a sum
+    over the group's heads and the chunk's time blocks.
+    """
     groups = H // HEADS_PER_GROUP
     pid = tl.program_id(0)
     group = pid % groups

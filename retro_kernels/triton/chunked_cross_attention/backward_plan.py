@@ -1,4 +1,6 @@
-"""Host side of the backward of chunked cross-attention: launches, slab by slab, and the final sums. Waits for nothing."""
+"""Host side of the backward of chunked cross-attention: launches,
+slab by slab, and the final sums. Waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SLAB_BYTES = 48 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Tiles of the kernels, all of core.block_m rows, and how the work is cut: items of one (batch, chunk, time block), slabs of items."""
+    """Tiles of the kernels, all of core.block_m rows, and how the work
+    is cut: items of one (batch, chunk, time block), slabs of items.
+    """
 
     core: configs.Tile  # of the query kernel, which writes the keys too where `fused`
     key: configs.Tile
@@ -69,7 +73,18 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
     diagonals = (blocks - 1) * (block_m // band.block_n) + bands + band_keys // band.block_n - 1
     want = -(-WAVES * target.multiprocessors // (diagonals * heads))
     return Layout(
-        core, key, band, rel, fused, blocks, -(-keys // core.block_n), band_keys, items, slab, diagonals, -(-slab // min(slab, want))
+        core,
+        key,
+        band,
+        rel,
+        fused,
+        blocks,
+        -(-keys // core.block_n),
+        band_keys,
+        items,
+        slab,
+        diagonals,
+        -(-slab // min(slab, want)),
     )
 
 
@@ -140,7 +155,8 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
         **inputs(call), **constants(call, cut.core), **vars(made), "out_ptr": out, "lse_ptr": lse,
         "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
         "first_chunk": part.first, "chunks": part.count, "blocks": cut.blocks,
-        "key_blocks": cut.key_blocks, "band_keys": cut.band_keys, "items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused,
+        "key_blocks": cut.key_blocks, "band_keys": cut.band_keys, "items_per_split": cut.items_per_split,
+        "WRITE_KEYS": cut.fused,
     }  # fmt: skip
     launches = []
     for first in range(0, cut.items, cut.slab):
@@ -153,7 +169,9 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     if made.part_ptr is not None:
         # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
         shift = call.rel_start + cut.band_keys - 1
-        found["rel_key"], total = summed(made.part_ptr, call.rel_key, call.rel_key.shape[0], made.part_ptr.shape[2], shift)
+        found["rel_key"], total = summed(
+            made.part_ptr, call.rel_key, call.rel_key.shape[0], made.part_ptr.shape[2], shift
+        )
         launches.append(total)
 
     def gradients() -> list[Tensor | None]:
@@ -168,7 +186,9 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     return Plan(launches, gradients=gradients)
 
 
-def _slab(call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, made: Buffers, arguments: dict, count: int) -> Iterator[Launch]:
+def _slab(
+    call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, made: Buffers, arguments: dict, count: int
+) -> Iterator[Launch]:
     """The launches of `count` items, from arguments["first_item"] on."""
     h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
     has_rel = call.rel_key is not None

@@ -1,9 +1,10 @@
-"""Backward kernels of chunked cross-attention over positions: they fill the band workspace with logits and consume its gradient.
+"""Backward kernels of chunked cross-attention over positions: they fill the band workspace with logits and consume its
+gradient.
 
-The workspace holds one [BLOCK_M, band_keys] tile per (item of the slab, head). `_cca_backward_logits_kernel` writes position
-logits into it, once for all neighbours; the kernels of `backward` replace them by dS summed over the neighbours;
-`_cca_backward_band_kernel` turns that into the gradient of the relative query and leaves it folded (see `position_logits`), as
-`_cca_backward_rel_kernel` needs it for dR, the sum over all chunks in a fixed order.
+The workspace holds one [BLOCK_M, band_keys] tile per (item of the slab, head). `_cca_backward_logits_kernel` writes
+position logits into it, once for all neighbours; the kernels of `backward` replace them by dS summed over the
+neighbours; `_cca_backward_band_kernel` turns that into the gradient of the relative query and leaves it folded (see
+`position_logits`), as `_cca_backward_rel_kernel` needs it for dR, the sum over all chunks in a fixed order.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from .tile import first_position, has_keys, locate
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "R", "H", "L", "T", "rel_start", "query_start", "first_chunk", "chunks", "blocks", "first_item", "last_item", "items_per_split",
+    "N", "M", "R", "H", "L", "T", "rel_start", "query_start", "first_chunk", "chunks", "blocks", "first_item",
+    "last_item", "items_per_split",
     "key_blocks",
 )  # fmt: skip
 
 
 @triton.jit
-def _relative_query(q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head):
+def _relative_query(
+    q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
+):
     """Address of the first row of the relative query, or of the query where it has none, and the rows' stride."""
     if rq_ptr is not None:
         base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + wide(head) * stride_rqh, stride_rqn
@@ -35,13 +39,24 @@ def _relative_query(q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_logits_kernel(
     q_ptr, rel_ptr, rq_ptr, position_ptr, batch_start_ptr, band_ptr,
-    stride_qb, stride_qn, stride_qh, stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ph, stride_batch_start,
+    stride_qb, stride_qn, stride_qh, stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ph,
+    stride_batch_start,
     N, M, R, H, L, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Position logits of one (chunk, time block, head) of one batch element, all keys of a neighbour."""
     head, slot, _, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
+        tl.program_id(0),
+        H,
+        M,
+        first_item,
+        first_chunk,
+        chunks,
+        blocks,
+        query_start,
+        batch_start_ptr,
+        stride_batch_start,
+        BLOCK_M,
     )
     head64 = head.to(tl.int64)
     local = tl.arange(0, BLOCK_M)
@@ -62,7 +77,9 @@ def _cca_backward_logits_kernel(
             rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
         )
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-        position = tl.where(row_mask[:, None], position, 0.0)  # past the end it is 0 times the table, NaN where that is infinite
+        position = tl.where(
+            row_mask[:, None], position, 0.0
+        )  # past the end it is 0 times the table, NaN where that is infinite
         tl.store(at, position.to(band_ptr.dtype.element_ty))
 
 
@@ -73,9 +90,21 @@ def _cca_backward_band_kernel(
     scale: tl.float32,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the relative query, into drq, or added to dq where the query is the relative query; folds the band in place."""
+    """Gradient of the relative query, into drq, or added to dq where
+    the query is the relative query; folds the band in place.
+    """
     head, slot, item, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0), H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
+        tl.program_id(0),
+        H,
+        M,
+        first_item,
+        first_chunk,
+        chunks,
+        blocks,
+        query_start,
+        batch_start_ptr,
+        stride_batch_start,
+        BLOCK_M,
     )
     head64 = head.to(tl.int64)
     local, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
@@ -91,7 +120,9 @@ def _cca_backward_band_kernel(
         tl.debug_barrier()  # all have read what the store replaces
         tl.store(at, folded.to(band_ptr.dtype.element_ty))
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
-        drq += position_query_gradient(folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
+        drq += position_query_gradient(
+            folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION
+        )
 
     n = start + local
     row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
@@ -145,7 +176,8 @@ def _cca_backward_rel_kernel(
             q_base = q_ptr + batch * stride_qb + wide(start) * stride_qn + head64 * stride_qh
             rq = load_rows(q_base, local, row_mask, stride_qn, E, BLOCK_E)
         rq = add_bias(rq, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
-        # the blocks of a band that fall on this diagonal come from different key blocks; their places in the tile are disjoint
+        # the blocks of a band that fall on this diagonal come from
+        # different key blocks; their places in the tile are disjoint
         block_of = band_block(item >> 30, BLOCK_M, BLOCK_N)
         ds = tl.zeros([BLOCK_M, BLOCK_N], band_ptr.dtype.element_ty)
         slot = (wide(item - first_item) * H + head) * (BLOCK_M * band_keys)

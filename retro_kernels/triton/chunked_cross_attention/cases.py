@@ -1,4 +1,6 @@
-"""Calls on the meta device that stand for what users launch: RETRO's presets and every option, for ahead-of-time compilation."""
+"""Calls on the meta device that stand for what users launch: RETRO's
+presets and every option, for ahead-of-time compilation.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from ..._problem import ChunkedCrossAttention
 
 
 def call(
-    dtype: torch.dtype, *, B=8, N=2048, M=64, K=2, R=128, H=16, G=None, D=128, E=None, rel=True, biases=True, gate=False,
+    dtype: torch.dtype, *, B=8, N=2048, M=64, K=2, R=128, H=16, G=None, D=128, E=None, rel=True, biases=True,
+    gate=False,
     mask_dims=0, dropout_p=0.0, query_start=0, batch_start=False,
 ) -> ChunkedCrossAttention:  # fmt: skip
     """A validated call without memory behind it."""
@@ -19,11 +22,14 @@ def call(
 
     chunks, groups, width = (query_start + N) // M, H if G is None else G, D if E is None else E
     return ChunkedCrossAttention(
-        query=empty(B, N, H, D), key=empty(B, chunks, K, R, groups, D), value=empty(B, chunks, K, R, groups, D), chunk_len=M,
-        rel_key=empty(H, M + R - 1, width) if rel else None, rel_query=empty(B, N, H, E) if rel and E else None, rel_start=1 - R,
+        query=empty(B, N, H, D), key=empty(B, chunks, K, R, groups, D), value=empty(B, chunks, K, R, groups, D),
+        chunk_len=M,
+        rel_key=empty(H, M + R - 1, width) if rel else None, rel_query=empty(B, N, H, E) if rel and E else None,
+        rel_start=1 - R,
         content_bias=empty(H, D) if biases else None, position_bias=empty(H, width) if biases and rel else None,
         neighbour_mask=empty(*(B, chunks, K, R)[:mask_dims], dtype=torch.bool) if mask_dims else None,
-        neighbour_gate=empty(B, chunks, K) if gate else None, scale=D**-0.5, query_start=query_start, dropout_p=dropout_p,
+        neighbour_gate=empty(B, chunks, K) if gate else None, scale=D**-0.5, query_start=query_start,
+        dropout_p=dropout_p,
         seed=empty(1, dtype=torch.int64) if dropout_p else None,
         batch_start=empty(B, dtype=torch.int64) if batch_start else None,
     )  # fmt: skip
@@ -31,10 +37,12 @@ def call(
 
 BF16, HALVES, ALL = (torch.bfloat16,), (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)
 
-#: the presets of RETRO (heads x head width); the head count is no constant of a kernel, so 12, 16 and 32 heads compile once
+#: the presets of RETRO (heads x head width); the head count is no
+#: constant of a kernel, so 12, 16 and 32 heads compile once
 PRESETS: dict[str, dict] = {"retro d64": {"D": 64}, "retro d128": {"D": 128}}
 
-#: name -> (options of `call`, types). float16 compiles to bfloat16's code but for the instruction's type: the presets stand for it
+#: name -> (options of `call`, types). float16 compiles to bfloat16's
+#: code but for the instruction's type: the presets stand for it
 CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
     **{name: (options, ALL) for name, options in PRESETS.items()},
     **{f"{name} gate mask": ({**options, "gate": True, "mask_dims": 4}, ALL) for name, options in PRESETS.items()},
@@ -59,4 +67,9 @@ CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
 
 #: forms of the positions, and what else costs registers, in every set of it: `common.combinations`
 POSITIONS = {"E=D": {}, "E=16": dict(E=16, biases=False), "E=1": dict(E=1), "none": dict(rel=False, biases=False)}
-OPTIONS = {"mask": dict(mask_dims=4), "gate": dict(gate=True), "grouped heads": dict(G=4), "dropout": dict(dropout_p=0.1)}
+OPTIONS = {
+    "mask": dict(mask_dims=4),
+    "gate": dict(gate=True),
+    "grouped heads": dict(G=4),
+    "dropout": dict(dropout_p=0.1),
+}

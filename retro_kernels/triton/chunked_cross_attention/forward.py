@@ -14,7 +14,8 @@ from .tile import first_position, has_keys, load_gate, visible_keys
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "K", "R", "H", "L", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "blocks", "keys_per_split",
+    "N", "M", "K", "R", "H", "L", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "blocks",
+    "keys_per_split",
     "neighbours_per_split", "neighbour_splits", "dropout_limit",
 )  # fmt: skip
 
@@ -31,10 +32,13 @@ def _cca_forward_kernel(
     N, M, K, R, H, L, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, blocks,
     keys_per_split, neighbours_per_split, neighbour_splits,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One (chunk, time block, head), batch and split: out [split, B, N, H, D] and lse [split, B, H, N], both contiguous."""
+    """One (chunk, time block, head), batch and split: out [split, B,
+    N, H, D] and lse [split, B, H, N], both contiguous.
+    """
     # heads vary fastest: the programs that run together read whole tokens, all heads of them
     pid = tl.program_id(0)
     head = pid % H
@@ -87,7 +91,20 @@ def _cca_forward_kernel(
             zero = j0 >> 30  # R is far below 2**30
             base = start - first_row - j0 - (BLOCK_N - 1) - rel_start
             position = position_logits(
-                rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
+                rq,
+                rel_base,
+                base,
+                T,
+                stride_rt,
+                zero,
+                E,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_E,
+                PRECISION,
+                False,
+                rq_from,
+                position_at,
             )
         for a in range(first_neighbour, last_neighbour):
             mask_at = None
@@ -96,9 +113,13 @@ def _cca_forward_kernel(
             visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
             k_at = k_base + wide(a) * stride_kk
             k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
-            logits = tile_product(qc, q_from, content_at, k, (k_at, j, visible, stride_kr), a >> 30, D, BLOCK_D, PRECISION)
+            logits = tile_product(
+                qc, q_from, content_at, k, (k_at, j, visible, stride_kr), a >> 30, D, BLOCK_D, PRECISION
+            )
             if gate_ptr is not None:
-                gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
+                gate = load_gate(
+                    gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED
+                )
                 logits = logits * gate
             if rel_ptr is not None:
                 logits = logits + position
@@ -122,7 +143,8 @@ def _cca_forward_kernel(
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
             row_max = new_max
 
-    # rows anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
+    # rows anew, past an addition of 0 that the compiler can't see
+    # through: else they occupy registers throughout the loops
     n = start + tl.minimum(blocks, 0) + tl.arange(0, BLOCK_M)
     row_mask = n < tl.minimum(first_row + M, N)
     row = n.to(tl.int64)

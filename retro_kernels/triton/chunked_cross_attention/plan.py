@@ -1,4 +1,6 @@
-"""Host side of chunked cross-attention: which launches serve a call, as values. Nothing here runs or waits for the device."""
+"""Host side of chunked cross-attention: which launches serve a call,
+as values. Nothing here runs or waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ WAVES = 2  # programs per multiprocessor below which the keys are split
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The chunks that a call's rows attend, [first, first + count); first is -1 where rows before chunk 0 attend nothing.
+    """The chunks that a call's rows attend, [first, first + count); first is -1 where rows before chunk 0 attend
+    nothing.
 
-    Where batch entries have starts of their own each has its own first chunk, and `count` is the most that a row's entry can attend.
+    Where batch entries have starts of their own each has its own first chunk, and `count` is the most that a row's
+    entry can attend.
     """
 
     first: int
@@ -72,16 +76,23 @@ def inputs(call: ChunkedCrossAttention) -> dict:
     position_bias = call.position_bias if has_rel else None
     return {
         "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": relative_query,
-        "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask, "gate_ptr": call.neighbour_gate,
+        "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask,
+        "gate_ptr": call.neighbour_gate,
         "seed_ptr": call.seed if call.dropout_p > 0 else None,
-        "batch_start_ptr": call.batch_start, "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
-        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "blkrg"), **strides(call.value, "v", "blkrg"), **rel_strides,
-        **strides(relative_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"), **strides(position_bias, "p", "h"),
-        **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"), "stride_mr": 0 if mask is None or mask.dim() == 3 else mask.stride(3),
+        "batch_start_ptr": call.batch_start,
+        "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
+        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "blkrg"), **strides(call.value, "v", "blkrg"),
+        **rel_strides,
+        **strides(relative_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"),
+        **strides(position_bias, "p", "h"),
+        **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
+        "stride_mr": 0 if mask is None or mask.dim() == 3 else mask.stride(3),
         **strides(call.neighbour_gate, "g", "blk"),
-        "N": n, "M": call.chunk_len, "K": neighbours, "R": keys, "H": h, "L": call.key.shape[1], "T": rel_rows, "HEADS_PER_GROUP": h // groups,
+        "N": n, "M": call.chunk_len, "K": neighbours, "R": keys, "H": h, "L": call.key.shape[1], "T": rel_rows,
+        "HEADS_PER_GROUP": h // groups,
         "rel_start": call.rel_start, "query_start": call.query_start,
-        "scale": call.scale, "dropout_limit": dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
+        "scale": call.scale, "dropout_limit": dropout.threshold(call.dropout_p),
+        "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
     }  # fmt: skip
 
 
@@ -89,14 +100,16 @@ def constants(call: ChunkedCrossAttention, tile: configs.Tile) -> dict:
     d = call.query.shape[-1]
     e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {
-        "D": d, "E": e, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e),
+        "D": d, "E": e, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": power_of_two(d),
+        "BLOCK_E": power_of_two(e),
         "MASK_TOKENS": call.neighbour_mask is not None and call.neighbour_mask.dim() == 4,
         "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0, "PRECISION": tile.precision,
     }  # fmt: skip
 
 
 def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int, int, int]:
-    """(keys per split, neighbours per split, splits over neighbours, splits): one split unless the machine would stand idle.
+    """(keys per split, neighbours per split, splits over neighbours, splits): one split unless the machine would stand
+    idle.
 
     Keys are split before neighbours, because the neighbours of a key block share its position logits.
     """
@@ -122,9 +135,12 @@ def forward(call: ChunkedCrossAttention, target: Target, chosen: configs.Tile | 
     into = {"out_ptr": out, "lse_ptr": lse}
     merge = []
     if count > 1:
-        into = {"out_ptr": torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device),
-                "lse_ptr": torch.empty((count, b, h, n), dtype=torch.float32, device=out.device)}  # fmt: skip
-        arguments = {"part_ptr": into["out_ptr"], "part_lse_ptr": into["lse_ptr"], "out_ptr": out, "lse_ptr": lse, "N": n, "H": h,
+        into = {
+            "out_ptr": torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device),
+            "lse_ptr": torch.empty((count, b, h, n), dtype=torch.float32, device=out.device),
+        }
+        arguments = {"part_ptr": into["out_ptr"], "part_lse_ptr": into["lse_ptr"], "out_ptr": out, "lse_ptr": lse,
+                     "N": n, "H": h,
                      "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _MERGE_SPLITS}  # fmt: skip
         merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
     arguments = {

@@ -23,7 +23,9 @@ def visible_keys(mask_ptr, stride_mr, j, R, MASK_TOKENS: tl.constexpr):
 
 @triton.jit
 def load_gate(gate_ptr, visible, MASKED: tl.constexpr):
-    """float32 gate of a neighbour; 0 where none of its tile is visible, for a masked neighbour's gate may be anything."""
+    """float32 gate of a neighbour; 0 where none of its tile is
+    visible, for a masked neighbour's gate may be anything.
+    """
     gate = tl.load(gate_ptr).to(tl.float32)
     if MASKED:
         gate = tl.where(tl.max(visible.to(tl.int32), 0) > 0, gate, 0.0)
@@ -39,17 +41,22 @@ def load_band(band_at, band_keys, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
 
 @triton.jit
 def first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch):
-    """(position of query 0, chunk that the first row attends): the call's, or the batch entry's own, which only the device knows."""
+    """(position of query 0, chunk that the first row attends): the
+    call's, or the batch entry's own, which only the device knows.
+    """
     if batch_start_ptr is not None:
         query_start = position_of(query_start, batch_start_ptr, stride_batch_start, batch)
         following = query_start + 1
-        first_chunk = tl.where(following < 0, following - M + 1, following) // M - 1  # rounded down; the division rounds to 0
+        first_chunk = (
+            tl.where(following < 0, following - M + 1, following) // M - 1
+        )  # rounded down; the division rounds to 0
     return query_start, first_chunk
 
 
 @triton.jit
 def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
-    """Whether the chunk is one of the key tensor: tokens before the first complete chunk attend nothing, nor do those past the last.
+    """Whether the chunk is one of the key tensor: tokens before the first complete chunk attend nothing, nor do those
+    past the last.
 
     Of the latter there are none where the host knows the positions and has counted the chunks.
     """
@@ -61,7 +68,8 @@ def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
 
 @triton.jit
 def locate(
-    pid, H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M: tl.constexpr,
+    pid, H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start,
+    BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """head, slot in the slab, item, block, chunk, batch (int64), first row of the chunk, first row of the tile."""
     head, slot = pid % H, pid // H

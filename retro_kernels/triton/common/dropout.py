@@ -18,10 +18,11 @@ def threshold(p: float) -> int:
 
 @triton.jit
 def dropout_keep(seed, limit, key, query, head, batch):
-    """Whether each probability is kept: first word of Philox4x32-10 at counter (key, query, head, batch), w >= p * 2**32.
+    """Whether each probability is kept: first word of Philox4x32-10 at counter (key, query, head, batch), w >= p *
+    2**32.
 
-    seed int64 scalar (loaded from memory: a graph replay draws anew), limit = threshold(p), key and query int32 tensors that
-    broadcast together, head and batch scalars.
+    seed int64 scalar (loaded from memory: a graph replay draws anew), limit = threshold(p), key and query int32 tensors
+    that broadcast together, head and batch scalars.
     """
     shape = key + query
     c0 = (key + query * 0).to(tl.uint32)

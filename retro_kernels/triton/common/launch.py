@@ -11,7 +11,9 @@ from triton.runtime.jit import KernelInterface
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One kernel over one grid. `arguments` names every parameter, constants included; tensors may be on the meta device."""
+    """One kernel over one grid. `arguments` names every parameter,
+    constants included; tensors may be on the meta device.
+    """
 
     kernel: KernelInterface
     grid: tuple[int, ...]
@@ -34,8 +36,8 @@ def power_of_two(n: int, least: int = 16) -> int:
 
 
 def settled(grad: Tensor, lse: Tensor) -> Tensor:
-    """A copy of the gradient [B,N,H,D] of `out`, 0 in rows that attend nothing: a caller who merges partial attentions may
-    hand back NaN there (exp(lse - lse) is NaN), and the kernels multiply it by probabilities of 0."""
+    """A copy of the gradient [B,N,H,D] of `out`, 0 in rows that attend nothing: a caller who merges partial attentions
+    may hand back NaN there (exp(lse - lse) is NaN), and the kernels multiply it by probabilities of 0."""
     return grad.masked_fill((lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0)
 
 

@@ -1,4 +1,6 @@
-"""A launch that is made again and again: without Triton's binder, which costs more than the launch, where its version is known."""
+"""A launch that is made again and again: without Triton's binder,
+which costs more than the launch, where its version is known.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Callable
 import triton
 from torch import Tensor
 
-#: first and last version whose compiled kernels are called as `_Bound` does (read in their sources, and compared by a test)
+#: first and last version whose compiled kernels are called as
+#: `_Bound` does (read in their sources, and compared by a test)
 KNOWN_VERSIONS = ((3, 6), (3, 9))
 
 
@@ -22,7 +25,9 @@ def step(launch, compiled, places: dict[str, int]) -> Callable[[list], None]:
     compiled: what Triton made of it, for arguments of these types and this alignment; None under the interpreter.
     """
     anew = _anew(launch, places)
-    bindable = compiled is not None and known() and hasattr(compiled, "packed_metadata") and not launch.kernel.pre_run_hooks
+    bindable = (
+        compiled is not None and known() and hasattr(compiled, "packed_metadata") and not launch.kernel.pre_run_hooks
+    )
     return _Bound(launch, compiled, places, anew) if bindable else anew
 
 

@@ -14,7 +14,9 @@ def wide(index):
 
 @triton.jit
 def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """[len(rows), BLOCK] from base + row * stride; rows not inside and columns past WIDTH are zero. rows may be int64."""
+    """[len(rows), BLOCK] from base + row * stride; rows not inside
+    and columns past WIDTH are zero. rows may be int64.
+    """
     column = tl.arange(0, BLOCK)
     pointers = base + rows[:, None] * stride + column[None, :]
     if BLOCK == WIDTH:

@@ -21,7 +21,8 @@ class Plan:
 
     launches   fill the outputs, or what the gradients are made of
     outputs    of a forward pass, in the op's order
-    gradients  of a backward pass, once the launches have run: one an entry of DIFFERENTIABLE, None where not needed. What is left to
+    gradients  of a backward pass, once the launches have run: one an entry of DIFFERENTIABLE, None where not needed.
+    What is left to
                sum is summed there, by torch's own reductions, in a fixed order.
     """
 
@@ -70,13 +71,18 @@ def run_forward(plan: Callable[..., Plan], call) -> tuple[Tensor, ...]:
 def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list[Tensor | None]:
     """The gradients of `plan(call, outputs, grads, needs, target)`; zeros where no gradient comes in."""
     if not any(needs) or all(grad is None for grad in grads):
-        return [torch.zeros_like(getattr(call, name)) if need else None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
+        return [
+            torch.zeros_like(getattr(call, name)) if need else None
+            for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
+        ]
     target = current_target(call[0].device)
     made = plan(call, outputs, grads, needs, target)
     return list(_executed(made, target, made.gradients))
 
 
-def cases_of(name: str, call, target: Target, forward: Callable[..., Plan], backward: Callable[..., Plan] | None) -> Iterator[Case]:
+def cases_of(
+    name: str, call, target: Target, forward: Callable[..., Plan], backward: Callable[..., Plan] | None
+) -> Iterator[Case]:
     """The launches of a call on the meta device, as training makes them: only the first output has a gradient."""
     plan = forward(call, target)
     launches = list(plan.launches)

@@ -1,17 +1,19 @@
-"""Relative position logits of one tile: products with a band of the table, skewed into place without leaving the registers.
+"""Relative position logits of one tile: products with a band of the table, skewed into place without leaving the
+registers.
 
-Query i and key j of a tile (i < BLOCK_M, j < BLOCK_N) meet table row base + c, where c = i - j + BLOCK_N - 1. The band of products
-P[i, c] = rq_i . rel[base + c] is BLOCK_M + BLOCK_N - 1 wide, but row i only uses c = i .. i + BLOCK_N - 1: one c of every residue
-modulo BLOCK_N. So the band folds, by selection, into [BLOCK_M, BLOCK_N], and what is left is a permutation of each row. With
-BLOCK_M = BLOCK_N = 4, the c that row i keeps of residue 0 1 2 3, and the j that it serves:
+Query i and key j of a tile (i < BLOCK_M, j < BLOCK_N) meet table row base + c, where c = i - j + BLOCK_N - 1. The band
+of products P[i, c] = rq_i . rel[base + c] is BLOCK_M + BLOCK_N - 1 wide, but row i only uses c = i .. i + BLOCK_N - 1:
+one c of every residue modulo BLOCK_N. So the band folds, by selection, into [BLOCK_M, BLOCK_N], and what is left is a
+permutation of each row. With BLOCK_M = BLOCK_N = 4, the c that row i keeps of residue 0 1 2 3, and the j that it
+serves:
 
     row 0:  c = 0 1 2 3   j = 3 2 1 0
     row 1:  c = 4 1 2 3   j = 0 3 2 1
     row 2:  c = 4 5 2 3   j = 1 0 3 2
     row 3:  c = 4 5 6 3   j = 2 1 0 3
 
-`zero` is a scalar that is 0 but that the compiler can't know to be: made from a loop variable, it keeps the index tensors from being
-hoisted out of the loop, where they would occupy a hundred registers.
+`zero` is a scalar that is 0 but that the compiler can't know to be: made from a loop variable, it keeps the index
+tensors from being hoisted out of the loop, where they would occupy a hundred registers.
 
 The permutation is its own inverse, so forward and backward share `reverse_skew`. Folding first halves the shuffles of a
 gather from the whole band, and no tile is ever wider than BLOCK_N.
@@ -29,7 +31,8 @@ from .products import block_from, deep_product, product
 def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse.
 
-    A row of 64 is shuffled as two halves of 32, one shuffle an element instead of two, once the halves stand as they must.
+    A row of 64 is shuffled as two halves of 32, one shuffle an element instead of two, once the halves stand as they
+    must.
     """
     if BLOCK_N != 64:
         i = tl.arange(0, BLOCK_M)[:, None] + zero
@@ -39,8 +42,8 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
         i = tl.arange(0, BLOCK_M)[:, None, None] + zero
         lane = tl.arange(0, 32)[None, None, :]
         halves = tl.reshape(x, [BLOCK_M, 2, 32])
-        # target (half, l) reads column c = (i - 32 * half - l - 1) mod 64, which stands at lane (i - l - 1) mod 32: seen from the source
-        # lane s, half h of c serves target half h or 1 - h by the parity of (i - s - 1) // 32
+        # target (half, l) reads column c = (i - 32 * half - l - 1) mod 64, which stands at lane (i - l - 1) mod 32:
+        # seen from the source lane s, half h of c serves target half h or 1 - h by the parity of (i - s - 1) // 32
         swap = ((i - lane + 63) >> 5) & 1
         halves = tl.where(swap == 1, tl.flip(halves, 1), halves)
         source = tl.broadcast_to((i - lane + 31) & 31, [BLOCK_M, 2, 32])
@@ -49,7 +52,9 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def band_block(zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int [BLOCK_M, BLOCK_N]: from which BLOCK_N-wide block of the band row i takes residue c, ceil((i - c) / BLOCK_N)."""
+    """int [BLOCK_M, BLOCK_N]: from which BLOCK_N-wide block of the
+    band row i takes residue c, ceil((i - c) / BLOCK_N).
+    """
     i = tl.arange(0, BLOCK_M)[:, None] + zero
     c = tl.arange(0, BLOCK_N)[None, :]
     return (i - c + BLOCK_N - 1) // BLOCK_N
@@ -73,9 +78,12 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
 @triton.jit
 def table_product(
     a, a_from, bias_ptr, rel_ptr, first, rows, stride_t, zero,
-    WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+    WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a), BLOCK_B]; a_from None: from registers whatever the precision."""
+    """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a),
+    BLOCK_B]; a_from None: from registers whatever the precision.
+    """
     DEEP: tl.constexpr = a_from is not None and PRECISION == "tf32x3"
     if DEEP:
         b_from = block_from(rel_ptr, first, rows, stride_t, BLOCK_B)
@@ -88,7 +96,8 @@ def table_product(
 @triton.jit
 def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
-    rel_ptr, base, rows, stride_t, zero,  # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
+    # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
+    rel_ptr, base, rows, stride_t, zero,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False, rq_from=None, bias_ptr=None,
 ):  # fmt: skip
@@ -97,7 +106,9 @@ def position_logits(
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         first = base + block * BLOCK_N
-        band = table_product(rq, rq_from, bias_ptr, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED)
+        band = table_product(
+            rq, rq_from, bias_ptr, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED
+        )
         folded = tl.where(block_of == block, band, folded)
     return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
 
@@ -108,7 +119,9 @@ def position_query_gradient(
     rel_ptr, base, rows, stride_t, zero,
     E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """float32 [BLOCK_M, BLOCK_E]: sum over j of gradient[i, j] * rel[base + i - j + BLOCK_N - 1], the gradient of rq."""
+    """float32 [BLOCK_M, BLOCK_E]: sum over j of gradient[i, j] *
+    rel[base + i - j + BLOCK_N - 1], the gradient of rq.
+    """
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):

@@ -1,4 +1,6 @@
-"""Where a call's query 0 stands: for all batch entries alike, or each at a position of its own that only the device knows."""
+"""Where a call's query 0 stands: for all batch entries alike, or each
+at a position of its own that only the device knows.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ FARTHEST = tl.constexpr(1 << 29)  # positions given as a tensor count as within 
 
 @triton.jit
 def position_of(first, batch_ptr, stride_batch, batch):
-    """The position of a batch entry's query 0: the call's, and the entry's own where it has one (read on the device alone)."""
+    """The position of a batch entry's query 0: the call's, and the
+    entry's own where it has one (read on the device alone).
+    """
     if batch_ptr is not None:
         own = tl.load(batch_ptr + batch * stride_batch)
         first += tl.minimum(tl.maximum(own, -FARTHEST), FARTHEST).to(tl.int32)

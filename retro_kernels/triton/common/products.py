@@ -1,4 +1,6 @@
-"""Products of two blocks of rows, from registers or, for float32 as three tf32 products, from memory a few columns at a time."""
+"""Products of two blocks of rows, from registers or, for float32 as
+three tf32 products, from memory a few columns at a time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import triton.language as tl
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """float32 a b^T [len(a), len(b)]. TRANSPOSED: made as (b a^T)^T, whose rows spread over the warps by b: for tall b and flat a."""
+    """float32 a b^T [len(a), len(b)]. TRANSPOSED: made as (b a^T)^T,
+    whose rows spread over the warps by b: for tall b and flat a.
+    """
     if TRANSPOSED:
         return tl.trans(tl.dot(b, tl.trans(a), input_precision=PRECISION))
     else:
@@ -25,11 +29,14 @@ def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def deep_product(
-    a_from, bias_ptr, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr = False,
+    a_from, bias_ptr, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
 ):  # fmt: skip
-    """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, row_mask, stride) each, read a few columns at a time.
+    """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, row_mask, stride) each, read a few
+    columns at a time.
 
-    Rows outside row_mask are zero. For "tf32x3", which splits both operands into halves: whole rows would fill every register. (The bias is
+    Rows outside row_mask are zero. For "tf32x3", which splits both operands into halves: whole rows would fill every
+    register. (The bias is
     no part of the tuple: triton 3.6 can't have None in one.)
     """
     a_ptr, i, row_mask, stride_a = a_from
@@ -62,7 +69,9 @@ def deep_product(
 
 @triton.jit
 def tile_product(x, x_from, bias_ptr, y, y_from, zero, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """float32 x y^T; where float32 operands are split into halves, read from memory a few columns at a time instead (`deep_product`)."""
+    """float32 x y^T; where float32 operands are split into halves,
+    read from memory a few columns at a time instead (`deep_product`).
+    """
     if PRECISION == "tf32x3":
         return deep_product(x_from, bias_ptr, y_from, zero, D, BLOCK_D, PRECISION)
     else:

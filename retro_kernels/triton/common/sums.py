@@ -30,10 +30,14 @@ def _sum_kernel(
     tl.store(out_ptr + group * size + x, acc.to(out_ptr.dtype.element_ty), mask=x < size)
 
 
-def summed(part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None = None, shift: int = 0) -> tuple[Tensor, Launch]:
-    """The gradient of `like` [groups, rows, width] and the launch that fills it from the contiguous part [count, groups, part_rows, width].
+def summed(
+    part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None = None, shift: int = 0
+) -> tuple[Tensor, Launch]:
+    """The gradient of `like` [groups, rows, width] and the launch that fills it from the contiguous part [count,
+    groups, part_rows, width].
 
-    Where part_rows isn't given a part is as large as `like`. Row r of `like` is row r + shift of a part; those it has not are 0.
+    Where part_rows isn't given a part is as large as `like`. Row r of `like` is row r + shift of a part; those it has
+    not are 0.
     """
     width = like.shape[-1]
     size = like.numel() // groups

@@ -1,7 +1,7 @@
 """One pass of a call, recorded: its launches and torch's operations, replayed on other tensors of the same layouts.
 
-A plan follows from shapes, strides, types, options and alignment alone, and never reads what a tensor holds. So what one call of a
-layout did, later ones do again, without planning, checking or binding arguments.
+A plan follows from shapes, strides, types, options and alignment alone, and never reads what a tensor holds. So what
+one call of a layout did, later ones do again, without planning, checking or binding arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _ACTIVE = threading.local()
 
 
 class Repeated:
-    """`function(values)`, a list of tensors or None: the first call as it is, for most layouts never return; the second recorded."""
+    """`function(values)`, a list of tensors or None: the first call
+    as it is, for most layouts never return; the second recorded.
+    """
 
     def __init__(self, function: Callable):
         self.function, self.calls, self.replay = function, 0, None
@@ -38,7 +40,9 @@ class Repeated:
 
 
 class Tape(TorchDispatchMode):
-    """Inside, every operation and launch of this thread is noted, with the places of its tensors instead of the tensors."""
+    """Inside, every operation and launch of this thread is noted,
+    with the places of its tensors instead of the tensors.
+    """
 
     def __init__(self, values):
         super().__init__()
@@ -64,7 +68,9 @@ class Tape(TorchDispatchMode):
         out = operation(*args, **kwargs)
         if self.launching:  # what an interpreter or emulator does to execute a kernel
             return out
-        if operation is torch.ops.aten.detach.default:  # torch.empty does it; the same memory, and nobody here differentiates
+        if (
+            operation is torch.ops.aten.detach.default
+        ):  # torch.empty does it; the same memory, and nobody here differentiates
             self.slots[id(out)] = self._slot(args[0])
             self.alive.append(out)
             return out
@@ -86,7 +92,9 @@ class Tape(TorchDispatchMode):
         self.steps.append(launcher.step(launch, compiled, places))
 
     def replay(self, found) -> Callable | None:
-        """Does the same to other tensors and gives what stands for `found`; None where something else than the tensors went in."""
+        """Does the same to other tensors and gives what stands for
+        `found`; None where something else than the tensors went in.
+        """
         results = [None if tensor is None else self._slot(tensor) for tensor in found]
         if not self.replayable:
             return None
@@ -120,7 +128,9 @@ def active() -> Tape | None:
     return getattr(_ACTIVE, "tape", None)
 
 
-def _operation(operation, args: list, places: list[tuple[int, int]], kwargs: dict, into: list[int]) -> Callable[[list], None]:
+def _operation(
+    operation, args: list, places: list[tuple[int, int]], kwargs: dict, into: list[int]
+) -> Callable[[list], None]:
     if operation is torch.ops.aten.empty.memory_format:  # most of them: torch's own function is the cheaper way
         size, options = tuple(args[0]), {name: value for name, value in kwargs.items() if value is not None}
         (made,) = into

@@ -32,7 +32,9 @@ def forward(call: LeakyAverage) -> tuple[Tensor, ...]:
 
 
 def backward(call: LeakyAverage, outputs, grads, needs) -> list[Tensor | None]:
-    """dx is the same scan run backwards over dy; d decay sums dx_t * y_{t-1} over the saved y, in two ordered stages."""
+    """dx is the same scan run backwards over dy; d decay sums dx_t *
+    y_{t-1} over the saved y, in two ordered stages.
+    """
     return run_backward(plan.backward, call, outputs, grads, needs)
 
 
@@ -40,7 +42,10 @@ def aot_cases(target: Target) -> Iterator[Case]:
     """Every kernel of this op: one sequence that fills the machine by columns, one that needs chunks of time."""
     for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
         for documents, dtype in itertools.product((False, True), KERNEL_DTYPES):
-            x, initial = torch.empty((b, n, h, d), dtype=dtype, device="meta"), torch.empty((b, h, d), dtype=dtype, device="meta")
+            x, initial = (
+                torch.empty((b, n, h, d), dtype=dtype, device="meta"),
+                torch.empty((b, h, d), dtype=dtype, device="meta"),
+            )
             segment = torch.empty((b, n), dtype=torch.int64, device="meta") if documents else None
             call = LeakyAverage(x, torch.empty(h, dtype=torch.float32, device="meta"), initial, segment)
             yield from cases_of(f"{name}, documents" if documents else name, call, target, plan.forward, plan.backward)

@@ -2,12 +2,13 @@
 
 A step is the affine map y -> decay * y + x, and maps compose: that is all a parallel scan needs. One program owns a few
 columns of one head and walks over time, so x is read once and y is written once. Where the columns alone can't fill the
-machine, time is cut into chunks: `_leaky_ends_kernel` finds the state that each chunk would end with if it began at zero,
-and each program of `_leaky_scan_kernel` first folds the ends of the chunks before its own.
+machine, time is cut into chunks: `_leaky_ends_kernel` finds the state that each chunk would end with if it began at
+zero, and each program of `_leaky_scan_kernel` first folds the ends of the chunks before its own.
 
 REVERSE runs backwards in time: then x is dy and y is dx, for g_t = dy_t + decay * g_{t+1}.
 
-With segments the decay of a step that a segment boundary lies before is 0. Nothing passes a boundary, whatever it is: not even NaN.
+With segments the decay of a step that a segment boundary lies before is 0. Nothing passes a boundary, whatever it is:
+not even NaN.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def _then_in_segment(decay_a, x_a, decay_b, x_b):
 
 @triton.jit
 def _goes_on(segment_at, t, N, stride_sn, REVERSE: tl.constexpr):
-    """Whether step t [BLOCK_T] is in the segment of the step before it (REVERSE: after it). The first step of all goes on from `initial`."""
+    """Whether step t [BLOCK_T] is in the segment of the step before it
+    (REVERSE: after it). The first step of all goes on from `initial`.
+    """
     other = t + 1 if REVERSE else t - 1
     inside = (t >= 0) & (t < N) & (other >= 0) & (other < N)
     mine = tl.load(segment_at + t * stride_sn, mask=inside, other=0)
@@ -57,7 +60,9 @@ def _scan_tile(pointers, inside, decay, state, goes_on, SEGMENTS: tl.constexpr):
 
 @triton.jit
 def _chunk_decay(decay, chunk_len):
-    """decay ** chunk_len by squaring, in float64: each squaring doubles the relative error. chunk_len is a power of two."""
+    """decay ** chunk_len by squaring, in float64: each squaring
+    doubles the relative error. chunk_len is a power of two.
+    """
     power = decay.to(tl.float64)
     left = chunk_len
     while left > 1:
@@ -75,7 +80,8 @@ def _leaky_ends_kernel(
 ):  # fmt: skip
     """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero.
 
-    unbroken [B, chunks, H * column_blocks] int32: whether the state before a chunk reaches its end, past all segment boundaries.
+    unbroken [B, chunks, H * column_blocks] int32: whether the state before a chunk reaches its end, past all segment
+    boundaries.
     """
     head = tl.program_id(0) // column_blocks
     head64 = head.to(tl.int64)
@@ -104,13 +110,15 @@ def _leaky_ends_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def _leaky_scan_kernel(
     x_ptr, decay_ptr, initial_ptr, segment_ptr, ends_ptr, unbroken_ptr, y_ptr, past_ptr, dinitial_ptr, ddecay_ptr,
-    stride_xb, stride_xn, stride_xh, stride_decay, stride_sb, stride_sn, stride_ib, stride_ih, stride_pb, stride_pn, stride_ph,
+    stride_xb, stride_xn, stride_xh, stride_decay, stride_sb, stride_sn, stride_ib, stride_ih, stride_pb, stride_pn,
+    stride_ph,
     N, H, column_blocks, chunk_len, chunks,
     D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One chunk of time of one block of columns. y [B,N,H,D] contiguous, None where only the sums are wanted.
 
-    REVERSE only: past is the forward's y; ddecay [B, chunks, H, column_blocks] gets sum of g_t * y_{t-1}; dinitial [B,H,D].
+    REVERSE only: past is the forward's y; ddecay [B, chunks, H, column_blocks] gets sum of g_t * y_{t-1}; dinitial
+    [B,H,D].
     """
     head = tl.program_id(0) // column_blocks
     head64 = head.to(tl.int64)
@@ -122,7 +130,9 @@ def _leaky_scan_kernel(
     state = tl.zeros([BLOCK_C], tl.float32)
     initial = tl.zeros([BLOCK_C], tl.float32)
     if initial_ptr is not None:
-        initial = tl.load(initial_ptr + batch * stride_ib + head64 * stride_ih + column, mask=column_mask, other=0.0).to(tl.float32)
+        initial = tl.load(
+            initial_ptr + batch * stride_ib + head64 * stride_ih + column, mask=column_mask, other=0.0
+        ).to(tl.float32)
         if not REVERSE:
             state = initial
     if ends_ptr is not None:

@@ -21,7 +21,8 @@ def forward(call: LeakyAverage, target: Target) -> Plan:
     """y, and the launches that fill it."""
     y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
     arguments = {
-        "initial_ptr": call.initial, **strides(call.initial, "i", "bh"), "y_ptr": y, "past_ptr": None, **strides(None, "p", "bnh"),
+        "initial_ptr": call.initial, **strides(call.initial, "i", "bh"), "y_ptr": y, "past_ptr": None,
+        **strides(None, "p", "bnh"),
         "dinitial_ptr": None, "ddecay_ptr": None,
     }  # fmt: skip
     return Plan(_scan(call, call.x, "scan", arguments, target)[1], (y,))
@@ -40,7 +41,8 @@ def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> Plan:
     partial = torch.empty((b, chunks, h, columns), dtype=wide, device=device) if needs[1] else None
     initial = call.initial if needs[1] else None  # only d decay reads it
     arguments = {
-        "initial_ptr": initial, **strides(initial, "i", "bh"), "y_ptr": dx, "past_ptr": y if needs[1] else None, **strides(y, "p", "bnh"),
+        "initial_ptr": initial, **strides(initial, "i", "bh"), "y_ptr": dx, "past_ptr": y if needs[1] else None,
+        **strides(y, "p", "bnh"),
         "dinitial_ptr": dinitial, "ddecay_ptr": partial,
     }  # fmt: skip
 

@@ -1,6 +1,8 @@
-"""Backward of relative attention for keys and values: one program owns a block of them and walks over the queries that see it.
+"""Backward of relative attention for keys and values: one program owns a block of them and walks over the queries that
+see it.
 
-Down a column of tiles every tile has queries of its own, so no band product can be shared; each tile makes both blocks of its band.
+Down a column of tiles every tile has queries of its own, so no band product can be shared; each tile makes both blocks
+of its band.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from .tile import load_query, load_segments, narrow, row_limits, scalar_position
 @triton.jit
 def _walk_queries(
     begin, end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
-    q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at, segment_at, seed_ptr,
+    q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at, segment_at,
+    seed_ptr,
     stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
     j, seen, N, S, T, offset, causal_gap, window, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head."""
@@ -38,7 +42,9 @@ def _walk_queries(
         zero = start >> 30  # N is far below 2**30
         q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
         if DEEP:
-            logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            logits = deep_product(
+                q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
+            )
         else:
             logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
         if POSITION and E > 1:
@@ -46,23 +52,52 @@ def _walk_queries(
             base = start + shift - j0 - (BLOCK_N - 1)
             rq_from = (rq_base, i, row_mask, stride_rqn)
             logits = logits + position_logits(
-                rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True, rq_from, position_at
+                rq,
+                rel_base,
+                base,
+                T,
+                stride_rt,
+                zero,
+                E,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_E,
+                PRECISION,
+                True,
+                rq_from,
+                position_at,
             )
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         if DEEP:
-            dp = deep_product(do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            dp = deep_product(
+                do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
+            )
         else:
             dp = product(do, v, PRECISION, True)
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
-        last_key = tl.where(row_mask, last_key, -1)  # the logits of a row past the end are 0 times the table, NaN where that is infinite
+        last_key = tl.where(
+            row_mask, last_key, -1
+        )  # the logits of a row past the end are 0 times the table, NaN where that is infinite
         query_segment = 0
         if segment_at is not None:
             query_segment = tl.load(query_segment_at + i * stride_qsn, mask=row_mask, other=0)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_kss)
         kept, ds = tile_gradient(
-            logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, j[None, :], i[:, None], head, batch
+            logits,
+            dp,
+            lse2,
+            delta,
+            visible,
+            scale2,
+            seed_ptr,
+            dropout_limit,
+            dropout_scale,
+            j[None, :],
+            i[:, None],
+            head,
+            batch,
         )
         dv += tl.dot(tl.trans(kept.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
         dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
@@ -71,14 +106,17 @@ def _walk_queries(
 
 @triton.jit(do_not_specialize=SIZES)
 def _relative_keys_kernel(
-    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
+    seed_ptr,
     batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don, stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don,
+    stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv [B,S,G,D] of one key block and group, over all heads of the group in turn."""
@@ -113,7 +151,9 @@ def _relative_keys_kernel(
     begin = begin // BLOCK_M * BLOCK_M
     end = tl.maximum(begin, end)
     shift = offset - rel_start
-    table_begin, table_end = table_span(begin, end, j0 - shift - BLOCK_M + 1, T + j0 + BLOCK_N - 1 - shift, BLOCK_M, BOUNDED)
+    table_begin, table_end = table_span(
+        begin, end, j0 - shift - BLOCK_M + 1, T + j0 + BLOCK_N - 1 - shift, BLOCK_M, BOUNDED
+    )
 
     dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -129,15 +169,19 @@ def _relative_keys_kernel(
             part_end = table_end if part == 0 else (table_begin if part == 1 else end)
             dk, dv = _walk_queries(
                 part_begin, part_end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
-                q_ptr + batch * stride_qb + head64 * stride_qh, rq_base, do_ptr + batch * stride_dob + head64 * stride_doh,
-                lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at, segment_at, seed_ptr,
+                q_ptr + batch * stride_qb + head64 * stride_qh, rq_base,
+                do_ptr + batch * stride_dob + head64 * stride_doh,
+                lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at,
+                segment_at, seed_ptr,
                 stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
-                j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+                j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit, dropout_scale, head,
+                batch,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, CAUSAL, WINDOW, rel_ptr is not None and part == 0, PRECISION,
             )  # fmt: skip
 
     column = tl.arange(0, BLOCK_D)
-    # places anew, past an addition of 0 that the compiler can't see through: else they occupy registers throughout the loops
+    # places anew, past an addition of 0 that the compiler can't see
+    # through: else they occupy registers throughout the loops
     pid = tl.program_id(0) + tl.minimum(groups, 0)
     group = pid % groups
     j = pid // groups * BLOCK_N + tl.arange(0, BLOCK_N)

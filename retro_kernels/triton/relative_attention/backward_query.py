@@ -1,10 +1,12 @@
 """Backward of relative attention along the queries; the keys and the table have kernels of their own.
 
-With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. Nothing is added
-atomically: each program owns what it writes, and sums over query blocks (the biases) are stored apart and added afterwards.
+With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. Nothing
+is added
+atomically: each program owns what it writes, and sums over query blocks (the biases) are stored apart and added
+afterwards.
 
-Tiles are flat, few queries by many keys, so that all accumulators fit the registers; products are made transposed, because a warp
-group multiplies 64 rows at a time.
+Tiles are flat, few queries by many keys, so that all accumulators fit the registers; products are made transposed,
+because a warp group multiplies 64 rows at a time.
 """
 
 from __future__ import annotations
@@ -43,11 +45,17 @@ def _relative_delta_kernel(
     head64 = head.to(tl.int64)
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     row_mask = i < N
-    out = load_rows(out_ptr + batch * stride_ob + head64 * stride_oh, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D).to(tl.float32)
-    grad = load_rows(do_ptr + batch * stride_dob + head64 * stride_doh, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D).to(tl.float32)
+    out = load_rows(
+        out_ptr + batch * stride_ob + head64 * stride_oh, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D
+    ).to(tl.float32)
+    grad = load_rows(
+        do_ptr + batch * stride_dob + head64 * stride_doh, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D
+    ).to(tl.float32)
     delta = tl.sum(out * grad, 1)
     if dlse_ptr is not None:
-        delta -= tl.load(dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0)
+        delta -= tl.load(
+            dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0
+        )
     at = (batch * H + head) * N + i
     lse = tl.load(lse_ptr + at, mask=row_mask, other=0.0)
     tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=row_mask)
@@ -61,8 +69,24 @@ def load_statistics(lse_at, delta_at, i, row_mask):
 
 
 @triton.jit
-def tile_gradient(logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch):
-    """(probabilities that met the values, gradient of the scaled logits) of one tile. key_index, query_index broadcast together."""
+def tile_gradient(
+    logits,
+    dp,
+    lse2,
+    delta,
+    visible,
+    scale2,
+    seed_ptr,
+    dropout_limit,
+    dropout_scale,
+    key_index,
+    query_index,
+    head,
+    batch,
+):
+    """(probabilities that met the values, gradient of the scaled
+    logits) of one tile. key_index, query_index broadcast together.
+    """
     p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
     kept = p
     if seed_ptr is not None:
@@ -79,13 +103,15 @@ def _walk_gradient(
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [BLOCK_D, BLOCK_M] and drq [BLOCK_E, BLOCK_M] after the keys [begin, end), both transposed and without the factor `scale`.
+    """dq [BLOCK_D, BLOCK_M] and drq [BLOCK_E, BLOCK_M] after the keys [begin, end), both transposed and without the
+    factor `scale`.
 
-    A block of the band is complete after two tiles, the one whose lower block it is and the next, whose upper block it is: `held`
-    is the gradient that waits for its other half.
+    A block of the band is complete after two tiles, the one whose lower block it is and the next, whose upper block it
+    is: `held` is the gradient that waits for its other half.
     """
     WALK: tl.constexpr = POSITION and E > 1
     DEEP: tl.constexpr = PRECISION == "tf32x3"
@@ -93,7 +119,19 @@ def _walk_gradient(
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
         upper = table_product(
-            rq, rq_from, position_at, rel_base, base + BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION, True
+            rq,
+            rq_from,
+            position_at,
+            rel_base,
+            base + BLOCK_N,
+            T,
+            stride_rt,
+            begin >> 30,
+            E,
+            BLOCK_N,
+            BLOCK_E,
+            PRECISION,
+            True,
         )
         held = tl.zeros([BLOCK_M, BLOCK_N], rq.dtype)
     for j0 in range(begin, end, BLOCK_N):
@@ -102,25 +140,43 @@ def _walk_gradient(
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
         zero = j0 >> 30  # S is far below 2**30
         if DEEP:
-            logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            logits = deep_product(
+                q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
+            )
         else:
             v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
             logits = product(q, k, PRECISION, True)
         base = start + shift - j0 - (BLOCK_N - 1)
         t = (i + shift)[:, None] - j[None, :]
         if WALK:
-            lower = table_product(rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True)
+            lower = table_product(
+                rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
+            )
             logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)
             upper = lower
         elif POSITION:
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         if DEEP:
-            dp = deep_product(do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True)
+            dp = deep_product(
+                do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
+            )
         else:
             dp = product(do, v, PRECISION, True)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
         _, ds = tile_gradient(
-            logits, dp, lse2, delta, visible, scale2, seed_ptr, dropout_limit, dropout_scale, j[None, :], i[:, None], head, batch
+            logits,
+            dp,
+            lse2,
+            delta,
+            visible,
+            scale2,
+            seed_ptr,
+            dropout_limit,
+            dropout_scale,
+            j[None, :],
+            i[:, None],
+            head,
+            batch,
         )
         dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)  # [BLOCK_D, BLOCK_M]
         if WALK:
@@ -145,14 +201,17 @@ def _walk_gradient(
 
 @triton.jit(do_not_specialize=SIZES)
 def _relative_query_kernel(
-    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
+    seed_ptr,
     batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don, stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don,
+    stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq [B,N,H,D] of one query block and head; drq [B,N,H,E], or added to dq where the relative query is the query.
@@ -183,7 +242,10 @@ def _relative_query_kernel(
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
-    q_from, rq_from = (q_base, i, row_mask, stride_qn), (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None
+    q_from, rq_from = (
+        (q_base, i, row_mask, stride_qn),
+        (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None,
+    )
     do_from = (do_base, i, row_mask, stride_don)
     lse2, delta = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr + (batch * H + head) * N, i, row_mask)
     query_segment, smallest, largest = 0, 0, 0
@@ -196,7 +258,9 @@ def _relative_query_kernel(
         begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
     begin = begin // BLOCK_N * BLOCK_N
     shift = offset - rel_start
-    table_begin, table_end = table_span(begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED)
+    table_begin, table_end = table_span(
+        begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED
+    )
     dq = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     drq = tl.zeros([BLOCK_E, BLOCK_M], tl.float32)
     for part in tl.static_range(3 if BOUNDED else 1):
@@ -207,7 +271,8 @@ def _relative_query_kernel(
             k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
-            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale,
+            head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 
@@ -222,7 +287,15 @@ def _relative_query_kernel(
         tl.store(dposition_ptr + slot * E + wide, tl.sum(drq, 0), mask=wide < E)
     row = (batch * N + i) * H + head
     if drq_ptr is not None:
-        tl.store(drq_ptr + row[:, None] * E + wide[None, :], drq.to(drq_ptr.dtype.element_ty), mask=row_mask[:, None] & (wide < E)[None, :])
+        tl.store(
+            drq_ptr + row[:, None] * E + wide[None, :],
+            drq.to(drq_ptr.dtype.element_ty),
+            mask=row_mask[:, None] & (wide < E)[None, :],
+        )
     elif rel_ptr is not None:
         dq += drq  # the relative query is the query, and E = D
-    tl.store(dq_ptr + row[:, None] * D + column[None, :], dq.to(dq_ptr.dtype.element_ty), mask=row_mask[:, None] & (column < D)[None, :])
+    tl.store(
+        dq_ptr + row[:, None] * D + column[None, :],
+        dq.to(dq_ptr.dtype.element_ty),
+        mask=row_mask[:, None] & (column < D)[None, :],
+    )

@@ -1,8 +1,10 @@
-"""Backward of relative attention for the relative keys: one program owns a block of table rows and walks down their diagonal.
+"""Backward of relative attention for the relative keys: one program owns a block of table rows and walks down their
+diagonal.
 
-In coordinates (query i, table row t) it is the keys that lie on a band, j = i + shift - t: content logits and dP are position-like
-products with the keys and the values as tables, position logits are a plain product, and d rel_key is a plain transposed product.
-No gradient of size N x S is kept; the price is that both content products are made again, with two blocks of keys a tile.
+In coordinates (query i, table row t) it is the keys that lie on a band, j = i + shift - t: content logits and dP are
+position-like products with the keys and the values as tables, position logits are a plain product, and d rel_key is a
+plain transposed product. No gradient of size N x S is kept; the price is that both content products are made again,
+with two blocks of keys a tile.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .tile import load_query, row_limits
 
 @triton.jit
 def _band_visible(
-    i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
+    i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms,
+    stride_qsn, stride_kss,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """bool [BLOCK_M, BLOCK_N] in coordinates (query, table row); j [BLOCK_M, BLOCK_N] is the key of each."""
@@ -48,9 +51,12 @@ def _band_visible(
 
 @triton.jit
 def _joined(
-    first, N, S, offset, rel_start, causal_gap, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    first, N, S, offset, rel_start, causal_gap, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """(shift, begin, end): the queries that some displacement of the block of rows joins to a key; none where all of it is invisible."""
+    """(shift, begin, end): the queries that some displacement of the
+    block of rows joins to a key; none where all of it is invisible.
+    """
     shift = offset - rel_start
     begin = tl.maximum(first - shift, 0)
     end = tl.minimum(first + BLOCK_N - 1 - shift + S, N)
@@ -65,14 +71,17 @@ def _joined(
 
 @triton.jit(do_not_specialize=(*SIZES, "items", "items_per_split", "heads_per_table"))
 def _relative_table_kernel(
-    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
+    seed_ptr,
     batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, drel_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don, stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don,
+    stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, items, items_per_split, heads_per_table,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
@@ -102,7 +111,10 @@ def _relative_table_kernel(
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             row_mask = i < N
-            q_base, rq_base = q_ptr + batch * stride_qb + head64 * stride_qh, rq_ptr + batch * stride_rqb + head64 * stride_rqh
+            q_base, rq_base = (
+                q_ptr + batch * stride_qb + head64 * stride_qh,
+                rq_ptr + batch * stride_rqb + head64 * stride_rqh,
+            )
             do_base = do_ptr + batch * stride_dob + head64 * stride_doh
             q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
             rq_from = (rq_base, i, row_mask, stride_rqn)
@@ -118,13 +130,18 @@ def _relative_table_kernel(
                 q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, q_from, content_at
             )
             if PRECISION == "tf32x3":
-                position = table_product(rq, rq_from, position_at, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True)
+                position = table_product(
+                    rq, rq_from, position_at, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
+                )
             else:
                 position = product(rq, rel, PRECISION, True)
-            dp = position_logits(do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, do_from)
+            dp = position_logits(
+                do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, do_from
+            )
             j = (i + shift)[:, None] - t[None, :]
             visible = _band_visible(
-                i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms, stride_qsn, stride_kss,
+                i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at,
+                stride_ms, stride_qsn, stride_kss,
                 CAUSAL, WINDOW,
             )  # fmt: skip
             _, ds = tile_gradient(
@@ -134,4 +151,6 @@ def _relative_table_kernel(
             drel += tl.dot(tl.trans(ds.to(rq.dtype)), rq, input_precision=PRECISION)  # [BLOCK_N, BLOCK_E]
     e = tl.arange(0, BLOCK_E)
     slot = (tl.full([], 0, tl.int64) + split) * tl.num_programs(1) + table
-    tl.store(drel_ptr + (slot * T + t)[:, None] * E + e[None, :], drel * scale, mask=(t < T)[:, None] & (e < E)[None, :])
+    tl.store(
+        drel_ptr + (slot * T + t)[:, None] * E + e[None, :], drel * scale, mask=(t < T)[:, None] & (e < E)[None, :]
+    )

@@ -25,7 +25,20 @@ from .tile import (
 )
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
-SIZES = ("N", "S", "T", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window", "rel_start", "blocks", "keys_per_split", "dropout_limit")
+SIZES = (
+    "N",
+    "S",
+    "T",
+    "H",
+    "HEADS_PER_GROUP",
+    "offset",
+    "causal_gap",
+    "window",
+    "rel_start",
+    "blocks",
+    "keys_per_split",
+    "dropout_limit",
+)
 
 
 @triton.jit
@@ -34,7 +47,8 @@ def _walk_keys(
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end)."""
@@ -42,24 +56,52 @@ def _walk_keys(
     upper, uppermost = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
-        upper = table_product(rq, rq_from, position_at, rel_base, base + BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION)
+        upper = table_product(
+            rq,
+            rq_from,
+            position_at,
+            rel_base,
+            base + BLOCK_N,
+            T,
+            stride_rt,
+            begin >> 30,
+            E,
+            BLOCK_N,
+            BLOCK_E,
+            PRECISION,
+        )
         if BLOCK_M > BLOCK_N:
             uppermost = table_product(
-                rq, rq_from, position_at, rel_base, base + 2 * BLOCK_N, T, stride_rt, begin >> 30, E, BLOCK_N, BLOCK_E, PRECISION
+                rq,
+                rq_from,
+                position_at,
+                rel_base,
+                base + 2 * BLOCK_N,
+                T,
+                stride_rt,
+                begin >> 30,
+                E,
+                BLOCK_N,
+                BLOCK_E,
+                PRECISION,
             )
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
         if WALK:  # before the content product: their registers need not live together
             base = start + shift - j0 - (BLOCK_N - 1)
-            lower = table_product(rq, rq_from, position_at, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION)
+            lower = table_product(
+                rq, rq_from, position_at, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION
+            )
             position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)  # S is far below 2**30
             if BLOCK_M > BLOCK_N:
                 # a bare copy would be carried over two rounds, and such loops are not pipelined
                 uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
         if PRECISION == "tf32x3":
-            logits = deep_product(q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION)
+            logits = deep_product(
+                q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION
+            )
         else:
             k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
             logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
@@ -87,18 +129,23 @@ def _walk_keys(
 
 @triton.jit(do_not_specialize=SIZES)
 def _relative_forward_kernel(
-    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
+    seed_ptr,
     batch_offset_ptr, out_ptr, lse_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
     stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks, keys_per_split,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One (query block, head), batch and split of the keys: out [split, B, N, H, D] and lse [split, B, H, N], both contiguous."""
-    # heads vary fastest, so programs that run together share keys; late blocks, which see the most keys if causal, go first
+    """One (query block, head), batch and split of the keys: out
+    [split, B, N, H, D] and lse [split, B, H, N], both contiguous.
+    """
+    # heads vary fastest, so programs that run together share keys;
+    # late blocks, which see the most keys if causal, go first
     head = tl.program_id(0) % H
     start = (blocks - 1 - tl.program_id(0) // H) * BLOCK_M
     batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -121,7 +168,10 @@ def _relative_forward_kernel(
     rq = q
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
-    q_from, rq_from = (q_base, i, row_mask, stride_qn), (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None
+    q_from, rq_from = (
+        (q_base, i, row_mask, stride_qn),
+        (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None,
+    )
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
         query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_qsn)
@@ -132,7 +182,9 @@ def _relative_forward_kernel(
         begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
     begin, end = whole_tiles(begin, end, BLOCK_N)
     shift = offset - rel_start
-    table_begin, table_end = table_span(begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED)
+    table_begin, table_end = table_span(
+        begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED
+    )
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -145,7 +197,8 @@ def _relative_forward_kernel(
             k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
-            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale, head, batch,
+            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale,
+            head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 

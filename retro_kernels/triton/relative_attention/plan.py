@@ -1,4 +1,6 @@
-"""Host side of relative attention: which launches serve a call, as values. Nothing here runs or waits for the device."""
+"""Host side of relative attention: which launches serve a call, as
+values. Nothing here runs or waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def may_see_nothing(call: RelativeAttention) -> bool:
     if call.key_mask is not None or call.query_segment is not None or call.batch_offset is not None:
         return True
     n, s, window, block = call.query.shape[1], call.key.shape[1], call.window, call.window_block
-    early = call.causal and call.query_offset < call.causal_gap  # the first query sees keys before the first, the last after the last
+    early = (
+        call.causal and call.query_offset < call.causal_gap
+    )  # the first query sees keys before the first, the last after the last
     late = window is not None and (call.query_offset + n - s >= window or (call.causal and call.causal_gap >= window))
     if block is not None:
         late = ((call.query_offset + n - 1) // block - 1) * block >= s or (call.causal and call.causal_gap > block)
@@ -92,9 +96,9 @@ def may_see_nothing(call: RelativeAttention) -> bool:
 def biased(call: RelativeAttention) -> RelativeAttention:
     """The call with its biases added to copies of the query, one for the content and one for the position logits.
 
-    A query that is computed stays in registers as the operand of the product (32 a thread at D = 128, twice), and the kernels spill;
-    a query that is loaded is read from shared memory. Two copies of the query are little beside the keys that each block reads.
-    Decoding, N = 1, adds the biases in the kernel and saves two launches.
+    A query that is computed stays in registers as the operand of the product (32 a thread at D = 128, twice), and the
+    kernels spill; a query that is loaded is read from shared memory. Two copies of the query are little beside the keys
+    that each block reads. Decoding, N = 1, adds the biases in the kernel and saves two launches.
     """
     if call.query.shape[1] == 1:
         return call
@@ -123,13 +127,17 @@ def inputs(call: RelativeAttention) -> dict:
     return {
         "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": rel_query,
         "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask,
-        "query_segment_ptr": call.query_segment, "key_segment_ptr": call.key_segment, "seed_ptr": call.seed if call.dropout_p > 0 else None,
-        "batch_offset_ptr": call.batch_offset, "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
-        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "bsg"), **strides(call.value, "v", "bsg"), **rel_strides,
+        "query_segment_ptr": call.query_segment, "key_segment_ptr": call.key_segment,
+        "seed_ptr": call.seed if call.dropout_p > 0 else None,
+        "batch_offset_ptr": call.batch_offset,
+        "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
+        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "bsg"), **strides(call.value, "v", "bsg"),
+        **rel_strides,
         **strides(rel_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"), **strides(position_bias, "p", "h"),
         **strides(mask, "m", "bs"), **strides(call.query_segment, "qs", "bn"), **strides(call.key_segment, "ks", "bs"),
         "N": n, "S": keys, "T": 0 if rel is None else rel.shape[1], "H": h, "HEADS_PER_GROUP": h // groups,
-        "offset": call.query_offset, "causal_gap": call.causal_gap, "window": call.window or call.window_block or NO_WINDOW.value,
+        "offset": call.query_offset, "causal_gap": call.causal_gap,
+        "window": call.window or call.window_block or NO_WINDOW.value,
         "rel_start": call.rel_start, "scale": call.scale,
         "dropout_limit": dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p),
     }  # fmt: skip
@@ -139,8 +147,11 @@ def constants(call: RelativeAttention, chosen: configs.Tile) -> dict:
     d = call.query.shape[-1]
     e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {
-        "D": d, "E": e, "BLOCK_M": chosen.block_m, "BLOCK_N": chosen.block_n, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e),
-        "CAUSAL": call.causal, "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none", "BOUNDED": bounded(call), "PRECISION": chosen.precision,
+        "D": d, "E": e, "BLOCK_M": chosen.block_m, "BLOCK_N": chosen.block_n, "BLOCK_D": power_of_two(d),
+        "BLOCK_E": power_of_two(e),
+        "CAUSAL": call.causal,
+        "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none",
+        "BOUNDED": bounded(call), "PRECISION": chosen.precision,
     }  # fmt: skip
 
 
@@ -163,7 +174,10 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     lse = torch.empty((b, h, n), dtype=wide, device=device)
     into, merge = {"out_ptr": out, "lse_ptr": lse}, []
     if count > 1:
-        parts = torch.empty((count, b, n, h, d), dtype=wide, device=device), torch.empty((count, b, h, n), dtype=wide, device=device)
+        parts = (
+            torch.empty((count, b, n, h, d), dtype=wide, device=device),
+            torch.empty((count, b, h, n), dtype=wide, device=device),
+        )
         into = dict(zip(("out_ptr", "lse_ptr"), parts, strict=True))
         arguments = {
             "part_ptr": parts[0], "part_lse_ptr": parts[1], "out_ptr": out, "lse_ptr": lse, "N": n, "H": h,
@@ -229,7 +243,8 @@ def _query_launch(call: RelativeAttention, shared: dict, need: dict, found: dict
         if need["position_bias"]:
             found["position_bias"] = torch.empty((b, blocks, h, e), dtype=wide, device=device)
     arguments = {
-        **shared, "blocks": blocks, "dq_ptr": found["query"], "drq_ptr": found.get("rel_query"), "dcontent_ptr": found.get("content_bias"),
+        **shared, "blocks": blocks, "dq_ptr": found["query"], "drq_ptr": found.get("rel_query"),
+        "dcontent_ptr": found.get("content_bias"),
         "dposition_ptr": found.get("position_bias"), **constants(call, chosen),
     }  # fmt: skip
     return launch(_relative_query_kernel, (blocks * h, b), arguments, chosen)
@@ -238,7 +253,9 @@ def _query_launch(call: RelativeAttention, shared: dict, need: dict, found: dict
 def _keys_launch(call: RelativeAttention, shared: dict, found: dict, target: Target) -> Launch:
     b, s, groups, _ = call.key.shape
     chosen = tile(call, "keys", target)
-    found["key"], found["value"] = (torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2))
+    found["key"], found["value"] = (
+        torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2)
+    )
     arguments = {**shared, "dk_ptr": found["key"], "dv_ptr": found["value"], **constants(call, chosen)}
     return launch(_relative_keys_kernel, (-(-s // chosen.block_n) * groups, b), arguments, chosen)
 
@@ -253,7 +270,8 @@ def _table_launch(call: RelativeAttention, shared: dict, found: dict, target: Ta
     splits = -(-items // per_split)
     found["rel_key"] = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
     arguments = {
-        **shared, "drel_ptr": found["rel_key"], "items": items, "items_per_split": per_split, "heads_per_table": h // tables,
+        **shared, "drel_ptr": found["rel_key"], "items": items, "items_per_split": per_split,
+        "heads_per_table": h // tables,
         **constants(call, chosen),
     }  # fmt: skip
     return launch(_relative_table_kernel, (blocks, tables, splits), arguments, chosen)

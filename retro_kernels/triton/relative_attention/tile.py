@@ -1,14 +1,16 @@
-"""What the kernels of relative attention share: which keys a query block sees, and position logits along a row of tiles.
+"""What the kernels of relative attention share: which keys a query block sees, and position logits along a row of
+tiles.
 
-Query i and key j are displaced by d = i + offset - j and meet table row t = d - rel_start. Three things bound what is visible:
+Query i and key j are displaced by d = i + offset - j and meet table row t = d - rel_start. Three things bound what is
+visible:
 
     first_key(i) <= j <= last_key(i)     the window, the causal gap, and the number of keys, as two integers a row
     seen[j]                              the key mask
     query_segment[i] == key_segment[j]   packed documents
 
-Along a row of tiles (fixed queries, keys ascending by BLOCK_N) the band of table rows moves down by BLOCK_N, and the upper block of
-one tile's band is the lower block of the tile before (see `common.position_logits`). So the walk keeps that product: one product a tile with
-BLOCK_N new table rows, no more than the content logits cost.
+Along a row of tiles (fixed queries, keys ascending by BLOCK_N) the band of table rows moves down by BLOCK_N, and the
+upper block of one tile's band is the lower block of the tile before (see `common.position_logits`). So the walk keeps
+that product: one product a tile with BLOCK_N new table rows, no more than the content logits cost.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
 def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """(first_key, last_key) of each query, int32 [BLOCK_M]; none visible where the first is past the last.
 
-    WINDOW: "none", "sliding" (the last `window` positions) or "blocks" (the block of `window` positions and the one before it).
+    WINDOW: "none", "sliding" (the last `window` positions) or "blocks" (the block of `window` positions and the one
+    before it).
     """
     last = tl.zeros_like(i) + (S - 1)
     if CAUSAL:
@@ -41,8 +44,12 @@ def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: t
 
 @triton.jit
 def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smallest, largest, BLOCK: tl.constexpr):
-    """The part of [low, high) from the first to the last index that is unmasked and whose segment is in [smallest, largest]."""
-    high = tl.maximum(low, high)  # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
+    """The part of [low, high) from the first to the last index that
+    is unmasked and whose segment is in [smallest, largest].
+    """
+    high = tl.maximum(
+        low, high
+    )  # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
     first, last = high, low
     for start in range(low, high, BLOCK):
         j = start + tl.arange(0, BLOCK)
@@ -59,7 +66,9 @@ def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smalle
 
 @triton.jit
 def whole_tiles(begin, end, BLOCK: tl.constexpr):
-    """[begin, end) widened to begin with a tile. An empty range stays empty: the tile it lies in may belong to another split."""
+    """[begin, end) widened to begin with a tile. An empty range stays
+    empty: the tile it lies in may belong to another split.
+    """
     start = begin // BLOCK * BLOCK
     return start, tl.where(begin < end, end, start)
 
@@ -124,7 +133,9 @@ def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, 
 
 @triton.jit
 def walk_step(lower, upper, uppermost, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Position logits of a tile from the blocks of its band; BLOCK_M at most 2 * BLOCK_N, and one upper block if at most BLOCK_N."""
+    """Position logits of a tile from the blocks of its band; BLOCK_M
+    at most 2 * BLOCK_N, and one upper block if at most BLOCK_N.
+    """
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.where(block_of == 0, lower, upper)
     if BLOCK_M > BLOCK_N:

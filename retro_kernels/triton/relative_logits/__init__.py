@@ -24,7 +24,9 @@ def unsupported(call: RelativeLogits) -> str | None:
     if call.key_len == 0:
         return "key_len is 0"
     rows = {"rel_key": (call.rel_key, 1, call.rel_key.shape[1])}
-    return unsupported_tensors({name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE}) or unsupported_rows(rows)
+    return unsupported_tensors(
+        {name: getattr(call, name) for name in RelativeLogits.DIFFERENTIABLE}
+    ) or unsupported_rows(rows)
 
 
 def forward(call: RelativeLogits) -> tuple[Tensor, ...]:
@@ -33,7 +35,9 @@ def forward(call: RelativeLogits) -> tuple[Tensor, ...]:
 
 
 def backward(call: RelativeLogits, outputs, grads, needs) -> list[Tensor | None]:
-    """dq from one pass over the gradient, the table's from another; sums across programs are stored apart and then added in order."""
+    """dq from one pass over the gradient, the table's from another;
+    sums across programs are stored apart and then added in order.
+    """
     return run_backward(plan.backward, call, outputs, grads, needs)
 
 

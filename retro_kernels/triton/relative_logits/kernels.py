@@ -1,8 +1,10 @@
 """Kernels of the position logits alone. Here the skew costs nothing: it is in the addresses.
 
-Query i and table row t meet key j = i + shift - t (shift = query_offset - rel_start). A product of BLOCK_M queries with BLOCK_N table rows is
-therefore a parallelogram of the logits: each row of it is contiguous in memory, so a tile is stored to, and its gradient loaded
-from, addresses that move by one column a row. Every product serves exactly one logit, and the band is never anywhere.
+Query i and table row t meet key j = i + shift - t (shift = query_offset - rel_start). A product of BLOCK_M queries with
+BLOCK_N table rows is
+therefore a parallelogram of the logits: each row of it is contiguous in memory, so a tile is stored to, and its
+gradient loaded from, addresses that move by one column a row. Every product serves exactly one logit, and the band is
+never anywhere.
 """
 
 from __future__ import annotations
@@ -103,10 +105,16 @@ def _logits_table_kernel(
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             row_mask = i < end
-            q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), row_mask, stride_qn, E, BLOCK_E)
+            q = load_rows(
+                q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), row_mask, stride_qn, E, BLOCK_E
+            )
             q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
             j = (i + shift)[:, None] - t[None, :]
-            grad = tl.load(grad_base + i.to(tl.int64)[:, None] * stride_dn + j, mask=row_mask[:, None] & (j >= 0) & (j < S), other=0.0)
+            grad = tl.load(
+                grad_base + i.to(tl.int64)[:, None] * stride_dn + j,
+                mask=row_mask[:, None] & (j >= 0) & (j < S),
+                other=0.0,
+            )
             total += tl.dot(tl.trans(grad), q, input_precision=PRECISION)
     e = tl.arange(0, BLOCK_E)
     slot = (tl.full([], 0, tl.int64) + split) * tl.num_programs(1) + table

@@ -23,7 +23,8 @@ def forward(call: RelativeLogits, target: Target) -> Plan:
     out = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype, device=call.query.device)
     blocks = _blocks(call, tile)
     arguments = {
-        "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_table(call), **_bias(call), "out_ptr": out, **_sizes(call),
+        "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_table(call), **_bias(call), "out_ptr": out,
+        **_sizes(call),
         "H": h, "blocks": blocks, **_constants(call, tile),
     }  # fmt: skip
     grid = (-(-n // tile.block_m) * blocks, h, b)
@@ -43,7 +44,15 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
         count = -(-n // tile.block_m)
         dq = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if needs[0] else None
         bias = torch.empty((b, count, h, e), dtype=wide, device=device) if needs[2] else None
-        arguments = {**gradient, **_table(call), "dq_ptr": dq, "bias_ptr": bias, **_sizes(call), "H": h, "blocks": _blocks(call, tile)}
+        arguments = {
+            **gradient,
+            **_table(call),
+            "dq_ptr": dq,
+            "bias_ptr": bias,
+            **_sizes(call),
+            "H": h,
+            "blocks": _blocks(call, tile),
+        }
         arguments |= _constants(call, tile)
         launches.append(Launch(_logits_query_kernel, (count, h, b), arguments, tile.num_warps, tile.num_stages))
         if bias is not None:
@@ -57,10 +66,13 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
         splits = -(-items // per_split)
         part = torch.empty((splits, tables, rows, e), dtype=wide, device=device)
         arguments = {
-            **gradient, "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_bias(call), "drel_ptr": part, **_sizes(call),
+            **gradient, "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_bias(call), "drel_ptr": part,
+            **_sizes(call),
             "items": items, "items_per_split": per_split, "heads_per_table": h // tables, **_constants(call, tile),
         }  # fmt: skip
-        launches.append(Launch(_logits_table_kernel, (count, tables, splits), arguments, tile.num_warps, tile.num_stages))
+        launches.append(
+            Launch(_logits_table_kernel, (count, tables, splits), arguments, tile.num_warps, tile.num_stages)
+        )
         drel, total = summed(part, call.rel_key)
         launches.append(total)
     return Plan(launches, gradients=lambda: [dq, drel, dbias])
@@ -68,7 +80,9 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
     _, n, _, e = call.query.shape
-    return configs.choose(OP, configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len), target)
+    return configs.choose(
+        OP, configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len), target
+    )
 
 
 def _blocks(call: RelativeLogits, tile: configs.Tile) -> int:
@@ -94,4 +108,10 @@ def _sizes(call: RelativeLogits) -> dict:
 
 def _constants(call: RelativeLogits, tile: configs.Tile) -> dict:
     e = call.query.shape[-1]
-    return {"E": e, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_E": power_of_two(e), "PRECISION": tile.precision}
+    return {
+        "E": e,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_E": power_of_two(e),
+        "PRECISION": tile.precision,
+    }

@@ -2,8 +2,8 @@
 
 A program holds BLOCK_Q queries and walks key tiles in ascending order. A tile's scores are masked where they stand and
 compared with each row's k-th score; only a tile with a survivor costs more than that. Keys past the causal limit of the
-tile's last query are never read. Where queries are too few to fill the device the keys are split, every split leaves its
-k candidates, and a second kernel merges them.
+tile's last query are never read. Where queries are too few to fill the device the keys are split, every split leaves
+its k candidates, and a second kernel merges them.
 
 Selection is exact and its order total: (higher score, lower index). The number of splits changes nothing, because a
 candidate's score is one dot product, summed in one order, wherever it is computed.

@@ -37,7 +37,9 @@ def _topk_chunks_dquery_kernel(
         index = tl.load(indices_ptr + row * k + slot, mask=slot < k, other=-1)
         chosen = index >= 0
         grad = tl.load(grad_ptr + row * k + slot, mask=chosen, other=0.0)
-        key = tl.load(key_base + index[:, None] * stride_ks + d[None, :], mask=chosen[:, None] & d_ok[None, :], other=0.0).to(tl.float32)
+        key = tl.load(
+            key_base + index[:, None] * stride_ks + d[None, :], mask=chosen[:, None] & d_ok[None, :], other=0.0
+        ).to(tl.float32)
         if IS_L2:
             # differences, not sums of each: those cancel where both are large
             key = tl.where(chosen[:, None], 2.0 * (key - query[None, :]), 0.0)
@@ -76,7 +78,9 @@ def _topk_chunks_dkey_kernel(
         d_ok = d < D
         acc = tl.zeros([BLOCK_D], tl.float32)
         if IS_L2:
-            key = tl.load(key_ptr + (target // S) * stride_kb + (target % S) * stride_ks + d, mask=d_ok, other=0.0).to(tl.float32)
+            key = tl.load(key_ptr + (target // S) * stride_kb + (target % S) * stride_ks + d, mask=d_ok, other=0.0).to(
+                tl.float32
+            )
         start = first
         more = 1
         while more > 0:
@@ -86,7 +90,9 @@ def _topk_chunks_dkey_kernel(
             grad = tl.load(grad_ptr + slot, mask=mine, other=0.0)
             row = slot // k
             query_rows = query_ptr + (row // Q) * stride_qb + (row % Q) * stride_qn
-            query = tl.load(query_rows[:, None] + d[None, :], mask=mine[:, None] & d_ok[None, :], other=0.0).to(tl.float32)
+            query = tl.load(query_rows[:, None] + d[None, :], mask=mine[:, None] & d_ok[None, :], other=0.0).to(
+                tl.float32
+            )
             if IS_L2:
                 query = tl.where(mine[:, None], 2.0 * (query - key[None, :]), 0.0)
             acc += tl.sum(grad[:, None] * query, 0)

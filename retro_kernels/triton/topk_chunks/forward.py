@@ -43,12 +43,16 @@ def _products(query_rows, q_ok, key_rows, s_ok, D, NORMS: tl.constexpr, EVEN_D: 
 
 
 @triton.jit
-def _squared_differences(query_rows, q_ok, key_rows, s_ok, D, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+def _squared_differences(
+    query_rows, q_ok, key_rows, s_ok, D, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """||q-k||^2 [BLOCK_Q, BLOCK_S], exact near 0 where the difference of norms and products has no digit left."""
     acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
-        query = tl.load(query_rows[:, None] + d[None, :], mask=q_ok[:, None] & (d[None, :] < D), other=0.0).to(tl.float32)
+        query = tl.load(query_rows[:, None] + d[None, :], mask=q_ok[:, None] & (d[None, :] < D), other=0.0).to(
+            tl.float32
+        )
         key = tl.load(key_rows[:, None] + d[None, :], mask=s_ok[:, None] & (d[None, :] < D), other=0.0).to(tl.float32)
         gap = query[:, None, :] - key[None, :, :]
         acc += tl.sum(gap * gap, 2)
@@ -125,7 +129,9 @@ def _topk_chunks_scan_kernel(
         if DIRECT:
             score = -_squared_differences(query_rows, q_ok, key_rows, s_ok, D, BLOCK_Q, BLOCK_S, BLOCK_D)
         else:
-            acc, key_norm = _products(query_rows, q_ok, key_rows, s_ok, D, IS_L2, EVEN_D, PRECISION, BLOCK_Q, BLOCK_S, BLOCK_D)
+            acc, key_norm = _products(
+                query_rows, q_ok, key_rows, s_ok, D, IS_L2, EVEN_D, PRECISION, BLOCK_Q, BLOCK_S, BLOCK_D
+            )
             score = acc
             if IS_L2:
                 score = 2.0 * acc - (query_norm[:, None] + key_norm[None, :])

@@ -1,7 +1,7 @@
 """Host side of topk_chunks: which launches serve a call, as values. Nothing here runs or waits for the device.
 
-The tiles are data, retro_kernels/configs/topk_chunks.json: for each kernel, architecture, element size and list width the
-largest tiles that compile without spills, for 128, 64 and 16 queries.
+The tiles are data, retro_kernels/configs/topk_chunks.json: for each kernel, architecture, element size and list width
+the largest tiles that compile without spills, for 128, 64 and 16 queries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _TILES_PER_SPLIT = 4
 _BUSY = 0.75
 #: splits are searched up to so many rounds of the device
 _ROUNDS = 4
-#: elements: Triton copies 16 bytes at once only where it sees that a row starts at a multiple of 16 elements, whatever their size
+#: elements: Triton copies 16 bytes at once only where it sees that a
+#: row starts at a multiple of 16 elements, whatever their size
 _ALIGNED = 16
 #: candidates and list slots that one program of the merge holds: 128 registers a thread
 _MERGE_TILE = 2304
@@ -36,7 +37,9 @@ _GATHER_ROWS, _GATHER_COLUMNS = 16, 256
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """block_q queries by block_s keys, block_d elements a step, lists of `slots`. `resident`: programs a multiprocessor holds."""
+    """block_q queries by block_s keys, block_d elements a step, lists
+    of `slots`. `resident`: programs a multiprocessor holds.
+    """
 
     block_q: int
     block_s: int
@@ -80,8 +83,12 @@ def tile(call: TopkChunks, target: Target) -> Tile:
 
 
 def rows(call: TopkChunks, target: Target) -> list[dict]:
-    """The table's rows that may serve the call, the most queries first; of each number of queries the narrowest list that fits."""
-    ours = [row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()]
+    """The table's rows that may serve the call, the most queries
+    first; of each number of queries the narrowest list that fits.
+    """
+    ours = [
+        row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()
+    ]
     known = {row["arch"] for row in ours}
     arch = max((a for a in known if a <= target.arch), default=min(known))
     fits = sorted((row for row in ours if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
@@ -124,8 +131,16 @@ def forward(call: TopkChunks, target: Target, chosen: Tile | None = None, parts:
     indices = torch.empty((b, q, call.k), dtype=torch.int64, device=device)
     partial = torch.empty((b, q, parts.count, call.k), dtype=torch.int64, device=device) if parts.count > 1 else None
     out = {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
-    arguments = {**_inputs(call), **out, "splits": parts.count, "split_len": parts.length, **_constants(call, chosen, parts)}
-    launches = [Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, chosen.num_warps, chosen.num_stages)]
+    arguments = {
+        **_inputs(call),
+        **out,
+        "splits": parts.count,
+        "split_len": parts.length,
+        **_constants(call, chosen, parts),
+    }
+    launches = [
+        Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, chosen.num_warps, chosen.num_stages)
+    ]
     if partial is not None:
         launches.append(_merge(out, b * q, parts.count * call.k, call.k, chosen.slots))
     return Plan(launches, (scores, indices))
@@ -137,7 +152,8 @@ def _inputs(call: TopkChunks) -> dict:
     shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
-        "query_ptr": call.query, "key_ptr": call.key, "query_doc_ptr": call.query_doc, "key_doc_ptr": call.key_doc, "key_mask_ptr": mask,
+        "query_ptr": call.query, "key_ptr": call.key, "query_doc_ptr": call.query_doc, "key_doc_ptr": call.key_doc,
+        "key_mask_ptr": mask,
         **_strides(call.query, "q", "bn"), **_strides(call.key, "k", "bs"), **_strides(call.query_doc, "qd", "bn"),
         **_strides(call.key_doc, "kd", "bs"), **_strides(mask, "m", "bs"),
         "Q": q, "S": s, "D": d, "k": call.k,
@@ -147,8 +163,10 @@ def _inputs(call: TopkChunks) -> dict:
 
 def _constants(call: TopkChunks, chosen: Tile, parts: Split) -> dict:
     return {
-        "IS_L2": call.metric == "l2", "DIRECT": _direct(call), "HAS_CAUSAL": call.causal_gap is not None, "HAS_DOC": call.query_doc is not None,
-        "HAS_MASK": call.key_mask is not None, "SPLIT": parts.count > 1, "EVEN_D": call.key.shape[2] % chosen.block_d == 0,
+        "IS_L2": call.metric == "l2", "DIRECT": _direct(call), "HAS_CAUSAL": call.causal_gap is not None,
+        "HAS_DOC": call.query_doc is not None,
+        "HAS_MASK": call.key_mask is not None, "SPLIT": parts.count > 1,
+        "EVEN_D": call.key.shape[2] % chosen.block_d == 0,
         "PRECISION": chosen.precision, "SLOTS": chosen.slots,
         "BLOCK_Q": chosen.block_q, "BLOCK_S": chosen.block_s, "BLOCK_D": chosen.block_d,
     }  # fmt: skip
@@ -175,7 +193,9 @@ def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
     """dquery and dkey, each from launches of its own."""
     indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
     made = [plan(call, indices, grad) if need else (None, []) for plan, need in zip((dquery, dkey), needs, strict=True)]
-    return Plan([launch for _, launches in made for launch in launches], gradients=lambda: [gradient for gradient, _ in made])
+    return Plan(
+        [launch for _, launches in made for launch in launches], gradients=lambda: [gradient for gradient, _ in made]
+    )
 
 
 def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
@@ -185,7 +205,8 @@ def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, lis
     arguments = {
         "grad_ptr": grad, "indices_ptr": indices, "query_ptr": call.query, "key_ptr": call.key, "dquery_ptr": found,
         **_strides(call.query, "q", "bn"), **_strides(call.key, "k", "bs"), "Q": q, "D": d, "k": call.k,
-        "IS_L2": call.metric == "l2", "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)), "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
+        "IS_L2": call.metric == "l2", "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)),
+        "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
     }  # fmt: skip
     return found, [Launch(_topk_chunks_dquery_kernel, (b * q, _cdiv(d, arguments["BLOCK_D"])), arguments)]
 
@@ -193,14 +214,16 @@ def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, lis
 def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
     """dkey_j = sum over the slots that chose j of ds * query (l2: ds * 2 (query - key_j)), in the order of the slots.
 
-    The slots are sorted by the key they chose, stably, so a key's slots are one run in a fixed order. O(B*Q*k) beside the gradient.
+    The slots are sorted by the key they chose, stably, so a key's slots are one run in a fixed order. O(B*Q*k) beside
+    the gradient.
     """
     b, s, d = call.key.shape
     found = torch.zeros((b, s, d), dtype=call.key.dtype, device=call.key.device)
     first_row = torch.arange(b, device=found.device).view(-1, 1, 1) * s
     target, slot = torch.sort(torch.where(indices < 0, b * s, indices + first_row).flatten(), stable=True)
     arguments = {
-        "grad_ptr": grad, "target_ptr": target, "slot_ptr": slot, "query_ptr": call.query, "key_ptr": call.key, "dkey_ptr": found,
+        "grad_ptr": grad, "target_ptr": target, "slot_ptr": slot, "query_ptr": call.query, "key_ptr": call.key,
+        "dkey_ptr": found,
         **_strides(call.query, "q", "bn"), **_strides(call.key, "k", "bs"), "count": target.numel(), "keys": b * s,
         "Q": call.query.shape[1], "S": s, "D": d, "k": call.k,
         "IS_L2": call.metric == "l2", "BLOCK_N": _GATHER_ROWS, "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
@@ -216,7 +239,11 @@ def _strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]
 
 
 def _aligned(tensor: Tensor) -> bool:
-    return tensor.shape[-1] % _ALIGNED == 0 and all(s % _ALIGNED == 0 for s in tensor.stride()[:-1]) and tensor.data_ptr() % 16 == 0
+    return (
+        tensor.shape[-1] % _ALIGNED == 0
+        and all(s % _ALIGNED == 0 for s in tensor.stride()[:-1])
+        and tensor.data_ptr() % 16 == 0
+    )
 
 
 def _cdiv(a: int, b: int) -> int:

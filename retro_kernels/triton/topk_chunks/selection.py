@@ -18,7 +18,8 @@ import triton.language as tl
 LAST_INDEX = tl.constexpr(0x7FFFFFFF)
 #: keys a scan can number; the rest of 2**31 is the empty slots and the round-up to a tile
 MAX_KEYS = 0x7FFFFFFF - 0x10000
-#: above every candidate, and its score is NaN, which nothing beats: fills the slots that rounding k up to a power of two adds, so that the weakest slot is the k-th
+#: above every candidate, and its score is NaN, which nothing beats: fills the slots that rounding k up to a power of
+#: two adds, so that the weakest slot is the k-th
 FULL = tl.constexpr(0x7FFFFFFF00000000)
 #: below every candidate and every empty slot
 _NOTHING = tl.constexpr(-0x8000000000000000)
@@ -59,7 +60,8 @@ def empty_list(k, BLOCK_Q: tl.constexpr, SLOTS: tl.constexpr):
 
 @triton.jit
 def absorb_scores(best, score, index):
-    """`best` [BQ,SLOTS] after the tile `score` [BQ,BS] (-inf: no candidate) of the keys `index` [BS], all later than any seen.
+    """`best` [BQ,SLOTS] after the tile `score` [BQ,BS] (-inf: no candidate) of the keys `index` [BS], all later than
+    any seen.
 
     Later keys lose ties, so comparing scores with the k-th one is enough, and a tile in which none is higher costs one
     maximum. Otherwise one round takes the best of every row, until none beats its row's k-th.

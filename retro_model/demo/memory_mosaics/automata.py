@@ -1,6 +1,8 @@
-"""RegBench: sequences of words of one random automaton, its true next-symbol distribution, and what in-context n-grams make of it.
+"""RegBench: sequences of words of one random automaton, its true next-symbol distribution, and what in-context n-grams
+make of it.
 
-Source: Akyurek et al., "In-context language learning", arXiv 2401.12973; generator as in their code, but for minimising the
+Source: Akyurek et al., "In-context language learning", arXiv 2401.12973; generator as in their code, but for minimising
+the
 automata: every state accepts, so that does not change their languages' distributions.
 """
 
@@ -21,8 +23,8 @@ STATES, ALPHABET, EDGES, WORDS = (4, 12), (4, 18), (1, 3), (10, 19)  # uniform, 
 class Sequence:
     """Words of one automaton, joined by SEPARATOR.
 
-    tokens: int64 [N]. allowed: bool [N,18], the symbols that may follow each token, all equally likely. word: int64 [N], the
-    number of the word to which the *next* token belongs.
+    tokens: int64 [N]. allowed: bool [N,18], the symbols that may follow each token, all equally likely. word: int64
+    [N], the number of the word to which the *next* token belongs.
     """
 
     tokens: np.ndarray
@@ -31,7 +33,9 @@ class Sequence:
 
 
 class Automaton:
-    """Edges of each state: (symbols, targets), both distinct; a word starts in state 0 and takes each edge with equal probability."""
+    """Edges of each state: (symbols, targets), both distinct; a word
+    starts in state 0 and takes each edge with equal probability.
+    """
 
     def __init__(self, random: np.random.Generator):
         states = _uniform(random, STATES)
@@ -98,7 +102,9 @@ def score(rows: list[Sequence], predictions: list[np.ndarray]) -> dict[str, floa
 
 
 def ngram(row: Sequence, order: int) -> np.ndarray:
-    """Probabilities [N,18] by counts in the row itself so far: of the last order-1 tokens, or of fewer where those are new."""
+    """Probabilities [N,18] by counts in the row itself so far: of the
+    last order-1 tokens, or of fewer where those are new.
+    """
     counts: list[dict] = [defaultdict(Counter) for _ in range(order)]
     tokens, found = row.tokens.tolist(), np.full((len(row.tokens), SYMBOLS), 1 / SYMBOLS)
     for t, token in enumerate(tokens):

@@ -36,7 +36,9 @@ def kjv() -> Split:
     books = {name: "\n".join(text for _, text in group) + "\n" for name, group in itertools.groupby(verses, book)}
     if missing := [name for name in HELD_OUT_BOOKS if name not in books]:
         raise ValueError(f"`bible` printed no book {missing[0]}; it printed {', '.join(books)}")
-    return [text for name, text in books.items() if name not in HELD_OUT_BOOKS], [books[name] for name in HELD_OUT_BOOKS]
+    return [text for name, text in books.items() if name not in HELD_OUT_BOOKS], [
+        books[name] for name in HELD_OUT_BOOKS
+    ]
 
 
 CORPORA: dict[str, Callable[[], Split]] = {"stdlib": stdlib, "kjv": kjv}

@@ -1,7 +1,8 @@
 """Three moons: memories that each track one moon predict the sky before it has ever repeated.
 
-An observation is three complex numbers e^{i theta}. A network of one head must see all three moons return together, after the
-least common multiple of their periods; one of three heads needs each moon to return once, after the longest period. Nothing
+An observation is three complex numbers e^{i theta}. A network of one head must see all three moons return together,
+after the least common multiple of their periods; one of three heads needs each moon to return once, after the longest
+period. Nothing
 tells the heads which moon to take: training finds it, the paper's "predictive disentanglement".
 
 Source: Zhang et al., arXiv 2405.06394, section 3, figures 4 to 6; data as in the authors' code.
@@ -28,7 +29,8 @@ PHASE = 0.3  # of every moon at time 0
 CLIP = 0.5  # of an error in the loss: an empty memory cannot do better, and must not dominate
 AHEAD = 25  # free-running predictions that are scored
 JOINT_PERIODS = 3  # joint periods in a sequence
-#: periods in units of a common one: the triples from 1..7 without a common factor whose least common multiple is smallest
+#: periods in units of a common one: the triples from 1..7 without a
+#: common factor whose least common multiple is smallest
 TRAINED = ((1, 2, 4), (1, 2, 6), (1, 3, 6), (2, 3, 6), (1, 2, 5), (1, 3, 4), (1, 4, 6), (2, 3, 4))
 HELD_OUT = (1, 2, 3)
 ANALYTIC_PERIODS = (4.0, 6.0, 10.0)
@@ -71,7 +73,8 @@ def observe(moons, length: int, start: Tensor) -> Tensor:
 class Moons(nn.Module):
     """One layer of `heads` memories over three complex numbers: k_T = W_phi x_T, v_T = W_psi x_{T+1}, z_T = W_z y_T.
 
-    Dot products are the real part of the Hermitian ones, within each head's share of the numbers; no norms, no averages.
+    Dot products are the real part of the Hermitian ones, within each head's share of the numbers; no norms, no
+    averages.
     """
 
     def __init__(self, heads: int):
@@ -108,7 +111,10 @@ class Moons(nn.Module):
         key, value, found = self.project(self.key, x), self.project(self.value, x), []
         for _ in range(steps):
             z = self.predict(key[:, -1:], key[:, :-1], value[:, 1:], causal=False)
-            key, value = torch.cat([key, self.project(self.key, z)], 1), torch.cat([value, self.project(self.value, z)], 1)
+            key, value = (
+                torch.cat([key, self.project(self.key, z)], 1),
+                torch.cat([value, self.project(self.value, z)], 1),
+            )
             found.append(z)
         return torch.cat(found, 1)
 
@@ -131,12 +137,16 @@ def train(heads: int, plan: Plan, seed: int, progress=None) -> Moons:
 
 
 def generation_error(model: Moons, x: Tensor, contexts) -> list[float]:
-    """For each T of `contexts`: the mean |error| of AHEAD free-running predictions after T observations of x [B,N,3]."""
+    """For each T of `contexts`: the mean |error| of AHEAD
+    free-running predictions after T observations of x [B,N,3].
+    """
     return [float((model.run_on(x[:, :t], AHEAD) - x[:, t : t + AHEAD]).abs().mean()) for t in contexts]
 
 
 def separation(model: Moons) -> float:
-    """How far the three magnitudes |W| are from permutations: the largest entry that is not its row's largest, of any."""
+    """How far the three magnitudes |W| are from permutations: the
+    largest entry that is not its row's largest, of any.
+    """
     magnitudes = [torch.view_as_complex(w.detach()).abs() for w in (model.key, model.value, model.output)]
     return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in magnitudes)
 
@@ -148,7 +158,9 @@ def analytic(contexts) -> dict[int, list[float]]:
 
 
 def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores on the held-out moons, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes on."""
+    """Trains, scores on the held-out moons, draws; the numbers of
+    results.json. After `minutes` no training is begun: the same call goes on.
+    """
     report = Report(folder, dataclasses.replace(plan, seeds=1), quiet, minutes)  # more seeds are more parts
     moons = periods(HELD_OUT, plan.length)
     longest, joint = max(moons), plan.length / JOINT_PERIODS
@@ -170,9 +182,8 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
             errors[name], apart[name], weights[name] = (found[key] for key in ("errors", "apart", "weights"))
             report.say(f"{name}: error {errors[name][contexts.index(claimed)]:.3f} after {claimed} observations")
     shown = [t for t in contexts if t in (contexts[0], claimed) or t % (plan.length // 8) < plan.every]
-    title = (
-        f"Mean |error| of {AHEAD} free-running predictions after T observations; held-out periods {', '.join(f'{p:.1f}' for p in moons)}"
-    )
+    held_out = ", ".join(f"{p:.1f}" for p in moons)
+    title = f"Mean |error| of {AHEAD} free-running predictions after T observations; held-out periods {held_out}"
     report.table(
         f"{title}, joint {joint:.1f}",
         ["network", *(f"T={t}" for t in shown), "off-entry"],
@@ -181,7 +192,8 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     one, three = ([e[contexts.index(claimed)] for n, e in errors.items() if n.startswith(str(h))] for h in (1, 3))
     holds = max(three) < 0.5 * min(one)
     report.say(
-        f"T = 1.1 max(p) = {claimed}, before the joint period {joint:.0f}: three heads at most {max(three):.3f}, one head at least "
+        f"T = 1.1 max(p) = {claimed}, before the joint period {joint:.0f}: three heads at most {max(three):.3f}, one "
+        "head at least "
         f"{min(one):.3f}; under half: {holds}"
     )
     exact_contexts = [4, 6, 10, 20, 40, 59, 61, 80]
@@ -194,7 +206,8 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     draw_errors(report, contexts, errors, moons, joint)
     draw_weights(report, weights)
     return report.finish({
-        "plan": vars(plan), "periods": moons, "joint_period": joint, "contexts": contexts, "errors": errors, "off_entries": apart,
+        "plan": vars(plan), "periods": moons, "joint_period": joint, "contexts": contexts, "errors": errors,
+        "off_entries": apart,
         "claim": {"context": claimed, "one_head": one, "three_heads": three, "holds": holds},
         "analytic": {"contexts": exact_contexts, "errors": exact}, "magnitudes": weights,
     })  # fmt: skip

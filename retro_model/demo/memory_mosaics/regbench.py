@@ -1,7 +1,8 @@
-"""RegBench: learning the language of an automaton from the words before. Mosaics, a rotary transformer, in-context n-grams.
+"""RegBench: learning the language of an automaton from the words before. Mosaics, a rotary transformer, in-context
+n-grams.
 
-Every sequence is of an automaton of its own, so that what is learned in training is how to learn in context; the automata of
-the test are new. Both models have as many parameters and take the same batches in the same order.
+Every sequence is of an automaton of its own, so that what is learned in training is how to learn in context; the
+automata of the test are new. Both models have as many parameters and take the same batches in the same order.
 
 Source: Zhang et al., arXiv 2405.06394, section 5 and figure 11; Akyurek et al., arXiv 2401.12973.
 """
@@ -33,7 +34,8 @@ ORDERS = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes. The paper's: words to 49 symbols, up to 40,000 training sequences, 200 epochs, tuned widths, depths and rates.
+    """Sizes. The paper's: words to 49 symbols, up to 40,000 training sequences, 200 epochs, tuned widths, depths and
+    rates.
 
     rates: learning rates; of several each model takes the one that is best on other automata after as many steps.
     """
@@ -53,14 +55,27 @@ class Plan:
 
 
 SMOKE = Plan(
-    d_model=32, num_layers=1, num_heads=2, longest_word=4, train_sequences=24, test_sequences=6, steps=4, batch_size=4, scored_steps=2
+    d_model=32,
+    num_layers=1,
+    num_heads=2,
+    longest_word=4,
+    train_sequences=24,
+    test_sequences=6,
+    steps=4,
+    batch_size=4,
+    scored_steps=2,
 )
 THOROUGH = Plan(steps=600, seeds=3, rates=(2e-3, 5e-3), scored_steps=20)
 
 
 def make(name: str, plan: Plan, seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    sizes = {"vocab_size": automata.VOCAB, "d_model": plan.d_model, "num_heads": plan.num_heads, "num_layers": plan.num_layers}
+    sizes = {
+        "vocab_size": automata.VOCAB,
+        "d_model": plan.d_model,
+        "num_heads": plan.num_heads,
+        "num_layers": plan.num_layers,
+    }
     if name == "transformer":
         # initial weights as the mosaics': a loss of 1.88 after 400 steps, against 1.98 with GPT-2's
         return Transformer(TransformerConfig(**sizes, positions="rotary", initial_std=None))
@@ -103,13 +118,16 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, 
             loss = sum(h["loss"] for h in history) / len(history)
             curve.append({"step": stop, "loss": loss} | automata.score(scored_on, predictions(model, scored_on)))
     return {
-        "curve": curve, "tuning": automata.score(others, predictions(model, others))["accuracy"], "seconds": round(seconds, 1),
+        "curve": curve, "tuning": automata.score(others, predictions(model, others))["accuracy"],
+        "seconds": round(seconds, 1),
         "parameters": sum(p.numel() for p in model.parameters()), "rate": rate, "seed": seed,
     }  # fmt: skip
 
 
 def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
-    """A run a seed, at the rate that is best with seed 0 on automata of neither training nor test; the rates' accuracies there."""
+    """A run a seed, at the rate that is best with seed 0 on automata
+    of neither training nor test; the rates' accuracies there.
+    """
     others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
 
     def run(rate: float, seed: int) -> dict:
@@ -117,7 +135,9 @@ def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tupl
 
     first = {rate: run(rate, 0) for rate in plan.rates}
     best = max(first, key=lambda rate: first[rate]["tuning"])
-    return [first[best], *(run(best, seed) for seed in range(1, plan.seeds))], {f"{rate:g}": r["tuning"] for rate, r in first.items()}
+    return [first[best], *(run(best, seed) for seed in range(1, plan.seeds))], {
+        f"{rate:g}": r["tuning"] for rate, r in first.items()
+    }
 
 
 def last_quarter(curve: list[dict], metric: str) -> float:
@@ -130,8 +150,12 @@ def last_quarter(curve: list[dict], metric: str) -> float:
 
 
 def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes on."""
-    report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)  # more seeds and rates are more parts
+    """Trains, scores, draws; the numbers of results.json. After
+    `minutes` no training is begun: the same call goes on.
+    """
+    report = Report(
+        folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes
+    )  # more seeds and rates are more parts
     rows = automata.sequences(plan.train_sequences, TRAINING_SEED, plan.longest_word)
     test = automata.sequences(plan.test_sequences, TEST_SEED, plan.longest_word)
     grams = {f"in-context {n}-gram": automata.score(test, [automata.ngram(row, n) for row in test]) for n in ORDERS}
@@ -140,26 +164,43 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
         runs[name], tuning[name] = fits(name, plan, report, rows, test, quiet)
         facts = f"{runs[name][0]['parameters']:,} parameters, {sum(r['seconds'] for r in runs[name]):.0f} s"
         tried = ", ".join(f"{rate}: {accuracy:.3f}" for rate, accuracy in tuning[name].items())
-        report.say(f"{name}: {facts}, rate {runs[name][0]['rate']:g} (accuracy on {plan.test_sequences // 2} other automata: {tried})")
+        report.say(
+            f"{name}: {facts}, rate {runs[name][0]['rate']:g} (accuracy on {plan.test_sequences // 2} other automata: "
+            f"{tried})"
+        )
     steps = [point["step"] for point in runs[MODELS[0]][0]["curve"]]
-    for metric, title in (("accuracy", "Share of predictions that the automaton allows"), ("tv", "Total variation to its distribution")):
+    for metric, title in (
+        ("accuracy", "Share of predictions that the automaton allows"),
+        ("tv", "Total variation to its distribution"),
+    ):
         every = -(-len(steps) // 8)  # a column in so many, counted from the last: a terminal holds no more
-        table = [[f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])] for name in MODELS for r in runs[name]]
+        table = [
+            [f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])]
+            for name in MODELS
+            for r in runs[name]
+        ]
         table += [[name, *([""] * (len(steps[::every]) - 1)), found[metric]] for name, found in grams.items()]
-        report.table(f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps[::-every][::-1])], table)
+        report.table(
+            f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps[::-every][::-1])], table
+        )
     last = {name: [r["curve"][-1] for r in runs[name]] for name in MODELS}
     slopes = {
-        name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in ("accuracy", "tv", "loss")} for name in MODELS
+        name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in ("accuracy", "tv", "loss")}
+        for name in MODELS
     }
     for name in MODELS:
         for metric in ("accuracy", "tv"):
             ends = ", ".join(f"{point[metric]:.3f}" for point in last[name])
             gains = ", ".join(f"{gain:+.3f}" for gain in slopes[name][metric])
-            report.say(f"{name} after {plan.steps} steps, {metric} by seed: {ends}; change over the last quarter of the steps: {gains}")
+            report.say(
+                f"{name} after {plan.steps} steps, {metric} by seed: {ends}; change over the last quarter of the "
+                f"steps: {gains}"
+            )
     draw(report, runs, grams)
     return report.finish({
         "plan": dataclasses.asdict(plan), "runs": runs, "tuning": tuning, "last_quarter": slopes, "ngrams": grams,
-        "tokens_per_sequence": float(np.mean([len(row.tokens) for row in rows])), "chance_loss": math.log(automata.SYMBOLS),
+        "tokens_per_sequence": float(np.mean([len(row.tokens) for row in rows])),
+        "chance_loss": math.log(automata.SYMBOLS),
     })  # fmt: skip
 
 

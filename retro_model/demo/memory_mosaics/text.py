@@ -1,6 +1,7 @@
 """Real text: Memory Mosaics beside transformers of equal size and steps, within the training length and beyond it.
 
-Equal validation loss is the paper's claim within the training length. Beyond it learned positions end, rotary ones were never
+Equal validation loss is the paper's claim within the training length. Beyond it learned positions end, rotary ones were
+never
 trained, and a Memory Mosaic has none: it may go on reading.
 
 Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded memories: its section 6.
@@ -41,9 +42,11 @@ SHOWN = 512  # tokens that a page shows at once
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context 512.
+    """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context
+    512.
 
-    rates: learning rates; of several each model takes the one whose training loss is least at the end of a run of `tuning_steps`.
+    rates: learning rates; of several each model takes the one whose training loss is least at the end of a run of
+    `tuning_steps`.
     """
 
     corpus: str = "stdlib"
@@ -67,23 +70,32 @@ class Plan:
 
 
 SMOKE = Plan(
-    vocab_size=300, d_model=32, num_layers=1, num_heads=2, context=32, longest=64, steps=3, batch_size=2, train_characters=60_000,
+    vocab_size=300, d_model=32, num_layers=1, num_heads=2, context=32, longest=64, steps=3, batch_size=2,
+    train_characters=60_000,
     windows=4, capacities=(8,), bounded_windows=2,
 )  # fmt: skip
 
 
 KJV = Plan(
-    corpus="kjv", other="stdlib", vocab_size=512, num_layers=2, context=128, batch_size=16, steps=1500, rates=(3e-3, 8e-3),
+    corpus="kjv", other="stdlib", vocab_size=512, num_layers=2, context=128, batch_size=16, steps=1500,
+    rates=(3e-3, 8e-3),
     tuning_steps=150, capacities=(32, 64, 128, 256),
 )  # fmt: skip
 
 
 def make(name: str, plan: Plan, vocab_size: int) -> nn.Module:
     torch.manual_seed(plan.seed)
-    sizes = {"vocab_size": vocab_size, "d_model": plan.d_model, "num_heads": plan.num_heads, "num_layers": plan.num_layers}
+    sizes = {
+        "vocab_size": vocab_size,
+        "d_model": plan.d_model,
+        "num_heads": plan.num_heads,
+        "num_layers": plan.num_layers,
+    }
     if name == MOSAICS:
         return MemoryMosaics(MosaicsConfig(**sizes, persistent_slots=7 * plan.d_model // 2))
-    return Transformer(TransformerConfig(**sizes, positions="rotary" if name == ROTARY else "learned", max_len=plan.context))
+    return Transformer(
+        TransformerConfig(**sizes, positions="rotary" if name == ROTARY else "learned", max_len=plan.context)
+    )
 
 
 def encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
@@ -113,13 +125,17 @@ def windows(ids: np.ndarray, plan: Plan) -> Tensor:
 def losses(model: nn.Module, tokens: Tensor) -> Tensor:
     """Nats [W,N-1] of each token of [W,N] but the first, each window given whole."""
     model.eval()
-    found = [F.cross_entropy(model(part)[:, :-1].transpose(1, 2), part[:, 1:], reduction="none") for part in tokens.split(4)]
+    found = [
+        F.cross_entropy(model(part)[:, :-1].transpose(1, 2), part[:, 1:], reduction="none") for part in tokens.split(4)
+    ]
     return torch.cat(found)
 
 
 @torch.no_grad()
 def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | None, evict: str) -> dict:
-    """Nats a token beyond the training length, milliseconds a token and the cache's bytes with memories of bounded capacity."""
+    """Nats a token beyond the training length, milliseconds a token
+    and the cache's bytes with memories of bounded capacity.
+    """
     model.eval()
     cache, logits, start = model.make_cache(len(tokens), capacity, evict=evict), [], time.perf_counter()
     for piece in tokens.split(PIECE, 1):
@@ -146,8 +162,12 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     return float(gap.mean()), float(gap.std() / len(gap) ** 0.5)
 
 
-def fit(name: str, plan: Plan, vocab_size: int, rate: float, ids: np.ndarray, few: Tensor, quiet: bool) -> tuple[nn.Module, dict]:
-    """A model trained for plan.steps, its curve (mean training loss since the last point, loss on windows `few`), seconds."""
+def fit(
+    name: str, plan: Plan, vocab_size: int, rate: float, ids: np.ndarray, few: Tensor, quiet: bool
+) -> tuple[nn.Module, dict]:
+    """A model trained for plan.steps, its curve (mean training loss
+    since the last point, loss on windows `few`), seconds.
+    """
     model = make(name, plan, vocab_size)
     settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
     optimizer, batches, curve, seconds = training.make_optimizer(model, settings), stream(ids, plan), [], 0.0
@@ -164,7 +184,9 @@ def fit(name: str, plan: Plan, vocab_size: int, rate: float, ids: np.ndarray, fe
 
 
 def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dict[str, Tensor], quiet: bool) -> dict:
-    """One model at its best rate: facts of its training, losses of each corpus within the training length and beyond, weights."""
+    """One model at its best rate: facts of its training, losses of
+    each corpus within the training length and beyond, weights.
+    """
     rate, tried, few = plan.rates[0], {}, scored[plan.corpus][:4].reshape(-1, plan.context)
     if len(plan.rates) > 1:
         short = dataclasses.replace(plan, steps=plan.tuning_steps)
@@ -172,17 +194,24 @@ def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dic
         rate = min(tried, key=tried.get)
     model, facts = fit(name, plan, vocab_size, rate, ids, few, quiet)
     whole = lambda tokens: None if name == LEARNED else losses(model, tokens)  # noqa: E731 - learned positions end
-    found = {corpus: {"within": losses(model, t.reshape(-1, plan.context)), "whole": whole(t)} for corpus, t in scored.items()}
+    found = {
+        corpus: {"within": losses(model, t.reshape(-1, plan.context)), "whole": whole(t)}
+        for corpus, t in scored.items()
+    }
     facts["tuning"] = {f"{r:g}": loss for r, loss in tried.items()}
     return {"facts": facts, "losses": found, "weights": model.state_dict()}
 
 
 def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes on."""
+    """Trains, scores, draws; the numbers of results.json. After
+    `minutes` no training is begun: the same call goes on.
+    """
     report = Report(folder, plan, quiet, minutes)
     documents, held_out = CORPORA[plan.corpus]()
     shuffled = [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
-    kept = [text for text, end in zip(shuffled, np.cumsum([len(text) for text in shuffled])) if end <= plan.train_characters]
+    kept = [
+        text for text, end in zip(shuffled, np.cumsum([len(text) for text in shuffled])) if end <= plan.train_characters
+    ]
     tokenizer = Tokenizer.train(kept, plan.vocab_size)
     ids, scored = encode(tokenizer, kept), {plan.corpus: windows(encode(tokenizer, held_out), plan)}
     try:
@@ -199,11 +228,23 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     mosaics = make(MOSAICS, plan, tokenizer.vocab_size)
     mosaics.load_state_dict(weights[MOSAICS])
     keep(folder, mosaics, tokenizer, held_out, plan)
-    forgetting = report.part("bounded", lambda: {"rows": [bounded(mosaics, few, plan, c, evict) for c, evict in limits]})["rows"]
+    forgetting = report.part(
+        "bounded", lambda: {"rows": [bounded(mosaics, few, plan, c, evict) for c, evict in limits]}
+    )["rows"]
     report.table(
-        f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored from token {plan.context} on",
+        f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored from "
+        f"token {plan.context} on",
         ["pairs kept", "which go", "nats", "ms a token", "cache, MB"],
-        [[f["capacity"] or "all", f["evict"] if f["capacity"] else "", f["nats"], f["ms_per_token"], f["bytes"] / 1e6] for f in forgetting],
+        [
+            [
+                f["capacity"] or "all",
+                f["evict"] if f["capacity"] else "",
+                f["nats"],
+                f["ms_per_token"],
+                f["bytes"] / 1e6,
+            ]
+            for f in forgetting
+        ],
     )
     blocks = inspection.inspect(mosaics, few[:4, : plan.context])
     report.table(
@@ -215,24 +256,39 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     draw(report, plan, found)
     numbers = {
         name: {
-            corpus: {"within": float(t["within"].mean()), "whole": None if t["whole"] is None else float(t["whole"].mean()),
+            corpus: {"within": float(t["within"].mean()),
+                     "whole": None if t["whole"] is None else float(t["whole"].mean()),
                      "curve": None if t["whole"] is None else curve(t["whole"]), "curve_within": curve(t["within"])}
             for corpus, t in by_corpus.items()
         }
         for name, by_corpus in found.items()
     }  # fmt: skip
     return report.finish({
-        "plan": dataclasses.asdict(plan), "vocab_size": tokenizer.vocab_size, "training_tokens": len(ids), "runs": runs, "nats": numbers,
-        "bounded": forgetting, "skill": [block.skill.tolist() for block in blocks], "decay": [block.decay.tolist() for block in blocks],
+        "plan": dataclasses.asdict(plan), "vocab_size": tokenizer.vocab_size, "training_tokens": len(ids), "runs": runs,
+        "nats": numbers,
+        "bounded": forgetting, "skill": [block.skill.tolist() for block in blocks],
+        "decay": [block.decay.tolist() for block in blocks],
     })  # fmt: skip
 
 
 def keep(folder: Path, model: MemoryMosaics, tokenizer: Tokenizer, held_out: list[str], plan: Plan) -> None:
     """The model and the beginnings of the held-out documents, as a folder for `retro-model ask` and `serve`."""
     starts = [tokenizer.encode(text)[: plan.longest - 1] for text in held_out]
-    documents = [Document(f"held-out text {number}", plan.corpus, ids) for number, ids in enumerate(starts, 1) if len(ids)]
+    documents = [
+        Document(f"held-out text {number}", plan.corpus, ids) for number, ids in enumerate(starts, 1) if len(ids)
+    ]
     title = f"Memory Mosaics, trained on {plan.corpus}"
-    folders.keep(folder, "mosaics", title, model, tokenizer, documents, chunk_len=PIECE, window=min(plan.longest, SHOWN), bos=True)
+    folders.keep(
+        folder,
+        "mosaics",
+        title,
+        model,
+        tokenizer,
+        documents,
+        chunk_len=PIECE,
+        window=min(plan.longest, SHOWN),
+        bos=True,
+    )
 
 
 def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens: int) -> None:
@@ -242,7 +298,8 @@ def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens
         rows.append(cells + [float(t["within"].mean()) for t in found[name].values()])
     corpora = list(found[MOSAICS])
     report.table(
-        f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of {plan.batch_size} windows, "
+        f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of "
+        f"{plan.batch_size} windows, "
         f"{training_tokens:,} training tokens of {plan.corpus}",
         ["model", "parameters", "rate", "seconds", *corpora],
         rows,
@@ -250,7 +307,9 @@ def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens
     for corpus in corpora:
         for other in (LEARNED, ROTARY):
             gap, error = difference(found[MOSAICS][corpus]["within"], found[other][corpus]["within"])
-            report.say(f"{corpus}: {MOSAICS} minus {other}: {gap:+.3f} nats a token (standard error over windows {error:.3f})")
+            report.say(
+                f"{corpus}: {MOSAICS} minus {other}: {gap:+.3f} nats a token (standard error over windows {error:.3f})"
+            )
         spans = np.linspace(0, plan.longest, BUCKETS + 1).astype(int)
         shown = range(0, BUCKETS, 2)
         report.table(

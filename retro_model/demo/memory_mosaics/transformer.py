@@ -1,4 +1,6 @@
-"""The baseline: a GPT-2-like decoder whose blocks have as many parameters as those of a Memory Mosaic with N_m = 3.5 d."""
+"""The baseline: a GPT-2-like decoder whose blocks have as many
+parameters as those of a Memory Mosaic with N_m = 3.5 d.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ POSITIONS = ("rotary", "learned")
 class TransformerConfig:
     """Sizes of the baseline; positions: "rotary", or "learned" for at most max_len tokens.
 
-    initial_std: of all matrices but embeddings, residual outputs over the square root of their number, as GPT-2's. None: as a Memory
-    Mosaic's, fan_in**-0.5, residual outputs over the square root of the depth. Which of the two learns faster depends on the task.
+    initial_std: of all matrices but embeddings, residual outputs over the square root of their number, as GPT-2's.
+    None: as a Memory Mosaic's, fan_in**-0.5, residual outputs over the square root of the depth. Which of the two
+    learns faster depends on the task.
     """
 
     vocab_size: int
@@ -63,7 +66,12 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: TransformerConfig, *, backend: str | None = None):
         super().__init__()
         d = config.d_model
-        self.num_heads, self.rotary, self.dropout, self.backend = config.num_heads, config.positions == "rotary", config.dropout, backend
+        self.num_heads, self.rotary, self.dropout, self.backend = (
+            config.num_heads,
+            config.positions == "rotary",
+            config.dropout,
+            backend,
+        )
         self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(d, eps=NORM_EPS, bias=False) for _ in range(2))
         self.query, self.key, self.value, self.output = (nn.Linear(d, d, bias=False) for _ in range(4))
         self.feed_forward = FeedForward(d, 4 * d)
@@ -73,11 +81,15 @@ class TransformerBlock(nn.Module):
         return x + F.dropout(self.feed_forward(self.feed_forward_norm(x)), self.dropout, self.training)
 
     def attend(self, x: Tensor) -> Tensor:
-        query, key, value = (project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.query, self.key, self.value))
+        query, key, value = (
+            project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.query, self.key, self.value)
+        )
         if self.rotary:
             query, key = rotated(query), rotated(key)
         dropout = self.dropout if self.training else 0.0
-        return self.output(rk.relative_attention(query, key, value, causal=True, dropout_p=dropout, backend=self.backend).flatten(-2))
+        return self.output(
+            rk.relative_attention(query, key, value, causal=True, dropout_p=dropout, backend=self.backend).flatten(-2)
+        )
 
 
 class Transformer(nn.Module):
@@ -103,13 +115,21 @@ class Transformer(nn.Module):
     sums_losses = True  # takes `loss_mask`
 
     def forward(self, tokens: Tensor, *, loss_mask: Tensor | None = None) -> Tensor | NextTokenLoss:
-        """Logits [B,N,V] after each of tokens [B,N], or their loss as in `MemoryMosaics`; ValueError where learned positions do not reach."""
+        """Logits [B,N,V] after each of tokens [B,N], or their loss as in
+        `MemoryMosaics`; ValueError where learned positions do not reach.
+        """
         x = self.embedding(tokens)
         if self.positions is not None:
             if tokens.shape[1] > self.config.max_len:
-                raise ValueError(f"tokens: expected N <= max_len = {self.config.max_len} learned positions; got N={tokens.shape[1]}")
+                raise ValueError(
+                    f"tokens: expected N <= max_len = {self.config.max_len} learned positions; got N={tokens.shape[1]}"
+                )
             x = x + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if loss_mask is None else next_token_loss(x, self.embedding.weight, tokens, loss_mask)
+        return (
+            F.linear(x, self.embedding.weight)
+            if loss_mask is None
+            else next_token_loss(x, self.embedding.weight, tokens, loss_mask)
+        )

@@ -1,7 +1,8 @@
 """Cards: documents whose content returns beyond the window; does the model find it again by itself?
 
-Every variant trains for equal steps on the same documents; then, on new documents, the nats of a far token (of a content whose card
-was shown before, but not within the window) with the model's own neighbours, with retrieval off, with random ones and the teacher's.
+Every variant trains for equal steps on the same documents; then, on new documents, the nats of a far token (of a
+content whose card was shown before, but not within the window) with the model's own neighbours, with retrieval off,
+with random ones and the teacher's.
 """
 
 from __future__ import annotations
@@ -53,15 +54,19 @@ class Plan:
         """The model's, its scores scaled by d^-0.5."""
         upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
         sizes = {
-            "vocab_size": self.deck.vocab_size, "d_model": self.d_model, "d_ff": 4 * self.d_model, "num_heads": self.num_heads,
-            "num_layers": self.num_layers, "cca_layers": upper, "chunk_len": self.deck.chunk_len, "segment": self.segment,
+            "vocab_size": self.deck.vocab_size, "d_model": self.d_model, "d_ff": 4 * self.d_model,
+            "num_heads": self.num_heads,
+            "num_layers": self.num_layers, "cca_layers": upper, "chunk_len": self.deck.chunk_len,
+            "segment": self.segment,
             "excluded_chunks": self.excluded_chunks, "score_scale": self.d_model**-0.5,
         }  # fmt: skip
         return RPTConfig(**sizes | changes)
 
 
 class Variant(NamedTuple):
-    """What differs: the configuration's changes, where neighbours and lessons come from, the decoder's share of the retrieval loss."""
+    """What differs: the configuration's changes, where neighbours and
+    lessons come from, the decoder's share of the retrieval loss.
+    """
 
     changes: dict
     neighbours: str = "own"  # own, bm25, none
@@ -82,8 +87,8 @@ VARIANTS = {
 
 
 class Documents(NamedTuple):
-    """tokens [n,N]; far bool [n,L]; right bool [n,L,L]; the lessons of `Copyist` and of BM25; BM25's neighbours by (c_i, c_{i+1}) and by
-    c_i [n,L,K]."""
+    """tokens [n,N]; far bool [n,L]; right bool [n,L,L]; the lessons of `Copyist` and of BM25; BM25's neighbours by
+    (c_i, c_{i+1}) and by c_i [n,L,K]."""
 
     tokens: Tensor
     far: Tensor
@@ -101,7 +106,9 @@ class Documents(NamedTuple):
         far, right = (torch.from_numpy(f(shown, plan.excluded_chunks)) for f in (deck.far, deck.right))
         chunks = tokens.reshape(count, -1, deck.chunk_len)
         found = [
-            torch.from_numpy(np.stack([bm25_index(c, 2, excluded_chunks=plan.excluded_chunks, with_target=t)[0] for c in chunks]))
+            torch.from_numpy(
+                np.stack([bm25_index(c, 2, excluded_chunks=plan.excluded_chunks, with_target=t)[0] for c in chunks])
+            )
             for t in (True, False)
         ]
         tokens = torch.from_numpy(tokens)
@@ -110,30 +117,44 @@ class Documents(NamedTuple):
 
     def rows(self, which) -> Documents:
         """Some of them."""
-        return Documents(*(Supervision(*(t[which] for t in part)) if isinstance(part, Supervision) else part[which] for part in self))
+        return Documents(
+            *(Supervision(*(t[which] for t in part)) if isinstance(part, Supervision) else part[which] for part in self)
+        )
 
 
 SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
 
 
 def symbols(deck: Deck) -> Symbols:
-    """A name for every token: a syllable for what contents and noise are drawn from, a capitalised word of two for names."""
+    """A name for every token: a syllable for what contents and noise
+    are drawn from, a capitalised word of two for names.
+    """
     pairs = (f"{a}{b}".capitalize() for b in SYLLABLES for a in SYLLABLES)
     return Symbols(
-        [*itertools.islice(itertools.chain(SYLLABLES, pairs), deck.contents), *itertools.islice(pairs, deck.vocab_size - deck.contents)]
+        [
+            *itertools.islice(itertools.chain(SYLLABLES, pairs), deck.contents),
+            *itertools.islice(pairs, deck.vocab_size - deck.contents),
+        ]
     )
 
 
 def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 12) -> None:
     """The model and some of the documents that it was scored on, as a folder for `retro-model ask` and `serve`."""
-    documents = [Document(f"made-up document {number}", "cards", ids.numpy()) for number, ids in enumerate(scored.tokens[:shown], 1)]
+    documents = [
+        Document(f"made-up document {number}", "cards", ids.numpy())
+        for number, ids in enumerate(scored.tokens[:shown], 1)
+    ]
     sizes = {"chunk_len": plan.deck.chunk_len, "window": scored.tokens.shape[1], "bos": False}
-    folders.keep(folder, "rpt", "RPT, trained on made-up cards that return", model, symbols(plan.deck), documents, **sizes)
+    folders.keep(
+        folder, "rpt", "RPT, trained on made-up cards that return", model, symbols(plan.deck), documents, **sizes
+    )
 
 
 @torch.no_grad()
 def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
-    """Nats of a far token by whose neighbours are read, nats of any token, and recall: far cues with a right one of the K found."""
+    """Nats of a far token by whose neighbours are read, nats of any
+    token, and recall: far cues with a right one of the K found.
+    """
     model.eval()
     k, found = model.config.num_neighbours, {}
     random = torch.rand(documents.right.shape, generator=torch.Generator().manual_seed(seed))
@@ -141,7 +162,10 @@ def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> 
     best, drawn = random.masked_fill(number > number[:, None] - model.config.excluded_chunks, -1).topk(k, -1)
     kinds = {"off": {"retrieval": False}}
     if variant.neighbours != "none":
-        kinds |= {"random": {"index": drawn.masked_fill(best < 0, -1)}, "teacher": {"index": documents.lessons.teacher(k)}}
+        kinds |= {
+            "random": {"index": drawn.masked_fill(best < 0, -1)},
+            "teacher": {"index": documents.lessons.teacher(k)},
+        }
         kinds["own"] = {"index": documents.without} if variant.neighbours == "bm25" else {}
     for name, options in kinds.items():
         found[name], found[f"{name}, all"] = _nats(model, documents, options)
@@ -166,13 +190,19 @@ def _nats(model: RPT, documents: Documents, options: dict) -> tuple[float, float
     return losses[:, 1:][documents.far[:, :-1]].mean().item(), losses.flatten(1)[:, 1:].mean().item()
 
 
-def fit(variant: Variant, plan: Plan, train: Documents, scored: Documents, seed: int = 0, report=None) -> tuple[RPT, list[dict]]:
+def fit(
+    variant: Variant, plan: Plan, train: Documents, scored: Documents, seed: int = 0, report=None
+) -> tuple[RPT, list[dict]]:
     """Trains one variant; gives the model and its scores along the way. report(row) after each."""
     torch.manual_seed(seed)
     model = RPT(plan.config(**variant.changes))
     start_copying(model)
-    settings = Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=min(20, plan.steps // 10), weight_decay=0.0, betas=(0.9, 0.99))
-    lessons = Lessons(plan.steps, alpha_ret=variant.trunk_share * plan.alpha, retriever_alpha=plan.alpha, alpha_steps=0, tau=plan.tau)
+    settings = Settings(
+        plan.steps, max_lr=plan.max_lr, warmup_steps=min(20, plan.steps // 10), weight_decay=0.0, betas=(0.9, 0.99)
+    )
+    lessons = Lessons(
+        plan.steps, alpha_ret=variant.trunk_share * plan.alpha, retriever_alpha=plan.alpha, alpha_steps=0, tau=plan.tau
+    )
     optimizer = make_optimizer(model, settings, lessons, "adamw")
     draw = torch.Generator().manual_seed(seed)
     history, seconds, order = [], 0.0, torch.randperm(len(train.tokens), generator=draw)

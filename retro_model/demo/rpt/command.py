@@ -1,4 +1,6 @@
-"""retro-model rpt cards | text: trains every variant that is not there yet, then writes a table, a picture and the numbers."""
+"""retro-model rpt cards | text: trains every variant that is not
+there yet, then writes a table, a picture and the numbers.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,32 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="retro-model rpt", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("cards", help="made-up documents whose content returns beyond the window")
-    command.add_argument("--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)")
-    command.add_argument("--reworded", action="store_true", help="a returning cue has other tokens: BM25 cannot find it")
-    command.add_argument("--only", nargs="+", choices=list(cards.VARIANTS), metavar="VARIANT", help=f"of {', '.join(cards.VARIANTS)}")
+    command.add_argument(
+        "--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)"
+    )
+    command.add_argument(
+        "--reworded", action="store_true", help="a returning cue has other tokens: BM25 cannot find it"
+    )
+    command.add_argument(
+        "--only", nargs="+", choices=list(cards.VARIANTS), metavar="VARIANT", help=f"of {', '.join(cards.VARIANTS)}"
+    )
     command.add_argument("--steps", type=int, help="of each variant")
     command.add_argument("--alpha", type=float, help="weight of the retrieval loss (default: 1)")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     command = commands.add_parser("text", help="the standard library's packages, each joined to one document")
-    command.add_argument("--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)")
+    command.add_argument(
+        "--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)"
+    )
     command.add_argument("--steps", type=int, help="of each model")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     options = parser.parse_args(arguments)
     if options.command == "text":
         plan = TEXT_SMOKE if options.smoke else text.Plan()
-        run_text(options.out, plan if options.steps is None else dataclasses.replace(plan, steps=options.steps), options.seed)
+        run_text(
+            options.out, plan if options.steps is None else dataclasses.replace(plan, steps=options.steps), options.seed
+        )
         return
     plan = SMOKE if options.smoke else cards.Plan()
     if options.reworded:
@@ -48,10 +60,18 @@ def main(arguments: list[str] | None = None) -> None:
         plan = dataclasses.replace(plan, steps=options.steps)
     if options.alpha is not None:
         plan = dataclasses.replace(plan, alpha=options.alpha)
-    run_cards(options.out, plan, "cards-reworded" if options.reworded else "cards", options.only or list(cards.VARIANTS), options.seed)
+    run_cards(
+        options.out,
+        plan,
+        "cards-reworded" if options.reworded else "cards",
+        options.only or list(cards.VARIANTS),
+        options.seed,
+    )
 
 
-def run_cards(folder: Path, plan: cards.Plan, name: str, variants: list[str], seed: int = 0, quiet: bool = False) -> dict:
+def run_cards(
+    folder: Path, plan: cards.Plan, name: str, variants: list[str], seed: int = 0, quiet: bool = False
+) -> dict:
     """Trains the variants that `folder`/`name`.json has not, for this plan and seed; gives all that it then has."""
     folder.mkdir(parents=True, exist_ok=True)
     console, path = Console(quiet=quiet), folder / f"{name}.json"
@@ -62,7 +82,10 @@ def run_cards(folder: Path, plan: cards.Plan, name: str, variants: list[str], se
     missing = [v for v in variants if v not in results["variants"]]
     if missing:
         with console.status("documents and their lessons"):
-            train, scored = cards.Documents.draw(plan, plan.documents, 2 * seed + 1), cards.Documents.draw(plan, plan.scored, 2 * seed + 2)
+            train, scored = (
+                cards.Documents.draw(plan, plan.documents, 2 * seed + 1),
+                cards.Documents.draw(plan, plan.scored, 2 * seed + 2),
+            )
     for variant in missing:
 
         def report(row, variant=variant):
@@ -83,7 +106,9 @@ def run_text(folder: Path, plan: text.Plan, seed: int = 0, quiet: bool = False) 
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(quiet=quiet)
     results = {"plan": dataclasses.asdict(plan), "seed": seed} | text.run(folder, plan, seed, console.print)
-    shown = Table("model", "nats a token", title=f"{results['documents']} documents of packages that training has not seen")
+    shown = Table(
+        "model", "nats a token", title=f"{results['documents']} documents of packages that training has not seen"
+    )
     for name, value in results["nats"].items():
         shown.add_row(name, f"{value:.4f}")
     console.print(shown)
@@ -97,7 +122,15 @@ def run_text(folder: Path, plan: text.Plan, seed: int = 0, quiet: bool = False) 
 
 def table(results: dict) -> Table:
     """The last score of every variant."""
-    shown = Table("variant", *READ, "recall", "all tokens", "steps", "seconds", title="nats a far token, by whose neighbours are read")
+    shown = Table(
+        "variant",
+        *READ,
+        "recall",
+        "all tokens",
+        "steps",
+        "seconds",
+        title="nats a far token, by whose neighbours are read",
+    )
     for name, history in results["variants"].items():
         last = history[-1]
         cells = [f"{last[key]:.2f}" if key in last else "" for key in (*READ, "recall")]

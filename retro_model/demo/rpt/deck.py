@@ -1,7 +1,8 @@
 """Made-up documents whose content returns after the window has lost it, and a language model that knows it.
 
-A document shows a few cards again and again, in random order. A card is a cue of one chunk (names, then noise) and a content of one
-chunk of random tokens, of which some are altered at each return. Nothing but an earlier showing of the same card tells its content.
+A document shows a few cards again and again, in random order. A card is a cue of one chunk (names, then noise) and a
+content of one chunk of random tokens, of which some are altered at each return. Nothing but an earlier showing of the
+same card tells its content.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class Deck:
         chunk_len: m, of a cue and of a content.
         names: name tokens of a cue; the rest of it is noise.
         contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
-        words, forms: every word that a name can be has so many forms, tokens of their own. With one form a returning cue repeats its
-            names; with more it is reworded: a card that returns takes the next form of each of its words.
+        words, forms: every word that a name can be has so many forms, tokens of their own. With one form a returning
+            cue repeats its names; with more it is reworded: a card that returns takes the next form of each of its
+            words.
         altered: share of the content that is drawn anew at each return.
     """
 
@@ -48,7 +50,9 @@ class Deck:
         return 2 * self.showings
 
     def documents(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens int64 [count, L*m] and the card of each chunk [count, L]: even chunks are cues, odd ones their contents."""
+        """tokens int64 [count, L*m] and the card of each chunk
+        [count, L]: even chunks are cues, odd ones their contents.
+        """
         random = np.random.default_rng(seed)
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))
@@ -91,9 +95,11 @@ class Deck:
 
 
 class Copyist:
-    """The reference language model of these documents: what stood two chunks earlier comes again, but for `altered` of the tokens.
+    """The reference language model of these documents: what stood two chunks earlier comes again, but for `altered` of
+    the tokens.
 
-    After (c_j, c_{j+1}, c_i) it expects c_{j+1}: the target score of a candidate says whether what followed it follows again.
+    After (c_j, c_{j+1}, c_i) it expects c_{j+1}: the target score of a candidate says whether what followed it follows
+    again.
     """
 
     def __init__(self, deck: Deck, doubt: float = 0.1):
@@ -103,6 +109,8 @@ class Copyist:
         """Logits [B,T,V] of tokens [B,T]."""
         uniform = self.doubt / self.vocab_size
         logits = torch.full((*tokens.shape, self.vocab_size), math.log(uniform))
-        before = tokens[:, : tokens.shape[1] - self.distance + 1]  # what is copied next, from position `distance` - 1 on
+        before = tokens[
+            :, : tokens.shape[1] - self.distance + 1
+        ]  # what is copied next, from position `distance` - 1 on
         logits[:, self.distance - 1 :].scatter_(-1, before.unsqueeze(-1), math.log(1 - self.doubt + uniform))
         return logits

@@ -1,7 +1,8 @@
-"""Real text: the sources of Python's standard library, the files of a package joined to one document, as CodeParrot's repositories are.
+"""Real text: the sources of Python's standard library, the files of a package joined to one document, as CodeParrot's
+repositories are.
 
-Three models for equal steps: the window alone, which is then the reference language model; RPT; RETRO-BM25. Scored on packages that
-training has not seen, in nats a token, with the differences' intervals over packages.
+Three models for equal steps: the window alone, which is then the reference language model; RPT; RETRO-BM25. Scored on
+packages that training has not seen, in nats a token, with the differences' intervals over packages.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ HELD_OUT = ("asyncio", "concurrent", "ctypes", "email", "http", "json", "logging
 class Plan:
     """Sizes of a run.
 
-    length: tokens of a document: a package's files joined, cut. train, scored: documents; those scored are the first of each package.
+    length: tokens of a document: a package's files joined, cut. train, scored: documents; those scored are the first of
+    each package.
     candidates: chunks that the reference language model scores for each (the paper: 20).
     """
 
@@ -60,13 +62,16 @@ class Plan:
         """RPT's."""
         upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
         return RPTConfig(
-            vocab_size, self.d_model, 4 * self.d_model, self.num_heads, self.num_layers, upper, self.chunk_len, segment=self.segment,
+            vocab_size, self.d_model, 4 * self.d_model, self.num_heads, self.num_layers, upper, self.chunk_len,
+            segment=self.segment,
             excluded_chunks=2 * self.segment // self.chunk_len, score_scale=self.d_model**-0.5,
         )  # fmt: skip
 
 
 class Corpus(NamedTuple):
-    """tokens int64 [n,length] to train on and to score, the package of each that is scored, BM25's neighbours of both [n,L,K]."""
+    """tokens int64 [n,length] to train on and to score, the package
+    of each that is scored, BM25's neighbours of both [n,L,K].
+    """
 
     tokenizer: Tokenizer
     train: Tensor
@@ -97,7 +102,12 @@ def prepare(plan: Plan) -> Corpus:
         torch.from_numpy(
             np.stack(
                 [
-                    bm25_index(d.reshape(-1, plan.chunk_len), 2, excluded_chunks=2 * plan.segment // plan.chunk_len, with_target=target)[0]
+                    bm25_index(
+                        d.reshape(-1, plan.chunk_len),
+                        2,
+                        excluded_chunks=2 * plan.segment // plan.chunk_len,
+                        with_target=target,
+                    )[0]
                     for d in documents
                 ]
             )
@@ -112,12 +122,16 @@ def _cut(text: str, tokenizer: Tokenizer, plan: Plan) -> np.ndarray:
     return tokens[: len(tokens) // plan.length * plan.length].reshape(-1, plan.length)
 
 
-def fit(config: RPTConfig, plan: Plan, corpus: Corpus, taught: Supervision | None, seed: int, report=None) -> tuple[RPT, float]:
+def fit(
+    config: RPTConfig, plan: Plan, corpus: Corpus, taught: Supervision | None, seed: int, report=None
+) -> tuple[RPT, float]:
     """Trains one model; gives it and the seconds it took."""
     torch.manual_seed(seed)
     model = RPT(config)
     start_copying(model)
-    settings = Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.steps // 10, weight_decay=0.0, betas=(0.9, 0.99))
+    settings = Settings(
+        plan.steps, max_lr=plan.max_lr, warmup_steps=plan.steps // 10, weight_decay=0.0, betas=(0.9, 0.99)
+    )
     lessons = Lessons(plan.steps, alpha_ret=0.1, retriever_alpha=0.1, alpha_steps=0, tau=plan.tau)
     optimizer = make_optimizer(model, settings, lessons, "adamw")
     draw, start = torch.Generator().manual_seed(seed), time.perf_counter()
@@ -126,7 +140,9 @@ def fit(config: RPTConfig, plan: Plan, corpus: Corpus, taught: Supervision | Non
         rows = order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)]
         part = None if taught is None else Supervision(*(t[rows] for t in taught))
         given = {"index": corpus.train_index[rows]} if config.uses_neighbours and not config.retriever else {}
-        results = train_step(model, optimizer, corpus.train[rows], part, settings, lessons, step, generator=draw, **given)
+        results = train_step(
+            model, optimizer, corpus.train[rows], part, settings, lessons, step, generator=draw, **given
+        )
         if report is not None and (step + 1) % max(1, plan.steps // 8) == 0:
             report(step + 1, results)
     return model.eval(), time.perf_counter() - start
@@ -148,7 +164,10 @@ def difference(a: Tensor, b: Tensor, packages: list[str], samples: int = 2000) -
     gap = (a - b)[:, 1:].mean(1).numpy()
     groups = [gap[[p == name for p in packages]] for name in dict.fromkeys(packages)]
     random = np.random.default_rng(0)
-    drawn = [np.concatenate([groups[g] for g in random.integers(len(groups), size=len(groups))]).mean() for _ in range(samples)]
+    drawn = [
+        np.concatenate([groups[g] for g in random.integers(len(groups), size=len(groups))]).mean()
+        for _ in range(samples)
+    ]
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(gap.mean()), float(low), float(high)
 
@@ -161,7 +180,9 @@ def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
     seconds = {"corpus": time.perf_counter() - start}
 
     def told(name):
-        return lambda step, r: report(f"{name}: step {step}, loss {r['loss']:.3f}, retrieval loss {r['retrieval_loss']:.3f}")
+        return lambda step, r: report(
+            f"{name}: step {step}, loss {r['loss']:.3f}, retrieval loss {r['retrieval_loss']:.3f}"
+        )
 
     window, seconds["window alone"] = fit(config.baseline(), plan, corpus, None, seed, told("window alone"))
     start = time.perf_counter()
@@ -181,11 +202,14 @@ def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
     keep(folder, corpus, rpt, plan)
     bm25, seconds["RETRO-BM25"] = fit(config.replace(retriever=False), plan, corpus, None, seed, told("RETRO-BM25"))
     costs = {
-        "window alone": nats(window, corpus.scored), "RPT": nats(rpt, corpus.scored), "RPT, off": nats(rpt, corpus.scored, retrieval=False),
+        "window alone": nats(window, corpus.scored),
+        "RPT": nats(rpt, corpus.scored),
+        "RPT, off": nats(rpt, corpus.scored, retrieval=False),
         "RPT, BM25's neighbours": nats(rpt, corpus.scored, corpus.scored_index),
         "RPT, teacher's neighbours": nats(rpt, corpus.scored, wanted.teacher(2)),
-        "RETRO-BM25": nats(bm25, corpus.scored, corpus.scored_index), "RETRO-BM25, off": nats(bm25, corpus.scored, retrieval=False),
-    }  # fmt: skip
+        "RETRO-BM25": nats(bm25, corpus.scored, corpus.scored_index),
+        "RETRO-BM25, off": nats(bm25, corpus.scored, retrieval=False),
+    }
     results = {"nats": {name: float(cost[:, 1:].mean()) for name, cost in costs.items()}}
     pairs = [("RPT", "window alone"), ("RPT", "RPT, off"), ("RPT", "RETRO-BM25"), ("RETRO-BM25", "window alone")]
     results["differences"] = {f"{a} minus {b}": difference(costs[a], costs[b], corpus.packages) for a, b in pairs}
@@ -196,10 +220,21 @@ def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
 def keep(folder: Path, corpus: Corpus, model: RPT, plan: Plan) -> None:
     """The model and the scored documents, as a folder for `retro-model ask` and `serve`."""
     documents = [
-        Document(f"{name}, part {number}", name, ids.numpy()) for number, (name, ids) in enumerate(zip(corpus.packages, corpus.scored), 1)
+        Document(f"{name}, part {number}", name, ids.numpy())
+        for number, (name, ids) in enumerate(zip(corpus.packages, corpus.scored), 1)
     ]
     title = "RPT, trained on packages of Python's standard library"
-    folders.keep(folder, "rpt", title, model, corpus.tokenizer, documents, chunk_len=plan.chunk_len, window=plan.length, bos=False)
+    folders.keep(
+        folder,
+        "rpt",
+        title,
+        model,
+        corpus.tokenizer,
+        documents,
+        chunk_len=plan.chunk_len,
+        window=plan.length,
+        bos=False,
+    )
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """A Memory Mosaic once more: the paper's equations for one sequence, one token at a time, in float64 NumPy.
 
-Shares only the stored parameters with `retro_model`. Every step is analytic, so that a parameter moved by i*1e-30 gives the
-derivative in the imaginary part, without cancellation (the complex step).
+Shares only the stored parameters with `retro_model`. Every step is analytic, so that a parameter moved by i*1e-30 gives
+the derivative in the imaginary part, without cancellation (the complex step).
 """
 
 import numpy as np
@@ -76,7 +76,10 @@ class Naive:
             y = np.zeros_like(projected[0])
             for head in range(self.config.num_heads):
                 key = [a[head] * norm(kbar[i][head]) for i in range(t + 1)]
-                value = [s[head] * norm(c[head] * projected[i][head] + (1 - c[head]) * projected[i + 1][head]) for i in range(t)]
+                value = [
+                    s[head] * norm(c[head] * projected[i][head] + (1 - c[head]) * projected[i + 1][head])
+                    for i in range(t)
+                ]
                 if t:
                     y[head] = kernel_smoothing(key[t], list(zip(key[:t], value)))
             updates.append(self.parameters[f"{prefix}.output.weight"] @ y.reshape(-1))
@@ -104,7 +107,9 @@ class Naive:
                 normed = [layer_norm(x, p[f"{prefix}_norm.weight"]) for x in rows]
                 update = self.contextual if kind == "context" else self.persistent
                 rows = [x + u for x, u in zip(rows, update(prefix, normed))]
-        return np.stack([self.config.logit_scale * (p["embedding.weight"] @ layer_norm(x, p["norm.weight"])) for x in rows])
+        return np.stack(
+            [self.config.logit_scale * (p["embedding.weight"] @ layer_norm(x, p["norm.weight"])) for x in rows]
+        )
 
 
 def derivative(config, parameters, name: str, direction: np.ndarray, tokens, weights: np.ndarray) -> float:

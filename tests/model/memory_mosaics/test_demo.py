@@ -42,7 +42,9 @@ def test_an_option_changes_a_plan_and_a_wrong_one_is_refused(tmp_path, monkeypat
 def test_a_stopped_experiment_goes_on_after_its_last_whole_part(tmp_path, monkeypatch):
     trained, fit = [], regbench.fit
     monkeypatch.setattr(
-        regbench, "fit", lambda name, plan, rate, seed, *rest: trained.append((name, rate, seed)) or fit(name, plan, rate, seed, *rest)
+        regbench,
+        "fit",
+        lambda name, plan, rate, seed, *rest: trained.append((name, rate, seed)) or fit(name, plan, rate, seed, *rest),
     )
     with pytest.raises(SystemExit, match="before Memory Mosaics"):
         regbench.run(tmp_path, regbench.SMOKE, quiet=True, minutes=0)
@@ -94,7 +96,10 @@ def test_a_prediction_of_the_whole_is_the_first_free_running_one():
     whole = model(x)
     assert whole.shape == (1, 8, 3)
     for t in (1, 2, 8):
-        assert relative_error(torch.view_as_real(whole[:, t - 1 : t]), torch.view_as_real(model.run_on(x[:, :t], 1))) < 1e-12
+        assert (
+            relative_error(torch.view_as_real(whole[:, t - 1 : t]), torch.view_as_real(model.run_on(x[:, :t], 1)))
+            < 1e-12
+        )
 
 
 def test_moons_return_after_their_joint_period():
@@ -186,7 +191,9 @@ def test_a_bounded_memory_that_forgets_nothing_loses_nothing():
 
 def test_books_are_told_apart_and_some_are_held_out(monkeypatch):
     books = ["Ge", *corpora.HELD_OUT_BOOKS, "2Jn"]
-    printed = "".join(f"{book}{chapter}:{verse} {book} says {verse}.\n" for book in books for chapter in (1, 12) for verse in (1, 2))
+    printed = "".join(
+        f"{book}{chapter}:{verse} {book} says {verse}.\n" for book in books for chapter in (1, 12) for verse in (1, 2)
+    )
     monkeypatch.setattr(corpora.shutil, "which", lambda name: name)
     monkeypatch.setattr(corpora.subprocess, "run", lambda *args, **options: argparse.Namespace(stdout=printed))
     documents, held_out = corpora.kjv()

@@ -16,12 +16,16 @@ def test_the_first_block_is_what_the_equations_say():
     found, naive, prefix = inspect(model, tokens)[0], Naive(model.config, stored(model)), "blocks.0.context"
     c = naive.parameters[f"{prefix}.value_now"]
     for b, row in enumerate(tokens.tolist()):
-        x = [layer_norm(naive.parameters["embedding.weight"][t], naive.parameters[f"{prefix}_norm.weight"]) for t in row]
+        x = [
+            layer_norm(naive.parameters["embedding.weight"][t], naive.parameters[f"{prefix}_norm.weight"]) for t in row
+        ]
         kbar, projected = naive.averages(prefix, x), [naive.heads(f"{prefix}.value.weight", y) for y in x]
         for head in range(3):
             scale = naive.value_scale(prefix)[head]
             key = [naive.key_scale(prefix)[head] * norm(k[head]) for k in kbar]
-            value = [scale * norm(c[head] * p[head] + (1 - c[head]) * q[head]) for p, q in itertools.pairwise(projected)]
+            value = [
+                scale * norm(c[head] * p[head] + (1 - c[head]) * q[head]) for p, q in itertools.pairwise(projected)
+            ]
             for t in range(1, 8):
                 logits = np.array([key[t] @ k for k in key[:t]])
                 weights = np.exp(logits - logits.max())
@@ -30,7 +34,9 @@ def test_the_first_block_is_what_the_equations_say():
                 assert found.attention[b, head, t, t:].abs().max() == 0
                 y, mean = weights @ np.array(value[:t]), np.mean(value[:t], 0)
                 np.testing.assert_allclose(found.error[b, t, head], np.linalg.norm(y - value[t]) / scale, rtol=1e-8)
-                np.testing.assert_allclose(found.baseline[b, t, head], np.linalg.norm(mean - value[t]) / scale, rtol=1e-8)
+                np.testing.assert_allclose(
+                    found.baseline[b, t, head], np.linalg.norm(mean - value[t]) / scale, rtol=1e-8
+                )
             np.testing.assert_allclose(found.error[b, 0, head], 1)  # the memory is empty: it reads 0
     assert len(inspect(model, tokens)) == 2
 

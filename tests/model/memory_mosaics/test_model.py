@@ -46,7 +46,9 @@ def test_gradients_of_every_parameter_equal_those_of_the_equations(name):
     found, parameters = gradients(model, tokens, torch.from_numpy(weights)), stored(model)
     for parameter, gradient in found.items():
         shape = gradient.shape
-        directions = np.eye(len(gradient)) if gradient.dim() == 1 and len(gradient) < 8 else random.normal(size=(2, *shape))
+        directions = (
+            np.eye(len(gradient)) if gradient.dim() == 1 and len(gradient) < 8 else random.normal(size=(2, *shape))
+        )
         for direction in directions:
             want = derivative(model.config, parameters, parameter, direction, tokens[0].tolist(), weights)
             got = float((gradient * torch.from_numpy(direction)).sum())
@@ -67,12 +69,17 @@ def test_scalars_are_those_of_the_paper():
     model = tiny.model(dtype=torch.float64)
     naive = Naive(model.config, stored(model))
     for b, block in enumerate(model.blocks):
-        for name, memory, scale in (("context", block.context, "key_scale"), ("persistent", block.persistent, "query_scale")):
+        for name, memory, scale in (
+            ("context", block.context, "key_scale"),
+            ("persistent", block.persistent, "query_scale"),
+        ):
             prefix, power = f"blocks.{b}.{name}", 2 if scale == "query_scale" else 1
             np.testing.assert_allclose(memory.decay.detach(), naive.decay(prefix))
             np.testing.assert_allclose(memory.value_scale.detach(), naive.value_scale(prefix))
             np.testing.assert_allclose(getattr(memory, scale).detach(), naive.key_scale(prefix) ** power)
-        torch.testing.assert_close(block.context.value_now + block.context.value_next, torch.ones(3, dtype=torch.float64))
+        torch.testing.assert_close(
+            block.context.value_now + block.context.value_next, torch.ones(3, dtype=torch.float64)
+        )
 
 
 def test_initial_scalars_are_those_of_the_authors():
@@ -85,10 +92,20 @@ def test_initial_scalars_are_those_of_the_authors():
 
 
 def test_initial_weights_have_the_authors_spreads():
-    """W ~ N(0, 1/fan_in), what writes to the residual stream over the square root of the depth, K and V ~ N(0, 1/hd)."""
+    """W ~ N(0, 1/fan_in), what writes to the residual stream over the
+    square root of the depth, K and V ~ N(0, 1/hd).
+    """
     torch.manual_seed(0)
-    model = MemoryMosaics(tiny.config(vocab_size=500, d_model=96, num_heads=3, num_layers=4, persistent_slots=64, embedding_std=0.3))
-    expected = {"key.weight": 96**-0.5, "value.weight": 96**-0.5, "output.weight": (96 * 4) ** -0.5, "keys": 32**-0.5, "values": 32**-0.5}
+    model = MemoryMosaics(
+        tiny.config(vocab_size=500, d_model=96, num_heads=3, num_layers=4, persistent_slots=64, embedding_std=0.3)
+    )
+    expected = {
+        "key.weight": 96**-0.5,
+        "value.weight": 96**-0.5,
+        "output.weight": (96 * 4) ** -0.5,
+        "keys": 32**-0.5,
+        "values": 32**-0.5,
+    }
     found = [(name, p, name.split(".", 1)[1]) for name, p in model.blocks[2].named_parameters()]
     assert expected.keys() <= {kind for _, _, kind in found}
     for name, parameter, kind in found:
@@ -105,7 +122,9 @@ def test_a_decay_stored_as_zero_stays_below_one():
     assert memory(torch.randn(1, 9, 32)).isfinite().all()
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("small", 123_588_336), ("small-1", 45_713_748), ("small-18", 166_065_384)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("small", 123_588_336), ("small-1", 45_713_748), ("small-18", 166_065_384)]
+)
 def test_presets_have_the_papers_sizes(name, parameters):
     model = MemoryMosaics(MosaicsConfig.preset(name), device="meta")
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -187,7 +206,9 @@ def test_autocast(dtype):
     half.load_state_dict(model.state_dict())
     assert logits.dtype == dtype
     # weights in float32, products in the half type: no worse than twice the whole model in the half type
-    assert relative_error(logits, want(tokens)) < 2 * relative_error(half(tokens), want(tokens)) + tolerances.FLOOR[dtype]
+    assert (
+        relative_error(logits, want(tokens)) < 2 * relative_error(half(tokens), want(tokens)) + tolerances.FLOOR[dtype]
+    )
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -229,7 +250,9 @@ def test_compiles_to_one_graph(segmented):
 
 
 def test_a_persistent_memory_stands_alone():
-    """In place of a feed-forward: the update of each row depends on its own tokens alone, and its pairs get gradients."""
+    """In place of a feed-forward: the update of each row depends on
+    its own tokens alone, and its pairs get gradients.
+    """
     memory, x = PersistentMemory(32, 2, 9), torch.randn(3, 7, 32)
     whole = memory(x)
     torch.testing.assert_close(whole[1:2], memory(x[1:2]))
@@ -247,7 +270,8 @@ def test_a_model_on_the_meta_device_is_given_memory():
 
 
 BAD_SIZES = {
-    "vocab_size": (0, ValueError), "d_model": (2.0, TypeError), "num_heads": (5, ValueError), "num_layers": (True, TypeError),
+    "vocab_size": (0, ValueError), "d_model": (2.0, TypeError), "num_heads": (5, ValueError),
+    "num_layers": (True, TypeError),
     "persistent_slots": (0, ValueError), "attention_dropout": (1.0, ValueError), "output_dropout": (-0.1, ValueError),
     "logit_scale": (0.0, ValueError), "embedding_std": (float("nan"), ValueError),
 }  # fmt: skip
@@ -284,7 +308,7 @@ BAD_INPUTS = {
     "slots: expected an int >= 1": lambda m, t: PersistentMemory(32, 2, 0),
     "num_heads: expected a divisor of d_model=32": lambda m, t: ContextualMemory(32, 5),
     "attention_dropout: expected a probability": lambda m, t: ContextualMemory(32, 2, attention_dropout=1),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", BAD_INPUTS)
@@ -299,9 +323,13 @@ def test_the_equations_stay_readable():
     for name in ("config", "memory", "model"):
         text = Path(memory_mosaics.__file__).with_name(f"{name}.py").read_text()
         nodes = [
-            n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(n)
+            n
+            for n in ast.walk(ast.parse(text))
+            if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(n)
         ]
         told = {line for n in nodes for line in range(n.body[0].lineno, n.body[0].end_lineno + 1)}
         lines = enumerate(text.splitlines(), 1)
-        count += sum(number not in told and bool(line.strip()) and not line.strip().startswith("#") for number, line in lines)
+        count += sum(
+            number not in told and bool(line.strip()) and not line.strip().startswith("#") for number, line in lines
+        )
     assert count < 300

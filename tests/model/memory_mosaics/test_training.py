@@ -1,4 +1,6 @@
-"""Training a Memory Mosaic with what the other models train with: groups, steps, exact resume. Processes: test_distributed.py."""
+"""Training a Memory Mosaic with what the other models train with:
+groups, steps, exact resume. Processes: test_distributed.py.
+"""
 
 import pytest
 import torch
@@ -41,7 +43,10 @@ def test_it_learns():
     run(model, optimizer, 0, 6)
     assert not [name for name, p in model.named_parameters() if torch.equal(p, before[name])]
     tokens = torch.randint(0, 17, (2, 12)).repeat(1, 2)
-    batch, settings = training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool)), training.Settings(40, 1e-2, warmup_steps=0)
+    batch, settings = (
+        training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool)),
+        training.Settings(40, 1e-2, warmup_steps=0),
+    )
     losses = [h["loss"] for h in training.train(model, optimizer, iter([batch] * 40), settings)]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -62,7 +67,9 @@ def test_a_step_on_packed_documents_is_one_on_each_alone():
     lengths, tokens = (4, 9, 6), tiny.tokens(B=1)
     segment = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).unsqueeze(0)
     packed, alone = (tiny.model(dtype=torch.float64) for _ in range(2))
-    loss, _ = training.batch_loss(packed, training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), segment=segment))
+    loss, _ = training.batch_loss(
+        packed, training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), segment=segment)
+    )
     loss.total.backward()
     total = 0.0
     for part in tokens.split(lengths, 1):

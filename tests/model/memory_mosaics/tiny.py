@@ -9,11 +9,15 @@ VOCAB = 13
 
 def config(**changes) -> MosaicsConfig:
     """Two blocks, three heads of width 16, seven slots."""
-    return MosaicsConfig(**{"vocab_size": VOCAB, "d_model": 48, "num_heads": 3, "num_layers": 2, "persistent_slots": 7} | changes)
+    return MosaicsConfig(
+        **{"vocab_size": VOCAB, "d_model": 48, "num_heads": 3, "num_layers": 2, "persistent_slots": 7} | changes
+    )
 
 
 def model(seed: int = 0, *, dtype=torch.float32, backend=None, checkpoint=False, **changes) -> MemoryMosaics:
-    """In evaluation mode; every scalar and gain is random, some key scales beyond their clamp, one value of the next token alone."""
+    """In evaluation mode; every scalar and gain is random, some key
+    scales beyond their clamp, one value of the next token alone.
+    """
     torch.manual_seed(seed)
     built = MemoryMosaics(config(**changes), backend, dtype=torch.float64, checkpoint=checkpoint).eval()
     with torch.no_grad():

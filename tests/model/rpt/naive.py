@@ -1,4 +1,6 @@
-"""RPT token by token in NumPy float64, written from the equations and not from the module: what the module is held against."""
+"""RPT token by token in NumPy float64, written from the equations and
+not from the module: what the module is held against.
+"""
 
 import math
 
@@ -38,7 +40,9 @@ class Naive:
         d_head, out = self.c.d_model // self.c.num_heads, []
         states, positions = np.array([y for y, _ in seen]).reshape(-1, self.c.d_model), [p for _, p in seen]
         for h in range(self.c.num_heads):
-            w_query, w_key, w_value = (self.w[f"{prefix}.{n}.weight"][h * d_head : (h + 1) * d_head] for n in ("query", "key", "value"))
+            w_query, w_key, w_value = (
+                self.w[f"{prefix}.{n}.weight"][h * d_head : (h + 1) * d_head] for n in ("query", "key", "value")
+            )
             q = turned((w_query @ x)[None], [position])[0]
             logits = turned(states @ w_key.T, positions) @ q / math.sqrt(d_head)
             values = states @ w_value.T
@@ -65,12 +69,17 @@ class Naive:
         prefix = f"layers.{number - 1}"
         normed = [self.norm(f"{prefix}.attention_norm", x) for x in rows]
         rows = [
-            x + self.attention(f"{prefix}.attention", normed[t], t, [(normed[j], j) for j in range(self.visible(t), t + 1)])
+            x
+            + self.attention(
+                f"{prefix}.attention", normed[t], t, [(normed[j], j) for j in range(self.visible(t), t + 1)]
+            )
             for t, x in enumerate(rows)
         ]
         if read is not None and number in self.c.cca_layers:
             rows = [x + read(f"{prefix}.cca", t, self.norm(f"{prefix}.cca_norm", x)) for t, x in enumerate(rows)]
-        return [x + self.feed_forward(f"{prefix}.feed_forward", self.norm(f"{prefix}.feed_forward_norm", x)) for x in rows]
+        return [
+            x + self.feed_forward(f"{prefix}.feed_forward", self.norm(f"{prefix}.feed_forward_norm", x)) for x in rows
+        ]
 
     def lower(self, tokens):
         rows = [self.w["embedding.weight"][t] for t in tokens]
@@ -137,7 +146,8 @@ class Naive:
                 scores, own = self.retrieve(states, k or self.c.num_neighbours)
                 index = own if index is None else index
             neighbours = [
-                [None if j < 0 else self.neighbour(states, rows[i * m : (i + 1) * m], j) for j in index[i]] for i in range(len(states))
+                [None if j < 0 else self.neighbour(states, rows[i * m : (i + 1) * m], j) for j in index[i]]
+                for i in range(len(states))
             ]
             gates = self.gates(neighbours)
             found = scores, index, gates

@@ -37,7 +37,9 @@ def test_segments_that_are_no_multiple_of_a_chunk():
 
 
 @pytest.mark.parametrize("blocks", BLOCKS, ids=lambda b: f"{len(b)} from {b[0]}")
-@pytest.mark.parametrize("changes", [{}, {"window": "sliding", "null_slot": True}, {"excluded_chunks": 1, "query_norm": True}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"window": "sliding", "null_slot": True}, {"excluded_chunks": 1, "query_norm": True}], ids=str
+)
 def test_blocks_equal_the_whole(blocks, changes):
     model, tokens = tiny.model(**changes), tiny.tokens(N)
     want = model(tokens)
@@ -56,14 +58,19 @@ def test_given_neighbours(blocks):
     assert relative_error(decoded(model, model.make_cache(2), tokens, blocks, index), want) < EXACT
     without = tiny.model(retriever=False)
     index = index.clamp(min=-1)
-    assert relative_error(decoded(without, without.make_cache(2), tokens, blocks, index), without(tokens, index=index)) < EXACT
+    assert (
+        relative_error(decoded(without, without.make_cache(2), tokens, blocks, index), without(tokens, index=index))
+        < EXACT
+    )
 
 
 def test_retrieval_off_and_the_plain_decoder():
     for model in (tiny.model(), tiny.model(cca_layers=(), retriever=False)):
         tokens = tiny.tokens(N)
         want = model(tokens, retrieval=False)
-        assert relative_error(decoded(model, model.make_cache(2), tokens, [9, *[1] * 34], retrieval=False), want) < EXACT
+        assert (
+            relative_error(decoded(model, model.make_cache(2), tokens, [9, *[1] * 34], retrieval=False), want) < EXACT
+        )
 
 
 def test_more_neighbours_than_in_training():
@@ -85,7 +92,9 @@ def test_rows_of_different_lengths_equal_each_row_alone(lengths, blocks):
     assert cache.positions == list(lengths)
     outs, done = [], 0
     for count in blocks:
-        outs.append(model(torch.cat([row[:, n + done : n + done + count] for n, row in zip(lengths, rows)]), cache=cache))
+        outs.append(
+            model(torch.cat([row[:, n + done : n + done + count] for n, row in zip(lengths, rows)]), cache=cache)
+        )
         done += count
     got = torch.cat(outs, 1)
     for i, (n, row) in enumerate(zip(lengths, rows)):

@@ -13,7 +13,9 @@ from tests import processes
 from tests.conftest import INTERPRETER
 from tests.model.rpt import tiny
 
-pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = pytest.mark.skipif(
+    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
+)
 
 SETTINGS = training.Settings(steps=3, warmup_steps=0, max_lr=0.3, clip=0.5)
 LESSONS = rpt.Lessons(3, alpha_ret=0.5, retriever_alpha=1.0, alpha_steps=0, tau=1.0)
@@ -37,7 +39,10 @@ def run(model: nn.Module, rows: slice):
     tokens, lessons, index = data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     part = Supervision(*(t[rows] for t in lessons))
-    return [rpt.train_step(model, optimizer, tokens[rows], part, SETTINGS, LESSONS, step, index=index[rows]) for step in range(3)]
+    return [
+        rpt.train_step(model, optimizer, tokens[rows], part, SETTINGS, LESSONS, step, index=index[rows])
+        for step in range(3)
+    ]
 
 
 def worker(rank, kind):

@@ -1,4 +1,6 @@
-"""Documents split over two processes: logits, losses, pairs and gradients of one process, and the bytes that are stated."""
+"""Documents split over two processes: logits, losses, pairs and
+gradients of one process, and the bytes that are stated.
+"""
 
 import pytest
 import torch
@@ -13,14 +15,18 @@ from tests.conftest import INTERPRETER
 from tests.model.rpt import tiny
 from tests.model.rpt.test_distributed import LESSONS, SETTINGS
 
-pytestmark = pytest.mark.skipif(INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+pytestmark = pytest.mark.skipif(
+    INTERPRETER or not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
+)
 
 B, N, M = 2, 48, 4
 CASES = [{}, {"window": "sliding", "null_slot": True}, {"retriever": False}]
 
 
 def data(changes: dict):
-    """Documents, candidates and neighbours by the numbers of whole documents, some of them the retriever's to choose."""
+    """Documents, candidates and neighbours by the numbers of whole
+    documents, some of them the retriever's to choose.
+    """
     g, number = torch.Generator().manual_seed(0), torch.arange(N // M)
     candidates = torch.stack([(number - 2 - c).clamp(min=-1) for c in range(3)], 1).expand(B, -1, -1).contiguous()
     scores = torch.randn(candidates.shape, generator=g).masked_fill(candidates < 0, -torch.inf)
@@ -71,7 +77,9 @@ def trained(part: DocumentPart | None = None):
         (tokens, lessons), (index, _), (real, _) = part.split(tokens, lessons), part.split(index), part.split(real)
         options, wrapped = {"part": part}, torch.nn.parallel.DistributedDataParallel(model)
     return [
-        rpt.train_step(wrapped, optimizer, tokens, lessons, SETTINGS, LESSONS, step, index=index, loss_mask=real, **options)
+        rpt.train_step(
+            wrapped, optimizer, tokens, lessons, SETTINGS, LESSONS, step, index=index, loss_mask=real, **options
+        )
         for step in range(3)
     ]
 
@@ -90,7 +98,9 @@ def test_equals_one_process(case, ran):
     assert torch.equal(torch.from_numpy(index), want_index) and (want_index >= 0).any()
     assert sum(g.abs().max() > 0 for g in want_grads.values()) > 40
     for name, want in want_grads.items():
-        torch.testing.assert_close(torch.from_numpy(grads[name]), want, msg=lambda m, name=name: f"{name}: {m}", **close)
+        torch.testing.assert_close(
+            torch.from_numpy(grads[name]), want, msg=lambda m, name=name: f"{name}: {m}", **close
+        )
 
 
 def test_training_equals_one_process(ran):

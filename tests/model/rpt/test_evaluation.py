@@ -39,14 +39,23 @@ def test_ranking_by_hand():
     got = evaluation.ranking(scores, targets, precision_at=2, recall_at=2, ndcg_at=3)
     gain = [2**0.5 - 1, 0, 1]
     ndcg = (gain[0] + gain[2] / math.log2(4)) / (gain[2] + gain[0] / math.log2(3))
-    assert got == {"precision@2": 0.25, "recall@2": 0.5, "ndcg@3": pytest.approx(ndcg), "queries": 2, "with_positive": 1}
+    assert got == {
+        "precision@2": 0.25,
+        "recall@2": 0.5,
+        "ndcg@3": pytest.approx(ndcg),
+        "queries": 2,
+        "with_positive": 1,
+    }
 
 
 def test_the_right_order_is_best_and_any_other_is_not():
     random = np.random.default_rng(0)
     targets = torch.tensor(random.normal(0, 1, (12, 12))).masked_fill(torch.ones(12, 12).triu().bool(), NONE)
     best = evaluation.ranking(targets, targets)
-    assert best["ndcg@20"] == pytest.approx(1) and evaluation.ranking(-targets.masked_fill(targets == NONE, 9), targets)["ndcg@20"] < 0.95
+    assert (
+        best["ndcg@20"] == pytest.approx(1)
+        and evaluation.ranking(-targets.masked_fill(targets == NONE, 9), targets)["ndcg@20"] < 0.95
+    )
 
 
 def test_where_retrieval_helps():
@@ -55,5 +64,9 @@ def test_where_retrieval_helps():
     targets = torch.full((5, 5), -1.0)
     targets[1, 0] = targets[2, 1] = 0.3
     document = evaluation.Document(nats, index)
-    assert evaluation.by_success(document, targets, 4) == {"positive": (11.5, 2), "no positive": (17.5, 1), "none": (5.5, 1)}
+    assert evaluation.by_success(document, targets, 4) == {
+        "positive": (11.5, 2),
+        "no positive": (17.5, 1),
+        "none": (5.5, 1),
+    }
     assert evaluation.by_distance(document, 4, (2,)) == {"none": (5.5, 1), "0 to 1": (13.5, 2), "2+": (13.5, 1)}

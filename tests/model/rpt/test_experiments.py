@@ -13,7 +13,9 @@ from retro_model.demo.rpt.deck import Copyist, Deck
 
 def test_the_smallest_run(tmp_path):
     command.main(["cards", "--out", str(tmp_path), "--smoke", "--only", "RPT", "RETRO-BM25"])
-    command.main(["cards", "--out", str(tmp_path), "--smoke", "--only", "RPT-Lex", "window alone", "RPT, detached, own readout"])
+    command.main(
+        ["cards", "--out", str(tmp_path), "--smoke", "--only", "RPT-Lex", "window alone", "RPT, detached, own readout"]
+    )
     results = json.loads((tmp_path / "cards.json").read_text())
     assert list(results["variants"]) == ["RPT", "RETRO-BM25", "RPT-Lex", "window alone", "RPT, detached, own readout"]
     assert all(h[-1]["step"] == 4 and np.isfinite(h[-1]["off"]) for h in results["variants"].values())
@@ -39,7 +41,9 @@ def test_a_card_returns_as_it_was():
             for card in range(deck.cards):
                 cues, contents = document[::2][cards[::2] == card], document[1::2][cards[1::2] == card]
                 for earlier, later in itertools.pairwise(cues):
-                    same_words = (earlier[: deck.names] - deck.contents) // forms == (later[: deck.names] - deck.contents) // forms
+                    same_words = (earlier[: deck.names] - deck.contents) // forms == (
+                        later[: deck.names] - deck.contents
+                    ) // forms
                     assert same_words.all()
                     assert (earlier[: deck.names] == later[: deck.names]).all() == (forms == 1)
                     assert (np.intersect1d(earlier[: deck.names], later[: deck.names]).size == 0) == (forms > 1)

@@ -1,4 +1,6 @@
-"""BM25 against its formula, target scores against a language model asked directly, stored builds, schedules, the optimiser."""
+"""BM25 against its formula, target scores against a language model
+asked directly, stored builds, schedules, the optimiser.
+"""
 
 import math
 
@@ -35,11 +37,16 @@ def test_bm25_equals_its_formula(vocabulary):
     random = np.random.default_rng(0)
     chunks, queries = random.integers(0, vocabulary, (40, 9)), random.integers(0, vocabulary, (33, 14))
     lengths, sizes = random.integers(1, 10, 40), random.integers(0, 15, 33)
-    want = brute_bm25([c[:n].tolist() for c, n in zip(chunks, lengths)], [q[:n].tolist() for q, n in zip(queries, sizes)])
+    want = brute_bm25(
+        [c[:n].tolist() for c, n in zip(chunks, lengths)], [q[:n].tolist() for q, n in zip(queries, sizes)]
+    )
     got = bm25_scores(chunks, queries, lengths=lengths, query_lengths=sizes, threads=3)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(
-        bm25_scores(chunks, queries, k1=0.9, b=0.4), brute_bm25(chunks.tolist(), queries.tolist(), 0.9, 0.4), rtol=1e-6, atol=1e-6
+        bm25_scores(chunks, queries, k1=0.9, b=0.4),
+        brute_bm25(chunks.tolist(), queries.tolist(), 0.9, 0.4),
+        rtol=1e-6,
+        atol=1e-6,
     )
 
 
@@ -89,7 +96,9 @@ def test_target_scores_are_differences_of_mean_log_likelihoods():
 
 def test_dense_and_teacher():
     candidates = torch.tensor([[[-1, -1, -1], [0, -1, -1], [1, 0, -1], [2, 0, 1]]])
-    scores = torch.tensor([[[-torch.inf] * 3, [-0.5, -torch.inf, -torch.inf], [0.1, 0.4, -torch.inf], [0.3, -0.2, 0.7]]])
+    scores = torch.tensor(
+        [[[-torch.inf] * 3, [-0.5, -torch.inf, -torch.inf], [0.1, 0.4, -torch.inf], [0.3, -0.2, 0.7]]]
+    )
     lessons = Supervision(candidates, scores)
     dense = lessons.dense()[0]
     assert dense.shape == (4, 4) and dense[3].tolist() == pytest.approx([-0.2, 0.7, 0.3, -math.inf])
@@ -145,8 +154,15 @@ def test_schedules():
     lessons = training.Lessons(steps=1000, alpha_ret=1e-9, alpha_steps=100, tau=4.0)
     assert [lessons.weight(s) for s in (0, 50, 100, 500)] == [0, 5e-10, 1e-9, 1e-9]
     assert lessons.margin(0) == 1 and lessons.margin(999) == 4
-    assert lessons.teacher_share(0) == 1 and lessons.teacher_share(450) == pytest.approx(0.5) and lessons.teacher_share(900) == 0
-    assert training.Lessons(10, teacher="always").teacher_share(9) == 1 and training.Lessons(10, teacher="never").teacher_share(0) == 0
+    assert (
+        lessons.teacher_share(0) == 1
+        and lessons.teacher_share(450) == pytest.approx(0.5)
+        and lessons.teacher_share(900) == 0
+    )
+    assert (
+        training.Lessons(10, teacher="always").teacher_share(9) == 1
+        and training.Lessons(10, teacher="never").teacher_share(0) == 0
+    )
     knobs = training.Lessons(10, alpha_ret=0.25, retriever_alpha=1.0, alpha_steps=0)
     assert knobs.weight(0) == 1.0 and knobs.trunk_share == 0.25
     with pytest.raises(ValueError, match="alpha_ret: expected a weight from 0 to retriever_alpha"):
@@ -182,8 +198,8 @@ def lessons_for(tokens, model):
 
 
 def test_wq_and_wk_move_at_the_papers_alpha():
-    """1e-9, AdaBelief: gradients below its floor move them like SGD of rate lr * alpha / 1e-7, here at the paper's 5e-3; the rest of the
-    model moves as without the retrieval loss."""
+    """1e-9, AdaBelief: gradients below its floor move them like SGD of rate lr * alpha / 1e-7, here at the paper's
+    5e-3; the rest of the model moves as without the retrieval loss."""
     tokens = tiny.tokens(60, batch=4)
     moved = {}
     for alpha in (1e-9, 0.0):

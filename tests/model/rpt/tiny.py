@@ -11,14 +11,17 @@ VOCAB = 31
 def config(**changes) -> RPTConfig:
     """Four layers, chunks of 4, segments of 8, two chunks excluded."""
     sizes = {
-        "vocab_size": VOCAB, "d_model": 32, "d_ff": 40, "num_heads": 2, "num_layers": 4, "cca_layers": (3, 4), "chunk_len": 4,
+        "vocab_size": VOCAB, "d_model": 32, "d_ff": 40, "num_heads": 2, "num_layers": 4, "cca_layers": (3, 4),
+        "chunk_len": 4,
         "segment": 8, "excluded_chunks": 2,
     }  # fmt: skip
     return RPTConfig(**sizes | changes)
 
 
 def model(seed: int = 0, *, dtype=torch.float64, backend=None, checkpoint=False, **changes) -> RPT:
-    """A model in evaluation mode whose every parameter is random: norms, null slots and a gate that reaches its floor too."""
+    """A model in evaluation mode whose every parameter is random:
+    norms, null slots and a gate that reaches its floor too.
+    """
     torch.manual_seed(seed)
     built = RPT(config(**changes), dtype=torch.float64, backend=backend, checkpoint=checkpoint).eval()
     with torch.no_grad():

@@ -22,7 +22,9 @@ M = 16
 
 
 def texts() -> list[tuple[str, str, str]]:
-    """Five made-up files; `harbour.txt` is what the held-out text was written after, `<b>hostile.html` is not to be believed."""
+    """Five made-up files; `harbour.txt` is what the held-out text was
+    written after, `<b>hostile.html` is not to be believed.
+    """
     random = np.random.default_rng(0)
     nouns = [
         "harbour",
@@ -46,7 +48,8 @@ def texts() -> list[tuple[str, str, str]]:
 
     def sentences(count: int) -> str:
         said = (
-            f"The {random.choice(nouns)} {random.choice(verbs)} the {random.choice(nouns)} near the {random.choice(nouns)}."
+            f"The {random.choice(nouns)} {random.choice(verbs)} the {random.choice(nouns)} near the "
+            f"{random.choice(nouns)}."
             for _ in range(count)
         )
         return "\n".join(said) + "\n"
@@ -85,14 +88,18 @@ def retro(path: Path) -> Path:
         "keys": "embeddings",
         "embedder": "embedder.npz",
     }
-    folders.describe(path, "retro", "A tiny RETRO", parts, 128, {"neighbours": 2, "bos": True, "verdict": "Retrieval helps."})
+    folders.describe(
+        path, "retro", "A tiny RETRO", parts, 128, {"neighbours": 2, "bos": True, "verdict": "Retrieval helps."}
+    )
     return path
 
 
 def config(vocab_size: int) -> RetroConfig:
     return RetroConfig(
-        vocab_size, d_model=64, d_ff=64, num_heads=2, head_dim=32, num_layers=2, chunk_len=M, neighbour_len=2 * M, cca_layers=(2,),
-        encoder_layers=1, encoder_d_model=64, encoder_d_ff=64, encoder_heads=2, encoder_head_dim=32, share_embeddings=True, max_len=512,
+        vocab_size, d_model=64, d_ff=64, num_heads=2, head_dim=32, num_layers=2, chunk_len=M, neighbour_len=2 * M,
+        cca_layers=(2,),
+        encoder_layers=1, encoder_d_model=64, encoder_d_ff=64, encoder_heads=2, encoder_head_dim=32,
+        share_embeddings=True, max_len=512,
     )  # fmt: skip
 
 
@@ -110,6 +117,8 @@ def mosaics(path: Path) -> Path:
     """A Memory Mosaics folder."""
     torch.manual_seed(0)
     tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
-    model = MemoryMosaics(MosaicsConfig(tokenizer.vocab_size, d_model=32, num_heads=2, num_layers=2, persistent_slots=8))
+    model = MemoryMosaics(
+        MosaicsConfig(tokenizer.vocab_size, d_model=32, num_heads=2, num_layers=2, persistent_slots=8)
+    )
     folders.keep(path, "mosaics", "Tiny Memory Mosaics", model, tokenizer, held_out(), chunk_len=M, window=96, bos=True)
     return path

@@ -40,7 +40,7 @@ def of_another(chromium, address: str, out: Path, kind: str) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     for kind in ("retro", "rpt", "mosaics"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=IMAGES)

@@ -29,7 +29,9 @@ def test_it_listens_on_the_loopback_only():
         with pytest.raises(SystemExit, match="taken"):
             command.listen(made.getsockname()[1])
     options = [line for line in Path(command.__file__).read_text().splitlines() if "add_argument" in line]
-    assert not [line for line in options if "host" in line.lower().replace("{host}", "")]  # nor can it be told to listen elsewhere
+    assert not [
+        line for line in options if "host" in line.lower().replace("{host}", "")
+    ]  # nor can it be told to listen elsewhere
 
 
 def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
@@ -39,21 +41,29 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
     for name in ("main.js", "text.js", "cards.js", "library.js", "memories.js", "words.js", "dom.js", "page.css"):
         part = client.get(f"/page/{name}")
-        assert part.status_code == 200 and "http" not in part.text.replace("http-equiv", ""), name  # offline: nothing from elsewhere
-        assert "innerHTML" not in part.text and "insertAdjacentHTML" not in part.text and "document.write" not in part.text, name
+        assert part.status_code == 200 and "http" not in part.text.replace("http-equiv", ""), (
+            name
+        )  # offline: nothing from elsewhere
+        assert (
+            "innerHTML" not in part.text and "insertAdjacentHTML" not in part.text and "document.write" not in part.text
+        ), name
 
 
 @pytest.mark.parametrize(
     ("headers", "named"),
     [
-        ({"host": "evil.example:8765"}, "Host"), ({"host": "127.0.0.1.evil.example"}, "Host"), ({"origin": "http://evil.example"}, "Origin"),
-        ({"origin": "null"}, "Origin"), ({"origin": "http://127.0.0.1:9999"}, "Origin"), ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site"),
+        ({"host": "evil.example:8765"}, "Host"), ({"host": "127.0.0.1.evil.example"}, "Host"),
+        ({"origin": "http://evil.example"}, "Origin"),
+        ({"origin": "null"}, "Origin"), ({"origin": "http://127.0.0.1:9999"}, "Origin"),
+        ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site"),
         ({"content-type": "text/plain"}, "Content-Type"),
     ],
 )  # fmt: skip
 def test_strangers_are_refused(client, headers, named):
     """A rebound name, another site's script, a form: before anything is read or changed."""
-    answer = client.post("/api/forget", content='{"document": 0}', headers={"content-type": "application/json"} | headers)
+    answer = client.post(
+        "/api/forget", content='{"document": 0}', headers={"content-type": "application/json"} | headers
+    )
     assert answer.status_code == 403 and named in answer.json()["error"]
     assert client.get("/api/about").json()["library"]["forgotten"] == []
     if named in ("Host", "Origin"):
@@ -62,18 +72,26 @@ def test_strangers_are_refused(client, headers, named):
 
 def test_its_own_page_is_answered(client):
     for host in ("127.0.0.1:8765", "localhost:8765"):
-        assert client.post("/api/read", json={"passage": 0}, headers={"host": host, "origin": f"http://{host}"}).status_code == 200
+        assert (
+            client.post(
+                "/api/read", json={"passage": 0}, headers={"host": host, "origin": f"http://{host}"}
+            ).status_code
+            == 200
+        )
 
 
 @pytest.mark.parametrize(
     ("verb", "asked", "named"),
     [
-        ("read", {}, "text: expected a string"), ("read", {"passage": 99}, "passage"), ("read", {"passage": True}, "passage"),
+        ("read", {}, "text: expected a string"), ("read", {"passage": 99}, "passage"),
+        ("read", {"passage": True}, "passage"),
         ("read", {"text": ""}, "text: expected some"), ("read", {"passage": 0, "k": 0}, "k: expected"),
         ("read", {"passage": 0, "k": 2.5}, "k: expected"), ("read", {"passage": 0, "retrieval": "yes"}, "retrieval"),
-        ("write", {"text": "The", "temperature": 9}, "temperature"), ("write", {"text": "The", "temperature": float("nan")}, "temperature"),
+        ("write", {"text": "The", "temperature": 9}, "temperature"),
+        ("write", {"text": "The", "temperature": float("nan")}, "temperature"),
         ("write", {"text": "The", "new_tokens": 10**9}, "new_tokens"), ("forget", {"document": -1}, "document"),
-        ("forget", {}, "document"), ("add", {"name": "a", "text": ""}, "text"), ("add", {"name": 3, "text": "x"}, "name"), ("add", [], "object"),
+        ("forget", {}, "document"), ("add", {"name": "a", "text": ""}, "text"),
+        ("add", {"name": 3, "text": "x"}, "name"), ("add", [], "object"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_question_is_said(client, verb, asked, named):
@@ -100,13 +118,19 @@ def test_the_command_serves_what_it_prints(tmp_path):
 
     folders.mosaics(tmp_path)
     process = subprocess.Popen(
-        [sys.executable, "-m", "retro_model", "serve", str(tmp_path), "--port", "0", "--no-browser"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "retro_model", "serve", str(tmp_path), "--port", "0", "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         address = process.stdout.readline().split(": ")[1].split()[0]
         with urllib.request.urlopen(f"{address}/api/about", timeout=60) as answer:
             assert json.loads(answer.read())["kind"] == "mosaics"
-        others = [a[4][0] for a in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET) if not a[4][0].startswith("127.")]
+        others = [
+            a[4][0]
+            for a in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+            if not a[4][0].startswith("127.")
+        ]
         for other in others:
             with pytest.raises(OSError):
                 socket.create_connection((other, int(address.rpartition(":")[2])), timeout=2).close()

@@ -1,4 +1,6 @@
-"""The page in a real browser: what it shows, what changes when the library does, keyboard, narrow screens, hostile documents."""
+"""The page in a real browser: what it shows, what changes when the
+library does, keyboard, narrow screens, hostile documents.
+"""
 
 import re
 
@@ -19,7 +21,9 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory):
-    return {name: open_folder(getattr(folders, name)(tmp_path_factory.mktemp(name))) for name in ("retro", "rpt", "mosaics")}
+    return {
+        name: open_folder(getattr(folders, name)(tmp_path_factory.mktemp(name))) for name in ("retro", "rpt", "mosaics")
+    }
 
 
 @pytest.fixture
@@ -61,7 +65,11 @@ def test_pointing_at_a_word_lights_its_source_in_the_card(page):
     hit = page.locator("#cards .hit").inner_text()
     assert hit.strip() and hit.strip() in page.inner_text("#text .chosen")
     card = page.locator("#cards .card.lit")
-    assert "harbour.txt" in card.inner_text() and re.search(r"line \d+", card.inner_text()) and "% alike" in card.inner_text()
+    assert (
+        "harbour.txt" in card.inner_text()
+        and re.search(r"line \d+", card.inner_text())
+        and "% alike" in card.inner_text()
+    )
     assert page.locator("#link path").get_attribute("d")  # the line between the two
 
 
@@ -71,7 +79,9 @@ def test_forgetting_the_document_raises_the_cost_at_once_and_adding_it_lowers_it
     assert cost(page) > before and "Forgot harbour.txt: the cost rises" in page.inner_text("#verdict")
     assert "harbour.txt" in page.inner_text("#changed") and "harbour.txt" not in page.inner_text("#documents")
     with page.expect_response("**/api/read"):
-        page.set_input_files("#file", {"name": "again.txt", "mimeType": "text/plain", "buffer": folders.texts()[0][2].encode()})
+        page.set_input_files(
+            "#file", {"name": "again.txt", "mimeType": "text/plain", "buffer": folders.texts()[0][2].encode()}
+        )
     page.wait_for_selector("#documents >> text=again.txt")
     assert cost(page) == before and "Added again.txt: the cost falls" in page.inner_text("#verdict")
     click_and_wait(page, "#reset")
@@ -130,8 +140,12 @@ def test_every_kind_fits_every_width(chromium, readers, name, width, scheme):
     with browser.serving(readers[name]) as address:
         page = browser.open_page(chromium, address, width=width, height=800, scheme=scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        ground, ink = (page.evaluate(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color"))
-        dark, light = (sum(map(int, re.findall(r"\d+", c))) for c in ((ground, ink) if scheme == "dark" else (ink, ground)))
+        ground, ink = (
+            page.evaluate(f"getComputedStyle(document.body).{what}") for what in ("backgroundColor", "color")
+        )
+        dark, light = (
+            sum(map(int, re.findall(r"\d+", c))) for c in ((ground, ink) if scheme == "dark" else (ink, ground))
+        )
         assert dark < 200 < 600 < light
         assert page.strange == []
         page.close()

@@ -1,4 +1,6 @@
-"""What a page is told: runs and sources against brute force, a library that forgets and learns, costs that are the model's own."""
+"""What a page is told: runs and sources against brute force, a
+library that forgets and learns, costs that are the model's own.
+"""
 
 import json
 
@@ -130,7 +132,11 @@ def test_rpt_shows_chunks_of_its_own_past(paths):
     for chunk, cards in enumerate(found.cards):
         for card in cards:
             earlier = card["token"] // folders.M
-            assert earlier <= chunk - 4 and "".join(card["texts"]) in words and card["name"].startswith(f"{chunk - earlier} chunks")
+            assert (
+                earlier <= chunk - 4
+                and "".join(card["texts"]) in words
+                and card["name"].startswith(f"{chunk - earlier} chunks")
+            )
     assert any(found.cards) and reader.library is None
 
 
@@ -154,10 +160,13 @@ def test_memories_votes_are_their_weights(paths):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"kind": "other"}, "kind"), ({"parts": {"model": "../../x"}}, "model"), ({"window": 0}, "window"), ({"form": 2}, "form"),
+        ({"kind": "other"}, "kind"),
+        ({"parts": {"model": "../../x"}}, "model"),
+        ({"window": 0}, "window"),
+        ({"form": 2}, "form"),
         ({"title": 3}, "title"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_manifest_is_named(paths, tmp_path, change, named):
     said = json.loads((paths["mosaics"] / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(said | change))
@@ -192,7 +201,11 @@ def test_in_the_terminal(paths, capsys, tmp_path):
     assert "chunks earlier" in capsys.readouterr().out
     ask.main([str(paths["mosaics"]), "The harbour", "--tokens", "8"])
     assert "remembering 16 tokens it writes" in capsys.readouterr().out
-    for wrong, named in ((["--forget", "nothing.txt"], "nothing.txt"), (["-k", "99"], "k: expected"), (["--passage", "77"], "passage")):
+    for wrong, named in (
+        (["--forget", "nothing.txt"], "nothing.txt"),
+        (["-k", "99"], "k: expected"),
+        (["--passage", "77"], "passage"),
+    ):
         with pytest.raises(SystemExit, match=named):
             ask.main([str(paths["retro"]), *wrong])
 
@@ -214,9 +227,12 @@ def test_gains_are_given_with_intervals_where_enough_bytes_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("off", "baseline", "said"),
     [
-        ((-0.08, -0.1, -0.06), (-0.02, -0.04, -0.01), ["retrieval helps by 0.080", "RETRO is ahead of its baseline by 0.020"]),
-        ((-0.08, -0.1, -0.06), (0.02, 0.01, 0.04), ["retrieval helps by 0.080", "behind its baseline by 0.020 .*: trained too short"]),
-        ((0.08, 0.06, 0.1), (0.02, 0.01, 0.04), ["retrieval hurts by 0.080", r"behind its baseline by 0.020 [^:]*: 0.010 to 0.040\)\."]),
+        ((-0.08, -0.1, -0.06), (-0.02, -0.04, -0.01), ["retrieval helps by 0.080", "RETRO is ahead of its baseline by "
+                                                                                   "0.020"]),
+        ((-0.08, -0.1, -0.06), (0.02, 0.01, 0.04), ["retrieval helps by 0.080", "behind its baseline by 0.020 .*: "
+                                                                                "trained too short"]),
+        ((0.08, 0.06, 0.1), (0.02, 0.01, 0.04), ["retrieval hurts by 0.080", r"behind its baseline by 0.020 [^:]*: "
+                                                                             r"0.010 to 0.040\)\."]),
         ((-0.08, -0.1, 0.06), (0.02, -0.01, 0.04), ["whether retrieval helps cannot be told", "cannot be told apart"]),
     ],
 )  # fmt: skip

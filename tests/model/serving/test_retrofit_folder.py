@@ -24,7 +24,9 @@ def made(tmp_path_factory):
     """The decoder's folder, and the model folder that the command left."""
     decoder, texts, out = (tmp_path_factory.mktemp(name) for name in ("tiny-gpt", "texts", "out"))
     tokenizer = Tokenizer.train([text for _, _, text in folders.texts()], 400)
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
+    )
     theirs.save_pretrained(decoder)
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=tokenizer.vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=128)
@@ -55,7 +57,9 @@ def test_it_is_asked_and_its_library_changes_like_any_other(made, capsys):
     assert "the decoder as it was it writes" in " ".join(capsys.readouterr().out.split())
     reader = open_folder(made[1])
     number = reader.library.add("new.txt", reader.tokenizer.decode_bytes(reader.held_out.document_tokens(0)).decode())
-    assert {card["document"] for cards in reader.read(reader.passage(0), Options(k=1)).cards for card in cards} == {number}
+    assert {card["document"] for cards in reader.read(reader.passage(0), Options(k=1)).cards for card in cards} == {
+        number
+    }
     assert json.loads((made[1] / "model.json").read_text())["kind"] == "retrofit"
 
 
