@@ -88,6 +88,17 @@ def test_rows_that_see_nothing():
     )
 
 
+@pytest.mark.parametrize(
+    "sizes", [dict(N=3, S=1), dict(N=5, causal=True, window=1), dict(N=5)], ids=["one key", "window", "documents"]
+)
+def test_rows_of_wide_heads_that_see_one_key(sizes):
+    """dP and its mean cancel, whatever their size: what is left is the gradient of lse."""
+    kw = inputs.self_attention(3, B=1, H=2, D=256, **sizes)
+    if sizes == dict(N=5):
+        kw["query_segment"] = kw["key_segment"] = torch.arange(5).view(1, 5)
+    compare.check(OP, kw, "triton")
+
+
 def test_decoding_in_blocks_equals_the_whole():
     kw = inputs.self_attention(7, N=70, B=1, H=2, causal=True, rel="bounded", rel_start=0, T=70)
     whole = rk.relative_attention(**kw, backend="triton")

@@ -18,7 +18,7 @@ from ..common.dropout import dropout_keep
 from ..common.loads import load_keys, load_rows
 from ..common.position_logits import band_block, rel_rows, reverse_skew, table_product
 from ..common.positions import position_of
-from ..common.products import block_from, deep_product, product
+from ..common.products import block_from, deep_product, product, tile_product
 from ..common.softmax import LOG2E
 from .forward import SIZES
 from .tile import (
@@ -38,20 +38,27 @@ from .tile import (
 def _relative_delta_kernel(
     out_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr,
     stride_ob, stride_on, stride_oh, stride_dob, stride_don, stride_doh, stride_dlb, stride_dlh, stride_dln,
-    N, H, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    N, H, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """delta [B,H,N] of BLOCK_M queries; 0 where a query sees nothing."""
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     head64 = head.to(tl.int64)
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     row_mask = i < N
-    out = load_rows(
-        out_ptr + batch * stride_ob + head64 * stride_oh, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D
-    ).to(tl.float32)
-    grad = load_rows(
-        do_ptr + batch * stride_dob + head64 * stride_doh, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D
-    ).to(tl.float32)
-    delta = tl.sum(out * grad, 1)
+    out_base, do_base = (
+        out_ptr + batch * stride_ob + head64 * stride_oh,
+        do_ptr + batch * stride_dob + head64 * stride_doh,
+    )
+    out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)
+    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
+    if out.dtype == tl.float32:  # O = v where one key is seen: dP's own product, rounded alike, so that the two cancel
+        do_from, out_from = (do_base, i, row_mask, stride_don), (out_base, i, row_mask, stride_on)
+        pairs = tile_product(
+            out, out_from, None, do, do_from, tl.program_id(0) >> 30, D, BLOCK_D, PRECISION
+        )  # [BLOCK_M, BLOCK_M]
+        delta = tl.sum(tl.where(i[:, None] == i[None, :], pairs, 0.0), 1)
+    else:
+        delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
     if dlse_ptr is not None:
         delta -= tl.load(
             dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0

@@ -204,7 +204,12 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         "out_ptr": out, **strides(out, "o", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
     }  # fmt: skip
     rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS, 1)
-    sizes = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_M": rows.block_m}
+    sizes = {
+        "D": d,
+        "BLOCK_D": power_of_two(d),
+        "BLOCK_M": rows.block_m,
+        "PRECISION": tile(call, "query", target).precision,
+    }
     launches = [launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
     found = {}
     has_rel = call.rel_key is not None
