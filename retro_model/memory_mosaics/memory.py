@@ -40,9 +40,8 @@ def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, 
     logarithm of the softmax's denominator [B,h,N]; heads of any width.
     """
     width = query.shape[-1]
-    missing = (
-        max(HEAD_DIM_MIN, -(-width // HEAD_DIM_STEP) * HEAD_DIM_STEP) - width
-    )  # zeros change neither a dot product nor a sum
+    # zeros change neither a dot product nor a sum
+    missing = max(HEAD_DIM_MIN, -(-width // HEAD_DIM_STEP) * HEAD_DIM_STEP) - width
     if missing:
         query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
     out, lse = rk.relative_attention(query, key, value, scale=1.0, return_lse=True, **options)
@@ -182,9 +181,8 @@ class ContextualMemory(_Memory):
             stored, value = key[:, :-1], self.values(projected)
         else:
             stored, value, options["key_mask"] = state.store(average, key, projected, self.values)
-        y, lse = read(
-            key, stored, value, causal=True, **options
-        )  # query_offset S-N: what was stored before it and nothing else
+        # query_offset S-N: what was stored before it and nothing else
+        y, lse = read(key, stored, value, causal=True, **options)
         if state is not None:
             state.settle(key, lse, options["key_mask"])
         return self.update(y)
@@ -236,9 +234,8 @@ class PersistentMemory(_Memory):
         average = self.averages(x, segment, None if state is None else state.average)
         if state is not None:
             state.average = average[:, -1].clone()
-        query = (
-            normalised(average, self.query_scale).flatten(0, 1).unsqueeze(0)
-        )  # all rows as one: they share their pairs
+        # all rows as one: they share their pairs
+        query = normalised(average, self.query_scale).flatten(0, 1).unsqueeze(0)
         value = self.values * self.value_scale[:, None, None].to(self.values.dtype)
         y, _ = read(
             query, *(t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, value)), **self.read_options()

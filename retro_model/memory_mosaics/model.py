@@ -25,12 +25,8 @@ class Block(nn.Module):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         sizes = (config.d_model, config.num_heads)
-        options = {
-            "attention_dropout": config.attention_dropout,
-            "output_dropout": config.output_dropout,
-            "backend": backend,
-            **where,
-        }
+        dropout = {"attention_dropout": config.attention_dropout, "output_dropout": config.output_dropout}
+        options = {**dropout, "backend": backend, **where}
         self.context_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
         self.context = ContextualMemory(*sizes, **options)
         self.persistent_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
@@ -91,13 +87,9 @@ class MemoryMosaics(nn.Module):
             block.persistent.reset_parameters(self.config.num_layers)
 
     def forward(
-        self,
-        tokens: Tensor,
-        *,
-        segment: Tensor | None = None,
-        cache: MosaicsCache | None = None,
+        self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None,
         loss_mask: Tensor | None = None,
-    ) -> Tensor | NextTokenLoss:
+    ) -> Tensor | NextTokenLoss:  # fmt: skip
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
