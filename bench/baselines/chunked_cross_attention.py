@@ -5,6 +5,9 @@ queries by M-1, fold them into chunks, attend in one batch.
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
+import types
 from typing import NamedTuple
 
 import torch
@@ -164,12 +167,18 @@ def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_st
     return module(query.flatten(2), context=context, context_mask=mask, pos_emb=angles).unflatten(2, (h, d))
 
 
+def retro_pytorch_package():
+    """`retro_pytorch.retro_pytorch`, with a stand-in for its index builder, autofaiss, which pins old versions."""
+    stand_in = types.ModuleType("autofaiss")
+    stand_in.build_index = None
+    sys.modules.setdefault("autofaiss", stand_in)
+    return importlib.import_module("retro_pytorch.retro_pytorch")
+
+
 @functools.lru_cache(maxsize=4)
 def _retro_pytorch(chunk_len: int, heads: int, width: int):
-    from retro_pytorch.retro_pytorch import ChunkedCrossAttention
-
     inner = heads * width
-    module = ChunkedCrossAttention(chunk_len, dim=inner, dim_head=width, heads=heads)
+    module = retro_pytorch_package().ChunkedCrossAttention(chunk_len, dim=inner, dim_head=width, heads=heads)
     attention = module.cross_attn
     attention.null_k = attention.null_v = None
     attention.to_q = attention.to_out = torch.nn.Identity()
