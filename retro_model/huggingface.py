@@ -10,8 +10,10 @@ model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), retrieve
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import EllipsisType
 
 import torch
 import torch.nn.functional as F
@@ -121,11 +123,17 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Tokens whose loss counts: those with a label and a token before them, or what the Trainer says."""
         return (labels[:, 1:] != IGNORED).sum().clamp(min=1) if given is None else given
 
-    def generate(self, *args, retrieve: Retrieve | None = None, **options):
+    def generate(self, *args, retrieve: Retrieve | EllipsisType | None = ..., **options):
         """The library's `generate`; `retrieve` is called with the chunks that complete, as in `retro_model.generate`.
 
+        retrieve: None: without retrieval; left out, the same with a warning.
         Raises: ValueError for beams, whose reordering the neighbours would not follow.
         """
+        if isinstance(retrieve, EllipsisType):
+            warnings.warn(
+                "retrieve: expected a function, or None to decode without retrieval; got nothing", stacklevel=2
+            )
+            retrieve = None
         if options.get("num_beams", 1) > 1:
             raise ValueError(f"num_beams: expected 1 for a model that retrieves; got {options['num_beams']}")
         self._retrieve = retrieve

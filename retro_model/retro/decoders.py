@@ -5,7 +5,9 @@ its blocks are, how they add, what of it trains.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,23 @@ def freeze(decoder: nn.Module) -> None:
     """Only what PEFT has added to a decoder, if anything, still trains."""
     if not adapters(decoder):  # where there are some, PEFT has frozen the rest
         decoder.requires_grad_(False)
+
+
+def warn_in_generate(decoder: nn.Module) -> None:
+    """From now on the `generate` of a Hugging Face decoder, which knows of no neighbours, says so."""
+    base = base_of(decoder)
+    if hasattr(base, "generate"):
+        base.generate = partial(_generate_alone, base)  # a partial, which copies and pickles with its decoder
+
+
+def _generate_alone(decoder: nn.Module, *args, **options):
+    warnings.warn(
+        f"{type(decoder).__name__}.generate: this decoder was retrofitted, and its own generate decodes without "
+        "retrieval; with it decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and "
+        "retro_model.generate(model, ...)",
+        stacklevel=2,
+    )
+    return type(decoder).generate(decoder, *args, **options)
 
 
 def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:

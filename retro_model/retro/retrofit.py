@@ -24,7 +24,7 @@ from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, initialise,
 
 from .cache import ChunkCache, left_mask
 from .config import RetroConfig
-from .decoders import adapters, base_of, check_blocks, config_of, find_blocks, freeze, readout_of
+from .decoders import adapters, base_of, check_blocks, config_of, find_blocks, freeze, readout_of, warn_in_generate
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs, row_starts
 from .model import Retro
@@ -136,7 +136,8 @@ class RetrofittedDecoder(nn.Module):
     `retrofit(get_peft_model(...))`.
 
     For the Hugging Face library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`,
-    which holds one of these. `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours.
+    which holds one of these. `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours, and
+    warns.
 
     A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. The encoder is conditioned on x
     + a of the first such block. The frozen decoder stays in evaluation mode: its dropout would only add noise to what
@@ -163,6 +164,7 @@ class RetrofittedDecoder(nn.Module):
         self.config = config
         self.decoder = decoder.eval()
         freeze(decoder)
+        warn_in_generate(decoder)
         embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
         self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
         names = [str(layer) for layer in config.cca_layers]

@@ -1,5 +1,9 @@
 """A retrofitted decoder in the Hugging Face library's hands: Trainer, generate, save_pretrained."""
 
+import copy
+import pickle
+import warnings
+
 import pytest
 import torch
 
@@ -45,9 +49,34 @@ def test_generate_retrieves_in_the_loop(make):
     got = ours.generate(ids, retrieve=retrieve, **options)
     want = generate(ours.model, prompts, 2 * M, retrieve=retrieve)
     assert [row[10 - len(p) :].tolist() for row, p in zip(got, prompts)] == [row.tolist() for row in want]
-    assert not torch.equal(got, ours.generate(ids, **options))
+    assert not torch.equal(got, ours.generate(ids, retrieve=None, **options))
     with pytest.raises(ValueError, match="num_beams: expected 1"):
         ours.generate(ids, retrieve=retrieve, num_beams=2, **options)
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_decoding_without_retrieval_is_never_silent(tuned):
+    """The decoder within knows of no neighbours, and says so, also in a copy; ours says what was left out."""
+    decoder = llama().eval()
+    if tuned:
+        peft = pytest.importorskip("peft")
+        decoder = peft.get_peft_model(decoder, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    prompt = torch.tensor([[3, 1, 4, 1, 5]])
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    want = decoder.generate(input_ids=prompt, **options)
+    ours = RetrofitForCausalLM.from_decoder(decoder, **ADDED, cca_output="fresh").eval()
+    for again in (ours, pickle.loads(pickle.dumps(copy.deepcopy(ours)))):
+        for _ in range(2):
+            with pytest.warns(UserWarning, match=r"generate: .* without retrieval.*RetrofitForCausalLM\.generate"):
+                assert torch.equal(again.model.decoder.generate(input_ids=prompt, **options), want)
+        with pytest.warns(UserWarning, match="retrieve: expected a function, or None to decode without retrieval"):
+            assert torch.equal(again.generate(prompt, **options), want)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            assert torch.equal(again.generate(prompt, retrieve=None, **options), want)
+            again.generate(prompt, retrieve=retrieve, **options)
+    weights = [p for p in again.model.decoder.parameters()]
+    assert not any(p is q for p in weights for q in ours.model.decoder.parameters())
 
 
 @pytest.mark.parametrize("whole", [True, False])
