@@ -22,9 +22,8 @@ def _text(value: Any) -> str | None:
 
 def _memory(record: dict[str, Any]) -> str | None:
     size = record["device"].get("memory_bytes")
-    return (
-        f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None
-    )  # what the kernel keeps for itself differs from start to start
+    # what the kernel keeps for itself differs from start to start
+    return f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None
 
 
 #: what identifies a machine and what its times depend on -> how a record says it, None where it doesn't

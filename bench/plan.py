@@ -72,9 +72,8 @@ def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
     everyone = contenders_of(case.kernel)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
     if selection.backends is None and any(_can_run(c, case, selection.device) for c in kernels):
-        kernels = [
-            c for c in kernels if c.role != "reference"
-        ]  # the definition is timed only where nothing faster exists
+        # the definition is timed only where nothing faster exists
+        kernels = [c for c in kernels if c.role != "reference"]
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
     yield from (
         sorted(baselines, key=lambda c: c.name != YARDSTICK)[:1] if any(c.name == YARDSTICK for c in baselines) else ()

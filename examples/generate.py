@@ -19,9 +19,21 @@ from retro_model import Retro, RetroConfig, generate
 M, V = 8, 40  # tokens a chunk, vocabulary
 
 CONFIG = RetroConfig(
-    V, d_model=64, d_ff=128, num_heads=4, head_dim=16, num_layers=2, cca_layers=(2,), chunk_len=M, neighbour_len=2 * M,
-    encoder_layers=1, encoder_d_model=64, encoder_d_ff=128, encoder_heads=4, encoder_head_dim=16,
-)  # fmt: skip
+    V,
+    d_model=64,
+    d_ff=128,
+    num_heads=4,
+    head_dim=16,
+    num_layers=2,
+    cca_layers=(2,),
+    chunk_len=M,
+    neighbour_len=2 * M,
+    encoder_layers=1,
+    encoder_d_model=64,
+    encoder_d_ff=128,
+    encoder_heads=4,
+    encoder_head_dim=16,
+)
 
 
 def documents(count: int) -> Tensor:
@@ -56,9 +68,8 @@ def train(model: Retro, steps: int) -> float:
         text = documents(32)
         retrieve = Database(torch.cat([text, documents(32)]))
         neighbours, _ = retrieve(text[:, :M])
-        neighbours = torch.stack(
-            [neighbours, torch.zeros_like(neighbours)], 1
-        )  # none is read by what follows the second chunk
+        # none is read by what follows the second chunk
+        neighbours = torch.stack([neighbours, torch.zeros_like(neighbours)], 1)
         logits = model(text, neighbours)
         loss = F.cross_entropy(logits[:, M - 1 : -1].flatten(0, 1), text[:, M:].flatten())
         optimizer.zero_grad()

@@ -31,9 +31,8 @@ def main(steps: int = 60) -> tuple[float, float]:
     """The loss of the first and of the last step, nats a token."""
     torch.manual_seed(0)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=64, n_embd=64, n_layer=2, n_head=4))
-    tuned = get_peft_model(
-        gpt2, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
-    )  # PEFT first, then retrofit
+    # PEFT first, then retrofit
+    tuned = get_peft_model(gpt2, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
     encoder = {
         "encoder_layers": 1,
         "encoder_d_model": 64,

@@ -47,10 +47,8 @@ class Rows(Dataset):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         chunks = self.tokens[row].unflatten(0, (-1, M))
-        return {
-            "input_ids": chunks[:-1].flatten(),
-            "neighbours": torch.cat([chunks[:-1], chunks[1:]], -1).unsqueeze(1),
-        }  # [N], [L,K,R]
+        # [N], [L,K,R]
+        return {"input_ids": chunks[:-1].flatten(), "neighbours": torch.cat([chunks[:-1], chunks[1:]], -1).unsqueeze(1)}
 
 
 def main(steps: int = 80) -> tuple[float, float]:
@@ -80,10 +78,16 @@ def main(steps: int = 80) -> tuple[float, float]:
     before = loss()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, max_steps=steps, per_device_train_batch_size=16, learning_rate=5e-3, logging_steps=20,
+            folder,
+            max_steps=steps,
+            per_device_train_batch_size=16,
+            learning_rate=5e-3,
+            logging_steps=20,
             save_strategy="no",
-            report_to="none", use_cpu=not torch.cuda.is_available(), disable_tqdm=True,
-        )  # fmt: skip
+            report_to="none",
+            use_cpu=not torch.cuda.is_available(),
+            disable_tqdm=True,
+        )
         Trainer(model, arguments, train_dataset=Rows(16 * steps), data_collator=collate).train()
         model.save_pretrained(folder)
         model = RetrofitForCausalLM.from_pretrained(folder)

@@ -68,9 +68,8 @@ def main(steps: int = 60) -> tuple[float, float]:
     """Nats a token of the second chunks that return, with the model's own retrieval and without."""
     torch.manual_seed(0)
     model = RPT(CONFIG)
-    start_copying(
-        model
-    )  # how to read a neighbour, which takes thousands of steps to find out; not which one to retrieve
+    # how to read a neighbour, which takes thousands of steps to find out; not which one to retrieve
+    start_copying(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     index, worth = supervision(16)
     for step in range(steps):

@@ -17,9 +17,16 @@ from . import _problem
 
 # the codes of csrc/view.h: Type; the two tables change together
 _TYPE = {
-    torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4,
-    torch.int64: 5, torch.int32: 6, torch.int16: 7, torch.int8: 8, torch.uint8: 9,
-}  # fmt: skip
+    torch.float32: 1,
+    torch.bfloat16: 2,
+    torch.float16: 3,
+    torch.bool: 4,
+    torch.int64: 5,
+    torch.int32: 6,
+    torch.int16: 7,
+    torch.int8: 8,
+    torch.uint8: 9,
+}
 
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 

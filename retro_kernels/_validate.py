@@ -198,10 +198,15 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
         like("key_mask", call.key_mask, call.query, (torch.bool,))
     _pair("query_segment", call.query_segment, "B,N", "key_segment", call.key_segment, "B,S", call.query, sizes)
     return call._replace(
-        query_offset=offset, batch_offset=batch_offset, rel_start=rel_start, causal_gap=gap, window=window,
+        query_offset=offset,
+        batch_offset=batch_offset,
+        rel_start=rel_start,
+        causal_gap=gap,
+        window=window,
         window_block=block,
-        scale=_scale(call.scale, sizes["D"]), dropout_p=probability("dropout_p", call.dropout_p),
-    )  # fmt: skip
+        scale=_scale(call.scale, sizes["D"]),
+        dropout_p=probability("dropout_p", call.dropout_p),
+    )
 
 
 def _pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:

@@ -110,9 +110,20 @@ def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) 
             / f"{op}-{case.launch.name}-{case.case}-{case.dtype}-sm{target.arch}-{digest[:8]}.cubin".replace(" ", "_")
         ).write_bytes(cubin)
     return Row(
-        op, case.launch.name, case.case, config, case.dtype, target.arch, usage["REG"], usage["STACK"], usage["SHARED"],
-        compiled.metadata.shared, case.launch.num_warps, case.launch.num_stages, digest,
-    )  # fmt: skip
+        op,
+        case.launch.name,
+        case.case,
+        config,
+        case.dtype,
+        target.arch,
+        usage["REG"],
+        usage["STACK"],
+        usage["SHARED"],
+        compiled.metadata.shared,
+        case.launch.num_warps,
+        case.launch.num_stages,
+        digest,
+    )
 
 
 def resources(cubin: bytes) -> dict[str, int]:

@@ -45,10 +45,18 @@ class RetroLM(TemplateLM):
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer, *, retrieve: Retrieve | None = None, passages: Passages | None = None,
-        num_passages: int = question_answering.NEIGHBOURS, bos_id: int | None = None, window: int | None = None,
-        stride: int | None = None, batch_size: int = 8,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        tokenizer,
+        *,
+        retrieve: Retrieve | None = None,
+        passages: Passages | None = None,
+        num_passages: int = question_answering.NEIGHBOURS,
+        bos_id: int | None = None,
+        window: int | None = None,
+        stride: int | None = None,
+        batch_size: int = 8,
+    ):
         super().__init__()
         self.model, self.encoder, self.retrieve, self.passages = model, as_encoder(tokenizer), retrieve, passages
         self.bos_id = getattr(self.encoder, "bos_id", BOS) if bos_id is None else bos_id
@@ -92,10 +100,13 @@ class RetroLM(TemplateLM):
     def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
         contexts = [context if context[0] == self.bos_id else [self.bos_id, *context] for _, context, _ in requests]
         scored = score_suffixes(
-            self.model, contexts, [suffix for *_, suffix in requests], retrieve=self.retrieve,
+            self.model,
+            contexts,
+            [suffix for *_, suffix in requests],
+            retrieve=self.retrieve,
             align=self.passages is not None,
             batch_size=self.batch_size,
-        )  # fmt: skip
+        )
         return [(-suffix.nats, suffix.greedy) for suffix in scored]
 
     def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:

@@ -26,7 +26,8 @@ from retro_model.generation import Retrieve, check_retrieved
 from retro_model.retro.cache import completed
 from retro_model.retro.decoders import adapters, base_of
 from retro_model.retro.inputs import row_starts
-from retro_model.retro.retrofit import RetrofitCache, RetrofittedDecoder, retrofit
+from retro_model.retro.retrofit import retrofit
+from retro_model.retro.retrofitted_decoder import RetrofitCache, RetrofittedDecoder
 
 WEIGHTS = "model.safetensors"  # of what was added
 DECODER = "decoder"  # the folder of a decoder that is saved whole
@@ -92,11 +93,17 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return {name: tensor for name, tensor in self.state_dict().items() if name in trained}
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, neighbours: Tensor | None = None,
-        neighbour_mask: Tensor | None = None, labels: Tensor | None = None, past_key_values=None,
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        neighbours: Tensor | None = None,
+        neighbour_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values=None,
         use_cache: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None, **_,
-    ) -> CausalLMOutputWithPast:  # fmt: skip
+        num_items_in_batch: Tensor | int | None = None,
+        **_,
+    ) -> CausalLMOutputWithPast:
         """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
 
         In training with labels the logits are None: those of all tokens are never in memory together.

@@ -27,10 +27,16 @@ SELECTION = [
     "-k",
     "not triton and not compile and not subprocess and not distributed and not fork",
 ]
-THREADED = ["tests/ops/test_cpu_infrastructure.py", "tests/ops/test_contract.py", "tests/ops/test_cpu_topk_chunks.py",
-            "tests/ops/test_leaky_average.py",
-            "tests/ops/test_cpu_relative_attention.py", "tests/ops/test_cpu_chunked_cross_attention.py",
-            "tests/model/test_text.py", *SELECTION[2:]]  # fmt: skip
+THREADED = [
+    "tests/ops/test_cpu_infrastructure.py",
+    "tests/ops/test_contract.py",
+    "tests/ops/test_cpu_topk_chunks.py",
+    "tests/ops/test_leaky_average.py",
+    "tests/ops/test_cpu_relative_attention.py",
+    "tests/ops/test_cpu_chunked_cross_attention.py",
+    "tests/model/test_text.py",
+    *SELECTION[2:],
+]
 NATIVE = "avx512bf16,avx512,avx2"
 
 

@@ -55,9 +55,10 @@ STAGES = {
     "right": (
         Step("doctor", "doctor --no-noise"),
         Step("check", "check --device {device} --case {cases} --json {out}/check.jsonl --quiet --deadline {left}"),
+        # a race shows in one of two
         Step(
             "check again", "check --device {device} --case {cases} --json {out}/check.jsonl --quiet --deadline {left}"
-        ),  # a race shows in one of two
+        ),
         Step(
             "check all", "check --device {device} --baselines none --json {out}/check.jsonl --quiet --deadline {left}"
         ),

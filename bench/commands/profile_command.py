@@ -28,14 +28,30 @@ from . import _measure, _options
 
 #: what --metrics chooses from, and the column of each
 METRICS = {
-    "time": "time", "floor": "floor", "bound": "bound", "roofline": "roofline", "tflops": "TFLOP/s", "gbs": "GB/s",
+    "time": "time",
+    "floor": "floor",
+    "bound": "bound",
+    "roofline": "roofline",
+    "tflops": "TFLOP/s",
+    "gbs": "GB/s",
     "extra": "MB extra",
-    "launches": "launches", "instructions": "instructions", "clock": "other clock",
-}  # fmt: skip
+    "launches": "launches",
+    "instructions": "instructions",
+    "clock": "other clock",
+}
 CSV = (
-    "id", "seconds", "floor_s", "bound", "roofline", "flops", "bytes", "extra_bytes", "launches", "instructions",
-    "other_clock_s"
-)  # fmt: skip
+    "id",
+    "seconds",
+    "floor_s",
+    "bound",
+    "roofline",
+    "flops",
+    "bytes",
+    "extra_bytes",
+    "launches",
+    "instructions",
+    "other_clock_s",
+)
 WARMUPS, STEPS = 2, 3
 ROWS = 40  # of the profiler's table
 
@@ -92,9 +108,8 @@ def execute(arguments: argparse.Namespace) -> int:
             if profilers.calls(selection, arguments.calls, seed, arguments.proton, arguments.quiet)
             else exits.NOTHING_MEASURED
         )
-    writer = (
-        record_module.Writer(arguments.json) if arguments.json else None
-    )  # a file that can't be written is no news for the end
+    # a file that can't be written is no news for the end
+    writer = record_module.Writer(arguments.json) if arguments.json else None
     run = _measure.start(arguments, selection, ceilings=ceilings.measure(selection.device), graphs=arguments.cuda_graph)
     records, slow = [], set()
 
@@ -162,15 +177,19 @@ def _cells(record: dict, clock: float | None) -> dict[str, str]:
     row = summary.rows([record])[0]
     floor, bound = (record["roofline"]["floor_s"], record["roofline"]["bound"]) if record["roofline"] else (None, "-")
     return {
-        "time": summary.duration(row.seconds), "floor": summary.duration(floor), "bound": bound,
+        "time": summary.duration(row.seconds),
+        "floor": summary.duration(floor),
+        "bound": bound,
         "roofline": summary.percent(row.fraction),
         "tflops": f"{record['work']['flops'] / row.seconds / 1e12:.3g}",
         "gbs": f"{record['work']['bytes'] / row.seconds / 1e9:.3g}",
-        "extra": summary.megabytes(record), "launches": "-" if record["launches"] is None else str(record["launches"]),
-        "instructions": f"{record['counters']['instructions'] / 1e6:.2f} M "
-                        f"({record['counters']['isa']})" if record["counters"] else "-",
+        "extra": summary.megabytes(record),
+        "launches": "-" if record["launches"] is None else str(record["launches"]),
+        "instructions": f"{record['counters']['instructions'] / 1e6:.2f} M ({record['counters']['isa']})"
+        if record["counters"]
+        else "-",
         "clock": "-" if clock is None else f"{clock / row.seconds:.2f}x",
-    }  # fmt: skip
+    }
 
 
 def _write_csv(path: Path, records: list[dict], clocks: dict[str, float]) -> None:
@@ -180,12 +199,21 @@ def _write_csv(path: Path, records: list[dict], clocks: dict[str, float]) -> Non
         writer.writerow(CSV)
         for record in records:
             roofline, memory, counters = record["roofline"] or {}, record["memory"] or {}, record["counters"] or {}
-            writer.writerow([
-                record["id"], summary.rows([record])[0].seconds, roofline.get("floor_s"), roofline.get("bound"),
-                roofline.get("fraction"),
-                record["work"]["flops"], record["work"]["bytes"], memory.get("peak_extra_bytes"), record["launches"],
-                counters.get("instructions"), clocks.get(record["id"]),
-            ])  # fmt: skip
+            writer.writerow(
+                [
+                    record["id"],
+                    summary.rows([record])[0].seconds,
+                    roofline.get("floor_s"),
+                    roofline.get("bound"),
+                    roofline.get("fraction"),
+                    record["work"]["flops"],
+                    record["work"]["bytes"],
+                    memory.get("peak_extra_bytes"),
+                    record["launches"],
+                    counters.get("instructions"),
+                    clocks.get(record["id"]),
+                ]
+            )
 
 
 def _call(record: dict, device: str):

@@ -119,9 +119,8 @@ def batch(
             for item in items:
                 if isinstance(samples[item], Refusal):
                     continue
-                workers = {
-                    side: worker.alive() for side, worker in workers.items()
-                }  # one measurement's crash is not the next one's
+                # one measurement's crash is not the next one's
+                workers = {side: worker.alive() for side, worker in workers.items()}
                 result = _measure(workers, item, threads, check and number == 0, seed=number)
                 if isinstance(result, Refusal):
                     samples[item] = result

@@ -19,9 +19,29 @@ _VOTES = {"ballot": 0, "any": 1, "all": 2}
 _REDUCTIONS = {"min": 0, "max": 1, "add": 2, "and": 3, "or": 4, "xor": 5}
 _SPACES = {"global": 0, "shared": 1, "shared::cta": 1}
 #: of a load or store; they say how to cache, not what
-_HINTS = {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "relaxed", "gpu", "cta", "sys", "weak",
-          "L1::evict_last", "L1::evict_first",
-          "L1::no_allocate", "L1::evict_normal", "L2::128B", "L2::256B", "L2::64B"}  # fmt: skip
+_HINTS = {
+    "nc",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "volatile",
+    "relaxed",
+    "gpu",
+    "cta",
+    "sys",
+    "weak",
+    "L1::evict_last",
+    "L1::evict_first",
+    "L1::no_allocate",
+    "L1::evict_normal",
+    "L2::128B",
+    "L2::256B",
+    "L2::64B",
+}
 
 
 @dataclasses.dataclass

@@ -105,10 +105,17 @@ class Program:
             library().ptx_free(ctypes.c_void_p(self.handle))
 
     def run(
-        self, grid: Sequence[int], arguments: Sequence, *, regions: Sequence[tuple[int, int]] = (),
+        self,
+        grid: Sequence[int],
+        arguments: Sequence,
+        *,
+        regions: Sequence[tuple[int, int]] = (),
         threads: int | None = None,
-        block: Sequence[int] | None = None, shared_bytes: int = 0, checks: bool = True, only: range | None = None,
-    ) -> int:  # fmt: skip
+        block: Sequence[int] | None = None,
+        shared_bytes: int = 0,
+        checks: bool = True,
+        only: range | None = None,
+    ) -> int:
         """Execute every CTA of the grid; the number of barriers that were passed.
 
         Args:
@@ -139,17 +146,27 @@ class Program:
         first, last = (only.start, only.stop) if only else (0, number)
         where, barriers, message = ctypes.c_int64(), ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = library().ptx_run(
-            ctypes.c_void_p(self.handle), block[0] * block[1] * block[2], _array(ctypes.c_uint32, block),
+            ctypes.c_void_p(self.handle),
+            block[0] * block[1] * block[2],
+            _array(ctypes.c_uint32, block),
             _array(ctypes.c_uint32, grid),
-            ctypes.c_int64(first), ctypes.c_int64(last), len(values), _array(ctypes.c_int, values),
+            ctypes.c_int64(first),
+            ctypes.c_int64(last),
+            len(values),
+            _array(ctypes.c_int, values),
             _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
             _array(ctypes.c_int, (self._registers.get(name, -1) for name in _SPECIALS)),
-            ctypes.c_int64(static + shared_bytes), len(regions),
-            _array(ctypes.c_uint64, bases), _array(ctypes.c_uint64, (host for host, _ in regions)),
-            _array(ctypes.c_int64, (size for _, size in regions)), int(checks), ctypes.byref(where),
-            ctypes.byref(barriers), message,
+            ctypes.c_int64(static + shared_bytes),
+            len(regions),
+            _array(ctypes.c_uint64, bases),
+            _array(ctypes.c_uint64, (host for host, _ in regions)),
+            _array(ctypes.c_int64, (size for _, size in regions)),
+            int(checks),
+            ctypes.byref(where),
+            ctypes.byref(barriers),
+            message,
             _MESSAGE_BYTES,
-        )  # fmt: skip
+        )
         if failed >= 0:
             statement = self.kernel.statements[failed]
             n = where.value
@@ -231,10 +248,15 @@ class Program:
 
     def _append(self, handler, opcode, fields, targets, sources) -> None:
         library().ptx_append(
-            ctypes.c_void_p(self.handle), handler.encode(), opcode.encode(), _array(ctypes.c_int64, fields),
+            ctypes.c_void_p(self.handle),
+            handler.encode(),
+            opcode.encode(),
+            _array(ctypes.c_int64, fields),
             len(targets),
-            _array(ctypes.c_int, targets), len(sources), _array(ctypes.c_int, sources),
-        )  # fmt: skip
+            _array(ctypes.c_int, targets),
+            len(sources),
+            _array(ctypes.c_int, sources),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

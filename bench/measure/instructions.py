@@ -26,11 +26,8 @@ ISA = "avx2"
 ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 4, 7: 2, 8: 1, 9: 1}  # by the type codes of retro_kernels/_native.py
 WORKER = Path(__file__).resolve().parent / "instructions_worker.py"
 TIMEOUT_S = 300
-MANY, FEW, LONG = (
-    5,
-    2,
-    2 * 10**8,
-)  # two starts of the interpreter differ by some thousand instructions, which a long call drowns
+# two starts of the interpreter differ by some thousand instructions, which a long call drowns
+MANY, FEW, LONG = (5, 2, 2 * 10**8)
 #: one recorded call: the extension's function, and its arguments, tensors as ("view", bytes, type code, sizes, strides)
 Call = tuple[str, list[Any]]
 
@@ -116,11 +113,8 @@ def _replay(dump: Path, repeats: int) -> int | None:
         "-s",
         str(WORKER),
     ]
-    environ = os.environ | {
-        "RETRO_KERNELS_ISA": ISA,
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }  # every start alike
+    # every start alike
+    environ = os.environ | {"RETRO_KERNELS_ISA": ISA, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
             [*command, extension, str(dump), str(repeats)],

@@ -23,10 +23,8 @@ SLOW_CALL_S = 0.4  # a call this long is sampled once by default: a reference, o
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
 SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
 L2_MULTIPLE = 2  # bytes read to evict, in units of the L2
-NARROW_SAMPLES, NARROW = (
-    {"cpu": 5, "cuda": 10},
-    0.01,
-)  # samples that agree within this share of their estimate are enough
+# samples that agree within this share of their estimate are enough
+NARROW_SAMPLES, NARROW = ({"cpu": 5, "cuda": 10}, 0.01)
 DEFAULT_L2_BYTES = 64 << 20
 
 

@@ -158,10 +158,13 @@ def _timed(rows: list[summary.Row]) -> str:
         size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
         shares = _share(row.fraction)
         values = [
-            (row.seconds, ""), (row.speedup, _heat(row.speedup)), (row.rival_speedup, _heat(row.rival_speedup)),
+            (row.seconds, ""),
+            (row.speedup, _heat(row.speedup)),
+            (row.rival_speedup, _heat(row.rival_speedup)),
             (row.fraction, shares),
-            (size, ""), (row.margin, _heat(row.margin, good_is_high=False) if row.margin and row.margin > 1 else ""),
-        ]  # fmt: skip
+            (size, ""),
+            (row.margin, _heat(row.margin, good_is_high=False) if row.margin and row.margin > 1 else ""),
+        ]
         names = [(text, text, "") for text in (record["kernel"], case, dtype, mode, backend)]
         lines.append(
             (

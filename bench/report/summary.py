@@ -90,9 +90,20 @@ def cells(row: Row) -> tuple[str, ...]:
 
 #: what every table shows of a compiled kernel, in the order of `static_cells`
 STATIC_COLUMNS = (
-    "kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "CTAs/SM", "tensor", "async", "loop slots",
+    "kernel",
+    "case",
+    "type",
+    "sm",
+    "config",
+    "regs",
+    "stack",
+    "shared",
+    "CTAs/SM",
+    "tensor",
+    "async",
+    "loop slots",
     "loop cycles >=",
-)  # fmt: skip
+)
 
 
 def static_cells(record: dict[str, Any]) -> tuple[str, ...]:

@@ -14,10 +14,17 @@ class NoToolchain(RuntimeError):
 
 #: what `bench.emulate` counts of one CTA, where nothing was counted
 NOT_EMULATED: dict[str, Any] = dict.fromkeys(
-    ("emulated_instructions", "instruction_mix", "barriers", "sectors_per_request", "sectors_over_fewest",
-     "wavefronts_over_fewest",
-     "global_bytes", "emulation_fault")
-)  # fmt: skip
+    (
+        "emulated_instructions",
+        "instruction_mix",
+        "barriers",
+        "sectors_per_request",
+        "sectors_over_fewest",
+        "wavefronts_over_fewest",
+        "global_bytes",
+        "emulation_fault",
+    )
+)
 
 
 def metrics(

@@ -25,9 +25,8 @@ def forward(call) -> tuple[Tensor, Tensor]:
     indices = empty((b, q, call.k), torch.int64)
     causal = call.causal_gap is not None
     shift = call.query_offset - call.causal_gap if causal else 0
-    shift = max(
-        -q, min(call.key.shape[1], shift)
-    )  # beyond these every key or none is visible, and 64 bits might not do
+    # beyond these every key or none is visible, and 64 bits might not do
+    shift = max(-q, min(call.key.shape[1], shift))
     views = map(_native.view, (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, scores, indices))
     _native.extension("_cpu").topk_chunks_forward(*views, call.metric == "l2", causal, shift, torch.get_num_threads())
     return scores, indices

@@ -84,9 +84,8 @@ def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     indices = torch.empty((b, q, call.k), dtype=torch.int64, device=query.device)
     partial = torch.empty((b, q, count, call.k), dtype=torch.int64, device=query.device)
     shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
-    shift = min(
-        max(shift, -q - 1), call.key.shape[1]
-    )  # beyond these nothing changes, and its sum with a row fits int32
+    # beyond these nothing changes, and its sum with a row fits int32
+    shift = min(max(shift, -q - 1), call.key.shape[1])
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks = min(target.multiprocessors, b * -(-q // TILE_Q) * count)
     stream = torch.cuda.current_stream().cuda_stream  # of the query's device, which registration made current

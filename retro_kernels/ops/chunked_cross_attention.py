@@ -13,22 +13,46 @@ from .._problem import ChunkedCrossAttention
 
 @overload
 def chunked_cross_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, chunk_len: int, rel_key: Tensor | None = ...,
-    rel_query: Tensor | None = ..., rel_start: int | None = ..., content_bias: Tensor | None = ...,
-    position_bias: Tensor | None = ..., neighbour_mask: Tensor | None = ..., neighbour_gate: Tensor | None = ...,
-    scale: float | None = ..., query_start: int | Tensor = ..., dropout_p: float = ...,
-    return_lse: Literal[False] = ..., backend: str | None = ...,
-) -> Tensor: ...  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    chunk_len: int,
+    rel_key: Tensor | None = ...,
+    rel_query: Tensor | None = ...,
+    rel_start: int | None = ...,
+    content_bias: Tensor | None = ...,
+    position_bias: Tensor | None = ...,
+    neighbour_mask: Tensor | None = ...,
+    neighbour_gate: Tensor | None = ...,
+    scale: float | None = ...,
+    query_start: int | Tensor = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[False] = ...,
+    backend: str | None = ...,
+) -> Tensor: ...
 
 
 @overload
 def chunked_cross_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, chunk_len: int, rel_key: Tensor | None = ...,
-    rel_query: Tensor | None = ..., rel_start: int | None = ..., content_bias: Tensor | None = ...,
-    position_bias: Tensor | None = ..., neighbour_mask: Tensor | None = ..., neighbour_gate: Tensor | None = ...,
-    scale: float | None = ..., query_start: int | Tensor = ..., dropout_p: float = ..., return_lse: Literal[True],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    chunk_len: int,
+    rel_key: Tensor | None = ...,
+    rel_query: Tensor | None = ...,
+    rel_start: int | None = ...,
+    content_bias: Tensor | None = ...,
+    position_bias: Tensor | None = ...,
+    neighbour_mask: Tensor | None = ...,
+    neighbour_gate: Tensor | None = ...,
+    scale: float | None = ...,
+    query_start: int | Tensor = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[True],
     backend: str | None = ...,
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+) -> tuple[Tensor, Tensor]: ...
 
 
 def chunked_cross_attention(
@@ -100,9 +124,22 @@ def chunked_cross_attention(
     arXiv 2306.13421, section 3.1; position logits: Dai et al., arXiv 1901.02860, section 3.3.
     """
     call = ChunkedCrossAttention(
-        query, key, value, chunk_len, rel_key, rel_query, rel_start, content_bias, position_bias,
-        neighbour_mask, neighbour_gate, scale, query_start, dropout_p, None,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        chunk_len,
+        rel_key,
+        rel_query,
+        rel_start,
+        content_bias,
+        position_bias,
+        neighbour_mask,
+        neighbour_gate,
+        scale,
+        query_start,
+        dropout_p,
+        None,
+    )
     _validate.flag("return_lse", return_lse)
     out, lse = _eager.serve("chunked_cross_attention", call, backend, _resolve)
     return (out, lse) if return_lse else out

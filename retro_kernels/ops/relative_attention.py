@@ -13,24 +13,54 @@ from .._problem import RelativeAttention
 
 @overload
 def relative_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, rel_key: Tensor | None = ..., rel_query: Tensor | None = ...,
-    rel_start: int | None = ..., content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
-    causal: bool = ..., causal_gap: int = ..., window: int | None = ..., window_block: int | None = ...,
-    query_offset: int | Tensor | None = ..., key_mask: Tensor | None = ..., query_segment: Tensor | None = ...,
-    key_segment: Tensor | None = ..., scale: float | None = ..., dropout_p: float = ...,
-    return_lse: Literal[False] = ..., backend: str | None = ...,
-) -> Tensor: ...  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    rel_key: Tensor | None = ...,
+    rel_query: Tensor | None = ...,
+    rel_start: int | None = ...,
+    content_bias: Tensor | None = ...,
+    position_bias: Tensor | None = ...,
+    causal: bool = ...,
+    causal_gap: int = ...,
+    window: int | None = ...,
+    window_block: int | None = ...,
+    query_offset: int | Tensor | None = ...,
+    key_mask: Tensor | None = ...,
+    query_segment: Tensor | None = ...,
+    key_segment: Tensor | None = ...,
+    scale: float | None = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[False] = ...,
+    backend: str | None = ...,
+) -> Tensor: ...
 
 
 @overload
 def relative_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, rel_key: Tensor | None = ..., rel_query: Tensor | None = ...,
-    rel_start: int | None = ..., content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
-    causal: bool = ..., causal_gap: int = ..., window: int | None = ..., window_block: int | None = ...,
-    query_offset: int | Tensor | None = ..., key_mask: Tensor | None = ..., query_segment: Tensor | None = ...,
-    key_segment: Tensor | None = ..., scale: float | None = ..., dropout_p: float = ...,
-    return_lse: Literal[True], backend: str | None = ...,
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    rel_key: Tensor | None = ...,
+    rel_query: Tensor | None = ...,
+    rel_start: int | None = ...,
+    content_bias: Tensor | None = ...,
+    position_bias: Tensor | None = ...,
+    causal: bool = ...,
+    causal_gap: int = ...,
+    window: int | None = ...,
+    window_block: int | None = ...,
+    query_offset: int | Tensor | None = ...,
+    key_mask: Tensor | None = ...,
+    query_segment: Tensor | None = ...,
+    key_segment: Tensor | None = ...,
+    scale: float | None = ...,
+    dropout_p: float = ...,
+    return_lse: Literal[True],
+    backend: str | None = ...,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def relative_attention(
@@ -111,9 +141,26 @@ def relative_attention(
     2306.13421, section 3.
     """
     call = RelativeAttention(
-        query, key, value, rel_key, rel_query, rel_start, content_bias, position_bias, causal, causal_gap, window,
-        query_offset, key_mask, query_segment, key_segment, scale, dropout_p, None, window_block,
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        rel_key,
+        rel_query,
+        rel_start,
+        content_bias,
+        position_bias,
+        causal,
+        causal_gap,
+        window,
+        query_offset,
+        key_mask,
+        query_segment,
+        key_segment,
+        scale,
+        dropout_p,
+        None,
+        window_block,
+    )
     _validate.flag("return_lse", return_lse)
     out, lse = _eager.serve("relative_attention", call, backend, _resolve)
     return (out, lse) if return_lse else out

@@ -103,9 +103,17 @@ class TopkStream:
         # key j of this block is key j + seen of the stream
         offset = 0 if self.causal_gap is None else self.query_offset - self.seen
         scores, indices = topk_chunks(
-            self.query, key, self.keep, metric=self.metric, causal_gap=self.causal_gap, query_offset=offset,
-            query_doc=self.query_doc, key_doc=key_doc, key_mask=key_mask, backend=self.backend,
-        )  # fmt: skip
+            self.query,
+            key,
+            self.keep,
+            metric=self.metric,
+            causal_gap=self.causal_gap,
+            query_offset=offset,
+            query_doc=self.query_doc,
+            key_doc=key_doc,
+            key_mask=key_mask,
+            backend=self.backend,
+        )
         indices = torch.where(indices < 0, indices, indices + self.seen)
         if self._scores is not None:
             scores, indices = topk_merge(self._scores, self._indices, scores, indices, self.keep)

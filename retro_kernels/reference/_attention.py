@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 PHILOX_ROUNDS = 10
-_MULTIPLIER_A, _MULTIPLIER_B = (
-    0xD2511F53,
-    0xCD9E8D57,
-)  # Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011
+# Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011
+_MULTIPLIER_A, _MULTIPLIER_B = (0xD2511F53, 0xCD9E8D57)
 _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 FARTHEST = 2**29  # positions given as a tensor count as within this

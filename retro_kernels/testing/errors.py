@@ -53,9 +53,8 @@ def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dt
     assert got.shape == want.shape, f"{name}: shape {list(got.shape)}, expected {list(want.shape)}"
     bad = got.isnan() & ~want.isnan()
     assert not bad.any(), f"{name}: {int(bad.sum())} NaN of {bad.numel()}, first at {bad.nonzero()[0].tolist()}"
-    want = torch.where(
-        want.to(got.dtype).isinf(), torch.inf * want.sign(), want
-    )  # what exceeds a type is infinite in it
+    # what exceeds a type is infinite in it
+    want = torch.where(want.to(got.dtype).isinf(), torch.inf * want.sign(), want)
     found = relative_error(got, want)
     eager_error = None if eager is None else error(eager, want).frobenius
     limit = tolerances.allowed(float("nan") if eager_error is None else eager_error, dtype)

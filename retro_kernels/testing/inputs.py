@@ -69,12 +69,33 @@ def _chosen(biases: bool | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def cross_attention(
-    seed: int = 0, *, dtype=torch.float32, B=2, N=19, M=4, K=2, R=6, H=4, G=None, D=16, E=None, query_start=0,
+    seed: int = 0,
+    *,
+    dtype=torch.float32,
+    B=2,
+    N=19,
+    M=4,
+    K=2,
+    R=6,
+    H=4,
+    G=None,
+    D=16,
+    E=None,
+    query_start=0,
     extra_chunks=0,
-    rel="all", heads="each", rel_start=None, T=None, biases=True, bias_scale=1.0, gate=False, gate_low=0.0, mask=None,
+    rel="all",
+    heads="each",
+    rel_start=None,
+    T=None,
+    biases=True,
+    bias_scale=1.0,
+    gate=False,
+    gate_low=0.0,
+    mask=None,
     share=0.6,
-    dropout_p=0.0, draw=None,
-):  # fmt: skip
+    dropout_p=0.0,
+    draw=None,
+):
     """Keyword arguments of `chunked_cross_attention`.
 
     rel: None, "all" (every displacement) or "bounded" (T rows from rel_start); heads: "each" or "shared" relative keys;
@@ -105,10 +126,28 @@ def cross_attention(
 
 
 def self_attention(
-    seed: int = 0, *, dtype=torch.float32, B=2, N=13, S=None, H=4, G=None, D=16, E=None, rel="all", heads="each",
-    rel_start=None, T=None,
-    biases=True, bias_scale=1.0, key_mask=False, share=0.7, segments=False, draw=None, **options,
-):  # fmt: skip
+    seed: int = 0,
+    *,
+    dtype=torch.float32,
+    B=2,
+    N=13,
+    S=None,
+    H=4,
+    G=None,
+    D=16,
+    E=None,
+    rel="all",
+    heads="each",
+    rel_start=None,
+    T=None,
+    biases=True,
+    bias_scale=1.0,
+    key_mask=False,
+    share=0.7,
+    segments=False,
+    draw=None,
+    **options,
+):
     """Keyword arguments of `relative_attention`, as above; `options` go
     through (causal, causal_gap, window, window_block, query_offset, ...).
     """
@@ -143,10 +182,21 @@ def _relative(g: Draw, kw: dict, tokens: tuple[int, int, int], D, E, heads, rows
 
 
 def relative_logits(
-    seed: int = 0, *, dtype=torch.float32, B=2, N=7, H=3, E=16, key_len=9, heads="each", biases=True, bias_scale=1.0,
-    T=None, draw=None,
+    seed: int = 0,
+    *,
+    dtype=torch.float32,
+    B=2,
+    N=7,
+    H=3,
+    E=16,
+    key_len=9,
+    heads="each",
+    biases=True,
+    bias_scale=1.0,
+    T=None,
+    draw=None,
     **options,
-):  # fmt: skip
+):
     """Keyword arguments of `relative_logits`; T only with rel_start in `options`."""
     g = draw or Draw(seed, dtype)
     kw = {"query": g.normal(B, N, H, E), "key_len": key_len, **options}

@@ -61,10 +61,19 @@ class ChunkDatabase:
 
     @classmethod
     def build(
-        cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
-        device: str = "cpu", block: int = 4096, key_type: str = "float32", executor: Executor | None = None,
+        cls,
+        folder: str | Path,
+        store: TokenStore,
+        embedder: Embedder,
+        *,
+        index: str | None = None,
+        nprobe: int = 16,
+        device: str = "cpu",
+        block: int = 4096,
+        key_type: str = "float32",
+        executor: Executor | None = None,
         progress: bool = False,
-    ) -> ChunkDatabase:  # fmt: skip
+    ) -> ChunkDatabase:
         """Embeds a store's chunks into `folder` in one pass and opens the result; after a kill the same call continues.
 
         Args:
@@ -99,9 +108,17 @@ class ChunkDatabase:
 
     @classmethod
     def open(
-        cls, folder: str | Path, store: TokenStore, embedder: Embedder, *, index: str | None = None, nprobe: int = 16,
-        device: str = "cpu", verify: bool = True, executor: Executor | None = None,
-    ) -> ChunkDatabase:  # fmt: skip
+        cls,
+        folder: str | Path,
+        store: TokenStore,
+        embedder: Embedder,
+        *,
+        index: str | None = None,
+        nprobe: int = 16,
+        device: str = "cpu",
+        verify: bool = True,
+        executor: Executor | None = None,
+    ) -> ChunkDatabase:
         """Opens what `build` wrote, memory-mapped; its store and embedder must be the same. `verify`: compare
         checksums.
 

@@ -19,10 +19,8 @@ EXCLUDED_AT_FIRST = 8  # neighbours that a search fetches beyond k
 FETCHED_AT_MOST = 2048  # after which the exact search takes over
 TRAINING_KEYS = 1 << 17  # that an index is trained on, at least
 KEYS_A_LIST = 64  # FAISS warns below 39 for each centroid and uses 256 at most
-LOSSY, RERANKED = (
-    ("PQ", "SQ", "RQ", "ITQ", "LSH"),
-    8,
-)  # codes that order candidates but roughly; candidates sorted anew for a neighbour
+# codes that order candidates but roughly; candidates sorted anew for a neighbour
+LOSSY, RERANKED = (("PQ", "SQ", "RQ", "ITQ", "LSH"), 8)
 QUERIES_AT_ONCE = 64  # whose candidates' keys are in memory
 RECALL_AT, RECALL_SAMPLE = (1, 2, 10), 512  # numbers of neighbours; keys that are searched for
 
@@ -52,9 +50,15 @@ class FaissSearcher:
     """
 
     def __init__(
-        self, exact: DenseSearcher, index, *, nprobe: int = 16, rerank: int | None = None, path: Path | None = None,
+        self,
+        exact: DenseSearcher,
+        index,
+        *,
+        nprobe: int = 16,
+        rerank: int | None = None,
+        path: Path | None = None,
         executor: Executor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.exact, self.nprobe, self.recall, self.executor = exact, nprobe, {}, executor
         if rerank is None:
             rerank = RERANKED if isinstance(index, str) and any(code in index for code in LOSSY) else 0

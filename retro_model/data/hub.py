@@ -35,9 +35,8 @@ class HubTokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer if hasattr(tokenizer, "to_str") else None)
         self._fast, decoder = None, ""
         if backend is not None:
-            self._fast = type(backend).from_str(
-                backend.to_str()
-            )  # a copy: padding, truncation and the rest stay as the caller set them
+            # a copy: padding, truncation and the rest stay as the caller set them
+            self._fast = type(backend).from_str(backend.to_str())
             self._fast.no_padding()
             self._fast.no_truncation()
             self._fast.encode_special_tokens = True

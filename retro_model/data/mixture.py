@@ -14,12 +14,30 @@ Item = TypeVar("Item")
 
 #: Sampling weights of MassiveText's subsets, as printed (they add up to 1.0005). Source: Table 8 of arXiv 2112.04426.
 TABLE_8 = {
-    "web en": 0.314, "web ru": 0.033, "web es": 0.033, "web zh": 0.033, "web fr": 0.033, "web de": 0.033,
-    "web pt": 0.033, "web it": 0.033,
-    "web sw": 0.0044, "web ur": 0.0011, "books en": 0.25, "news en": 0.1, "wikipedia en": 0.0285, "wikipedia de": 0.003,
-    "wikipedia fr": 0.003, "wikipedia ru": 0.003, "wikipedia es": 0.003, "wikipedia it": 0.003, "wikipedia zh": 0.003,
-    "wikipedia pt": 0.003, "wikipedia ur": 0.0001, "wikipedia sw": 0.0004, "github": 0.05,
-}  # fmt: skip
+    "web en": 0.314,
+    "web ru": 0.033,
+    "web es": 0.033,
+    "web zh": 0.033,
+    "web fr": 0.033,
+    "web de": 0.033,
+    "web pt": 0.033,
+    "web it": 0.033,
+    "web sw": 0.0044,
+    "web ur": 0.0011,
+    "books en": 0.25,
+    "news en": 0.1,
+    "wikipedia en": 0.0285,
+    "wikipedia de": 0.003,
+    "wikipedia fr": 0.003,
+    "wikipedia ru": 0.003,
+    "wikipedia es": 0.003,
+    "wikipedia it": 0.003,
+    "wikipedia zh": 0.003,
+    "wikipedia pt": 0.003,
+    "wikipedia ur": 0.0001,
+    "wikipedia sw": 0.0004,
+    "github": 0.05,
+}
 
 
 def checked_weights(weights: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:

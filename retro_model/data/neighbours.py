@@ -25,10 +25,15 @@ ROWS_AT_ONCE = 1 << 16  # whose ids are checked
 
 
 def precompute_neighbours(
-    folder: str | Path, store: TokenStore, database: ChunkDatabase, k: int, *, block: int = 1024,
+    folder: str | Path,
+    store: TokenStore,
+    database: ChunkDatabase,
+    k: int,
+    *,
+    block: int = 1024,
     executor: Executor | None = None,
     progress: bool = False,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Searches the database for every chunk of a store, without the chunk's own document; continues after a kill.
 
     What is its own document: see `ChunkDatabase.documents_of`. A training window may hold several documents:

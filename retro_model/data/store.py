@@ -194,9 +194,12 @@ def build_store(
     if bos and bos_id is None:
         raise ValueError(f"bos: expected False for {tokenizer.name}, which has no token that begins a text; got True")
     settings = {
-        "chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size),
-        "token_type": token_type, "bos": bos,
-    }  # fmt: skip
+        "chunk_len": chunk_len,
+        "tokenizer": tokenizer.name,
+        "vocab_size": int(tokenizer.vocab_size),
+        "token_type": token_type,
+        "bos": bos,
+    }
     if bos_id != BOS:
         settings["bos_id"] = bos_id
     folder = Path(folder)

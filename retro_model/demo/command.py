@@ -73,11 +73,14 @@ def fit(
     seconds = time.perf_counter() - start
     tokens = plan.steps * plan.batch_size * plan.window
     facts = {
-        "steps": plan.steps, "tokens": tokens, "seconds": round(seconds, 1),
+        "steps": plan.steps,
+        "tokens": tokens,
+        "seconds": round(seconds, 1),
         "tokens_per_second": round(tokens / seconds),
-        "weights": config.num_parameters(), "parameters": sum(p.numel() for p in model.parameters()),
+        "weights": config.num_parameters(),
+        "parameters": sum(p.numel() for p in model.parameters()),
         "last_losses": [round(h["loss"], 4) for h in history[-10:]],
-    }  # fmt: skip
+    }
     return model, facts
 
 
@@ -268,9 +271,14 @@ def keep(
     """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
     passages = folders.passages(corpus.validation, plan.window, on, off)
     facts = {"neighbours": plan.neighbours, "bos": True, "verdict": " ".join(verdicts), "passages": passages}
-    parts = {"model": "retro", "tokenizer": "tokenizer.json", "held_out": "validation",
-             "store": corpus.database.store.folder.name,
-             "keys": "embeddings", "embedder": "embedder.npz"}  # fmt: skip
+    parts = {
+        "model": "retro",
+        "tokenizer": "tokenizer.json",
+        "held_out": "validation",
+        "store": corpus.database.store.folder.name,
+        "keys": "embeddings",
+        "embedder": "embedder.npz",
+    }
     folders.describe(folder, "retro", "RETRO, trained on Python's standard library", parts, plan.window, facts)
 
 

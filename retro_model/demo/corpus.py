@@ -89,9 +89,8 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
     every = list(sources(root))
     validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
-    training_documents = sorted(
-        (d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test"
-    )  # tests come last
+    # tests come last
+    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
     others = first_bytes(training_documents, plan.database_bytes)
     if not validation or not others:
         raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
@@ -121,15 +120,19 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
     validation_neighbours = precompute_neighbours(folder / "validation-neighbours", held_out, database, most)
     facts = {
-        "validation_groups": sorted({d.group for d in validation}), "training_groups": len({d.group for d in others}),
-        "validation_documents": [d.name for d in validation], "near_duplicates_removed": sorted(removed),
+        "validation_groups": sorted({d.group for d in validation}),
+        "training_groups": len({d.group for d in others}),
+        "validation_documents": [d.name for d in validation],
+        "near_duplicates_removed": sorted(removed),
         "vocabulary": tokenizer.vocab_size,
         "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
-        "bytes_per_token": held_out.num_bytes / held_out.num_tokens, "search": plan.index or "exact",
+        "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
+        "search": plan.index or "exact",
         "recall": database.recall,
-        "windows_with_neighbours_of_their_own": hidden_windows(train, train_neighbours[:, : plan.neighbours], database,
-                                                               plan.window),
-    }  # fmt: skip
+        "windows_with_neighbours_of_their_own": hidden_windows(
+            train, train_neighbours[:, : plan.neighbours], database, plan.window
+        ),
+    }
     console.print(
         f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: "
         f"{train.num_tokens:,} tokens; "

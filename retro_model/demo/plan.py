@@ -44,19 +44,40 @@ class Plan:
 def _small(width: int, layers: int, chunk_len: int) -> dict:
     """A decoder with CCA in its last layer, and an encoder of one layer that reads with the decoder's embeddings."""
     return {
-        "d_model": width, "d_ff": 4 * width, "num_heads": 2, "head_dim": width // 2, "num_layers": layers,
-        "chunk_len": chunk_len, "neighbour_len": 2 * chunk_len, "cca_layers": (layers,), "encoder_layers": 1,
-        "encoder_d_model": width, "encoder_d_ff": 2 * width, "encoder_heads": 2, "encoder_head_dim": width // 2,
-        "share_embeddings": True, "max_len": 1024,
-    }  # fmt: skip
+        "d_model": width,
+        "d_ff": 4 * width,
+        "num_heads": 2,
+        "head_dim": width // 2,
+        "num_layers": layers,
+        "chunk_len": chunk_len,
+        "neighbour_len": 2 * chunk_len,
+        "cca_layers": (layers,),
+        "encoder_layers": 1,
+        "encoder_d_model": width,
+        "encoder_d_ff": 2 * width,
+        "encoder_heads": 2,
+        "encoder_head_dim": width // 2,
+        "share_embeddings": True,
+        "max_len": 1024,
+    }
 
 
 DEFAULT = Plan(_small(64, 3, 16))
 SMOKE = Plan(
-    _small(64, 2, 16), vocab_size=512, database_bytes=400_000, train_bytes=200_000, validation_bytes=30_000, dim=64,
+    _small(64, 2, 16),
+    vocab_size=512,
+    database_bytes=400_000,
+    train_bytes=200_000,
+    validation_bytes=30_000,
+    dim=64,
     index=None,
-    evaluation_neighbours=(2,), window=128, stride=64, steps=12, warmup_steps=2, sample_tokens=40,
-)  # fmt: skip
+    evaluation_neighbours=(2,),
+    window=128,
+    stride=64,
+    steps=12,
+    warmup_steps=2,
+    sample_tokens=40,
+)
 
 
 def preset(name: str) -> Plan:
@@ -67,9 +88,20 @@ def preset(name: str) -> Plan:
     config.pop("vocab_size")
     paper = Settings.preset(name)
     return Plan(
-        config, vocab_size=32_000, database_bytes=40_000_000, train_bytes=40_000_000, validation_bytes=400_000,
+        config,
+        vocab_size=32_000,
+        database_bytes=40_000_000,
+        train_bytes=40_000_000,
+        validation_bytes=400_000,
         index=None,
-        window=2048, stride=1024, batch_size=16, steps=3000, max_lr=paper.max_lr, warmup_steps=paper.warmup_steps,
-        autocast=paper.autocast, compile=True, start_copying=False,
+        window=2048,
+        stride=1024,
+        batch_size=16,
+        steps=3000,
+        max_lr=paper.max_lr,
+        warmup_steps=paper.warmup_steps,
+        autocast=paper.autocast,
+        compile=True,
+        start_copying=False,
         sample_tokens=512,
-    )  # fmt: skip
+    )

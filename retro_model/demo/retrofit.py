@@ -136,8 +136,12 @@ def run(
     verdicts = evaluation.verdicts(evaluation.bootstrap(on, off, held_out))
     whole.save_pretrained(folder / "model", whole=True)
     tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    facts = {"neighbours": plan.neighbours, "bos": options["bos"], "verdict": " ".join(verdicts),
-             "passages": folders.passages(held_out, plan.window, on, off)}  # fmt: skip
+    facts = {
+        "neighbours": plan.neighbours,
+        "bos": options["bos"],
+        "verdict": " ".join(verdicts),
+        "passages": folders.passages(held_out, plan.window, on, off),
+    }
     parts = {
         "model": "model",
         "tokenizer": "tokenizer",

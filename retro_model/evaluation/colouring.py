@@ -91,8 +91,14 @@ def _cells(row: Row, decode) -> list[list[tuple[str, int]]]:
     return cells + [_spans(n, prefixes(n, [row.tokens]), decode) for n in row.neighbours]
 
 
-def to_html(sample: Sequence[Row], decode: Callable[[Sequence[int]], str], *, title: str, prompt_chunks: int = 1,
-            off: Sequence[str] = ()) -> str:  # fmt: skip
+def to_html(
+    sample: Sequence[Row],
+    decode: Callable[[Sequence[int]], str],
+    *,
+    title: str,
+    prompt_chunks: int = 1,
+    off: Sequence[str] = (),
+) -> str:
     """A self-contained page: a row a chunk; the sample, then each
     neighbour, all coloured; `off`: the sample without retrieval, by chunk.
     """

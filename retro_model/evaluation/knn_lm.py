@@ -60,10 +60,18 @@ class TokenDatastore:
 
 @torch.no_grad()
 def score_knn(
-    model: nn.Module, datastore: TokenDatastore, store, *, window: int, stride: int, k: int = NEIGHBOURS,
+    model: nn.Module,
+    datastore: TokenDatastore,
+    store,
+    *,
+    window: int,
+    stride: int,
+    k: int = NEIGHBOURS,
     mixture: float = LAMBDA,
-    alpha: float = ALPHA, batch_size: int = 8, documents=None,
-) -> Scores:  # fmt: skip
+    alpha: float = ALPHA,
+    batch_size: int = 8,
+    documents=None,
+) -> Scores:
     """As `score`, by kNN-LM: the same tokens, the same windows, so that the two compare.
 
         datastore = TokenDatastore.build(baseline, train, window=512, stride=256)
@@ -126,9 +134,8 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int, docume
             for i, (first, end, _) in enumerate(part):
                 rows[i, : end - first] = np.arange(first, end)
             batch = gather(store, rows).to(device)
-            new = np.repeat(
-                rows >= np.array([scored for *_, scored in part])[:, None], m, 1
-            )  # tokens that no earlier window scored
+            # tokens that no earlier window scored
+            new = np.repeat(rows >= np.array([scored for *_, scored in part])[:, None], m, 1)
             counted = torch.from_numpy(new).to(device) & batch.real
             hidden = model.activations(batch.tokens)
             here = counted[:, 1:]

@@ -13,9 +13,17 @@ LEAST_BYTES = 0.05  # share of the bytes below which a point of the curve says n
 ALPHAS = tuple(i / 16 for i in range(17))
 
 
-def gains(scores: Scores, other: Scores, store, leakage: np.ndarray, *, alphas: Sequence[float] = ALPHAS,
-          least: float = LEAST_BYTES,
-          samples: int = 1000, seed: int = 0) -> list[tuple[float, float, float, float, float]]:  # fmt: skip
+def gains(
+    scores: Scores,
+    other: Scores,
+    store,
+    leakage: np.ndarray,
+    *,
+    alphas: Sequence[float] = ALPHAS,
+    least: float = LEAST_BYTES,
+    samples: int = 1000,
+    seed: int = 0,
+) -> list[tuple[float, float, float, float, float]]:
     """bpb(scores) - bpb(other) of the chunks with r(C) <= alpha, with its interval over documents, where they hold
     `least` of the bytes.
 

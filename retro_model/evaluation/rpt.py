@@ -113,9 +113,13 @@ def ranking(
     recall = positive[:, :recall_at].sum(-1)[some] / number[some]
     ndcg = dcg(ranked)[some] / dcg(targets.sort(dim=-1, descending=True).values)[some]
     mean = lambda t: float(t.double().mean()) if len(t) else math.nan  # noqa: E731
-    return {f"precision@{precision_at}": mean(precision), f"recall@{recall_at}": mean(recall),
-            f"ndcg@{ndcg_at}": mean(ndcg),
-            "queries": int(asked.sum()), "with_positive": int(some.sum())}  # fmt: skip
+    return {
+        f"precision@{precision_at}": mean(precision),
+        f"recall@{recall_at}": mean(recall),
+        f"ndcg@{ndcg_at}": mean(ndcg),
+        "queries": int(asked.sum()),
+        "with_positive": int(some.sum()),
+    }
 
 
 def _targets(nats: Tensor, chunks: int, chunk_len: int) -> Tensor:

@@ -52,10 +52,19 @@ def document_rows(store) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def score(model: nn.Module, store, neighbours: np.ndarray | None = None, database=None, *, window: int, stride: int,
-          batch_size: int = 8,
-          documents: Sequence[int] | None = None, autocast: str | None = None,
-          report: Callable[[int, int], None] | None = None) -> Scores:  # fmt: skip
+def score(
+    model: nn.Module,
+    store,
+    neighbours: np.ndarray | None = None,
+    database=None,
+    *,
+    window: int,
+    stride: int,
+    batch_size: int = 8,
+    documents: Sequence[int] | None = None,
+    autocast: str | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Scores:
     """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window
     gives.
 

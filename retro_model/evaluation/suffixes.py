@@ -24,10 +24,14 @@ class Suffix(NamedTuple):
 
 @torch.no_grad()
 def score_suffixes(
-    model: nn.Module, contexts: Sequence[Sequence[int]], suffixes: Sequence[Sequence[int]], *,
+    model: nn.Module,
+    contexts: Sequence[Sequence[int]],
+    suffixes: Sequence[Sequence[int]],
+    *,
     retrieve: Retrieve | None = None,
-    align: bool = False, batch_size: int = 8,
-) -> list[Suffix]:  # fmt: skip
+    align: bool = False,
+    batch_size: int = 8,
+) -> list[Suffix]:
     """What a model pays for each suffix after its context; neighbours are retrieved for every chunk that is complete.
 
         [(nats, greedy, _)] = score_suffixes(model, [tokenizer.encode("the capital of France is")], [tokenizer.encode("
@@ -55,9 +59,8 @@ def score_suffixes(
     if (most := max((len(s) for s in suffixes), default=0)) > (room := longest - (m if align else 1)):
         raise ValueError(f"suffixes: expected at most {room} tokens each, that a context fits before; got {most}")
     rows = [_row(context, suffix, m if align else 1, longest) for context, suffix in zip(contexts, suffixes)]
-    order = sorted(
-        range(len(rows)), key=lambda i: len(rows[i])
-    )  # rows of like length share a batch, so that little is padding
+    # rows of like length share a batch, so that little is padding
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     found: list[Suffix] = [Suffix(0.0, True, 0)] * len(rows)
     training = model.training
     model.eval()

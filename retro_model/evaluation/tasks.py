@@ -22,20 +22,27 @@ def lambada(path: str | Path) -> dict[str, Any]:
     """Accuracy of the last word, by greedy sampling. Fields: text."""
     metrics = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
     return _task(
-        "retro_lambada", path, output_type="loglikelihood", metric_list=metrics,
+        "retro_lambada",
+        path,
+        output_type="loglikelihood",
+        metric_list=metrics,
         doc_to_text=lambda doc: doc["text"].rsplit(" ", 1)[0],
         doc_to_target=lambda doc: " " + doc["text"].rsplit(" ", 1)[1],
-    )  # fmt: skip
+    )
 
 
 def curation(path: str | Path) -> dict[str, Any]:
     """Bits per byte of the summary after the article and "TL;DR:". Fields: article, summary."""
     metrics = [{"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False}]
     return _task(
-        "retro_curation", path, output_type="loglikelihood", metric_list=metrics,
-        doc_to_text=lambda doc: doc["article"] + TL_DR, doc_to_target=lambda doc: " " + doc["summary"],
+        "retro_curation",
+        path,
+        output_type="loglikelihood",
+        metric_list=metrics,
+        doc_to_text=lambda doc: doc["article"] + TL_DR,
+        doc_to_target=lambda doc: " " + doc["summary"],
         process_results=lambda doc, results: {"bits_per_byte": (results[0][0], 1 + len(doc["summary"].encode()))},
-    )  # fmt: skip
+    )
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
@@ -45,9 +52,14 @@ def wikitext103(path: str | Path) -> dict[str, Any]:
     kinds = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
     metrics = [{"metric": name, "aggregation": how, "higher_is_better": False} for name, how in kinds.items()]
     return _task(
-        "retro_wikitext103", path, output_type="loglikelihood_rolling", metric_list=metrics, doc_to_text="",
-        doc_to_target=lambda doc: doc["text"], process_results=_rolling,
-    )  # fmt: skip
+        "retro_wikitext103",
+        path,
+        output_type="loglikelihood_rolling",
+        metric_list=metrics,
+        doc_to_text="",
+        doc_to_target=lambda doc: doc["text"],
+        process_results=_rolling,
+    )
 
 
 def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[str, Any]:
@@ -55,11 +67,15 @@ def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[st
     nearest first; read by `passages_of`, the `passages` of `RetroLM`)."""
     metrics = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
     return _task(
-        "retro_question_answering", path, output_type="generate_until", metric_list=metrics,
-        doc_to_text=lambda doc: PROMPT.format(question=doc["question"]), doc_to_target=lambda doc: doc["answers"][0],
+        "retro_question_answering",
+        path,
+        output_type="generate_until",
+        metric_list=metrics,
+        doc_to_text=lambda doc: PROMPT.format(question=doc["question"]),
+        doc_to_target=lambda doc: doc["answers"][0],
         generation_kwargs={"until": ["\n"], "max_gen_toks": max_new_tokens, "do_sample": False},
         process_results=lambda doc, results: {"exact_match": float(exact_match(results[0], doc["answers"]))},
-    )  # fmt: skip
+    )
 
 
 def passages_of(doc: dict) -> list[tuple[str, str]]:

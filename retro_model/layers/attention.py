@@ -89,22 +89,44 @@ class RelativeAttention(Attention):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, head_dim: int, *, causal: bool = False, context_dim: int | None = None,
-        num_kv_heads: int | None = None, bias: bool = False, dropout: float = 0.0, backend: str | None = None,
-        device=None, dtype=None,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        causal: bool = False,
+        context_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__(
-            d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias,
+            d_model,
+            num_heads,
+            head_dim,
+            context_dim=context_dim,
+            num_kv_heads=num_kv_heads,
+            bias=bias,
             dropout=dropout,
-            backend=backend, device=device, dtype=dtype,
-        )  # fmt: skip
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
         self.causal = causal
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, *, query_offset: int | None = None,
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        query_offset: int | None = None,
         key_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None, part=None,
-    ) -> Tensor:  # fmt: skip
+        cache: KeyValueCache | None = None,
+        part=None,
+    ) -> Tensor:
         """The update [B,N,d_model] of x [B,N,d_model].
 
         Args:
@@ -159,8 +181,14 @@ class RelativeAttention(Attention):
     ) -> Tensor:
         """`forward` with the keys, values [B,S,G,D] and relative keys [H,T,D] already projected."""
         out = rk.relative_attention(
-            self.heads_of(x), key, value, rel_key=rel_key, rel_start=rel_start, causal=self.causal,
+            self.heads_of(x),
+            key,
+            value,
+            rel_key=rel_key,
+            rel_start=rel_start,
+            causal=self.causal,
             query_offset=query_offset,
-            key_mask=key_mask, **self.options(),
-        )  # fmt: skip
+            key_mask=key_mask,
+            **self.options(),
+        )
         return self.output(out.flatten(-2))

@@ -37,15 +37,32 @@ class ChunkedCrossAttention(Attention):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, head_dim: int, *, chunk_len: int, context_dim: int | None = None,
-        num_kv_heads: int | None = None, bias: bool = False, dropout: float = 0.0, backend: str | None = None,
-        device=None, dtype=None,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        chunk_len: int,
+        context_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__(
-            d_model, num_heads, head_dim, context_dim=context_dim, num_kv_heads=num_kv_heads, bias=bias,
+            d_model,
+            num_heads,
+            head_dim,
+            context_dim=context_dim,
+            num_kv_heads=num_kv_heads,
+            bias=bias,
             dropout=dropout,
-            backend=backend, device=device, dtype=dtype,
-        )  # fmt: skip
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
         self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
     def forward(
@@ -79,13 +96,19 @@ class ChunkedCrossAttention(Attention):
     ) -> Tensor:
         """`forward` with the keys, values [B,L,K,R,G,D] and relative keys already projected."""
         out, lse = rk.chunked_cross_attention(
-            self.heads_of(x), key, value, chunk_len=self.chunk_len, rel_key=rel_key, neighbour_mask=neighbour_mask,
-            query_start=query_start, return_lse=True, **self.options(),
-        )  # fmt: skip
+            self.heads_of(x),
+            key,
+            value,
+            chunk_len=self.chunk_len,
+            rel_key=rel_key,
+            neighbour_mask=neighbour_mask,
+            query_start=query_start,
+            return_lse=True,
+            **self.options(),
+        )
         update = self.output(out.flatten(-2))
         if self.output.bias is None:
             return update
-        attends = (lse[:, 0] != -torch.inf).unsqueeze(
-            -1
-        )  # [B,N,1]: no head of a token that attends nothing has a logit
+        # [B,N,1]: no head of a token that attends nothing has a logit
+        attends = (lse[:, 0] != -torch.inf).unsqueeze(-1)
         return torch.where(attends, update, 0)

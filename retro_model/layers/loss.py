@@ -72,9 +72,8 @@ def next_token_loss(x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) 
 
     counted: bool or real [B,N], the weight of each token; a sequence's first has none before it and never counts.
     """
-    counted = torch.cat(
-        [counted[:, 1:], torch.zeros_like(counted[:, :1])], 1
-    )  # the last row predicts nothing: no copy of x without it
+    # the last row predicts nothing: no copy of x without it
+    counted = torch.cat([counted[:, 1:], torch.zeros_like(counted[:, :1])], 1)
     total, losses = linear_cross_entropy(x.flatten(0, 1), weight, tokens.roll(-1, 1).flatten(), counted.flatten())
     return NextTokenLoss(total, losses.view(tokens.shape)[:, :-1])
 

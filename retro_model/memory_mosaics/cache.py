@@ -160,9 +160,8 @@ class ContextualState:
         if self.evict == "oldest":
             self.first += surplus
         else:
-            kept = (
-                self.reads[:, self.first : self.end].topk(self.capacity, dim=1).indices.sort(dim=1).values
-            )  # [B,capacity,h]
+            # [B,capacity,h]
+            kept = self.reads[:, self.first : self.end].topk(self.capacity, dim=1).indices.sort(dim=1).values
             for name in ("keys", "values", "reads"):
                 table = getattr(self, name)[:, self.first : self.end]
                 index = kept if name == "reads" else kept.unsqueeze(-1).expand(-1, -1, -1, table.shape[-1])
@@ -197,9 +196,8 @@ class ContextualState:
             fits = self.capacity is not None and held + n <= self.capacity
             room = self.capacity if fits else 2 * held + n  # twice: columns are moved once in as many steps
             old = slice(self.first, self.end)
-            reads = key[..., 0].to(
-                torch.promote_types(key.dtype, torch.float32)
-            )  # a half type would round the fading away
+            # a half type would round the fading away
+            reads = key[..., 0].to(torch.promote_types(key.dtype, torch.float32))
             for name, like in (("keys", key), ("values", value), ("reads", reads)):
                 table = getattr(self, name)
                 self._replace(name, like[:, :0] if table is None else table[:, old], room)
@@ -227,8 +225,12 @@ class ContextualState:
             pads = [(0, 0) * (part.dim() - 2) + (longest - part.shape[1], room - longest) for part in parts]
             setattr(joined, name, torch.cat([F.pad(part, pad) for part, pad in zip(parts, pads)]))
         if joined.missing:
-            theirs = [state.average.new_ones(len(state.average), state.held, dtype=torch.bool) if state.present is None
-                      else state.present[:, state.first : state.end] for state in states]  # fmt: skip
+            theirs = [
+                state.average.new_ones(len(state.average), state.held, dtype=torch.bool)
+                if state.present is None
+                else state.present[:, state.first : state.end]
+                for state in states
+            ]
             joined._replace("present", torch.cat([F.pad(t, (longest - t.shape[1], 0)) for t in theirs]), room)
         joined.end = longest
         return joined

@@ -69,9 +69,13 @@ def _inspect(memory, x: Tensor) -> Inspection:
     mean = (value.cumsum(1) - value) / before
     distance = lambda prediction: (prediction - value).norm(dim=-1) / memory.value_scale  # noqa: E731
     return Inspection(
-        distance(y[:, :-1]), distance(mean), torch.where(past, torch.exp(logits - lse.unsqueeze(-1)), 0),
-        memory.decay, memory.key_scale, memory.value_next.detach().clone(),
-    )  # fmt: skip
+        distance(y[:, :-1]),
+        distance(mean),
+        torch.where(past, torch.exp(logits - lse.unsqueeze(-1)), 0),
+        memory.decay,
+        memory.key_scale,
+        memory.value_next.detach().clone(),
+    )
 
 
 def by_lag(attention: Tensor, lags: int) -> Tensor:

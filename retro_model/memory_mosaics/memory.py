@@ -137,9 +137,16 @@ class ContextualMemory(_Memory):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, *, attention_dropout: float = 0.0, output_dropout: float = 0.0,
-        backend: str | None = None, device=None, dtype=None,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
         super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
         self.value = nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
@@ -209,9 +216,17 @@ class PersistentMemory(_Memory):
     decayed = ("keys", "values")  # by the optimiser: they are the matrices of a feed-forward
 
     def __init__(
-        self, d_model: int, num_heads: int, slots: int, *, attention_dropout: float = 0.0, output_dropout: float = 0.0,
-        backend: str | None = None, device=None, dtype=None,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        num_heads: int,
+        slots: int,
+        *,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
         super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
         shape = (num_heads, checks.integer("slots", slots, low=1), self.head_dim)

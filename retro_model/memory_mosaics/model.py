@@ -87,9 +87,13 @@ class MemoryMosaics(nn.Module):
             block.persistent.reset_parameters(self.config.num_layers)
 
     def forward(
-        self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None,
+        self,
+        tokens: Tensor,
+        *,
+        segment: Tensor | None = None,
+        cache: MosaicsCache | None = None,
         loss_mask: Tensor | None = None,
-    ) -> Tensor | NextTokenLoss:  # fmt: skip
+    ) -> Tensor | NextTokenLoss:
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:

@@ -122,10 +122,19 @@ class _Part:
         first = max(offset - self.width + 1, 0)  # displacements of the range: only its rows of the table take part
         segments = {} if self.segment is None else {"query_segment": self.segment, "key_segment": held[2]}
         return rk.relative_attention(
-            query, held[0], held[1], rel_key=rel_key[:, first : offset + self.width], rel_start=first, causal=True,
+            query,
+            held[0],
+            held[1],
+            rel_key=rel_key[:, first : offset + self.width],
+            rel_start=first,
+            causal=True,
             query_offset=offset,
-            content_bias=content_bias, position_bias=position_bias, return_lse=True, **segments, **self.options,
-        )  # fmt: skip
+            content_bias=content_bias,
+            position_bias=position_bias,
+            return_lse=True,
+            **segments,
+            **self.options,
+        )
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:

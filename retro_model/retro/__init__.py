@@ -15,7 +15,8 @@ from .cache import RetroCache
 from .config import RetroConfig
 from .encoder import NeighbourEncoder
 from .model import Retro
-from .retrofit import RetrofittedDecoder, retrofit
+from .retrofit import retrofit
+from .retrofitted_decoder import RetrofittedDecoder
 
 __all__ = [
     "NeighbourEncoder",

@@ -68,9 +68,17 @@ class RetroPytorchCCA(nn.Module):
             query, key = _collapsed_rotary(query, key, *pos_emb, self.chunk_size)
         dropout_p = attention.dropout.p if self.training else 0.0
         out, lse = rk.chunked_cross_attention(
-            query, key, value, chunk_len=self.chunk_size, neighbour_mask=context_mask, scale=attention.scale,
-            query_start=first, dropout_p=dropout_p, return_lse=True, backend=self.backend,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            chunk_len=self.chunk_size,
+            neighbour_mask=context_mask,
+            scale=attention.scale,
+            query_start=first,
+            dropout_p=dropout_p,
+            return_lse=True,
+            backend=self.backend,
+        )
         out = self._with_null(query, out, lse, dropout_p)
         return F.pad(attention.to_out(out.flatten(-2)), (0, 0, first, 0))
 

@@ -19,10 +19,8 @@ from .model import Retro
 SHARPNESS = 24.0  # of the look at the token before: the tokens beside that one get a logit lower by about 16
 MATCH = 2.0  # scale of queries: one matching token of 128 then takes about half of the attention
 GAIN = 2.0  # scale of what is copied, beside a residual stream of unit scale
-LATER_MATCH, LATER_GAIN = (
-    8.0,
-    3.0,
-)  # of CCA: what self-attention has copied by then takes its share of the stream's norm
+# of CCA: what self-attention has copied by then takes its share of the stream's norm
+LATER_MATCH, LATER_GAIN = (8.0, 3.0)
 
 
 def _rotation(width: int, generator: torch.Generator) -> Tensor:

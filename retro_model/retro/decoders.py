@@ -149,9 +149,8 @@ def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwarg
         for name, value in kwargs.items()
     }
     x = args[0] if args else kwargs["hidden_states"]
-    u = (
-        torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
-    )  # as large as x, unlike most real ones
+    # as large as x, unlike most real ones
+    u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
 
     def output(hidden: Tensor, update: Tensor) -> Tensor:
         given = ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})

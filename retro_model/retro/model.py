@@ -54,10 +54,15 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config.d_model, config.d_ff, **where)
 
     def forward(
-        self, x: Tensor, retrieval: Retrieval | None = None, encoded: Encoded | None = None, *,
+        self,
+        x: Tensor,
+        retrieval: Retrieval | None = None,
+        encoded: Encoded | None = None,
+        *,
         key_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None, part: Part | None = None,
-    ) -> tuple[Tensor, Encoded | None]:  # fmt: skip
+        cache: KeyValueCache | None = None,
+        part: Part | None = None,
+    ) -> tuple[Tensor, Encoded | None]:
         """x [B,N,d] -> [B,N,d], and the encoded neighbours for the layers to come: the first layer with CCA encodes
         them.
 
@@ -138,10 +143,16 @@ class Retro(nn.Module):
             initialise(part, branches)
 
     def forward(
-        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None,
+        self,
+        tokens: Tensor,
+        neighbours: Tensor | None = None,
+        *,
+        neighbour_mask: Tensor | None = None,
         cache: RetroCache | None = None,
-        token_mask: Tensor | None = None, loss_mask: Tensor | None = None, part: Part | None = None,
-    ) -> Tensor | NextTokenLoss:  # fmt: skip
+        token_mask: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        part: Part | None = None,
+    ) -> Tensor | NextTokenLoss:
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
 
         Args:
@@ -177,10 +188,15 @@ class Retro(nn.Module):
         return (next_token_loss if part is None else part.next_token_loss)(x, self.readout.weight, tokens, loss_mask)
 
     def activations(
-        self, tokens: Tensor, neighbours: Tensor | None = None, *, neighbour_mask: Tensor | None = None,
+        self,
+        tokens: Tensor,
+        neighbours: Tensor | None = None,
+        *,
+        neighbour_mask: Tensor | None = None,
         cache: RetroCache | None = None,
-        token_mask: Tensor | None = None, part: Part | None = None,
-    ) -> Tensor:  # fmt: skip
+        token_mask: Tensor | None = None,
+        part: Part | None = None,
+    ) -> Tensor:
         """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
         if part is not None:
             part.check(self.config, tokens, cache, token_mask)

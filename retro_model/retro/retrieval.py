@@ -62,10 +62,17 @@ class Retrieval:
     """
 
     def __init__(
-        self, encoder: NeighbourEncoder, count: int, neighbours: Tensor | None, neighbour_mask: Tensor | None, *,
+        self,
+        encoder: NeighbourEncoder,
+        count: int,
+        neighbours: Tensor | None,
+        neighbour_mask: Tensor | None,
+        *,
         batch: int,
-        device: torch.device, starts: Sequence[int] | None = None, cache: ChunkCache | None = None,
-    ):  # fmt: skip
+        device: torch.device,
+        starts: Sequence[int] | None = None,
+        cache: ChunkCache | None = None,
+    ):
         self.encoder, self.count, self.cache, self.device = encoder, count, cache, device
         self.neighbours, self.neighbour_mask = neighbours, neighbour_mask
         if cache is not None:
@@ -153,9 +160,8 @@ class Retrieval:
         rows, x = group.rows, x[group.rows, group.first :]
         key, value = (None, None) if encoded is None else cca.project(encoded)
         mask, query_start = self._mask(rows, group.completed), group.phase
-        held = (
-            kept is not None and group.held and kept.keys is not None
-        )  # before any neighbours were given there are none to hold
+        # before any neighbours were given there are none to hold
+        held = kept is not None and group.held and kept.keys is not None
         if held:  # chunk 0 of the call is the one held
             query_start += cca.chunk_len
             key = _after(kept.keys[rows], key)

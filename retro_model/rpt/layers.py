@@ -65,10 +65,16 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, *, null_slot: bool = False, dropout: float = 0.0,
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        null_slot: bool = False,
+        dropout: float = 0.0,
         backend: str | None = None,
-        device=None, dtype=None,
-    ):  # fmt: skip
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.num_heads, self.head_dim = num_heads, d_model // num_heads
@@ -182,10 +188,15 @@ class CrossAttention(Attention):
     ) -> Tensor:
         """`forward` with keys and values [B,L,K,2m,H,D] that are projected already, as a cache holds them."""
         return self.attend(
-            self.queries(x, turn), key, value, rk.chunked_cross_attention, chunk_len=self.chunk_len,
+            self.queries(x, turn),
+            key,
+            value,
+            rk.chunked_cross_attention,
+            chunk_len=self.chunk_len,
             neighbour_mask=found,
-            neighbour_gate=gate.to(key.dtype), query_start=query_start,
-        )  # fmt: skip
+            neighbour_gate=gate.to(key.dtype),
+            query_start=query_start,
+        )
 
     def positions(self, tokens: Tensor) -> Tensor:
         """Where tokens int64 [...] of a sequence stand as readers."""

@@ -30,10 +30,15 @@ class SelfMemory(nn.Module):
             self.gate = NeighbourGate(*sizes, floor=config.gate_floor, **options)
         if config.uses_neighbours and config.retriever:
             self.retriever = SelfRetriever(
-                *sizes, chunk_len=config.chunk_len, excluded_chunks=config.excluded_chunks,
+                *sizes,
+                chunk_len=config.chunk_len,
+                excluded_chunks=config.excluded_chunks,
                 score_scale=config.score_scale,
-                query_norm=config.query_norm, key_norm=config.key_norm, null_slot=config.null_slot, **options,
-            )  # fmt: skip
+                query_norm=config.query_norm,
+                key_norm=config.key_norm,
+                null_slot=config.null_slot,
+                **options,
+            )
 
     @torch.no_grad()
     def reset_memory(self) -> None:

@@ -74,11 +74,18 @@ class RPT(SelfMemory):
         self.reset_memory()
 
     def forward(
-        self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
-        num_neighbours: int | None = None, trunk_share: float = 1.0, return_retrieved: bool = False,
+        self,
+        tokens: Tensor,
+        *,
+        index: Tensor | None = None,
+        retrieval: bool = True,
+        cache: RPTCache | None = None,
+        num_neighbours: int | None = None,
+        trunk_share: float = 1.0,
+        return_retrieved: bool = False,
         loss_mask: Tensor | None = None,
         part=None,
-    ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:  # fmt: skip
+    ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N. With `loss_mask`, what they make of those
         tokens.
 
@@ -127,9 +134,16 @@ class RPT(SelfMemory):
         return F.linear(x, self.readout_weight)
 
     def activations(
-        self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, cache: RPTCache | None = None,
-        num_neighbours: int | None = None, trunk_share: float = 1.0, part=None,
-    ) -> tuple[Tensor, Retrieved | None]:  # fmt: skip
+        self,
+        tokens: Tensor,
+        *,
+        index: Tensor | None = None,
+        retrieval: bool = True,
+        cache: RPTCache | None = None,
+        num_neighbours: int | None = None,
+        trunk_share: float = 1.0,
+        part=None,
+    ) -> tuple[Tensor, Retrieved | None]:
         """What `readout` turns into logits, [B,N,d], and what was retrieved. Arguments as in `forward`."""
         check_tokens(self, tokens, cache)
         if part is not None:

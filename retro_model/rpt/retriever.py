@@ -40,11 +40,21 @@ class SelfRetriever(nn.Module):
     """
 
     def __init__(
-        self, d_model: int, num_heads: int, *, chunk_len: int = 64, excluded_chunks: int = 32, score_scale: float = 1.0,
-        query_norm: bool = False, key_norm: bool = False, null_slot: bool = False, dropout: float = 0.0,
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        chunk_len: int = 64,
+        excluded_chunks: int = 32,
+        score_scale: float = 1.0,
+        query_norm: bool = False,
+        key_norm: bool = False,
+        null_slot: bool = False,
+        dropout: float = 0.0,
         backend: str | None = None,
-        device=None, dtype=None,
-    ):  # fmt: skip
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.chunk_len, self.excluded_chunks, self.score_scale, self.dropout = (

@@ -177,9 +177,17 @@ class RetrofittedRPT(SelfMemory):
         return self
 
     def forward(
-        self, tokens: Tensor, *, index: Tensor | None = None, retrieval: bool = True, num_neighbours: int | None = None,
-        trunk_share: float = 1.0, return_retrieved: bool = False, cache: RPTCache | None = None, **options,
-    ) -> Tensor | tuple[Tensor, Retrieved | None]:  # fmt: skip
+        self,
+        tokens: Tensor,
+        *,
+        index: Tensor | None = None,
+        retrieval: bool = True,
+        num_neighbours: int | None = None,
+        trunk_share: float = 1.0,
+        return_retrieved: bool = False,
+        cache: RPTCache | None = None,
+        **options,
+    ) -> Tensor | tuple[Tensor, Retrieved | None]:
         """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`;
         options: handed to the decoder. No padding on the left.
         """

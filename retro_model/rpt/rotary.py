@@ -26,9 +26,8 @@ def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float3
     angle p * 10000^(-2i/D) for the pair of entries 2i, 2i+1.
     """
     frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
-    angle = (positions.unsqueeze(-1) * frequency).unsqueeze(
-        -2
-    )  # float64: a document's positions outgrow float32's digits
+    # float64: a document's positions outgrow float32's digits
+    angle = (positions.unsqueeze(-1) * frequency).unsqueeze(-2)
     wide = torch.promote_types(dtype, torch.float32)
     return Rotation(angle.cos().to(wide), angle.sin().to(wide))
 

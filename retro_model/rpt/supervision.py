@@ -151,18 +151,26 @@ def supervise(
     if lm is not None:
         return Supervision(index, reference_scores(lm, chunks, index, batch_size=batch_size))
     scores = torch.from_numpy(lexical)
-    best = scores[:, :1].clamp(
-        min=torch.finfo(torch.float32).tiny
-    )  # a gain is 2^s_t: unscaled, one candidate would be all of it
+    # a gain is 2^s_t: unscaled, one candidate would be all of it
+    best = scores[:, :1].clamp(min=torch.finfo(torch.float32).tiny)
     scores = (scores / best).masked_fill(scores <= 0, -torch.inf)
     scores[-1:] = -torch.inf  # no target
     return Supervision(index, scores)
 
 
 def build_supervision(
-    folder: str | Path, sequences: Sequence, lm: ReferenceLM | None, *, name: str, chunk_len: int, excluded_chunks: int,
-    candidates: int = CANDIDATES, batch_size: int = 64, device: str | torch.device = "cpu", progress: bool = False,
-) -> list[Supervision]:  # fmt: skip
+    folder: str | Path,
+    sequences: Sequence,
+    lm: ReferenceLM | None,
+    *,
+    name: str,
+    chunk_len: int,
+    excluded_chunks: int,
+    candidates: int = CANDIDATES,
+    batch_size: int = 64,
+    device: str | torch.device = "cpu",
+    progress: bool = False,
+) -> list[Supervision]:
     """`supervise` for every sequence, stored; a build that was killed continues at the sequence it was at.
 
     Args:
@@ -179,9 +187,14 @@ def build_supervision(
         ValueError: another build's folder, or a file that is truncated or corrupt, by name.
     """
     lengths = [len(s) // chunk_len for s in sequences]
-    settings = {"name": _checked_name(name), "chunk_len": chunk_len, "excluded_chunks": excluded_chunks,
-                "candidates": candidates,
-                "sequences": len(sequences), "tokens": _fingerprint(sequences)}  # fmt: skip
+    settings = {
+        "name": _checked_name(name),
+        "chunk_len": chunk_len,
+        "excluded_chunks": excluded_chunks,
+        "candidates": candidates,
+        "sequences": len(sequences),
+        "tokens": _fingerprint(sequences),
+    }
     with files.Build(Path(folder) / MANIFEST, FORM, settings) as build:
         if not build.complete:
             for i in track(

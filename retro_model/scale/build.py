@@ -24,10 +24,15 @@ REPORT, EMBEDDER = "report.json", "embedder.npz"
 
 
 def build(
-    folder: Path, recipe: Recipe, sources: Sequence, tokenizer, *, executor: Executor | None = None,
+    folder: Path,
+    recipe: Recipe,
+    sources: Sequence,
+    tokenizer,
+    *,
+    executor: Executor | None = None,
     searched: int | None = None,
     say: Callable[[str], object] = print,
-) -> dict:  # fmt: skip
+) -> dict:
     """Store, keys, index and neighbours in `folder`; run again after a kill it continues.
 
     searched: chunks whose neighbours are searched, the first of the store, and only searched for, not kept; None: all,
@@ -42,15 +47,19 @@ def build(
         start, mine = time.perf_counter(), time.process_time()
         with executors.measured() as used:
             result = work()
-        own = (
-            time.process_time() - mine if executor is not None else 0.0
-        )  # without an executor the tasks are run, and measured, here
+        # without an executor the tasks are run, and measured, here
+        own = time.process_time() - mine if executor is not None else 0.0
         if executor is None:
             own = max(0.0, time.process_time() - mine - used.cpu)
-        stages.append({
-            "name": name, "seconds": round(time.perf_counter() - start, 2), "core_seconds": round(used.cpu + own, 2),
-            "peak_bytes": max(used.peak, executors.peak_bytes()), "tasks": used.tasks,
-        })  # fmt: skip
+        stages.append(
+            {
+                "name": name,
+                "seconds": round(time.perf_counter() - start, 2),
+                "core_seconds": round(used.cpu + own, 2),
+                "peak_bytes": max(used.peak, executors.peak_bytes()),
+                "tasks": used.tasks,
+            }
+        )
         say(
             f"  {stages[-1]['seconds']} s, {stages[-1]['core_seconds']} core-seconds, {stages[-1]['peak_bytes'] >> 20} "
             "MiB at most"
@@ -75,12 +84,16 @@ def build(
     else:
         stage("neighbours", lambda: _search(database, searched, recipe.k, executor))
     report = {
-        "recipe": dataclasses.asdict(recipe), "chunks": len(store), "tokens": store.num_tokens,
+        "recipe": dataclasses.asdict(recipe),
+        "chunks": len(store),
+        "tokens": store.num_tokens,
         "documents": len(store.documents),
-        "shards": len(store.shards), "searched": len(store) if searched is None else searched,
-        "recall": database.recall, "stages": stages,
+        "shards": len(store.shards),
+        "searched": len(store) if searched is None else searched,
+        "recall": database.recall,
+        "stages": stages,
         "disk": sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
-    }  # fmt: skip
+    }
     disk.write_json(folder / REPORT, report)
     return report
 

@@ -44,10 +44,21 @@ def config_of(preset: str | None, vocab_size: int, chunk_len: int, window: int) 
     if preset:
         return RetroConfig.preset(preset, vocab_size).replace(**sizes)
     return RetroConfig(
-        vocab_size, d_model=64, d_ff=256, num_heads=4, head_dim=16, num_layers=3, cca_layers=(3,), encoder_layers=1,
+        vocab_size,
+        d_model=64,
+        d_ff=256,
+        num_heads=4,
+        head_dim=16,
+        num_layers=3,
+        cca_layers=(3,),
+        encoder_layers=1,
         encoder_d_model=64,
-        encoder_d_ff=128, encoder_heads=4, encoder_head_dim=16, share_embeddings=True, **sizes,
-    )  # fmt: skip
+        encoder_d_ff=128,
+        encoder_heads=4,
+        encoder_head_dim=16,
+        share_embeddings=True,
+        **sizes,
+    )
 
 
 def main(options: argparse.Namespace) -> list[dict]:
@@ -72,10 +83,17 @@ def main(options: argparse.Namespace) -> list[dict]:
     if (place / "state.json").exists():
         start = sharded_checkpoint.load(place, model, optimizer)["step"]
     rows = WindowDataset(
-        store, window=options.window, batch_size=options.batch // data, seed=0, neighbours=neighbours,
-        database=database, k=options.k,
-        start=start, rank=rank, world_size=data,
-    )  # fmt: skip
+        store,
+        window=options.window,
+        batch_size=options.batch // data,
+        seed=0,
+        neighbours=neighbours,
+        database=database,
+        k=options.k,
+        start=start,
+        rank=rank,
+        world_size=data,
+    )
     part = SequencePart(mesh["sequence"], options.exchange) if options.sequence > 1 else None
     stream, history = Stream(rows, options.batch // data, options.workers, device, part), []
     began, first = time.perf_counter(), dist.get_rank() == 0

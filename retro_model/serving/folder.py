@@ -70,10 +70,18 @@ def describe(
 
 
 def keep(
-    folder: Path, kind: str, title: str, model: nn.Module, tokenizer: Tokenizer | Symbols, held_out: Iterable[Document],
-    *, chunk_len: int,
-    window: int, bos: bool, facts: dict | None = None,
-) -> ModelFolder:  # fmt: skip
+    folder: Path,
+    kind: str,
+    title: str,
+    model: nn.Module,
+    tokenizer: Tokenizer | Symbols,
+    held_out: Iterable[Document],
+    *,
+    chunk_len: int,
+    window: int,
+    bos: bool,
+    facts: dict | None = None,
+) -> ModelFolder:
     """Writes a model that looks nothing up outside its text (RPT,
     Memory Mosaics) as a model folder; what was there is replaced.
     """

@@ -185,13 +185,19 @@ class Reader:
         """What a page says of the model before it reads."""
         weights = sum(p.numel() for p in self.model.parameters())
         return {
-            "kind": self.folder.kind, "title": self.folder.title, "weights": weights, "window": self.folder.window,
+            "kind": self.folder.kind,
+            "title": self.folder.title,
+            "weights": weights,
+            "window": self.folder.window,
             "without": self.without,
-            "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"}, "passages": self.passages,
+            "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"},
+            "passages": self.passages,
             "start": self.start,
-            "most_neighbours": MOST_NEIGHBOURS, "most_new_tokens": MOST_NEW_TOKENS, "neighbours": self.neighbours,
+            "most_neighbours": MOST_NEIGHBOURS,
+            "most_new_tokens": MOST_NEW_TOKENS,
+            "neighbours": self.neighbours,
             "library": self.library_state(),
-        }  # fmt: skip
+        }
 
     neighbours = 2  # K that the page begins with
 

@@ -131,8 +131,14 @@ class Reading:
         """JSON for the page."""
         round3 = lambda values: [round(float(v), 3) for v in values]  # noqa: E731
         return {
-            "texts": self.texts, "on": round3(self.on), "off": round3(self.off), "blank": self.blank.tolist(),
+            "texts": self.texts,
+            "on": round3(self.on),
+            "off": round3(self.off),
+            "blank": self.blank.tolist(),
             "chunk_len": self.chunk_len,
-            "cards": self.cards, "sources": self.sources, "documents": self.documents(),
-            "bits_per_byte": {"on": self.per_byte(self.on), "off": self.per_byte(self.off)}, **self.extra,
-        }  # fmt: skip
+            "cards": self.cards,
+            "sources": self.sources,
+            "documents": self.documents(),
+            "bits_per_byte": {"on": self.per_byte(self.on), "off": self.per_byte(self.off)},
+            **self.extra,
+        }

@@ -67,9 +67,13 @@ class RetroReader(Reader):
         """What the page shows of a neighbour."""
         place = self.library.place(int(chunk))
         return {
-            "document": place.document, "name": place.name, "line": place.line, "score": round(float(near), 3),
-            "texts": token_texts(self.tokenizer.decode_bytes, tokens[mask]), "found": int(mask[: len(mask) // 2].sum()),
-        }  # fmt: skip
+            "document": place.document,
+            "name": place.name,
+            "line": place.line,
+            "score": round(float(near), 3),
+            "texts": token_texts(self.tokenizer.decode_bytes, tokens[mask]),
+            "found": int(mask[: len(mask) // 2].sum()),
+        }
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
         def retrieve(chunks: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,15 +36,21 @@ class RptReader(Reader):
         scores, gates = retrieved.scores[0].cpu().numpy(), retrieved.gate[0].cpu().numpy()
         cards = []
         for c, row in enumerate(index):
-            cards.append([
-                {
-                    "document": 0, "name": f"{c - int(j)} chunks earlier in this "
-                                           "text", "score": round(float(scores[c, j]), 2),
-                    "gate": round(float(gates[c, k]), 2), "token": int(j) * m, "found": m,
-                    "texts": token_texts(self.tokenizer.decode_bytes, pairs[c, k]),
-                }
-                for k, j in enumerate(row) if j >= 0
-            ])  # fmt: skip
+            cards.append(
+                [
+                    {
+                        "document": 0,
+                        "name": f"{c - int(j)} chunks earlier in this text",
+                        "score": round(float(scores[c, j]), 2),
+                        "gate": round(float(gates[c, k]), 2),
+                        "token": int(j) * m,
+                        "found": m,
+                        "texts": token_texts(self.tokenizer.decode_bytes, pairs[c, k]),
+                    }
+                    for k, j in enumerate(row)
+                    if j >= 0
+                ]
+            )
         return self._reading(ids, on, off, cards, sources(ids, pairs, mask, self.blank(ids)), {})
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:

@@ -108,10 +108,21 @@ def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.nda
     return np.where(shown, -1, ids)
 
 
-def batches(store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None,
-            k: int | None = None,
-            starts: np.ndarray | None = None, start: int = 0, every: int = 1, rank: int = 0,
-            world_size: int = 1) -> Iterator[Batch]:  # fmt: skip
+def batches(
+    store,
+    *,
+    window: int,
+    batch_size: int,
+    seed: int,
+    neighbours: np.ndarray | None = None,
+    database=None,
+    k: int | None = None,
+    starts: np.ndarray | None = None,
+    start: int = 0,
+    every: int = 1,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[Batch]:
     """Batches without end, a pure function of (store, window, batch_size, seed) and the position.
 
     An epoch cuts the store into windows of `window` tokens from a random first row, and visits them in random order.

@@ -60,8 +60,15 @@ def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, step: int = 0,
-         position: int = 0, extra: dict | None = None) -> Path:  # fmt: skip
+def save(
+    path: str | os.PathLike,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int = 0,
+    position: int = 0,
+    extra: dict | None = None,
+) -> Path:
     """Writes a checkpoint folder at `path`, replacing the checkpoint that is there.
 
     step: optimiser steps done. position: batches taken from the stream. extra: anything JSON can hold; the model's
@@ -76,8 +83,13 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     moments, groups = _optimizer_tensors(model, optimizer) if optimizer is not None else ({}, [])
     moments |= _random_states()
     config = getattr(getattr(model, "module", model), "config", None)
-    state = {"step": step, "position": position, "optimizer": groups, "extra": extra or {},
-             "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
+    state = {
+        "step": step,
+        "position": position,
+        "optimizer": groups,
+        "extra": extra or {},
+        "config": config.to_dict() if hasattr(config, "to_dict") else None,
+    }
     first_process(write, path, {"model": tensors, "optimizer": moments}, state)
     return path
 
@@ -222,8 +234,14 @@ def _check_optimizer(
             key = (number, p.shape, p.dtype, p.device)
             if mine and key not in made:
                 made[key] = _moments_of(file, optimizer, {**group, **_options(group, saved)}, p)
-            _check_equal(file, "the optimiser", *({f"{names[id(p)]}'s {k}": v for k, v in forms.items()} for forms in (
-                {k: _form(v) for k, v in mine.items()}, made[key] if mine else {})))  # fmt: skip
+            _check_equal(
+                file,
+                "the optimiser",
+                *(
+                    {f"{names[id(p)]}'s {k}": v for k, v in forms.items()}
+                    for forms in ({k: _form(v) for k, v in mine.items()}, made[key] if mine else {})
+                ),
+            )
             if (step := mine.get("step")) is not None and not (math.isfinite(step) and step >= 0):
                 raise CheckpointError(f"{file}: {names[id(p)]}'s step is {float(step)}")
     if unknown := sorted(name for name in moments.keys() - known if not RANDOM.fullmatch(name)):

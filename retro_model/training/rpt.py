@@ -131,10 +131,15 @@ def neighbours_for(
 
 
 def losses(
-    model: nn.Module, tokens: Tensor, supervision: Supervision | None, lessons: Lessons, step: int,
-    index: Tensor | None, real: Tensor,
+    model: nn.Module,
+    tokens: Tensor,
+    supervision: Supervision | None,
+    lessons: Lessons,
+    step: int,
+    index: Tensor | None,
+    real: Tensor,
     **options,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """Summed nats of the tokens that count, the retrieval loss's sum and its pairs. See `train_step`."""
     out, retrieved = model(
         tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True, loss_mask=real, **options
@@ -153,12 +158,19 @@ def losses(
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, supervision: Supervision | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokens: Tensor,
+    supervision: Supervision | None,
     settings: Settings,
-    lessons: Lessons, step: int, *, index: Tensor | None = None, generator: torch.Generator | None = None,
+    lessons: Lessons,
+    step: int,
+    *,
+    index: Tensor | None = None,
+    generator: torch.Generator | None = None,
     loss_mask: Tensor | None = None,
     part=None,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """One optimiser step on the mean loss a token and the mean retrieval loss a pair, over this and every other
     process.
 
@@ -213,6 +225,11 @@ def train_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     nats, ranking, count, pairs = totals.tolist()
-    return {"loss": nats / count, "retrieval_loss": ranking / max(1, pairs), "teacher_share": share,
-            "gradient_norm": norm,
-            "learning_rate": rate, "pairs": pairs}  # fmt: skip
+    return {
+        "loss": nats / count,
+        "retrieval_loss": ranking / max(1, pairs),
+        "teacher_share": share,
+        "gradient_norm": norm,
+        "learning_rate": rate,
+        "pairs": pairs,
+    }

@@ -29,8 +29,15 @@ STATE = "state.json"
 SHARDS = re.compile(r"shards-[0-9a-f]{32}")
 
 
-def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, step: int = 0,
-         position: int = 0, extra: dict | None = None) -> Path:  # fmt: skip
+def save(
+    path: str | os.PathLike,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int = 0,
+    position: int = 0,
+    extra: dict | None = None,
+) -> Path:
     """Writes a checkpoint folder at `path`, in place of the one that is there; every process calls, and writes what it
     holds.
 
@@ -52,10 +59,17 @@ def save(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
             writer = FileSystemWriter(path / name, single_file_per_rank=True)
             save(_tensors(model, optimizer), storage_writer=writer, no_dist=not dist.is_initialized())
         config = getattr(getattr(model, "module", model), "config", None)
-        state = {"format": FORMAT, "shards": name, "step": step, "position": position, "extra": extra or {},
-                 "processes": _processes(), "files": _digests(path / name),
-                 "optimizer": optimizer is not None,
-                 "config": config.to_dict() if hasattr(config, "to_dict") else None}  # fmt: skip
+        state = {
+            "format": FORMAT,
+            "shards": name,
+            "step": step,
+            "position": position,
+            "extra": extra or {},
+            "processes": _processes(),
+            "files": _digests(path / name),
+            "optimizer": optimizer is not None,
+            "config": config.to_dict() if hasattr(config, "to_dict") else None,
+        }
         first_process(_finish, path, state)
     finally:
         for held in lock:
@@ -138,9 +152,8 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processe
     """This process's part of what is saved; `processes`: how many saved, None: those that are now."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
-    by_name = StateDictOptions(
-        flatten_optimizer_state_dict=True
-    )  # the groups of another number of processes are others
+    # the groups of another number of processes are others
+    by_name = StateDictOptions(flatten_optimizer_state_dict=True)
     found: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
         found["optimizer"] = get_optimizer_state_dict(model, optimizer, options=by_name)

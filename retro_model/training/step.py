@@ -26,9 +26,8 @@ def token_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     counted = batch.real[:, 1:]
     targets = batch.tokens[:, 1:]
     logits = logits[:, :-1].flatten(0, 1)
-    logits = (
-        logits if logits.dtype == torch.float64 else logits.float()
-    )  # a sum of a vocabulary's exponentials in half would be lost
+    # a sum of a vocabulary's exponentials in half would be lost
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
     return losses * counted, counted
 
@@ -145,10 +144,17 @@ def train_step(
     }
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, stream: Iterator[Batch], settings: Settings, *,
-          start: int = 0,
-          stop: int | None = None, accumulate: int = 1,
-          report: Callable[[int, dict], None] | None = None) -> list[dict]:  # fmt: skip
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    stream: Iterator[Batch],
+    settings: Settings,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    accumulate: int = 1,
+    report: Callable[[int, dict], None] | None = None,
+) -> list[dict]:
     """Steps `start` to `stop` (settings.steps by default), `accumulate` batches each; `report(step, results)` after
     each.
 

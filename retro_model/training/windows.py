@@ -42,17 +42,33 @@ class WindowDataset(IterableDataset):
     """
 
     def __init__(
-        self, store, *, window: int, batch_size: int, seed: int, neighbours: np.ndarray | None = None, database=None,
+        self,
+        store,
+        *,
+        window: int,
+        batch_size: int,
+        seed: int,
+        neighbours: np.ndarray | None = None,
+        database=None,
         k: int | None = None,
-        starts: np.ndarray | None = None, start: int = 0, rank: int = 0, world_size: int = 1,
-    ):  # fmt: skip
+        starts: np.ndarray | None = None,
+        start: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
         super().__init__()
         self.store, self.start = store, start
         self.options = {
-            "window": window, "batch_size": batch_size * world_size, "seed": seed, "neighbours": neighbours,
-            "database": database, "k": k,
-            "starts": starts, "rank": rank, "world_size": world_size,
-        }  # fmt: skip
+            "window": window,
+            "batch_size": batch_size * world_size,
+            "seed": seed,
+            "neighbours": neighbours,
+            "database": database,
+            "k": k,
+            "starts": starts,
+            "rank": rank,
+            "world_size": world_size,
+        }
         batches(store, start=start, **self.options)  # checks the arguments; reads nothing
 
     def set_start(self, start: int) -> None:

@@ -19,11 +19,24 @@ def wrong(scale):
 
 def static_record(kernel="topk_chunks", **metrics):
     usual = {
-        "kernel": "scan", "arch": 90, "config": "m64", "registers": 100, "stack_bytes": 0, "shared_static_bytes": 0,
+        "kernel": "scan",
+        "arch": 90,
+        "config": "m64",
+        "registers": 100,
+        "stack_bytes": 0,
+        "shared_static_bytes": 0,
         "shared_dynamic_bytes": 1024,
-        "warps": 4, "stages": 2, "blocks_per_sm": 4, "cubin_sha256": "x", "instructions": 100, "opcode_hash": "h",
+        "warps": 4,
+        "stages": 2,
+        "blocks_per_sm": 4,
+        "cubin_sha256": "x",
+        "instructions": 100,
+        "opcode_hash": "h",
         "tensor_instructions": 8,
-        "async_copies": 4, "loop_opcodes": {}, "loop_issue_slots": 400, "loop_tensor_instructions": 8,
+        "async_copies": 4,
+        "loop_opcodes": {},
+        "loop_issue_slots": 400,
+        "loop_tensor_instructions": 8,
         "loop_cycles_at_least": 100.0,
-    }  # fmt: skip
+    }
     return table.row(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}

@@ -24,14 +24,33 @@ def good():
         "method": {"clock": "wall"},
     }
     return {
-        "schema": record.SCHEMA, "run": "a", "at": record.now(), "id": "op/cpu/case/float32/fwd", "kernel": "op",
-        "backend": "cpu", "role": "kernel",
-        "dtype": "float32", "mode": "fwd", "status": "ok", "reason": None, "git": {"sha": None, "dirty": None},
-        "environment": {}, "device": {},
-        "ceilings": None, "case": {"name": "case", "shape": {}}, "seed": 1, "numerics": numerics, "time": time,
-        "work": None, "roofline": None,
-        "speedup": None, "memory": None, "launches": None, "counters": None, "static": None,
-    }  # fmt: skip
+        "schema": record.SCHEMA,
+        "run": "a",
+        "at": record.now(),
+        "id": "op/cpu/case/float32/fwd",
+        "kernel": "op",
+        "backend": "cpu",
+        "role": "kernel",
+        "dtype": "float32",
+        "mode": "fwd",
+        "status": "ok",
+        "reason": None,
+        "git": {"sha": None, "dirty": None},
+        "environment": {},
+        "device": {},
+        "ceilings": None,
+        "case": {"name": "case", "shape": {}},
+        "seed": 1,
+        "numerics": numerics,
+        "time": time,
+        "work": None,
+        "roofline": None,
+        "speedup": None,
+        "memory": None,
+        "launches": None,
+        "counters": None,
+        "static": None,
+    }
 
 
 def test_round_trip(good, tmp_path):

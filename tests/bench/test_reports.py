@@ -35,17 +35,29 @@ def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="k
     ceilings = {"bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11, "bfloat16": None}}
     empty = dict.fromkeys(record.FIELDS)
     made = empty | {
-        "schema": record.SCHEMA, "run": "r", "at": record.now(), "id": f"{kernel}/{backend}/{case}/float32/fwd",
-        "kernel": kernel, "backend": backend,
-        "role": role, "dtype": "float32", "mode": "fwd", "status": status,
-        "reason": None if status == "ok" else "because", "git": {"sha": "abc", "dirty": False},
-        "environment": {"torch": "2", "triton": None, "threads": 2}, "device": {"name": "a processor"},
+        "schema": record.SCHEMA,
+        "run": "r",
+        "at": record.now(),
+        "id": f"{kernel}/{backend}/{case}/float32/fwd",
+        "kernel": kernel,
+        "backend": backend,
+        "role": role,
+        "dtype": "float32",
+        "mode": "fwd",
+        "status": status,
+        "reason": None if status == "ok" else "because",
+        "git": {"sha": "abc", "dirty": False},
+        "environment": {"torch": "2", "triton": None, "threads": 2},
+        "device": {"name": "a processor"},
         "ceilings": ceilings,
-        "case": {"name": case, "shape": {}}, "seed": 1, "numerics": numerics, "time": time if status == "ok" else None,
+        "case": {"name": case, "shape": {}},
+        "seed": 1,
+        "numerics": numerics,
+        "time": time if status == "ok" else None,
         "work": {"flops": 1e6, "bytes": 1e6},
         "roofline": {"floor_s": 1e-4, "bound": "memory", "fraction": 1e-4 / seconds},
         "speedup": {"eager": 2.0, "sdpa_plain": 0.1, "toeplitz": 1.5},
-    }  # fmt: skip
+    }
     made |= more
     assert record.validate(made) == []
     return made
@@ -93,10 +105,11 @@ def test_the_page_links_its_parts_marks_what_is_wrong_and_escapes_names():
             static_record("leaky_average"),
         ]
     )
+    # row, point, bar
     assert (
         "<b>" not in page
         and page.count('data-id="leaky_average/cpu/&lt;b&gt;&quot;x&quot;&lt;/b&gt;&amp;/float32/fwd"') == 3
-    )  # row, point, bar
+    )
     assert "1 fail" in page and page.count("rgba(var(--bad), 0.6)") == 1  # the spill alone
     assert (
         "prefers-color-scheme: dark" in page

@@ -208,13 +208,17 @@ def test_graphs_are_what_is_timed(monkeypatch):
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 2.0)
     graph = SimpleNamespace(replay=lambda: said.append("replay"))
     fakes = {
-        "Stream": lambda: plain, "current_stream": lambda: plain, "stream": lambda s: contextlib.nullcontext(),
+        "Stream": lambda: plain,
+        "current_stream": lambda: plain,
+        "stream": lambda s: contextlib.nullcontext(),
         "synchronize": lambda: None,
-        "CUDAGraph": lambda: graph, "graph": lambda g: contextlib.nullcontext(said.append("capture")),
+        "CUDAGraph": lambda: graph,
+        "graph": lambda g: contextlib.nullcontext(said.append("capture")),
         "Event": lambda **k: event,
-        "_sleep": lambda cycles: None, "current_device": lambda: 0,
+        "_sleep": lambda cycles: None,
+        "current_device": lambda: 0,
         "get_device_properties": lambda d: SimpleNamespace(L2_cache_size=64),
-    }  # fmt: skip
+    }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     zeros = torch.zeros

@@ -16,42 +16,92 @@ from bench.registry import Case
 
 TINY = {
     "chunked_cross_attention": [
-        Case("chunked_cross_attention", "all",
-             {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "G": 1, "D": 16, "L": 2}, "a test",
-             extras=("rel_key", "content_bias", "position_bias", "neighbour_mask", "neighbour_gate")),
-        Case("chunked_cross_attention", "decode", {"B": 1, "N": 5, "M": 4, "K": 1, "R": 6, "H": 2, "D": 16, "L": 3},
-             "a test",
-             {"query_start": 9}, ("rel_key",), modes=("decode",)),
+        Case(
+            "chunked_cross_attention",
+            "all",
+            {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "G": 1, "D": 16, "L": 2},
+            "a test",
+            extras=("rel_key", "content_bias", "position_bias", "neighbour_mask", "neighbour_gate"),
+        ),
+        Case(
+            "chunked_cross_attention",
+            "decode",
+            {"B": 1, "N": 5, "M": 4, "K": 1, "R": 6, "H": 2, "D": 16, "L": 3},
+            "a test",
+            {"query_start": 9},
+            ("rel_key",),
+            modes=("decode",),
+        ),
     ],
     "relative_attention": [
-        Case("relative_attention", "causal", {"B": 2, "N": 9, "S": 9, "H": 2, "G": 1, "D": 16, "T": 9}, "a test",
-             {"causal": True, "rel_start": 0},
-             ("rel_key", "content_bias", "position_bias")),
-        Case("relative_attention", "narrow", {"B": 1, "N": 12, "S": 12, "H": 2, "D": 16, "E": 4, "T": 3}, "a test",
-             {"causal": True, "rel_start": 0},
-             ("rel_key", "rel_query")),
-        Case("relative_attention", "cross", {"B": 1, "N": 7, "S": 5, "H": 2, "D": 16}, "a test", {},
-             ("rel_key", "key_mask")),
-        Case("relative_attention", "gap", {"B": 1, "N": 8, "S": 8, "H": 2, "D": 16}, "a test",
-             {"causal": True, "causal_gap": 1}),
-        Case("relative_attention", "window", {"B": 1, "N": 6, "S": 10, "H": 2, "D": 16}, "a test",
-             {"causal": True, "window": 3}),
-        Case("relative_attention", "one", {"B": 1, "N": 1, "S": 9, "H": 2, "D": 16, "T": 9}, "a test",
-             {"causal": True, "rel_start": 0}, ("rel_key",)),
+        Case(
+            "relative_attention",
+            "causal",
+            {"B": 2, "N": 9, "S": 9, "H": 2, "G": 1, "D": 16, "T": 9},
+            "a test",
+            {"causal": True, "rel_start": 0},
+            ("rel_key", "content_bias", "position_bias"),
+        ),
+        Case(
+            "relative_attention",
+            "narrow",
+            {"B": 1, "N": 12, "S": 12, "H": 2, "D": 16, "E": 4, "T": 3},
+            "a test",
+            {"causal": True, "rel_start": 0},
+            ("rel_key", "rel_query"),
+        ),
+        Case(
+            "relative_attention",
+            "cross",
+            {"B": 1, "N": 7, "S": 5, "H": 2, "D": 16},
+            "a test",
+            {},
+            ("rel_key", "key_mask"),
+        ),
+        Case(
+            "relative_attention",
+            "gap",
+            {"B": 1, "N": 8, "S": 8, "H": 2, "D": 16},
+            "a test",
+            {"causal": True, "causal_gap": 1},
+        ),
+        Case(
+            "relative_attention",
+            "window",
+            {"B": 1, "N": 6, "S": 10, "H": 2, "D": 16},
+            "a test",
+            {"causal": True, "window": 3},
+        ),
+        Case(
+            "relative_attention",
+            "one",
+            {"B": 1, "N": 1, "S": 9, "H": 2, "D": 16, "T": 9},
+            "a test",
+            {"causal": True, "rel_start": 0},
+            ("rel_key",),
+        ),
     ],
     "relative_logits": [
         Case("relative_logits", "one", {"B": 1, "N": 1, "S": 8, "H": 2, "E": 8}, "a test", {"query_offset": 7}),
-        Case("relative_logits", "bounded", {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5}, "a test",
-             {"rel_start": -2}, ("position_bias",)),
+        Case(
+            "relative_logits",
+            "bounded",
+            {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5},
+            "a test",
+            {"rel_start": -2},
+            ("position_bias",),
+        ),
     ],
     "topk_chunks": [
         Case("topk_chunks", "causal", {"B": 2, "Q": 9, "S": 9, "D": 8, "k": 3}, "a test", {"causal_gap": 2}),
-        Case("topk_chunks", "l2", {"B": 1, "Q": 4, "S": 20, "D": 8, "k": 5}, "a test", {"metric": "l2"},
-             ("query_doc",)),
+        Case(
+            "topk_chunks", "l2", {"B": 1, "Q": 4, "S": 20, "D": 8, "k": 5}, "a test", {"metric": "l2"}, ("query_doc",)
+        ),
     ],
-    "leaky_average": [Case("leaky_average", "carried", {"B": 2, "N": 300, "H": 2, "D": 4}, "a test",
-                           extras=("initial",))],
-}  # fmt: skip
+    "leaky_average": [
+        Case("leaky_average", "carried", {"B": 2, "N": 300, "H": 2, "D": 4}, "a test", extras=("initial",))
+    ],
+}
 ALL = [case for cases in TINY.values() for case in cases]
 names = [f"{case.kernel}/{case.name}" for case in ALL]
 

@@ -18,24 +18,32 @@ if INTERPRETER or COMPILED:
 
 HALVES = [torch.float16, torch.bfloat16]
 CALLS = {
-    "cca": ("chunked_cross_attention",
-            lambda dtype: inputs.cross_attention(dtype=dtype, N=70, M=32, R=40, D=64, B=1, H=1, gate=True,
-                                                 mask="token")),
-    "cca grouped": ("chunked_cross_attention",
-                    lambda dtype: inputs.cross_attention(dtype=dtype, N=40, M=16, R=24, D=24, B=1, H=2, G=1, E=16)),
-    "cca decode": ("chunked_cross_attention",
-                   lambda dtype: inputs.cross_attention(dtype=dtype, N=1, M=16, R=32, D=64, B=1, query_start=40)),
-    "attention": ("relative_attention",
-                  lambda dtype: inputs.self_attention(dtype=dtype, N=70, B=1, D=64, H=1, causal=True)),
+    "cca": (
+        "chunked_cross_attention",
+        lambda dtype: inputs.cross_attention(dtype=dtype, N=70, M=32, R=40, D=64, B=1, H=1, gate=True, mask="token"),
+    ),
+    "cca grouped": (
+        "chunked_cross_attention",
+        lambda dtype: inputs.cross_attention(dtype=dtype, N=40, M=16, R=24, D=24, B=1, H=2, G=1, E=16),
+    ),
+    "cca decode": (
+        "chunked_cross_attention",
+        lambda dtype: inputs.cross_attention(dtype=dtype, N=1, M=16, R=32, D=64, B=1, query_start=40),
+    ),
+    "attention": (
+        "relative_attention",
+        lambda dtype: inputs.self_attention(dtype=dtype, N=70, B=1, D=64, H=1, causal=True),
+    ),
     "attention, documents": (
         "relative_attention",
-        lambda dtype: inputs.self_attention(dtype=dtype, N=40, B=1, D=32, H=1, causal=True, segments=True, window=30,
-                                            dropout_p=0.2),
+        lambda dtype: inputs.self_attention(
+            dtype=dtype, N=40, B=1, D=32, H=1, causal=True, segments=True, window=30, dropout_p=0.2
+        ),
     ),
     "logits": ("relative_logits", lambda dtype: inputs.relative_logits(dtype=dtype, N=40, key_len=50)),
     "top-k": ("topk_chunks", lambda dtype: inputs.topk(dtype=dtype, Q=9, S=140, D=48, k=5, docs=True, causal_gap=1)),
     "scan": ("leaky_average", lambda dtype: inputs.leaky(dtype=dtype, N=150, D=24)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch", [80, 90])

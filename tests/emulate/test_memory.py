@@ -9,9 +9,25 @@ import torch
 from bench.emulate.program import EmulationError, Program, Region
 from tests.emulate import harness
 
-COVERED = {"ld", "st", "cp", "bar", "barrier", "membar", "fence", "bra", "ret", "exit", "trap", "shfl", "vote", "redux",
-           "ldmatrix", "stmatrix",
-           "cvta"}  # fmt: skip
+COVERED = {
+    "ld",
+    "st",
+    "cp",
+    "bar",
+    "barrier",
+    "membar",
+    "fence",
+    "bra",
+    "ret",
+    "exit",
+    "trap",
+    "shfl",
+    "vote",
+    "redux",
+    "ldmatrix",
+    "stmatrix",
+    "cvta",
+}
 
 SMEM = "\tmov.b32 %r200, smem;\n\tshl.b32 %r201, %r300, 2;\n\tadd.s32 %r202, %r200, %r201;\n"
 

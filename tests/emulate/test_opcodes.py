@@ -174,8 +174,15 @@ FLOAT = {
     "setp.geu.f32": ("p", "rr", lambda a, b: int(not f32(a) < f32(b))),
     "setp.num.f32": ("p", "rr", lambda a, b: int(not (np.isnan(f32(a)) or np.isnan(f32(b))))),
     "setp.nan.f32": ("p", "rr", lambda a, b: int(np.isnan(f32(a)) or np.isnan(f32(b)))),
-    "cvt.rzi.s32.f32": ("r", "r", lambda a: 0 if np.isnan(f32(a)) else max(
-        -(2**31), min(2**31 - 1, math.trunc(max(-1e10, min(1e10, float(f32(a))))))) & M32),
+    "cvt.rzi.s32.f32": (
+        "r",
+        "r",
+        lambda a: (
+            0
+            if np.isnan(f32(a))
+            else max(-(2**31), min(2**31 - 1, math.trunc(max(-1e10, min(1e10, float(f32(a))))))) & M32
+        ),
+    ),
     "cvt.rn.bf16.f32": ("h", "r", lambda a: bits_bf16(f32(a))),
     "cvt.rn.f16.f32": ("h", "r", lambda a: bits16(f32(a))),
     "cvt.rn.bf16x2.f32": ("r", "rr", lambda a, b: bits_bf16(f32(a)) << 16 | bits_bf16(f32(b))),
@@ -189,7 +196,7 @@ FLOAT = {
     "add.bf16x2": ("r", "rr", both_halves(lambda a, b: float(a) + float(b), bf16, bits_bf16)),
     "fma.rn.bf16": ("h", "hhh", lambda a, b, c: bits_bf16(float(bf16(a)) * float(bf16(b)) + float(bf16(c)))),
     "fma.rn.bf16x2": ("r", "rrr", both_halves(lambda a, b, c: float(a) * float(b) + float(c), bf16, bits_bf16)),
-}  # fmt: skip
+}
 
 _AWKWARD = [0, 1, 2, 31, 32, 33, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x8000, 0x7FFF, 0xFFFF]
 _AWKWARD_FLOATS = [

@@ -114,9 +114,20 @@ def descriptor(start, leading, stride, swizzle, transposed):
     return (start >> 4) | (leading >> 4) << 16 | (stride >> 4) << 32 | mode << 62
 
 
-def wgmma(kind, n, k, swizzle, *, b_transposed=False, fence="fence.proxy.async.shared::cta;", barrier="bar.sync 0;",
-          reg_fence="wgmma.fence.sync.aligned;", wait="wgmma.wait_group.sync.aligned "
-                                                      "0;", after="", before=""):  # fmt: skip
+def wgmma(
+    kind,
+    n,
+    k,
+    swizzle,
+    *,
+    b_transposed=False,
+    fence="fence.proxy.async.shared::cta;",
+    barrier="bar.sync 0;",
+    reg_fence="wgmma.fence.sync.aligned;",
+    wait="wgmma.wait_group.sync.aligned 0;",
+    after="",
+    before="",
+):
     """Result [64, n] of a wgmma whose operands 128 threads put into shared memory."""
     a, b = matrices(kind, 64, n, k)
     a_bytes, a_leading, a_stride = place(a, swizzle, False)

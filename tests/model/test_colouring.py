@@ -11,8 +11,16 @@ from retro_model.evaluation import colouring
 
 def brute(tokens, others):
     def longest(i):
-        return max((n for o in others for j in range(len(o)) for n in range(1, min(len(tokens) - i, len(o) - j) + 1)
-                    if list(tokens[i : i + n]) == list(o[j : j + n])), default=0)  # fmt: skip
+        return max(
+            (
+                n
+                for o in others
+                for j in range(len(o))
+                for n in range(1, min(len(tokens) - i, len(o) - j) + 1)
+                if list(tokens[i : i + n]) == list(o[j : j + n])
+            ),
+            default=0,
+        )
 
     return [longest(i) for i in range(len(tokens))]
 

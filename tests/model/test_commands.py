@@ -90,9 +90,8 @@ def test_other_documents(tmp_path):
 
 def test_windows_see_their_future_only_unfiltered(tmp_path):
     """Two short documents in each window, each a neighbour of the other: counted by hand."""
-    store = store_of(
-        tmp_path / "s", [[5] * 8, [6] * 8, [7] * 8, [8] * 8], chunk_len=4
-    )  # documents of chunks 0-1, 2-3, 4-5, 6-7
+    # documents of chunks 0-1, 2-3, 4-5, 6-7
+    store = store_of(tmp_path / "s", [[5] * 8, [6] * 8, [7] * 8, [8] * 8], chunk_len=4)
     database = ChunkDatabase.build(tmp_path / "k", store, HashedTfidf(8).fit(store))
     ids = np.full((8, 1), -1)
     ids[0] = 3  # window 0: ahead

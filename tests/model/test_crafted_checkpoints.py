@@ -80,24 +80,36 @@ def crafted(saved, change_tensors=None, change_state=None):
 MOMENT = "state.table.weight.exp_avg"
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda t: t.update({MOMENT: torch.zeros(3)}), r"table.weight's exp_avg is float32 \[3\], the optimiser has "
-                                                   r"float32 \[17, 17\]"),
-    (lambda t: t.update({MOMENT: torch.zeros(17, 17).double()}), "table.weight's exp_avg is float64"),
-    (lambda t: t.update({MOMENT: torch.zeros(17, 17).long()}), "table.weight's exp_avg is int64"),
-    (lambda t: t.pop(MOMENT), "table.weight's exp_avg is absent"),
-    (lambda t: t.update({MOMENT + "_3": torch.zeros(17, 17)}), "table.weight's exp_avg_3 is float32 .*, the optimiser "
-                                                               "has none"),
-    (lambda t: t.update({"state.table.weight.step": torch.tensor(-1.0)}), "table.weight's step is -1"),
-    (lambda t: t.update({"state.table.weight.step": torch.ones(17, 17)}), "table.weight's step is float32"),
-    (lambda t: t.update({"state.other.step": torch.tensor(1.0)}), "state.other.step is of no parameter"),
-    (lambda t: t.update({"random.cpu": torch.zeros(7, dtype=torch.uint8)}), "random.cpu is no state of a cpu "
-                                                                            "generator"),
-    (lambda t: t.update({"random.cpu": torch.zeros(5056, dtype=torch.uint8)}), "random.cpu is no state of a cpu "
-                                                                               "generator"),
-    (lambda t: t.update({"random.cpu": torch.zeros(5056)}), "random.cpu is float32"),
-    (lambda t: t.update({"random.1.cpu": torch.zeros(2, 2, dtype=torch.uint8)}), "random.1.cpu is uint8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda t: t.update({MOMENT: torch.zeros(3)}),
+            r"table.weight's exp_avg is float32 \[3\], the optimiser has "
+            r"float32 \[17, 17\]",
+        ),
+        (lambda t: t.update({MOMENT: torch.zeros(17, 17).double()}), "table.weight's exp_avg is float64"),
+        (lambda t: t.update({MOMENT: torch.zeros(17, 17).long()}), "table.weight's exp_avg is int64"),
+        (lambda t: t.pop(MOMENT), "table.weight's exp_avg is absent"),
+        (
+            lambda t: t.update({MOMENT + "_3": torch.zeros(17, 17)}),
+            "table.weight's exp_avg_3 is float32 .*, the optimiser has none",
+        ),
+        (lambda t: t.update({"state.table.weight.step": torch.tensor(-1.0)}), "table.weight's step is -1"),
+        (lambda t: t.update({"state.table.weight.step": torch.ones(17, 17)}), "table.weight's step is float32"),
+        (lambda t: t.update({"state.other.step": torch.tensor(1.0)}), "state.other.step is of no parameter"),
+        (
+            lambda t: t.update({"random.cpu": torch.zeros(7, dtype=torch.uint8)}),
+            "random.cpu is no state of a cpu generator",
+        ),
+        (
+            lambda t: t.update({"random.cpu": torch.zeros(5056, dtype=torch.uint8)}),
+            "random.cpu is no state of a cpu generator",
+        ),
+        (lambda t: t.update({"random.cpu": torch.zeros(5056)}), "random.cpu is float32"),
+        (lambda t: t.update({"random.1.cpu": torch.zeros(2, 2, dtype=torch.uint8)}), "random.1.cpu is uint8"),
+    ],
+)
 def test_crafted_tensors_change_nothing(saved, change, message):
     crafted(saved, change)
     assert refused(saved, message)
@@ -107,22 +119,35 @@ def options(**changes):
     return lambda state: state["optimizer"][0]["options"].update(changes)
 
 
-@pytest.mark.parametrize("change, message", [
-    (options(lr=float("nan")), "group 0's lr is nan, out of range"), (options(lr=-1.0), "lr is -1.0, out of range"),
-    (options(lr="fast"), "lr is 'fast', the optimiser "
-                         "has"), (options(lr=True), "lr is True"), (options(betas=[0.9, 1.0]), r"betas\[1\] is 1.0"),
-    (options(betas=[0.9]), "betas is"), (options(betas=0.9), "betas is 0.9"), (options(eps=float("inf")), "eps is inf"),
-    (options(params=[]), "params is"), (options(other=1), "other is no option"),
-    (options(fused="yes"), "fused is 'yes'"),
-    (options(amsgrad=True), "weight's max_exp_avg_sq is "
-                            "absent"), (options(fused=False, capturable=True), "cannot step with the saved options"),
-    (lambda s: s.update(step=-1), "step is no count"), (lambda s: s.update(position=1.5), "position is no count"),
-    (lambda s: s.update(extra=[]), "extra is no object"), (lambda s: s.update(config=3), "config is no object"),
-    (lambda s: s.update(optimizer=5), "state.json is corrupt"),
-    (lambda s: s["optimizer"][0].pop("options"), "state.json is corrupt"),
-    (lambda s: s.update(files={"../../model.safetensors": {"bytes": 1, "sha256": ""}}), "model.safetensors is missing"),
-    (lambda s: s.update(files={}), "model.safetensors is missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (options(lr=float("nan")), "group 0's lr is nan, out of range"),
+        (options(lr=-1.0), "lr is -1.0, out of range"),
+        (options(lr="fast"), "lr is 'fast', the optimiser has"),
+        (options(lr=True), "lr is True"),
+        (options(betas=[0.9, 1.0]), r"betas\[1\] is 1.0"),
+        (options(betas=[0.9]), "betas is"),
+        (options(betas=0.9), "betas is 0.9"),
+        (options(eps=float("inf")), "eps is inf"),
+        (options(params=[]), "params is"),
+        (options(other=1), "other is no option"),
+        (options(fused="yes"), "fused is 'yes'"),
+        (options(amsgrad=True), "weight's max_exp_avg_sq is absent"),
+        (options(fused=False, capturable=True), "cannot step with the saved options"),
+        (lambda s: s.update(step=-1), "step is no count"),
+        (lambda s: s.update(position=1.5), "position is no count"),
+        (lambda s: s.update(extra=[]), "extra is no object"),
+        (lambda s: s.update(config=3), "config is no object"),
+        (lambda s: s.update(optimizer=5), "state.json is corrupt"),
+        (lambda s: s["optimizer"][0].pop("options"), "state.json is corrupt"),
+        (
+            lambda s: s.update(files={"../../model.safetensors": {"bytes": 1, "sha256": ""}}),
+            "model.safetensors is missing",
+        ),
+        (lambda s: s.update(files={}), "model.safetensors is missing"),
+    ],
+)
 def test_a_crafted_state_changes_nothing(saved, change, message):
     crafted(saved, change_state=change)
     assert refused(saved, message)

@@ -81,9 +81,8 @@ def test_dense_search_against_all_distances(kind, dense, store):
     # duplicates tie, so distances are compared: both kinds compute in float32, |q|^2 + |k|^2 - 2qk of unit vectors
     np.testing.assert_allclose(np.take_along_axis(distance, found, 1), want, rtol=0, atol=1e-6)
     plain = database.search(store.chunks(rows), 1, lengths=store.lengths[rows])[:, 0]
-    assert np.array_equal(
-        store.chunks(plain), store.chunks(rows)
-    )  # without a filter a chunk finds itself, or its equal
+    # without a filter a chunk finds itself, or its equal
+    assert np.array_equal(store.chunks(plain), store.chunks(rows))
 
 
 def test_bm25_against_its_formula(store):
@@ -133,9 +132,8 @@ def test_values_are_the_chunk_and_its_continuation(ids):
 @pytest.fixture(autouse=True, scope="module")
 def _values_store(tmp_path_factory):
     global VALUES
-    VALUES = store_of(
-        tmp_path_factory.mktemp("values"), [np.arange(2, 2 + n) for n in (17, 1, 8, 9, 16, 60, 40)]
-    )  # -1 is no chunk 0, which has one after it
+    # -1 is no chunk 0, which has one after it
+    VALUES = store_of(tmp_path_factory.mktemp("values"), [np.arange(2, 2 + n) for n in (17, 1, 8, 9, 16, 60, 40)])
 
     assert len(VALUES) == 22
 

@@ -129,11 +129,22 @@ def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
         "encoder_head_dim": 16,
     }
     plan = dataclasses.replace(
-        plan, config=plan.config | small, vocab_size=400, database_bytes=200_000, train_bytes=100_000,
-        validation_bytes=30_000, dim=32,
-        window=256, stride=128, batch_size=1, steps=2, warmup_steps=1, evaluation_neighbours=(2,), sample_tokens=8,
+        plan,
+        config=plan.config | small,
+        vocab_size=400,
+        database_bytes=200_000,
+        train_bytes=100_000,
+        validation_bytes=30_000,
+        dim=32,
+        window=256,
+        stride=128,
+        batch_size=1,
+        steps=2,
+        warmup_steps=1,
+        evaluation_neighbours=(2,),
+        sample_tokens=8,
         compile=False,
-    )  # fmt: skip
+    )
     results = demo.run(tmp_path, plan, quiet=True)
     assert all(0 < b < 9 for b in results["bits_per_byte"].values()) and results["config"]["cca_layers"] == [6, 9, 12]
 

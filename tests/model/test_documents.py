@@ -51,9 +51,8 @@ def test_a_byte_level_tokenizer_counts_every_byte(tmp_path):
     assert store.num_bytes == sum(len(t.encode()) for t in TEXTS)
     assert store.bos_id == theirs.eos_token_id and all(store.document_tokens(d)[0] == store.bos_id for d in range(4))
     assert build_store(tmp_path / "store", TEXTS, theirs, chunk_len=4, bos=True).identity == store.identity
-    assert (
-        theirs(TEXTS[:2], padding=True)["input_ids"][0][0] == theirs.pad_token_id
-    )  # the caller's tokenizer is as it was
+    # the caller's tokenizer is as it was
+    assert theirs(TEXTS[:2], padding=True)["input_ids"][0][0] == theirs.pad_token_id
 
 
 def test_the_tokenizers_own_begin_is_free_in_scores(tmp_path):

@@ -34,9 +34,8 @@ def test_score_gives_each_token_the_most_context():
     scores = evaluation.score(toys.ByOffset(), store, window=6, stride=2, batch_size=2)
     cost = toys.ByOffset.cost
     first = [math.log(2) + cost(1), cost(2) + cost(3), cost(4) + cost(5)]
-    later = [cost(4) + cost(5)] * 2 + [
-        cost(4)
-    ]  # each later window scores its last two tokens; the last one is half padding
+    # each later window scores its last two tokens; the last one is half padding
+    later = [cost(4) + cost(5)] * 2 + [cost(4)]
     np.testing.assert_allclose(scores.nats, [*first, *later, math.log(2) + cost(1), cost(2)], rtol=1e-6)
     assert scores.tokens.tolist() == [2, 2, 2, 2, 2, 1, 2, 1]
     assert scores.bytes.tolist() == [4, 4, 4, 4, 4, 2, 4, 2]
@@ -119,13 +118,21 @@ def test_score_leaves_the_model_in_its_mode():
     assert model.training
 
 
-@pytest.mark.parametrize("change,name", [
-    ({"window": 6}, "window"), ({"stride": 3}, "stride"), ({"stride": 8}, "stride"), ({"batch_size": 0}, "batch_size"),
-    ({"neighbours": np.zeros((9, 1), int)}, "neighbours"),
-    ({"neighbours": np.zeros((8, 1), int), "database": object()}, "neighbours"),
-    ({"neighbours": np.zeros((10, 1), int), "database": object()}, "neighbours"), ({"autocast": "bf16"}, "autocast"),
-    ({"documents": [0, 99]}, "documents"), ({"documents": [-1]}, "documents"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change,name",
+    [
+        ({"window": 6}, "window"),
+        ({"stride": 3}, "stride"),
+        ({"stride": 8}, "stride"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"neighbours": np.zeros((9, 1), int)}, "neighbours"),
+        ({"neighbours": np.zeros((8, 1), int), "database": object()}, "neighbours"),
+        ({"neighbours": np.zeros((10, 1), int), "database": object()}, "neighbours"),
+        ({"autocast": "bf16"}, "autocast"),
+        ({"documents": [0, 99]}, "documents"),
+        ({"documents": [-1]}, "documents"),
+    ],
+)
 def test_score_refuses(change, name):
     with pytest.raises(ValueError, match=name):
         evaluation.score(toys.Bigram(), toys.random_store(9, 4), **({"window": 8, "stride": 4} | change))
@@ -232,9 +239,8 @@ def test_bootstrap_draws_whole_documents():
     assert (gap, low, high) == pytest.approx(
         tuple(nats / math.log(2) / count for nats, count in ((0.0, 48), (-0.7, 24), (0.5, 8)))
     )
-    unscored = evaluation.Scores(
-        *(np.r_[x, 0, 0] for x in (b.nats, b.tokens, b.bytes))
-    )  # a document that nobody scored is none
+    # a document that nobody scored is none
+    unscored = evaluation.Scores(*(np.r_[x, 0, 0] for x in (b.nats, b.tokens, b.bytes)))
     other = evaluation.Scores(*(np.r_[x, 0, 0] for x in (a.nats, a.tokens, a.bytes)))
     wider = toys.store([[1] * 8, [1] * 4, [1] * 12, [1] * 4, [1] * 4], 4)
     assert evaluation.bootstrap(other, unscored, wider, samples=4000) == (gap, low, high)

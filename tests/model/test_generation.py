@@ -162,27 +162,58 @@ REFUSED = {
     "float array": (([np.ones(3)], 3), {}, TypeError, r"prompts\[0\]: expected a sequence of int token ids"),
     "array": ((np.ones(3, int), 3), {}, ValueError, r"prompts: expected \[B,N\] \(2 dimensions\); got shape \[3\]"),
     "string": (("abc", 3), {}, TypeError, "prompts: expected int64"),
-    "too long": (([[1] * 60], 5), {}, ValueError, "max_new_tokens: expected at most max_len - longest prompt = 64 - "
-                                                  "60; got 5"),
+    "too long": (
+        ([[1] * 60], 5),
+        {},
+        ValueError,
+        "max_new_tokens: expected at most max_len - longest prompt = 64 - 60; got 5",
+    ),
     "negative count": (([[1]], -1), {}, ValueError, "max_new_tokens: expected an int >= 0"),
     "temperature": (([[1]], 1), {"temperature": -1}, ValueError, "temperature: expected a number >= 0"),
     "top_p": (([[1]], 1), {"top_p": 0.0}, ValueError, r"top_p: expected a probability in \(0, 1\]"),
     "stop_token": (([[1]], 1), {"stop_token": 37}, ValueError, "stop_token: expected an int <= 36"),
     "retrieve": (([[1]], 1), {"retrieve": 3}, TypeError, "retrieve: expected a function"),
-    "one result": (([[1] * 5], 1), {"retrieve": lambda c: retrieve(c)[0]}, TypeError, "retrieve: expected it to "
-                                                                                      "return"),
-    "neighbour shape": (([[1] * 5], 1), returns(lambda n: n[0], same), ValueError, r"retrieve's neighbours: expected "
-                                                                                   r"\[n,K,R\]"),
-    "neighbour count": (([[1] * 9], 1), returns(lambda n: n[:1], same), ValueError, r"retrieve's neighbours: expected "
-                                                                                    r"\[n,K,R\] with n=2; got n=1"),
-    "neighbour type": (([[1] * 5], 1), returns(lambda n: n.int(), same), TypeError, "retrieve's neighbours: expected "
-                                                                                    "torch.int64"),
-    "neighbour ids": (([[1] * 5], 1), returns(lambda n: n + 37, same), ValueError, "retrieve's neighbours: expected "
-                                                                                   "token ids"),
+    "one result": (
+        ([[1] * 5], 1),
+        {"retrieve": lambda c: retrieve(c)[0]},
+        TypeError,
+        "retrieve: expected it to return",
+    ),
+    "neighbour shape": (
+        ([[1] * 5], 1),
+        returns(lambda n: n[0], same),
+        ValueError,
+        r"retrieve's neighbours: expected "
+        r"\[n,K,R\]",
+    ),
+    "neighbour count": (
+        ([[1] * 9], 1),
+        returns(lambda n: n[:1], same),
+        ValueError,
+        r"retrieve's neighbours: expected "
+        r"\[n,K,R\] with n=2; got n=1",
+    ),
+    "neighbour type": (
+        ([[1] * 5], 1),
+        returns(lambda n: n.int(), same),
+        TypeError,
+        "retrieve's neighbours: expected torch.int64",
+    ),
+    "neighbour ids": (
+        ([[1] * 5], 1),
+        returns(lambda n: n + 37, same),
+        ValueError,
+        "retrieve's neighbours: expected token ids",
+    ),
     "mask type": (([[1] * 5], 1), returns(same, lambda m: m.int()), TypeError, "retrieve's mask: expected torch.bool"),
-    "mask shape": (([[1] * 5], 1), returns(same, lambda m: m[:, :, :2]), ValueError, r"retrieve's mask: expected "
-                                                                                     r"\[n,K\]"),
-}  # fmt: skip
+    "mask shape": (
+        ([[1] * 5], 1),
+        returns(same, lambda m: m[:, :, :2]),
+        ValueError,
+        r"retrieve's mask: expected "
+        r"\[n,K\]",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -110,31 +110,43 @@ def test_a_link_in_a_finished_build_is_not_read(tmp_path, victim):
             TokenStore(tmp_path / "s", verify=verify)
 
 
-@pytest.mark.parametrize("change, message", [
-    (at("files", to={}), "the manifest names none"), (at("files", to=[]), "files is no dict"),
-    (at("settings", to=5), "settings is no dict"),
-    (at("facts", to=None), "facts is no dict"), (at("complete", to=1), "complete is no bool"),
-    (at("kind", to=["x"]), "expected a token store"),
-    (at("settings", "chunk_len", to=0), "chunk_len is 0"), (at("settings", "chunk_len", to=True), "chunk_len is True"),
-    (at("settings", "chunk_len", to="8"), "chunk_len is '8'"),
-    (at("settings", "chunk_len", to=16), r"its counts make \d+ bytes of tokens\.bin"),
-    (at("settings", "token_type", to="object"), "token_type is 'object'"),
-    (at("settings", "token_type", to="uint32"), "token_type is 'uint32'"),
-    (at("settings", "vocab_size", to=-1), "vocab_size is -1"),
-    (at("settings", "vocab_size", to=2.0), "vocab_size is 2.0"),
-    (at("settings", "vocab_size", to=50), r"tokens\.bin: expected ids below "
-                                          r"50"), (at("settings", "bos", to=0), "bos is 0"),
-    (at("facts", "chunks", to=3), r"its counts make \d+ bytes"), (at("facts", "chunks", to=-1), "chunks is -1"),
-    (at("facts", "chunks", to=1e3), "chunks is 1000.0"), (at("facts", "documents", to=5), "expected 5 documents as in "
-                                                                                          "store.json; got 6"),
-    (at("facts", "tokens", to=1), "expected 1 tokens"), (at("facts", "bytes", to=0), "expected 0 bytes"),
-    (at("facts", to={}), "documents is None"),
-    (at("files", "tokens.bin", "bytes", to=-1), "of tokens.bin"),
-    (at("files", "tokens.bin", "bytes", to=True), "of tokens.bin"),
-    (at("files", "tokens.bin", to="all"), "of tokens.bin"),
-    (at("files", "documents.jsonl", "bytes", to=10**30), "documents.jsonl: truncated"),
-    (at("settings", to={}), "chunk_len is None"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (at("files", to={}), "the manifest names none"),
+        (at("files", to=[]), "files is no dict"),
+        (at("settings", to=5), "settings is no dict"),
+        (at("facts", to=None), "facts is no dict"),
+        (at("complete", to=1), "complete is no bool"),
+        (at("kind", to=["x"]), "expected a token store"),
+        (at("settings", "chunk_len", to=0), "chunk_len is 0"),
+        (at("settings", "chunk_len", to=True), "chunk_len is True"),
+        (at("settings", "chunk_len", to="8"), "chunk_len is '8'"),
+        (at("settings", "chunk_len", to=16), r"its counts make \d+ bytes of tokens\.bin"),
+        (at("settings", "token_type", to="object"), "token_type is 'object'"),
+        (at("settings", "token_type", to="uint32"), "token_type is 'uint32'"),
+        (at("settings", "vocab_size", to=-1), "vocab_size is -1"),
+        (at("settings", "vocab_size", to=2.0), "vocab_size is 2.0"),
+        (
+            at("settings", "vocab_size", to=50),
+            r"tokens\.bin: expected ids below "
+            r"50",
+        ),
+        (at("settings", "bos", to=0), "bos is 0"),
+        (at("facts", "chunks", to=3), r"its counts make \d+ bytes"),
+        (at("facts", "chunks", to=-1), "chunks is -1"),
+        (at("facts", "chunks", to=1e3), "chunks is 1000.0"),
+        (at("facts", "documents", to=5), "expected 5 documents as in store.json; got 6"),
+        (at("facts", "tokens", to=1), "expected 1 tokens"),
+        (at("facts", "bytes", to=0), "expected 0 bytes"),
+        (at("facts", to={}), "documents is None"),
+        (at("files", "tokens.bin", "bytes", to=-1), "of tokens.bin"),
+        (at("files", "tokens.bin", "bytes", to=True), "of tokens.bin"),
+        (at("files", "tokens.bin", to="all"), "of tokens.bin"),
+        (at("files", "documents.jsonl", "bytes", to=10**30), "documents.jsonl: truncated"),
+        (at("settings", to={}), "chunk_len is None"),
+    ],
+)
 def test_a_manifest_that_contradicts_its_files(tmp_path, change, message):
     build(tmp_path / "s")
     forge(tmp_path / "s/store.json", change)
@@ -143,12 +155,15 @@ def test_a_manifest_that_contradicts_its_files(tmp_path, change, message):
     assert str(caught.value).startswith(str(tmp_path / "s" / ""))
 
 
-@pytest.mark.parametrize("name, change, message", [
-    ("lengths", lambda a: a.__setitem__(0, 9), "the documents' lengths"),
-    ("lengths", lambda a: a.__setitem__(0, -1), "the documents' lengths"),
-    ("chunk_doc", lambda a: a.__setitem__(0, 77), "the documents in order"),
-    ("chunk_bytes", lambda a: a.__setitem__(0, -8), "no negative number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        ("lengths", lambda a: a.__setitem__(0, 9), "the documents' lengths"),
+        ("lengths", lambda a: a.__setitem__(0, -1), "the documents' lengths"),
+        ("chunk_doc", lambda a: a.__setitem__(0, 77), "the documents in order"),
+        ("chunk_bytes", lambda a: a.__setitem__(0, -8), "no negative number"),
+    ],
+)
 def test_rows_that_are_not_the_documents(tmp_path, name, change, message):
     build(tmp_path / "s")
     rows = np.fromfile(tmp_path / f"s/{name}.bin", store.COLUMNS[name])
@@ -291,11 +306,19 @@ def test_damaged_tokenizers_name_their_file(tmp_path):
     assert refused > 100
 
 
-@pytest.mark.parametrize("change", [
-    dict(frequency=np.zeros(7, np.int64)), dict(frequency=np.full(1 << 20, -1)), dict(frequency=np.zeros(1 << 20)),
-    dict(settings=[0, 0, 5, 1, 2]), dict(settings=[16, 0, -5, 1, 2]), dict(settings=[16, 0, 5]), dict(settings=[16]),
-    dict(frequency=np.array([object()] * 3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(frequency=np.zeros(7, np.int64)),
+        dict(frequency=np.full(1 << 20, -1)),
+        dict(frequency=np.zeros(1 << 20)),
+        dict(settings=[0, 0, 5, 1, 2]),
+        dict(settings=[16, 0, -5, 1, 2]),
+        dict(settings=[16, 0, 5]),
+        dict(settings=[16]),
+        dict(frequency=np.array([object()] * 3)),
+    ],
+)
 def test_a_contradictory_embedder_names_its_file(tmp_path, made, change):
     with np.load(made[0] / "embedder.npz") as saved:
         parts = dict(saved) | change

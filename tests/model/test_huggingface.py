@@ -129,10 +129,18 @@ def test_the_trainer_trains_what_was_added_and_nothing_else(tmp_path, checkpoint
     ours = model()
     before = {name: p.detach().clone() for name, p in ours.named_parameters()}
     arguments = transformers.TrainingArguments(
-        tmp_path / "run", max_steps=4, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2,
+        tmp_path / "run",
+        max_steps=4,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
         logging_steps=1,
-        save_steps=4, report_to="none", use_cpu=True, disable_tqdm=True, gradient_checkpointing=checkpointing,
-    )  # fmt: skip
+        save_steps=4,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        gradient_checkpointing=checkpointing,
+    )
     trainer = transformers.Trainer(
         ours, arguments, train_dataset=rows(16), eval_dataset=rows(2), data_collator=NeighbourCollator(M, retrieve)
     )

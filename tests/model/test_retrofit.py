@@ -11,7 +11,8 @@ from retro_model.generation import generate
 from retro_model.layers import ChunkedCrossAttention
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
-from retro_model.retro.retrofit import RetrofittedDecoder, retrofit
+from retro_model.retro.retrofit import retrofit
+from retro_model.retro.retrofitted_decoder import RetrofittedDecoder
 
 transformers = pytest.importorskip("transformers")
 

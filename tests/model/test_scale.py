@@ -59,22 +59,25 @@ def test_a_plan_counts_what_a_build_writes(tmp_path):
     report = build(tmp_path, recipe, synthetic_sources(1500, 3, 16), Synthetic(), say=lambda text: None)
     assert (report["chunks"], report["shards"], report["documents"]) == (1500, 3, 75) and 0 < report["recall"][2] <= 1
     stages = {stage.name: stage for stage in plan.plan(recipe, 1500, 3)}
-    written = {name: sum(p.stat().st_size for p in (tmp_path / folder).rglob(pattern)) for name, folder, pattern in (
-        ("tokens", "store", "*.bin"), ("keys", "keys", "keys.npy"), ("index", "keys", "*.faiss*"),
-        ("neighbours", "neighbours", "*.npy"),
-    )}  # fmt: skip
+    written = {
+        name: sum(p.stat().st_size for p in (tmp_path / folder).rglob(pattern))
+        for name, folder, pattern in (
+            ("tokens", "store", "*.bin"),
+            ("keys", "keys", "keys.npy"),
+            ("index", "keys", "*.faiss*"),
+            ("neighbours", "neighbours", "*.npy"),
+        )
+    }
     for name, size in written.items():
-        assert stages[name].disk == pytest.approx(size, rel=0.5 if name == "index" else 0.1), (
-            name
-        )  # a small index is mostly its tables
+        # a small index is mostly its tables
+        assert stages[name].disk == pytest.approx(size, rel=0.5 if name == "index" else 0.1), name
     rates = plan.measured_rates(tmp_path / "report.json")
     again = plan.plan(recipe, 1500, 3, rates=rates)
     for stage, ran in zip(again, report["stages"]):
         assert stage.core_seconds == pytest.approx(ran["core_seconds"], abs=1e-6), stage.name
     texts = plan.plan(dataclasses.replace(recipe, text=True), 1500, 3, rates=rates)
-    assert texts[0].core_seconds == pytest.approx(
-        1500 * 16 / 64 * plan.RATES["text"]
-    )  # a run on token ids says nothing of text
+    # a run on token ids says nothing of text
+    assert texts[0].core_seconds == pytest.approx(1500 * 16 / 64 * plan.RATES["text"])
     twice = plan.plan(recipe, 3000, 3, rates=rates)
     assert all(b.core_seconds >= a.core_seconds and b.disk >= a.disk for a, b in zip(again, twice))
 

@@ -134,9 +134,17 @@ def packed(rank):
         q, k, v, t, u = inputs
         if attention is None:
             out = rk.relative_attention(
-                q, k, v, rel_key=t, rel_start=0, causal=True, query_segment=segment, key_segment=segment,
-                content_bias=u, position_bias=u
-            )  # fmt: skip
+                q,
+                k,
+                v,
+                rel_key=t,
+                rel_start=0,
+                causal=True,
+                query_segment=segment,
+                key_segment=segment,
+                content_bias=u,
+                position_bias=u,
+            )
             return out, torch.autograd.grad(out, inputs, upstream)
         mine = slice(rank * 12 // line.size, (rank + 1) * 12 // line.size)
         out = attention(

@@ -33,17 +33,39 @@ def test_learning_rate_is_the_papers():
     assert training.learning_rate(10_000, s) == training.learning_rate(20_000, s) == pytest.approx(2e-5)
 
 
-@pytest.mark.parametrize("change", [
-    {"steps": 0}, {"steps": 20.5}, {"steps": 20.0}, {"steps": True}, {"steps": math.inf}, {"warmup_steps": 21},
-    {"warmup_steps": -1},
-    {"warmup_steps": 0.5}, {"autocast": "int8"}, {"clip": 0}, {"clip": math.inf}, {"max_lr": math.nan},
-    {"max_lr": -1.0}, {"max_lr": "1e-4"},
-    {"min_lr_ratio": 2}, {"min_lr_ratio": math.nan}, {"eps": math.inf}, {"eps": 0.0}, {"weight_decay": math.nan},
-    {"weight_decay": -0.1},
-    {"warmup_from": math.inf}, {"warmup_from": -1e-7}, {"betas": (0.9, 1.0)}, {"betas": (-0.1, 0.9)},
-    {"betas": (math.nan, 0.9)}, {"betas": (0.9,)},
-    {"betas": 0.9}, {"betas": (0.9, True)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": 0},
+        {"steps": 20.5},
+        {"steps": 20.0},
+        {"steps": True},
+        {"steps": math.inf},
+        {"warmup_steps": 21},
+        {"warmup_steps": -1},
+        {"warmup_steps": 0.5},
+        {"autocast": "int8"},
+        {"clip": 0},
+        {"clip": math.inf},
+        {"max_lr": math.nan},
+        {"max_lr": -1.0},
+        {"max_lr": "1e-4"},
+        {"min_lr_ratio": 2},
+        {"min_lr_ratio": math.nan},
+        {"eps": math.inf},
+        {"eps": 0.0},
+        {"weight_decay": math.nan},
+        {"weight_decay": -0.1},
+        {"warmup_from": math.inf},
+        {"warmup_from": -1e-7},
+        {"betas": (0.9, 1.0)},
+        {"betas": (-0.1, 0.9)},
+        {"betas": (math.nan, 0.9)},
+        {"betas": (0.9,)},
+        {"betas": 0.9},
+        {"betas": (0.9, True)},
+    ],
+)
 def test_settings_refuse(change):
     with pytest.raises((ValueError, TypeError), match=f"^{next(iter(change))}: expected"):
         training.Settings(**({"steps": 20, "warmup_steps": 2} | change))
@@ -196,13 +218,20 @@ def test_padding_rows_and_missing_neighbours_stay_missing():
     ).all()
 
 
-@pytest.mark.parametrize("change,name", [
-    ({"k": 1}, "k"), ({"k": 3, "neighbours": np.zeros((41, 2), int), "database": object()}, "k"),
-    ({"window": 7}, "window"), ({"batch_size": 3, "world_size": 2}, "batch_size"), ({"batch_size": 99}, "store"),
-    ({"starts": np.array([40])}, "starts"),
-    ({"neighbours": np.zeros((41, 1), int)}, "neighbours"), ({"rank": 2, "world_size": 2}, "rank"),
-    ({"neighbours": np.zeros((40, 1), int), "database": object()}, "neighbours"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change,name",
+    [
+        ({"k": 1}, "k"),
+        ({"k": 3, "neighbours": np.zeros((41, 2), int), "database": object()}, "k"),
+        ({"window": 7}, "window"),
+        ({"batch_size": 3, "world_size": 2}, "batch_size"),
+        ({"batch_size": 99}, "store"),
+        ({"starts": np.array([40])}, "starts"),
+        ({"neighbours": np.zeros((41, 1), int)}, "neighbours"),
+        ({"rank": 2, "world_size": 2}, "rank"),
+        ({"neighbours": np.zeros((40, 1), int), "database": object()}, "neighbours"),
+    ],
+)
 def test_batches_refuse(change, name):
     with pytest.raises(ValueError, match=name):
         stream(toys.random_store(41), **change)
@@ -289,19 +318,35 @@ def test_training_lowers_the_loss():
     model, settings = toys.Bigram(), training.Settings(steps=60, warmup_steps=5, max_lr=0.1)
     seen = []
     with training.progress("test", 60, quiet=True) as show:
-        history = training.train(model, training.make_optimizer(model, settings), stream(toys.random_store(41)),
-                                 settings,
-                                 report=lambda s, r: (show(s, r), seen.append(s)))  # fmt: skip
+        history = training.train(
+            model,
+            training.make_optimizer(model, settings),
+            stream(toys.random_store(41)),
+            settings,
+            report=lambda s, r: (show(s, r), seen.append(s)),
+        )
     assert seen == list(range(60))
     assert sum(h["loss"] for h in history[-10:]) < 0.7 * sum(h["loss"] for h in history[:10])
 
 
 def retro():
     config = RetroConfig(
-        vocab_size=17, d_model=16, d_ff=32, num_heads=1, head_dim=16, num_layers=2, chunk_len=4, neighbour_len=8,
+        vocab_size=17,
+        d_model=16,
+        d_ff=32,
+        num_heads=1,
+        head_dim=16,
+        num_layers=2,
+        chunk_len=4,
+        neighbour_len=8,
         cca_layers=(2,),
-        encoder_layers=1, encoder_d_model=16, encoder_d_ff=32, encoder_heads=1, encoder_head_dim=16, max_len=16,
-    )  # fmt: skip
+        encoder_layers=1,
+        encoder_d_model=16,
+        encoder_d_ff=32,
+        encoder_heads=1,
+        encoder_head_dim=16,
+        max_len=16,
+    )
     torch.manual_seed(0)
     return Retro(config)
 

@@ -11,10 +11,21 @@ VOCAB = 37
 def config(**changes) -> RetroConfig:
     """Five layers, chunks of 4, neighbours of 6 (not 2M: nothing may rely on it), layers 2 and 4 with CCA."""
     sizes = {
-        "vocab_size": VOCAB, "d_model": 24, "d_ff": 40, "num_heads": 2, "head_dim": 16, "num_layers": 5, "chunk_len": 4,
-        "neighbour_len": 6, "cca_layers": (2, 4), "encoder_d_model": 20, "encoder_d_ff": 28, "encoder_heads": 3,
-        "encoder_head_dim": 16, "max_len": 64,
-    }  # fmt: skip
+        "vocab_size": VOCAB,
+        "d_model": 24,
+        "d_ff": 40,
+        "num_heads": 2,
+        "head_dim": 16,
+        "num_layers": 5,
+        "chunk_len": 4,
+        "neighbour_len": 6,
+        "cca_layers": (2, 4),
+        "encoder_d_model": 20,
+        "encoder_d_ff": 28,
+        "encoder_heads": 3,
+        "encoder_head_dim": 16,
+        "max_len": 64,
+    }
     return RetroConfig(**sizes | changes)
 
 

@@ -24,10 +24,8 @@ from pathlib import Path
 from tests import trees
 from tests.mutants import operators, targets
 
-LEAST_S, SLACK = (
-    60,
-    4.0,
-)  # a mutant may take this many times what the tests take, and no less than LEAST_S: beyond it counts as noticed
+# a mutant may take this many times what the tests take, and no less than LEAST_S: beyond it counts as noticed
+LEAST_S, SLACK = (60, 4.0)
 EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 

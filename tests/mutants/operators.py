@@ -120,12 +120,26 @@ def _between(
 
 
 CPP = {
-    " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ", " && ": " || ",
-    " || ": " && ", " + ": " - ",
-    " - ": " + ", " * ": " + ", " / ": " * ", " % ": " * ", " += ": " -= ", "std::min(": "std::max(",
-    "std::max(": "std::min(", " = 0;": " = 1;",
-    "true": "false", "false": "true",
-}  # fmt: skip
+    " < ": " <= ",
+    " <= ": " < ",
+    " > ": " >= ",
+    " >= ": " > ",
+    " == ": " != ",
+    " != ": " == ",
+    " && ": " || ",
+    " || ": " && ",
+    " + ": " - ",
+    " - ": " + ",
+    " * ": " + ",
+    " / ": " * ",
+    " % ": " * ",
+    " += ": " -= ",
+    "std::min(": "std::max(",
+    "std::max(": "std::min(",
+    " = 0;": " = 1;",
+    "true": "false",
+    "false": "true",
+}
 #: lines that compute nothing, or whose fault would not compile or only moves work among threads
 NO_CODE = re.compile(
     r"^\s*(#|//|/?\*|template|static_assert|using |namespace |struct |class |throw|case "

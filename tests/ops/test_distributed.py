@@ -30,9 +30,14 @@ class Layer(nn.Module):
     def forward(self, x, neighbours):
         key, value = self.kv(neighbours).unflatten(-1, (2, 2, 16)).unbind(-3)
         out = rk.chunked_cross_attention(
-            self.q(x).unflatten(-1, (2, 16)), key, value, chunk_len=4, rel_key=self.rel_key,
-            content_bias=self.content_bias, position_bias=self.position_bias,
-        )  # fmt: skip
+            self.q(x).unflatten(-1, (2, 16)),
+            key,
+            value,
+            chunk_len=4,
+            rel_key=self.rel_key,
+            content_bias=self.content_bias,
+            position_bias=self.position_bias,
+        )
         return out.square().mean()
 
 

@@ -28,10 +28,14 @@ def test_said_once_with_the_remedy():
     assert "leaky_average" in said and "retro_kernels._cpu was not built (python setup.py build_ext --inplace" in said
 
 
-@pytest.mark.parametrize("body", [
-    "rk.leaky_average(x, torch.full((1,), 0.5), backend='reference')",
-    "rk.leaky_average(x.double(), torch.full((1,), 0.5).double())",
-    "rk.leaky_average(x[:, :0], torch.full((1,), 0.5))",
-], ids=["asked for", "float64", "empty"])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        "rk.leaky_average(x, torch.full((1,), 0.5), backend='reference')",
+        "rk.leaky_average(x.double(), torch.full((1,), 0.5).double())",
+        "rk.leaky_average(x[:, :0], torch.full((1,), 0.5))",
+    ],
+    ids=["asked for", "float64", "empty"],
+)
 def test_silent_where_no_kernel_is_missed(body):
     assert warnings_of(body) == [""]

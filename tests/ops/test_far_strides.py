@@ -82,9 +82,8 @@ def far(tensor: Tensor, dimension: int, number: int) -> Tensor:
     is more than FAR elements from its first; the number-th of a call.
     """
     strides = list(torch.empty(tensor.shape, device="meta").stride())
-    strides[dimension] = (
-        -(-FAR // (tensor.shape[dimension] - 1) // 16) * 16
-    )  # 16-byte alignment stays, and it fits an int32
+    # 16-byte alignment stays, and it fits an int32
+    strides[dimension] = -(-FAR // (tensor.shape[dimension] - 1) // 16) * 16
     first = (8 * FAR + number * APART) // tensor.element_size()
     view = tensor.new_empty(0).set_(buffer(tensor.device.type), first, tensor.shape, strides)
     view.copy_(tensor)

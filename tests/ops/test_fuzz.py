@@ -38,10 +38,13 @@ common = dict(
 heads = st.sampled_from([(1, 1), (2, 2), (4, 2), (3, 1)])
 widths = st.sampled_from([16, 24, 40, 64, 72, 128, 200, 256])
 relative = dict(
-    rel=st.sampled_from([None, "all", "bounded"]), heads=st.sampled_from(["each", "shared"]),
-    rel_start=st.integers(-30, 30), T=st.integers(1, 40),
-    E=st.sampled_from([None, 1, 3, 16, 72]), biases=st.booleans(),
-)  # fmt: skip
+    rel=st.sampled_from([None, "all", "bounded"]),
+    heads=st.sampled_from(["each", "shared"]),
+    rel_start=st.integers(-30, 30),
+    T=st.integers(1, 40),
+    E=st.sampled_from([None, 1, 3, 16, 72]),
+    biases=st.booleans(),
+)
 few_or_many = st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 160))
 
 
@@ -144,15 +147,28 @@ def backends(op):
 
 @backends("relative_attention")
 @fuzz
-@given(case=st.fixed_dictionaries(
-    common | relative | dict(
-        N=few_or_many, S=few_or_many, D=widths, grouping=heads, causal=st.booleans(), causal_gap=st.integers(0, 2),
-        window=st.sampled_from([None, None, 1, 2, 7, 60]), window_block=st.sampled_from([None, None, 1, 5, 64]),
-        query_offset=st.one_of(st.none(), st.integers(-20, 170)), each_offset=st.booleans(), key_mask=st.booleans(),
-        segments=st.booleans(),
-        dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]), scale=st.sampled_from([None, None, 0.01, 1.0]),
+@given(
+    case=st.fixed_dictionaries(
+        common
+        | relative
+        | dict(
+            N=few_or_many,
+            S=few_or_many,
+            D=widths,
+            grouping=heads,
+            causal=st.booleans(),
+            causal_gap=st.integers(0, 2),
+            window=st.sampled_from([None, None, 1, 2, 7, 60]),
+            window_block=st.sampled_from([None, None, 1, 5, 64]),
+            query_offset=st.one_of(st.none(), st.integers(-20, 170)),
+            each_offset=st.booleans(),
+            key_mask=st.booleans(),
+            segments=st.booleans(),
+            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+            scale=st.sampled_from([None, None, 0.01, 1.0]),
+        )
     )
-))  # fmt: skip
+)
 def test_relative_attention(backend, case):
     case = dict(case)
     H, G = case.pop("grouping")
@@ -169,15 +185,26 @@ def test_relative_attention(backend, case):
 
 @backends("chunked_cross_attention")
 @fuzz
-@given(case=st.fixed_dictionaries(
-    common | relative | dict(
-        N=few_or_many, M=st.integers(1, 80), K=st.integers(1, 3), R=st.one_of(st.integers(1, 3), st.integers(1, 70)),
-        D=widths, grouping=heads,
-        query_start=st.integers(0, 90), each_start=st.booleans(), gate=st.booleans(),
-        mask=st.sampled_from([None, "neighbour", "token"]),
-        extra_chunks=st.integers(0, 1), dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+@given(
+    case=st.fixed_dictionaries(
+        common
+        | relative
+        | dict(
+            N=few_or_many,
+            M=st.integers(1, 80),
+            K=st.integers(1, 3),
+            R=st.one_of(st.integers(1, 3), st.integers(1, 70)),
+            D=widths,
+            grouping=heads,
+            query_start=st.integers(0, 90),
+            each_start=st.booleans(),
+            gate=st.booleans(),
+            mask=st.sampled_from([None, "neighbour", "token"]),
+            extra_chunks=st.integers(0, 1),
+            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+        )
     )
-))  # fmt: skip
+)
 def test_chunked_cross_attention(backend, case):
     case = dict(case)
     H, G = case.pop("grouping")
@@ -193,14 +220,21 @@ def test_chunked_cross_attention(backend, case):
 
 @backends("relative_logits")
 @fuzz
-@given(case=st.fixed_dictionaries(
-    common | dict(
-        N=few_or_many, key_len=few_or_many, H=st.integers(1, 3), E=st.sampled_from([1, 3, 16, 72, 256]),
-        heads=st.sampled_from(["each", "shared"]),
-        biases=st.booleans(), query_offset=st.integers(-50, 50),
-        bounded=st.one_of(st.none(), st.tuples(st.integers(-40, 40), st.integers(1, 40))),
+@given(
+    case=st.fixed_dictionaries(
+        common
+        | dict(
+            N=few_or_many,
+            key_len=few_or_many,
+            H=st.integers(1, 3),
+            E=st.sampled_from([1, 3, 16, 72, 256]),
+            heads=st.sampled_from(["each", "shared"]),
+            biases=st.booleans(),
+            query_offset=st.integers(-50, 50),
+            bounded=st.one_of(st.none(), st.tuples(st.integers(-40, 40), st.integers(1, 40))),
+        )
     )
-))  # fmt: skip
+)
 def test_relative_logits(backend, case):
     case = dict(case)
     view, upstream, bounded = (case.pop(n) for n in ("view", "upstream", "bounded"))
@@ -211,15 +245,23 @@ def test_relative_logits(backend, case):
 
 @backends("topk_chunks")
 @fuzz
-@given(case=st.fixed_dictionaries(
-    common | dict(
-        Q=few_or_many, S=few_or_many, D=st.sampled_from([1, 3, 16, 40, 130]), k=st.sampled_from([1, 2, 5, 17, 128]),
-        shared=st.booleans(),
-        docs=st.booleans(), mask=st.booleans(), metric=st.sampled_from(["dot", "l2"]),
-        causal_gap=st.one_of(st.none(), st.integers(-10, 40)),
-        query_offset=st.integers(-20, 150),
+@given(
+    case=st.fixed_dictionaries(
+        common
+        | dict(
+            Q=few_or_many,
+            S=few_or_many,
+            D=st.sampled_from([1, 3, 16, 40, 130]),
+            k=st.sampled_from([1, 2, 5, 17, 128]),
+            shared=st.booleans(),
+            docs=st.booleans(),
+            mask=st.booleans(),
+            metric=st.sampled_from(["dot", "l2"]),
+            causal_gap=st.one_of(st.none(), st.integers(-10, 40)),
+            query_offset=st.integers(-20, 150),
+        )
     )
-))  # fmt: skip
+)
 def test_topk_chunks(backend, case):
     """Small integers, whose scores are exact in every type: order and ties can be compared one by one."""
     case = dict(case)
@@ -231,13 +273,18 @@ def test_topk_chunks(backend, case):
 
 @backends("leaky_average")
 @fuzz
-@given(case=st.fixed_dictionaries(
-    common | dict(
-        N=st.one_of(*[few_or_many] * 4, st.integers(1000, 2100)), H=st.integers(1, 3), D=st.integers(1, 40),
-        initial=st.booleans(),
-        segments=st.sampled_from([0, 1, 3, 50]),
+@given(
+    case=st.fixed_dictionaries(
+        common
+        | dict(
+            N=st.one_of(*[few_or_many] * 4, st.integers(1000, 2100)),
+            H=st.integers(1, 3),
+            D=st.integers(1, 40),
+            initial=st.booleans(),
+            segments=st.sampled_from([0, 1, 3, 50]),
+        )
     )
-))  # fmt: skip
+)
 def test_leaky_average(backend, case):
     case = dict(case)
     view, upstream = case.pop("view"), case.pop("upstream")

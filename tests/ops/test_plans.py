@@ -59,9 +59,12 @@ def test_positions_that_move_into_their_own_field():
     kw = inputs.self_attention(1, B=2, N=1, S=20, causal=True, rel="bounded", rel_start=0, T=20)
     for lengths in ([3, 17], [8, 2]):
         got = rk.relative_attention(**kw, query_offset=torch.tensor(lengths))
-        rows = [rk.relative_attention(**{n: v[b : b + 1] if n in ("query", "key", "value") else v for n,
-                                         v in kw.items()}, query_offset=i)
-                for b, i in enumerate(lengths)]  # fmt: skip
+        rows = [
+            rk.relative_attention(
+                **{n: v[b : b + 1] if n in ("query", "key", "value") else v for n, v in kw.items()}, query_offset=i
+            )
+            for b, i in enumerate(lengths)
+        ]
         torch.testing.assert_close(got, torch.cat(rows))
 
 

@@ -78,23 +78,52 @@ def test_values_and_gradients(backend, name, dtype):
 
 shapes = st.fixed_dictionaries(
     dict(
-        B=st.integers(1, 2), N=st.integers(1, 40), S=st.integers(1, 40), D=st.sampled_from([16, 24, 40, 64]),
-        E=st.sampled_from([None, 1, 3, 16]), causal=st.booleans(), causal_gap=st.integers(0, 2),
+        B=st.integers(1, 2),
+        N=st.integers(1, 40),
+        S=st.integers(1, 40),
+        D=st.sampled_from([16, 24, 40, 64]),
+        E=st.sampled_from([None, 1, 3, 16]),
+        causal=st.booleans(),
+        causal_gap=st.integers(0, 2),
         window=st.sampled_from([None, 1, 2, 7, 30]),
-        query_offset=st.one_of(st.none(), st.integers(-20, 40)), biases=st.booleans(), key_mask=st.booleans(),
+        query_offset=st.one_of(st.none(), st.integers(-20, 40)),
+        biases=st.booleans(),
+        key_mask=st.booleans(),
         segments=st.booleans(),
-        heads=st.sampled_from(["each", "shared"]), rel=st.sampled_from([None, "all", "bounded"]),
+        heads=st.sampled_from(["each", "shared"]),
+        rel=st.sampled_from([None, "all", "bounded"]),
         rel_start=st.integers(-30, 30),
-        T=st.integers(1, 40), grouping=st.sampled_from([(1, 1), (4, 2), (3, 1)]), seed=st.integers(0, 99),
+        T=st.integers(1, 40),
+        grouping=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+        seed=st.integers(0, 99),
     )
-)  # fmt: skip
+)
 
 
 @settings(max_examples=12 if INTERPRETER else 60)
 @given(case=shapes)
-@example(case=dict(B=1, N=1, S=1, D=16, E=None, causal=True, causal_gap=1, window=1, query_offset=None, biases=True,
-                   key_mask=True,
-                   segments=True, heads="each", rel="all", rel_start=0, T=1, grouping=(1, 1), seed=0))  # fmt: skip
+@example(
+    case=dict(
+        B=1,
+        N=1,
+        S=1,
+        D=16,
+        E=None,
+        causal=True,
+        causal_gap=1,
+        window=1,
+        query_offset=None,
+        biases=True,
+        key_mask=True,
+        segments=True,
+        heads="each",
+        rel="all",
+        rel_start=0,
+        T=1,
+        grouping=(1, 1),
+        seed=0,
+    )
+)
 def test_random_shapes(backend, case):
     case = dict(case)
     heads, groups = case.pop("grouping")

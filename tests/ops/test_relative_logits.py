@@ -41,13 +41,18 @@ def test_values_and_gradients(backend, name, dtype):
 
 shapes = st.fixed_dictionaries(
     dict(
-        B=st.integers(1, 2), N=st.integers(1, 40), H=st.integers(1, 3), E=st.sampled_from([1, 2, 5, 16, 40]),
+        B=st.integers(1, 2),
+        N=st.integers(1, 40),
+        H=st.integers(1, 3),
+        E=st.sampled_from([1, 2, 5, 16, 40]),
         key_len=st.integers(1, 40),
-        heads=st.sampled_from(["each", "shared"]), biases=st.booleans(), query_offset=st.integers(-40, 40),
+        heads=st.sampled_from(["each", "shared"]),
+        biases=st.booleans(),
+        query_offset=st.integers(-40, 40),
         seed=st.integers(0, 99),
         bounded=st.one_of(st.none(), st.tuples(st.integers(-60, 60), st.integers(1, 50))),
     )
-)  # fmt: skip
+)
 
 
 @settings(max_examples=12 if INTERPRETER else 50)

@@ -58,13 +58,21 @@ def test_rounding_stays_within_the_table(backend, case, metric):
 
 shapes = st.fixed_dictionaries(
     dict(
-        B=st.integers(1, 3), Q=st.integers(1, 35), S=st.integers(1, 80), D=st.integers(1, 40), k=st.integers(1, 20),
-        shared=st.booleans(), docs=st.booleans(), mask=st.booleans(), metric=st.sampled_from(["dot", "l2"]),
+        B=st.integers(1, 3),
+        Q=st.integers(1, 35),
+        S=st.integers(1, 80),
+        D=st.integers(1, 40),
+        k=st.integers(1, 20),
+        shared=st.booleans(),
+        docs=st.booleans(),
+        mask=st.booleans(),
+        metric=st.sampled_from(["dot", "l2"]),
         seed=st.integers(0, 99),
-        causal=st.sampled_from([{}, dict(causal_gap=0), dict(causal_gap=1, query_offset=30),
-                                dict(causal_gap=5, query_offset=-2)]),
+        causal=st.sampled_from(
+            [{}, dict(causal_gap=0), dict(causal_gap=1, query_offset=30), dict(causal_gap=5, query_offset=-2)]
+        ),
     )
-)  # fmt: skip
+)
 
 
 def drawn(case, **more):

@@ -128,7 +128,7 @@ def test_packing():
     query[..., 0] = 1.0
     call = problem({"query": query, "key": key, "k": 2, "key_mask": mask})
     launches = plan.forward(
-        call, KNOWN[90], plan.tile(call, KNOWN[90]), plan.Split(2, 2**20)
+        call, KNOWN[90], plan.choose_tile(call, KNOWN[90]), plan.Split(2, 2**20)
     ).launches  # the second part is empty
     for launch in launches:
         launch.run()
@@ -153,7 +153,7 @@ def test_the_plan_fills_the_device_and_bounds_its_scratch():
         KNOWN.values(), (1, 64, 4096, 20000), (1, 5000, 10**6, 2 * 10**9), (4, 128)
     ):
         call = cases.call(torch.bfloat16, Q=queries, S=keys, D=64, k=k)
-        tile = plan.tile(call, target)
+        tile = plan.choose_tile(call, target)
         blocks = -(-queries // tile.block_q)
         places = target.multiprocessors * tile.resident
         parts = plan.split(keys, tile.block_s, blocks, places)

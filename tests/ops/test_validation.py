@@ -19,8 +19,11 @@ NESTED = torch.nested.nested_tensor([torch.zeros(2, 3, 16), torch.zeros(1, 3, 16
 CCA = [
     (dict(query_start=torch.zeros(3).long()), ValueError, "query_start: expected [B] with B=2; got B=3"),
     (dict(query_start=torch.zeros(2)), TypeError, "query_start: expected torch.int64; got torch.float32"),
-    (dict(query_start=torch.zeros(2, device="meta").long()), ValueError, "query_start: expected the device of query, "
-                                                                         "cpu; got meta"),
+    (
+        dict(query_start=torch.zeros(2, device="meta").long()),
+        ValueError,
+        "query_start: expected the device of query, cpu; got meta",
+    ),
     # a change to good arguments, the error, words its message must hold
     (dict(query=[1]), TypeError, "query: expected a torch.Tensor; got list"),
     (dict(query=lambda t: t[0]), ValueError, "query: expected [B,N,H,D] (4 dimensions); got shape [19, 4, 16]"),
@@ -31,46 +34,70 @@ CCA = [
     (dict(backend=b"cpu"), TypeError, "backend: expected None or a str; got bytes"),
     (dict(query=np.zeros((2, 19, 4, 16))), TypeError, "query: expected a torch.Tensor; got ndarray"),
     (dict(scale=np.ones(3)), TypeError, "scale: expected a number; got ndarray"),
-    (dict(query=lambda t: t.long()), TypeError, "query: expected float32, float16, bfloat16 or float64; got "
-                                                "torch.int64"),
+    (
+        dict(query=lambda t: t.long()),
+        TypeError,
+        "query: expected float32, float16, bfloat16 or float64; got torch.int64",
+    ),
     (dict(query=strided), ValueError, "query: expected a contiguous last dimension (stride 1); got stride 4"),
     (dict(query=lambda t: t[..., :12]), ValueError, "key: expected [B,L,K,R,G,D] with D=12; got D=16"),
     (dict(key=lambda t: t[:1]), ValueError, "key: expected [B,L,K,R,G,D] with B=2; got B=1"),
-    (dict(key=lambda t: t[:, :3], value=lambda t: t[:, :3]), ValueError,
-     "key: expected [B,L,K,R,G,D] with L >= 4 chunks for N=19, chunk_len=4; got L=3"),
+    (
+        dict(key=lambda t: t[:, :3], value=lambda t: t[:, :3]),
+        ValueError,
+        "key: expected [B,L,K,R,G,D] with L >= 4 chunks for N=19, chunk_len=4; got L=3",
+    ),
     (dict(query_start=9), ValueError, "L >= 7 chunks for N=19, chunk_len=4, query_start=9; got L=4"),
     (dict(key=lambda t: t.half()), TypeError, "key: expected torch.float32 (the type of query); got torch.float16"),
     (dict(key=lambda t: t.to("meta")), ValueError, "key: expected the device of query, cpu; got meta"),
     (dict(key=lambda t: t.to_sparse()), ValueError, "key: expected a strided tensor; got layout torch.sparse_coo"),
     (dict(value=lambda t: t[:, :, :1]), ValueError, "value: expected [B,L,K,R,G,D] with K=2; got K=1"),
-    (dict(key=lambda t: t[..., :3, :], value=lambda t: t[..., :3, :]), ValueError, "key: expected G key/value heads "
-                                                                                   "that divide the H=4"),
+    (
+        dict(key=lambda t: t[..., :3, :], value=lambda t: t[..., :3, :]),
+        ValueError,
+        "key: expected G key/value heads that divide the H=4",
+    ),
     (dict(chunk_len=0), ValueError, "chunk_len: expected an int >= 1; got 0"),
     (dict(chunk_len=4.0), TypeError, "chunk_len: expected an int; got float"),
     (dict(chunk_len=True), TypeError, "chunk_len: expected an int; got bool"),
     (dict(query_start=-1), ValueError, "query_start: expected an int >= 0; got -1"),
     (dict(rel_key=lambda t: t[:3]), ValueError, "rel_key: expected [H or 1,T,E] with H=4; got shape [3, 9, 16]"),
-    (dict(rel_key=lambda t: t[:, :8]), ValueError, "with T = chunk_len+R-1 = 9 (all displacements) where rel_start is "
-                                                   "None; got T=8"),
+    (
+        dict(rel_key=lambda t: t[:, :8]),
+        ValueError,
+        "with T = chunk_len+R-1 = 9 (all displacements) where rel_start is None; got T=8",
+    ),
     (dict(rel_key=lambda t: t[:, :0], rel_start=0), ValueError, "with T >= 1; got T=0"),
-    (dict(rel_key=lambda t: t[..., :8], position_bias=None), ValueError, "with E=D=16 where rel_query is None; got "
-                                                                         "E=8"),
+    (
+        dict(rel_key=lambda t: t[..., :8], position_bias=None),
+        ValueError,
+        "with E=D=16 where rel_query is None; got E=8",
+    ),
     (dict(rel_key=torch.zeros(1, 9, 300)), ValueError, "with E from 1 to 256; got E=300"),
     (dict(rel_key=lambda t: t.double()), TypeError, "rel_key: expected torch.float32"),
     (dict(rel_key=None), ValueError, "position_bias: expected None without rel_key"),
     (dict(rel_key=None, position_bias=None, rel_start=0), ValueError, "rel_start: expected None without rel_key"),
-    (dict(rel_key=None, position_bias=None, rel_query=torch.zeros(1)), ValueError, "rel_query: expected None without "
-                                                                                   "rel_key"),
+    (
+        dict(rel_key=None, position_bias=None, rel_query=torch.zeros(1)),
+        ValueError,
+        "rel_query: expected None without rel_key",
+    ),
     (dict(rel_start=0.5), TypeError, "rel_start: expected an int; got float"),
     (dict(rel_query=torch.zeros(2, 19, 4, 8)), ValueError, "rel_query: expected [B,N,H,E] with E=16; got E=8"),
     (dict(content_bias=lambda t: t[:1]), ValueError, "content_bias: expected [H,D] with H=4; got H=1"),
     (dict(content_bias=lambda t: t.double()), TypeError, "content_bias: expected torch.float32"),
     (dict(position_bias=lambda t: t[:, :4]), ValueError, "position_bias: expected [H,E] with E=16; got E=4"),
     (dict(neighbour_mask=torch.ones(2, 4, 2)), TypeError, "neighbour_mask: expected torch.bool; got torch.float32"),
-    (dict(neighbour_mask=torch.ones(2, 4).bool()), ValueError, "neighbour_mask: expected [B,L,K] or [B,L,K,R]; got "
-                                                               "shape [2, 4]"),
-    (dict(neighbour_mask=torch.ones(2, 4, 2, 5).bool()), ValueError, "neighbour_mask: expected [B,L,K,R] with R=6; got "
-                                                                     "R=5"),
+    (
+        dict(neighbour_mask=torch.ones(2, 4).bool()),
+        ValueError,
+        "neighbour_mask: expected [B,L,K] or [B,L,K,R]; got shape [2, 4]",
+    ),
+    (
+        dict(neighbour_mask=torch.ones(2, 4, 2, 5).bool()),
+        ValueError,
+        "neighbour_mask: expected [B,L,K,R] with R=6; got R=5",
+    ),
     (dict(neighbour_gate=torch.ones(2, 4, 1)), ValueError, "neighbour_gate: expected [B,L,K] with K=2; got K=1"),
     (dict(neighbour_gate=torch.ones(2, 4, 2).half()), TypeError, "neighbour_gate: expected torch.float32"),
     (dict(scale=float("nan")), ValueError, "scale: expected a finite number; got nan"),
@@ -83,21 +110,33 @@ CCA = [
     (dict(dropout_p=1.0), ValueError, "dropout_p: expected a probability in [0, 1); got 1.0"),
     (dict(dropout_p=-0.1), ValueError, "dropout_p: expected a probability in [0, 1); got -0.1"),
     (dict(return_lse=1), TypeError, "return_lse: expected a bool; got int"),
-    (dict(backend="cublas"), ValueError, "backend: expected None or one of 'cuda', 'triton', 'cpu', 'reference'; got "
-                                         "'cublas'"),
+    (
+        dict(backend="cublas"),
+        ValueError,
+        "backend: expected None or one of 'cuda', 'triton', 'cpu', 'reference'; got 'cublas'",
+    ),
     (dict(neighbor_mask=None), TypeError, "neighbor_mask"),
-]  # fmt: skip
+]
 
 ATTENTION = [
     (dict(window=3, window_block=4), ValueError, "window_block: expected None where window is given; got 4"),
     (dict(window_block=0), ValueError, "window_block: expected an int >= 1; got 0"),
     (dict(query_offset=torch.zeros(3).long(), rel_start=0), ValueError, "query_offset: expected [B] with B=2; got B=3"),
-    (dict(query_offset=torch.tensor(3), rel_start=0), ValueError, "query_offset: expected [B] (1 dimensions); got "
-                                                                  "shape []"),
-    (dict(query_offset=torch.zeros(2).int(), rel_start=0), TypeError, "query_offset: expected torch.int64; got "
-                                                                      "torch.int32"),
-    (dict(query_offset=torch.zeros(2).long()), ValueError, "rel_start: expected an int where query_offset is a tensor; "
-                                                           "got None"),
+    (
+        dict(query_offset=torch.tensor(3), rel_start=0),
+        ValueError,
+        "query_offset: expected [B] (1 dimensions); got shape []",
+    ),
+    (
+        dict(query_offset=torch.zeros(2).int(), rel_start=0),
+        TypeError,
+        "query_offset: expected torch.int64; got torch.int32",
+    ),
+    (
+        dict(query_offset=torch.zeros(2).long()),
+        ValueError,
+        "rel_start: expected an int where query_offset is a tensor; got None",
+    ),
     (dict(value=lambda t: t[:, :5]), ValueError, "value: expected [B,S,G,D] with S=13; got S=5"),
     (dict(causal=1), TypeError, "causal: expected a bool; got int"),
     (dict(causal_gap=1), ValueError, "causal_gap: expected 0 where causal is False; got 1"),
@@ -105,21 +144,39 @@ ATTENTION = [
     (dict(window=0), ValueError, "window: expected an int >= 1; got 0"),
     (dict(query_offset=1.0), TypeError, "query_offset: expected an int; got float"),
     (dict(query_offset=2**31), ValueError, f"query_offset: expected an int <= {2**29}; got {2**31}"),
-    (dict(rel_key=lambda t: t[:, 1:]), ValueError, "with T = N+S-1 = 25 (all displacements) where rel_start is None; "
-                                                   "got T=24"),
+    (
+        dict(rel_key=lambda t: t[:, 1:]),
+        ValueError,
+        "with T = N+S-1 = 25 (all displacements) where rel_start is None; got T=24",
+    ),
     (dict(key_mask=torch.ones(2, 12).bool()), ValueError, "key_mask: expected [B,S] with S=13; got S=12"),
     (dict(key_mask=torch.ones(2, 13)), TypeError, "key_mask: expected torch.bool"),
-    (dict(query_segment=torch.zeros(2, 13).long()), ValueError, "key_segment: expected a tensor where query_segment is "
-                                                                "given; got None"),
-    (dict(query_segment=torch.zeros(2, 13), key_segment=torch.zeros(2, 13)), TypeError, "query_segment: expected "
-                                                                                        "torch.int64 or"),
-    (dict(query_segment=torch.zeros(2, 13).long(), key_segment=torch.zeros(2, 13).int()), TypeError,
-     "key_segment: expected torch.int64 (the type of query_segment); got torch.int32"),
-    (dict(query=torch.zeros(2, 13, 4, 20), key=torch.zeros(2, 13, 4, 20), value=torch.zeros(2, 13, 4, 20)), ValueError,
-     "query: expected D (the head dimension) to be a multiple of 8 from 16 to 256; got D=20"),
-    (dict(query=torch.zeros(2, 13, 4, 8), key=torch.zeros(2, 13, 4, 8), value=torch.zeros(2, 13, 4, 8)), ValueError,
-     "got D=8"),
-]  # fmt: skip
+    (
+        dict(query_segment=torch.zeros(2, 13).long()),
+        ValueError,
+        "key_segment: expected a tensor where query_segment is given; got None",
+    ),
+    (
+        dict(query_segment=torch.zeros(2, 13), key_segment=torch.zeros(2, 13)),
+        TypeError,
+        "query_segment: expected torch.int64 or",
+    ),
+    (
+        dict(query_segment=torch.zeros(2, 13).long(), key_segment=torch.zeros(2, 13).int()),
+        TypeError,
+        "key_segment: expected torch.int64 (the type of query_segment); got torch.int32",
+    ),
+    (
+        dict(query=torch.zeros(2, 13, 4, 20), key=torch.zeros(2, 13, 4, 20), value=torch.zeros(2, 13, 4, 20)),
+        ValueError,
+        "query: expected D (the head dimension) to be a multiple of 8 from 16 to 256; got D=20",
+    ),
+    (
+        dict(query=torch.zeros(2, 13, 4, 8), key=torch.zeros(2, 13, 4, 8), value=torch.zeros(2, 13, 4, 8)),
+        ValueError,
+        "got D=8",
+    ),
+]
 
 LOGITS = [
     (dict(key_len=-1), ValueError, "key_len: expected an int >= 0; got -1"),

@@ -21,10 +21,21 @@ from .tile import first_position, has_keys, load_band, load_gate, locate, tile_g
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "K", "R", "H", "L", "HEADS_PER_GROUP", "query_start", "first_chunk", "chunks", "blocks", "first_item",
+    "N",
+    "M",
+    "K",
+    "R",
+    "H",
+    "L",
+    "HEADS_PER_GROUP",
+    "query_start",
+    "first_chunk",
+    "chunks",
+    "blocks",
+    "first_item",
     "key_blocks",
     "dropout_limit",
-)  # fmt: skip
+)
 
 
 @triton.jit
@@ -79,12 +90,13 @@ def _cca_backward_query_kernel(
     n = start + local
     row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-    q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)
+    q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
-    qc = add_bias(q, content_at, D, BLOCK_D)
+    qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-    do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)
+    do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
+    # [BLOCK_M, BLOCK_D]
     out = load_rows(out_ptr + ((batch * N + start64) * H + head) * D, local, row_mask, H * D, D, BLOCK_D)
     lse_at = (batch * H + head) * N + n
     dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
@@ -117,19 +129,35 @@ def _cca_backward_query_kernel(
             k_at = k_base + wide(a) * stride_kk
             k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             v_at = v_base + wide(a) * stride_vk
-            v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)
+            v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             position = 0.0
             if band_ptr is not None:
-                position = load_band(band_at, band_keys, again, BLOCK_M, BLOCK_N)
-            content = tile_product(
+                position = load_band(band_at, band_keys, again, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+            content = tile_product(  # [BLOCK_M, BLOCK_N]
                 qc, q_from, content_at, k, (k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION
             )
+            # [BLOCK_M, BLOCK_N]
             dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_vr), again, D, BLOCK_D, PRECISION)
             p, ds = tile_gradients(
-                content, dp_raw, position, lse2, delta, visible, gate, scale2,
-                seed_ptr, dropout_limit, dropout_scale, a * R + j, n, head, batch,
-                band_ptr is not None, MASKED, gate_ptr is not None,
-            )  # fmt: skip
+                content,
+                dp_raw,
+                position,
+                lse2,
+                delta,
+                visible,
+                gate,
+                scale2,
+                seed_ptr,
+                dropout_limit,
+                dropout_scale,
+                a * R + j,
+                n,
+                head,
+                batch,
+                band_ptr is not None,
+                MASKED,
+                gate_ptr is not None,
+            )
             if band_ptr is not None:
                 ds_sum += ds
             if dgate_ptr is not None:
@@ -232,9 +260,9 @@ def _cca_backward_key_kernel(
     k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
     v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
     k_at = k_base + wide(a) * stride_kk
-    k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)
+    k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
     v_at = v_base + wide(a) * stride_vk
-    v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)
+    v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
     k_from, v_from = (k_at, j, visible, stride_kr), (v_at, j, visible, stride_vr)
 
     first_row = (chunk + 1) * M - 1 - query_start
@@ -251,28 +279,43 @@ def _cca_backward_key_kernel(
         n = start + local
         row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
         q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-        q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)
+        q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
         do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-        do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)
+        do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
         content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
-        qc = add_bias(q, content_at, D, BLOCK_D)
+        qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
         q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
         zero = step >> 30  # as in `position_logits`
         position = 0.0
         if band_ptr is not None:
             band_at = band_ptr + ((slot + block).to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
-            position = load_band(band_at, band_keys, zero, BLOCK_M, BLOCK_N)
+            position = load_band(band_at, band_keys, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
         lse_at = (batch * H + head) * N + n
         lse = tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf"))
         lse2 = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
         delta = tl.load(delta_ptr + lse_at, mask=row_mask, other=0.0)
-        content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)
+        content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(
-            content, dp_raw, position, lse2, delta, visible, gate, scale2,
-            seed_ptr, dropout_limit, dropout_scale, a * R + j, n, head, batch,
-            band_ptr is not None, MASKED, gate_ptr is not None,
-        )  # fmt: skip
+            content,
+            dp_raw,
+            position,
+            lse2,
+            delta,
+            visible,
+            gate,
+            scale2,
+            seed_ptr,
+            dropout_limit,
+            dropout_scale,
+            a * R + j,
+            n,
+            head,
+            batch,
+            band_ptr is not None,
+            MASKED,
+            gate_ptr is not None,
+        )
         dv = tl.dot(tl.trans(p.to(do.dtype)), do, dv, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
         dk = tl.dot(tl.trans(ds.to(qc.dtype)), qc, dk, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
 

@@ -18,7 +18,7 @@ from ..common.plan import Plan
 from ..common.sums import summed
 from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
 from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
-from .plan import WAVES, Span, constants, inputs, span, tile
+from .plan import WAVES, Span, choose_tile, constants, inputs, span
 
 #: bound of the band workspace: it should stay in the second-level cache (50 MB on sm_90) from one kernel to the next
 SLAB_BYTES = 48 << 20
@@ -52,11 +52,11 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
     b, _, heads, _ = call.query.shape
     keys, groups = call.key.shape[3:5]
     # tiles start at index 0 of the attending chunk, however few of its rows this call brings
-    whole = tile(call, "backward", target, rows=call.chunk_len)
+    whole = choose_tile(call, "backward", target, rows=call.chunk_len)
     fused = need_keys and groups == heads and call.chunk_len <= whole.block_m
-    core = whole if fused else tile(call, "backward_query", target, rows=call.chunk_len)
+    core = whole if fused else choose_tile(call, "backward_query", target, rows=call.chunk_len)
     block_m = core.block_m  # of every kernel: the workspace is laid out in tiles of it
-    others = (tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel"))
+    others = (choose_tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel"))
     key, band, rel = (dataclasses.replace(t, block_m=block_m) for t in others)
     blocks = -(-call.chunk_len // block_m)
     if blocks > 1:  # the bands of a chunk's time blocks must meet the table in whole blocks of rows
@@ -152,34 +152,49 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     elif call.neighbour_mask is not None or call.batch_start is not None:
         grad_out = settled(grad_out, lse)
     arguments = {
-        **inputs(call), **constants(call, cut.core), **vars(made), "out_ptr": out, "lse_ptr": lse,
-        "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
-        "first_chunk": part.first, "chunks": part.count, "blocks": cut.blocks,
-        "key_blocks": cut.key_blocks, "band_keys": cut.band_keys, "items_per_split": cut.items_per_split,
+        **inputs(call),
+        **constants(call, cut.core),
+        **vars(made),
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "do_ptr": grad_out,
+        **strides(grad_out, "do", "bnh"),
+        "dlse_ptr": grad_lse,
+        **strides(grad_lse, "dl", "bhn"),
+        "first_chunk": part.first,
+        "chunks": part.count,
+        "blocks": cut.blocks,
+        "key_blocks": cut.key_blocks,
+        "band_keys": cut.band_keys,
+        "items_per_split": cut.items_per_split,
         "WRITE_KEYS": cut.fused,
-    }  # fmt: skip
+    }
     launches = []
     for first in range(0, cut.items, cut.slab):
         launches += _slab(call, need, cut, made, {**arguments, "first_item": first}, min(cut.slab, cut.items - first))
-    found = {"query": made.dq_ptr, "key": made.dk_ptr, "value": made.dv_ptr, "rel_query": made.drq_ptr}
+    input_grads = {"query": made.dq_ptr, "key": made.dk_ptr, "value": made.dv_ptr, "rel_query": made.drq_ptr}
     for name, partial in {"content_bias": made.dcontent_ptr, "position_bias": made.dposition_ptr}.items():
         if partial is not None:
-            found[name], total = summed(partial, getattr(call, name))
+            input_grads[name], total = summed(partial, getattr(call, name))
             launches.append(total)
     if made.part_ptr is not None:
         # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
         shift = call.rel_start + cut.band_keys - 1
-        found["rel_key"], total = summed(
+        input_grads["rel_key"], total = summed(
             made.part_ptr, call.rel_key, call.rel_key.shape[0], made.part_ptr.shape[2], shift
         )
         launches.append(total)
 
     def gradients() -> list[Tensor | None]:
         if made.dgate_ptr is not None:
-            found["neighbour_gate"] = made.dgate_ptr.sum(-1).to(out.dtype)
+            input_grads["neighbour_gate"] = made.dgate_ptr.sum(-1).to(out.dtype)
         # an input that the call makes no use of has a zero gradient
         return [
-            None if not needed else torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name]
+            None
+            if not needed
+            else torch.zeros_like(getattr(call, name))
+            if input_grads.get(name) is None
+            else input_grads[name]
             for name, needed in need.items()
         ]
 
@@ -199,17 +214,17 @@ def _slab(
     if (need["key"] or need["value"]) and not cut.fused:
         key_blocks = -(-keys // cut.key.block_n)
         grid = (count // cut.blocks * neighbours * key_blocks * groups,)
-        given = {**arguments, "key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
-        yield _launch(_cca_backward_key_kernel, grid, given, cut.key)
+        extra = {"key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
+        yield _launch(_cca_backward_key_kernel, grid, {**arguments, **extra}, cut.key)
     if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
         yield _launch(_cca_backward_band_kernel, (count * h,), {**arguments, "band_ptr": ds}, cut.band)
     if made.part_ptr is not None:
         last, band_blocks = arguments["first_item"] + count, cut.band_keys // cut.band.block_n
-        given = {**arguments, "band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
-        yield _launch(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), given, cut.rel)
+        extra = {"band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
+        yield _launch(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), {**arguments, **extra}, cut.rel)
 
 
 def _launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-    given = {name: value for name, value in {**arguments, **blocks}.items() if name in kernel.arg_names}
-    return Launch(kernel, grid, given, tile.num_warps, tile.num_stages)
+    taken = {name: value for name, value in {**arguments, **blocks}.items() if name in kernel.arg_names}
+    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages)

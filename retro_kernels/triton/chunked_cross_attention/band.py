@@ -18,10 +18,22 @@ from .tile import first_position, has_keys, locate
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "R", "H", "L", "T", "rel_start", "query_start", "first_chunk", "chunks", "blocks", "first_item",
-    "last_item", "items_per_split",
+    "N",
+    "M",
+    "R",
+    "H",
+    "L",
+    "T",
+    "rel_start",
+    "query_start",
+    "first_chunk",
+    "chunks",
+    "blocks",
+    "first_item",
+    "last_item",
+    "items_per_split",
     "key_blocks",
-)  # fmt: skip
+)
 
 
 @triton.jit
@@ -38,12 +50,41 @@ def _relative_query(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_logits_kernel(
-    q_ptr, rel_ptr, rq_ptr, position_ptr, batch_start_ptr, band_ptr,
-    stride_qb, stride_qn, stride_qh, stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ph,
+    q_ptr,
+    rel_ptr,
+    rq_ptr,
+    position_ptr,
+    batch_start_ptr,
+    band_ptr,
+    stride_qb,
+    stride_qn,
+    stride_qh,
+    stride_rh,
+    stride_rt,
+    stride_rqb,
+    stride_rqn,
+    stride_rqh,
+    stride_ph,
     stride_batch_start,
-    N, M, R, H, L, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    N,
+    M,
+    R,
+    H,
+    L,
+    T,
+    rel_start,
+    query_start,
+    first_chunk,
+    chunks,
+    blocks,
+    first_item,
+    band_keys,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Position logits of one (chunk, time block, head) of one batch element, all keys of a neighbour."""
     head, slot, _, block, chunk, batch, first_row, start = locate(
         tl.program_id(0),
@@ -66,6 +107,7 @@ def _cca_backward_logits_kernel(
         q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
     )
     position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+    # [BLOCK_M, BLOCK_E]
     rq = add_bias(load_rows(rq_base, local, row_mask, stride, E, BLOCK_E), position_at, E, BLOCK_E)
     rq_from = (rq_base, local, row_mask, stride)
     rel_base = rel_ptr + head64 * stride_rh
@@ -73,23 +115,46 @@ def _cca_backward_logits_kernel(
     for j0 in range(0, tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0), BLOCK_N):
         zero = j0 >> 30  # R is far below 2**30
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
-        position = position_logits(
+        position = position_logits(  # [BLOCK_M, BLOCK_N]
             rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
         )
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-        position = tl.where(
-            row_mask[:, None], position, 0.0
-        )  # past the end it is 0 times the table, NaN where that is infinite
+        # past the end it is 0 times the table, NaN where that is infinite
+        position = tl.where(row_mask[:, None], position, 0.0)
         tl.store(at, position.to(band_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_band_kernel(
-    rel_ptr, batch_start_ptr, band_ptr, dq_ptr, drq_ptr, dposition_ptr, stride_rh, stride_rt, stride_batch_start,
-    N, M, R, H, L, T, rel_start, query_start, first_chunk, chunks, blocks, first_item, band_keys,
+    rel_ptr,
+    batch_start_ptr,
+    band_ptr,
+    dq_ptr,
+    drq_ptr,
+    dposition_ptr,
+    stride_rh,
+    stride_rt,
+    stride_batch_start,
+    N,
+    M,
+    R,
+    H,
+    L,
+    T,
+    rel_start,
+    query_start,
+    first_chunk,
+    chunks,
+    blocks,
+    first_item,
+    band_keys,
     scale: tl.float32,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Gradient of the relative query, into drq, or added to dq where
     the query is the relative query; folds the band in place.
     """
@@ -115,12 +180,12 @@ def _cca_backward_band_kernel(
         zero = j0 >> 30  # R is far below 2**30
         j = j0 + tl.arange(0, BLOCK_N)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-        ds = tl.load(at, mask=(j < R)[None, :], other=0.0).to(tl.float32)
+        ds = tl.load(at, mask=(j < R)[None, :], other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_N]
         folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
         tl.debug_barrier()  # all have read what the store replaces
         tl.store(at, folded.to(band_ptr.dtype.element_ty))
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
-        drq += position_query_gradient(
+        drq += position_query_gradient(  # [BLOCK_M, BLOCK_E]
             folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION
         )
 
@@ -140,12 +205,40 @@ def _cca_backward_band_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_rel_kernel(
-    q_ptr, rq_ptr, position_ptr, batch_start_ptr, band_ptr, part_ptr,
-    stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, stride_ph, stride_batch_start,
-    N, M, H, L, query_start, first_chunk, chunks, blocks, first_item, last_item, items_per_split, key_blocks, band_keys,
+    q_ptr,
+    rq_ptr,
+    position_ptr,
+    batch_start_ptr,
+    band_ptr,
+    part_ptr,
+    stride_qb,
+    stride_qn,
+    stride_qh,
+    stride_rqb,
+    stride_rqn,
+    stride_rqh,
+    stride_ph,
+    stride_batch_start,
+    N,
+    M,
+    H,
+    L,
+    query_start,
+    first_chunk,
+    chunks,
+    blocks,
+    first_item,
+    last_item,
+    items_per_split,
+    key_blocks,
+    band_keys,
     scale: tl.float32,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """BLOCK_N rows of one head's dR, summed over one split's chunks and added to what earlier slabs left in part_ptr.
 
     Row x of the [splits, H, rows, E] partial belongs to displacement x + 1 - key_blocks * BLOCK_N.
@@ -171,10 +264,10 @@ def _cca_backward_rel_kernel(
         row_mask = (n >= 0) & (n < tl.where(attends, tl.minimum(first_row + M, N), 0))
         if rq_ptr is not None:
             rq_base = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + head64 * stride_rqh
-            rq = load_rows(rq_base, local, row_mask, stride_rqn, E, BLOCK_E)
+            rq = load_rows(rq_base, local, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         else:
             q_base = q_ptr + batch * stride_qb + wide(start) * stride_qn + head64 * stride_qh
-            rq = load_rows(q_base, local, row_mask, stride_qn, E, BLOCK_E)
+            rq = load_rows(q_base, local, row_mask, stride_qn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         rq = add_bias(rq, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
         # the blocks of a band that fall on this diagonal come from
         # different key blocks; their places in the tile are disjoint
@@ -185,7 +278,7 @@ def _cca_backward_rel_kernel(
             key_block = band + block * (BLOCK_M // BLOCK_N) + key_blocks - 1 - diagonal
             at = band_ptr + slot + key_block * BLOCK_N + (local[:, None] * band_keys + c[None, :])
             there = local < tl.where((key_block >= 0) & (key_block < key_blocks) & attends, BLOCK_M, 0)
-            ds = tl.where(block_of == band, tl.load(at, mask=there[:, None], other=0.0), ds)
+            ds = tl.where(block_of == band, tl.load(at, mask=there[:, None], other=0.0), ds)  # [BLOCK_M, BLOCK_N]
         acc = tl.dot(tl.trans(ds), rq, acc, input_precision=PRECISION)  # [BLOCK_N, BLOCK_E]
     earlier = (c < tl.where(first_item > 0, BLOCK_N, 0))[:, None] & (width < E)[None, :]
     acc = acc * scale + tl.load(part_ptr + into, mask=earlier, other=0.0)

@@ -11,10 +11,25 @@ from ..._problem import ChunkedCrossAttention
 
 
 def call(
-    dtype: torch.dtype, *, B=8, N=2048, M=64, K=2, R=128, H=16, G=None, D=128, E=None, rel=True, biases=True,
+    dtype: torch.dtype,
+    *,
+    B=8,
+    N=2048,
+    M=64,
+    K=2,
+    R=128,
+    H=16,
+    G=None,
+    D=128,
+    E=None,
+    rel=True,
+    biases=True,
     gate=False,
-    mask_dims=0, dropout_p=0.0, query_start=0, batch_start=False,
-) -> ChunkedCrossAttention:  # fmt: skip
+    mask_dims=0,
+    dropout_p=0.0,
+    query_start=0,
+    batch_start=False,
+) -> ChunkedCrossAttention:
     """A validated call without memory behind it."""
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -22,17 +37,23 @@ def call(
 
     chunks, groups, width = (query_start + N) // M, H if G is None else G, D if E is None else E
     return ChunkedCrossAttention(
-        query=empty(B, N, H, D), key=empty(B, chunks, K, R, groups, D), value=empty(B, chunks, K, R, groups, D),
+        query=empty(B, N, H, D),
+        key=empty(B, chunks, K, R, groups, D),
+        value=empty(B, chunks, K, R, groups, D),
         chunk_len=M,
-        rel_key=empty(H, M + R - 1, width) if rel else None, rel_query=empty(B, N, H, E) if rel and E else None,
+        rel_key=empty(H, M + R - 1, width) if rel else None,
+        rel_query=empty(B, N, H, E) if rel and E else None,
         rel_start=1 - R,
-        content_bias=empty(H, D) if biases else None, position_bias=empty(H, width) if biases and rel else None,
+        content_bias=empty(H, D) if biases else None,
+        position_bias=empty(H, width) if biases and rel else None,
         neighbour_mask=empty(*(B, chunks, K, R)[:mask_dims], dtype=torch.bool) if mask_dims else None,
-        neighbour_gate=empty(B, chunks, K) if gate else None, scale=D**-0.5, query_start=query_start,
+        neighbour_gate=empty(B, chunks, K) if gate else None,
+        scale=D**-0.5,
+        query_start=query_start,
         dropout_p=dropout_p,
         seed=empty(1, dtype=torch.int64) if dropout_p else None,
         batch_start=empty(B, dtype=torch.int64) if batch_start else None,
-    )  # fmt: skip
+    )
 
 
 BF16, HALVES, ALL = (torch.bfloat16,), (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)

@@ -14,10 +14,23 @@ from .tile import first_position, has_keys, load_gate, visible_keys
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
 SIZES = (
-    "N", "M", "K", "R", "H", "L", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "blocks",
+    "N",
+    "M",
+    "K",
+    "R",
+    "H",
+    "L",
+    "T",
+    "HEADS_PER_GROUP",
+    "rel_start",
+    "query_start",
+    "first_chunk",
+    "blocks",
     "keys_per_split",
-    "neighbours_per_split", "neighbour_splits", "dropout_limit",
-)  # fmt: skip
+    "neighbours_per_split",
+    "neighbour_splits",
+    "dropout_limit",
+)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -32,8 +45,8 @@ def _cca_forward_kernel(
     N, M, K, R, H, L, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, blocks,
     keys_per_split, neighbours_per_split, neighbour_splits,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One (chunk, time block, head), batch and split: out [split, B,
@@ -60,13 +73,13 @@ def _cca_forward_kernel(
     q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
     q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
-    qc = add_bias(q, content_at, D, BLOCK_D)
+    qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     q_from = (q_base, local, row_mask, stride_qn)
     if rel_ptr is not None:
         rq, rq_base, rq_stride = q, q_base, stride_qn
         if rq_ptr is not None:
             rq_base, rq_stride = rq_ptr + batch * stride_rqb + start64 * stride_rqn + head64 * stride_rqh, stride_rqn
-            rq = load_rows(rq_base, local, row_mask, rq_stride, E, BLOCK_E)
+            rq = load_rows(rq_base, local, row_mask, rq_stride, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
         rq = add_bias(rq, position_at, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         rq_from = (rq_base, local, row_mask, rq_stride)
@@ -90,7 +103,7 @@ def _cca_forward_kernel(
         if rel_ptr is not None:
             zero = j0 >> 30  # R is far below 2**30
             base = start - first_row - j0 - (BLOCK_N - 1) - rel_start
-            position = position_logits(
+            position = position_logits(  # [BLOCK_M, BLOCK_N]
                 rq,
                 rel_base,
                 base,
@@ -139,7 +152,7 @@ def _cca_forward_kernel(
                 p = tl.where(keep, p * dropout_scale, 0.0)
             if gate_ptr is not None:
                 p = p * gate
-            v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)
+            v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
             row_max = new_max
 

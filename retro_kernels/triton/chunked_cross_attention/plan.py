@@ -42,7 +42,7 @@ def span(call: ChunkedCrossAttention) -> Span:
     return Span(first, (call.query_start + call.query.shape[1]) // call.chunk_len - first)
 
 
-def tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
+def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
     """The committed tile of a kernel."""
     width = power_of_two(max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1]))
     rows = min(call.chunk_len, call.query.shape[1]) if rows is None else rows
@@ -52,13 +52,13 @@ def tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | N
 
 def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
     """What of a call costs a tile registers, for `configs.choose`."""
-    found = {
+    flags = {
         "dropout": call.dropout_p > 0,
         "masked": call.dropout_p > 0 or call.neighbour_mask is not None or call.neighbour_gate is not None,
         "plain": call.rel_key is None,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }
-    return tuple(name for name, present in found.items() if present)
+    return tuple(name for name, present in flags.items() if present)
 
 
 def inputs(call: ChunkedCrossAttention) -> dict:
@@ -75,36 +75,58 @@ def inputs(call: ChunkedCrossAttention) -> dict:
     relative_query = call.rel_query if has_rel else None
     position_bias = call.position_bias if has_rel else None
     return {
-        "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": relative_query,
-        "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask,
+        "q_ptr": call.query,
+        "k_ptr": call.key,
+        "v_ptr": call.value,
+        "rel_ptr": rel,
+        "rq_ptr": relative_query,
+        "content_ptr": call.content_bias,
+        "position_ptr": position_bias,
+        "mask_ptr": mask,
         "gate_ptr": call.neighbour_gate,
         "seed_ptr": call.seed if call.dropout_p > 0 else None,
         "batch_start_ptr": call.batch_start,
         "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
-        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "blkrg"), **strides(call.value, "v", "blkrg"),
+        **strides(call.query, "q", "bnh"),
+        **strides(call.key, "k", "blkrg"),
+        **strides(call.value, "v", "blkrg"),
         **rel_strides,
-        **strides(relative_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"),
+        **strides(relative_query, "rq", "bnh"),
+        **strides(call.content_bias, "c", "h"),
         **strides(position_bias, "p", "h"),
         **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
         "stride_mr": 0 if mask is None or mask.dim() == 3 else mask.stride(3),
         **strides(call.neighbour_gate, "g", "blk"),
-        "N": n, "M": call.chunk_len, "K": neighbours, "R": keys, "H": h, "L": call.key.shape[1], "T": rel_rows,
+        "N": n,
+        "M": call.chunk_len,
+        "K": neighbours,
+        "R": keys,
+        "H": h,
+        "L": call.key.shape[1],
+        "T": rel_rows,
         "HEADS_PER_GROUP": h // groups,
-        "rel_start": call.rel_start, "query_start": call.query_start,
-        "scale": call.scale, "dropout_limit": dropout.threshold(call.dropout_p),
+        "rel_start": call.rel_start,
+        "query_start": call.query_start,
+        "scale": call.scale,
+        "dropout_limit": dropout.threshold(call.dropout_p),
         "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
-    }  # fmt: skip
+    }
 
 
 def constants(call: ChunkedCrossAttention, tile: configs.Tile) -> dict:
     d = call.query.shape[-1]
     e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {
-        "D": d, "E": e, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": power_of_two(d),
+        "D": d,
+        "E": e,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": power_of_two(d),
         "BLOCK_E": power_of_two(e),
         "MASK_TOKENS": call.neighbour_mask is not None and call.neighbour_mask.dim() == 4,
-        "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0, "PRECISION": tile.precision,
-    }  # fmt: skip
+        "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0,
+        "PRECISION": tile.precision,
+    }
 
 
 def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int, int, int]:
@@ -123,13 +145,13 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
     return per_split, neighbours_per_split, neighbour_splits, key_splits * neighbour_splits
 
 
-def forward(call: ChunkedCrossAttention, target: Target, chosen: configs.Tile | None = None) -> Plan:
+def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | None = None) -> Plan:
     """out and lse, and the launches that fill them."""
     b, n, h, d = call.query.shape
-    chosen = tile(call, "forward", target) if chosen is None else chosen
+    tile = choose_tile(call, "forward", target) if tile is None else tile
     part = span(call)
-    blocks = -(-min(call.chunk_len, n) // chosen.block_m)
-    per_split, neighbours_per_split, neighbour_splits, count = splits(call, chosen, part.count * blocks * h * b, target)
+    blocks = -(-min(call.chunk_len, n) // tile.block_m)
+    per_split, neighbours_per_split, neighbour_splits, count = splits(call, tile, part.count * blocks * h * b, target)
     out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
     lse = torch.empty((b, h, n), dtype=torch.float32, device=out.device)
     into = {"out_ptr": out, "lse_ptr": lse}
@@ -139,14 +161,28 @@ def forward(call: ChunkedCrossAttention, target: Target, chosen: configs.Tile | 
             "out_ptr": torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device),
             "lse_ptr": torch.empty((count, b, h, n), dtype=torch.float32, device=out.device),
         }
-        arguments = {"part_ptr": into["out_ptr"], "part_lse_ptr": into["lse_ptr"], "out_ptr": out, "lse_ptr": lse,
-                     "N": n, "H": h,
-                     "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _MERGE_SPLITS}  # fmt: skip
+        arguments = {
+            "part_ptr": into["out_ptr"],
+            "part_lse_ptr": into["lse_ptr"],
+            "out_ptr": out,
+            "lse_ptr": lse,
+            "N": n,
+            "H": h,
+            "splits": count,
+            "D": d,
+            "BLOCK_D": power_of_two(d),
+            "BLOCK_S": _MERGE_SPLITS,
+        }
         merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
     arguments = {
-        **inputs(call), **into, "first_chunk": part.first, "blocks": blocks,
-        "keys_per_split": per_split, "neighbours_per_split": neighbours_per_split, "neighbour_splits": neighbour_splits,
-        **constants(call, chosen),
-    }  # fmt: skip
+        **inputs(call),
+        **into,
+        "first_chunk": part.first,
+        "blocks": blocks,
+        "keys_per_split": per_split,
+        "neighbours_per_split": neighbours_per_split,
+        "neighbour_splits": neighbour_splits,
+        **constants(call, tile),
+    }
     grid = (part.count * blocks * h, b, count)
-    return Plan([Launch(_cca_forward_kernel, grid, arguments, chosen.num_warps, chosen.num_stages), *merge], (out, lse))
+    return Plan([Launch(_cca_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages), *merge], (out, lse))

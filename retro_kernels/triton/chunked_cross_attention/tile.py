@@ -47,9 +47,8 @@ def first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_st
     if batch_start_ptr is not None:
         query_start = position_of(query_start, batch_start_ptr, stride_batch_start, batch)
         following = query_start + 1
-        first_chunk = (
-            tl.where(following < 0, following - M + 1, following) // M - 1
-        )  # rounded down; the division rounds to 0
+        # rounded down; the division rounds to 0
+        first_chunk = tl.where(following < 0, following - M + 1, following) // M - 1
     return query_start, first_chunk
 
 
@@ -68,9 +67,18 @@ def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
 
 @triton.jit
 def locate(
-    pid, H, M, first_item, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start,
+    pid,
+    H,
+    M,
+    first_item,
+    first_chunk,
+    chunks,
+    blocks,
+    query_start,
+    batch_start_ptr,
+    stride_batch_start,
     BLOCK_M: tl.constexpr,
-):  # fmt: skip
+):
     """head, slot in the slab, item, block, chunk, batch (int64), first row of the chunk, first row of the tile."""
     head, slot = pid % H, pid // H
     item = first_item + slot
@@ -85,10 +93,25 @@ def locate(
 
 @triton.jit
 def tile_gradients(
-    content, dp_raw, position, lse2, delta, visible, gate, scale2,
-    seed_ptr, dropout_limit, dropout_scale, key_index, n, head, batch,
-    HAS_POSITION: tl.constexpr, MASKED: tl.constexpr, HAS_GATE: tl.constexpr,
-):  # fmt: skip
+    content,
+    dp_raw,
+    position,
+    lse2,
+    delta,
+    visible,
+    gate,
+    scale2,
+    seed_ptr,
+    dropout_limit,
+    dropout_scale,
+    key_index,
+    n,
+    head,
+    batch,
+    HAS_POSITION: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+):
     """One tile of the backward: probabilities that met the values, and the gradient of the logits.
 
     content = (q + u) k^T and dp_raw = do v^T are the tile's raw products;

@@ -10,7 +10,7 @@ WIDTHS = (64, 128)  # of a head: the presets'
 
 def combinations(positions: dict[str, dict], options: dict[str, dict]) -> Iterator[tuple[str, dict]]:
     """(name, keywords of a call) for each width, form of the positions and set of options."""
-    sets = [chosen for number in range(len(options) + 1) for chosen in itertools.combinations(options, number)]
-    for d, form, chosen in itertools.product(WIDTHS, positions, sets):
-        keywords = {name: value for each in chosen for name, value in options[each].items()}
-        yield ", ".join((f"d{d} {form}", *chosen)), {"D": d, **positions[form], **keywords}
+    sets = [names for number in range(len(options) + 1) for names in itertools.combinations(options, number)]
+    for d, form, names in itertools.product(WIDTHS, positions, sets):
+        keywords = {name: value for each in names for name, value in options[each].items()}
+        yield ", ".join((f"d{d} {form}", *names)), {"D": d, **positions[form], **keywords}

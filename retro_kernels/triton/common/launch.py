@@ -43,5 +43,5 @@ def settled(grad: Tensor, lse: Tensor) -> Tensor:
 
 def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
     """{"stride_<prefix><letter>": stride} for the leading dimensions; zeros where there is no tensor."""
-    found = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
-    return {f"stride_{prefix}{letter}": s for letter, s in zip(letters, found, strict=True)}
+    tensor_strides = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
+    return {f"stride_{prefix}{letter}": s for letter, s in zip(letters, tensor_strides, strict=True)}

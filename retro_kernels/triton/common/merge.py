@@ -10,9 +10,17 @@ from .softmax import LOG2E
 
 @triton.jit(do_not_specialize=("N", "H", "splits"))
 def _merge_kernel(
-    part_ptr, part_lse_ptr, out_ptr, lse_ptr, N, H, splits,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
+    part_ptr,
+    part_lse_ptr,
+    out_ptr,
+    lse_ptr,
+    N,
+    H,
+    splits,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
     """out and lse of one (token, head) and batch from those of `splits` disjoint sets of keys, weighed by their lse."""
     n, head, batch = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
     column, s = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)

@@ -45,9 +45,9 @@ _collected: list[tuple[Launch, Target]] | None = None
 def collecting() -> Iterator[list[tuple[Launch, Target]]]:
     """Inside, nothing is launched: launches are collected, outputs and gradients are zeros. Not for threads."""
     global _collected
-    _collected = found = []
+    _collected = launches = []
     try:
-        yield found
+        yield launches
     finally:
         _collected = None
 

@@ -77,10 +77,20 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
 
 @triton.jit
 def table_product(
-    a, a_from, bias_ptr, rel_ptr, first, rows, stride_t, zero,
-    WIDTH: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    a,
+    a_from,
+    bias_ptr,
+    rel_ptr,
+    first,
+    rows,
+    stride_t,
+    zero,
+    WIDTH: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
-):  # fmt: skip
+):
     """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a),
     BLOCK_B]; a_from None: from registers whatever the precision.
     """
@@ -97,10 +107,20 @@ def table_product(
 def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
     # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
-    rel_ptr, base, rows, stride_t, zero,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-    TRANSPOSED: tl.constexpr = False, rq_from=None, bias_ptr=None,
-):  # fmt: skip
+    rel_ptr,
+    base,
+    rows,
+    stride_t,
+    zero,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
+    rq_from=None,
+    bias_ptr=None,
+):
     """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -116,9 +136,17 @@ def position_logits(
 @triton.jit
 def position_query_gradient(
     folded,  # float32 [BLOCK_M, BLOCK_N]: reverse_skew of the gradient of the tile's position logits
-    rel_ptr, base, rows, stride_t, zero,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    rel_ptr,
+    base,
+    rows,
+    stride_t,
+    zero,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """float32 [BLOCK_M, BLOCK_E]: sum over j of gradient[i, j] *
     rel[base + i - j + BLOCK_N - 1], the gradient of rq.
     """

@@ -29,9 +29,15 @@ def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def deep_product(
-    a_from, bias_ptr, b_from, zero, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    a_from,
+    bias_ptr,
+    b_from,
+    zero,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
-):  # fmt: skip
+):
     """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, row_mask, stride) each, read a few
     columns at a time.
 

@@ -14,9 +14,17 @@ _PARTS, _COLUMNS = 64, 32  # of a tile: few columns, for there are few of them a
 
 @triton.jit(do_not_specialize=("count", "size", "part_size", "shift"))
 def _sum_kernel(
-    part_ptr, out_ptr, stride_part, stride_group, count, size, part_size, shift,
-    BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
-):  # fmt: skip
+    part_ptr,
+    out_ptr,
+    stride_part,
+    stride_group,
+    count,
+    size,
+    part_size,
+    shift,
+    BLOCK_P: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+):
     """out[group, x] = sum over p < count of part[p, group, x + shift]; what lies outside a part is 0."""
     x = tl.program_id(0).to(tl.int64) * BLOCK_X + tl.arange(0, BLOCK_X)
     group = tl.program_id(1).to(tl.int64)
@@ -44,8 +52,15 @@ def summed(
     part_size = size if part_rows is None else part_rows * width
     out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     arguments = {
-        "part_ptr": part, "out_ptr": out, "stride_part": groups * part_size, "stride_group": part_size,
-        "count": part.numel() // (groups * part_size), "size": size, "part_size": part_size, "shift": shift * width,
-        "BLOCK_P": _PARTS, "BLOCK_X": _COLUMNS,
-    }  # fmt: skip
+        "part_ptr": part,
+        "out_ptr": out,
+        "stride_part": groups * part_size,
+        "stride_group": part_size,
+        "count": part.numel() // (groups * part_size),
+        "size": size,
+        "part_size": part_size,
+        "shift": shift * width,
+        "BLOCK_P": _PARTS,
+        "BLOCK_X": _COLUMNS,
+    }
     return out, Launch(_sum_kernel, (-(-size // _COLUMNS), groups), arguments, num_warps=4, num_stages=1)

@@ -34,9 +34,9 @@ class Repeated:
             return self.function(values)
         values = _apart(values)
         with Tape(values) as tape:
-            found = self.function(values)
-        self.replay = tape.replay(found)
-        return found
+            results = self.function(values)
+        self.replay = tape.replay(results)
+        return results
 
 
 class Tape(TorchDispatchMode):
@@ -46,10 +46,8 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, values):
         super().__init__()
-        self.values, self.given = (
-            list(values),
-            len(values),
-        )  # kept, with all that is made of them: an id is one tensor's as long as it lives
+        # kept, with all that is made of them: an id is one tensor's as long as it lives
+        self.values, self.inputs = list(values), len(values)
         self.slots = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
         self.alive: list[Tensor] = []
         self.steps: list[Callable[[list], None]] = []
@@ -91,20 +89,20 @@ class Tape(TorchDispatchMode):
         places = {name: self._slot(value) for name, value in launch.arguments.items() if isinstance(value, Tensor)}
         self.steps.append(launcher.step(launch, compiled, places))
 
-    def replay(self, found) -> Callable | None:
+    def replay(self, results) -> Callable | None:
         """Does the same to other tensors and gives what stands for
-        `found`; None where something else than the tensors went in.
+        `results`; None where something else than the tensors went in.
         """
-        results = [None if tensor is None else self._slot(tensor) for tensor in found]
+        slots = [None if tensor is None else self._slot(tensor) for tensor in results]
         if not self.replayable:
             return None
-        steps, room, kind = self.steps, [None] * (len(self.values) - self.given), type(found)
+        steps, room, kind = self.steps, [None] * (len(self.values) - self.inputs), type(results)
 
         def again(values):
             at = [*values, *room]
             for step in steps:
                 step(at)
-            return kind([None if slot is None else at[slot] for slot in results])
+            return kind([None if slot is None else at[slot] for slot in slots])
 
         return again
 
@@ -141,10 +139,10 @@ def _operation(
         return allocate
 
     def step(at: list) -> None:
-        given = args.copy()
+        operands = args.copy()
         for i, slot in places:
-            given[i] = at[slot]
-        out = operation(*given, **kwargs)
+            operands[i] = at[slot]
+        out = operation(*operands, **kwargs)
         for slot, value in zip(into, out if isinstance(out, (list, tuple)) else (out,)):
             at[slot] = value
 
@@ -154,8 +152,8 @@ def _operation(
 def _apart(values):
     """Each tensor an object of its own, as those of a later call may be, where one was given for several arguments."""
     seen: set[int] = set()
-    found = []
+    apart = []
     for value in values:
-        found.append(value.detach() if id(value) in seen and isinstance(value, Tensor) else value)
+        apart.append(value.detach() if id(value) in seen and isinstance(value, Tensor) else value)
         seen.add(id(value))
-    return found
+    return apart

@@ -73,11 +73,28 @@ def _chunk_decay(decay, chunk_len):
 
 @triton.jit(do_not_specialize=SIZES)
 def _leaky_ends_kernel(
-    x_ptr, decay_ptr, segment_ptr, ends_ptr, unbroken_ptr,
-    stride_xb, stride_xn, stride_xh, stride_decay, stride_sb, stride_sn,
-    N, H, column_blocks, chunk_len, chunks,
-    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    decay_ptr,
+    segment_ptr,
+    ends_ptr,
+    unbroken_ptr,
+    stride_xb,
+    stride_xn,
+    stride_xh,
+    stride_decay,
+    stride_sb,
+    stride_sn,
+    N,
+    H,
+    column_blocks,
+    chunk_len,
+    chunks,
+    D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    REVERSE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero.
 
     unbroken [B, chunks, H * column_blocks] int32: whether the state before a chunk reaches its end, past all segment
@@ -109,12 +126,38 @@ def _leaky_ends_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _leaky_scan_kernel(
-    x_ptr, decay_ptr, initial_ptr, segment_ptr, ends_ptr, unbroken_ptr, y_ptr, past_ptr, dinitial_ptr, ddecay_ptr,
-    stride_xb, stride_xn, stride_xh, stride_decay, stride_sb, stride_sn, stride_ib, stride_ih, stride_pb, stride_pn,
+    x_ptr,
+    decay_ptr,
+    initial_ptr,
+    segment_ptr,
+    ends_ptr,
+    unbroken_ptr,
+    y_ptr,
+    past_ptr,
+    dinitial_ptr,
+    ddecay_ptr,
+    stride_xb,
+    stride_xn,
+    stride_xh,
+    stride_decay,
+    stride_sb,
+    stride_sn,
+    stride_ib,
+    stride_ih,
+    stride_pb,
+    stride_pn,
     stride_ph,
-    N, H, column_blocks, chunk_len, chunks,
-    D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    N,
+    H,
+    column_blocks,
+    chunk_len,
+    chunks,
+    D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    REVERSE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """One chunk of time of one block of columns. y [B,N,H,D] contiguous, None where only the sums are wanted.
 
     REVERSE only: past is the forward's y; ddecay [B, chunks, H, column_blocks] gets sum of g_t * y_{t-1}; dinitial

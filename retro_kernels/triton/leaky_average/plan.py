@@ -21,10 +21,14 @@ def forward(call: LeakyAverage, target: Target) -> Plan:
     """y, and the launches that fill it."""
     y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
     arguments = {
-        "initial_ptr": call.initial, **strides(call.initial, "i", "bh"), "y_ptr": y, "past_ptr": None,
+        "initial_ptr": call.initial,
+        **strides(call.initial, "i", "bh"),
+        "y_ptr": y,
+        "past_ptr": None,
         **strides(None, "p", "bnh"),
-        "dinitial_ptr": None, "ddecay_ptr": None,
-    }  # fmt: skip
+        "dinitial_ptr": None,
+        "ddecay_ptr": None,
+    }
     return Plan(_scan(call, call.x, "scan", arguments, target)[1], (y,))
 
 
@@ -41,10 +45,14 @@ def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> Plan:
     partial = torch.empty((b, chunks, h, columns), dtype=wide, device=device) if needs[1] else None
     initial = call.initial if needs[1] else None  # only d decay reads it
     arguments = {
-        "initial_ptr": initial, **strides(initial, "i", "bh"), "y_ptr": dx, "past_ptr": y if needs[1] else None,
+        "initial_ptr": initial,
+        **strides(initial, "i", "bh"),
+        "y_ptr": dx,
+        "past_ptr": y if needs[1] else None,
         **strides(y, "p", "bnh"),
-        "dinitial_ptr": dinitial, "ddecay_ptr": partial,
-    }  # fmt: skip
+        "dinitial_ptr": dinitial,
+        "ddecay_ptr": partial,
+    }
 
     def gradients() -> list[Tensor | None]:
         return [dx, None if partial is None else partial.sum((0, 1, 3)).to(call.decay.dtype), dinitial]
@@ -74,12 +82,24 @@ def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: T
     length, chunks = _chunks(call, tile, target)
     columns = -(-d // tile.block_n)
     common = {
-        "x_ptr": x, **strides(x, "x", "bnh"), "decay_ptr": call.decay, "stride_decay": call.decay.stride(0),
-        "segment_ptr": call.segment, **strides(call.segment, "s", "bn"), "unbroken_ptr": None,
-        "N": n, "H": h, "column_blocks": columns, "chunk_len": length, "chunks": chunks,
-        "D": d, "BLOCK_T": tile.block_m, "BLOCK_C": tile.block_n, "REVERSE": kernel == "scan_back",
+        "x_ptr": x,
+        **strides(x, "x", "bnh"),
+        "decay_ptr": call.decay,
+        "stride_decay": call.decay.stride(0),
+        "segment_ptr": call.segment,
+        **strides(call.segment, "s", "bn"),
+        "unbroken_ptr": None,
+        "N": n,
+        "H": h,
+        "column_blocks": columns,
+        "chunk_len": length,
+        "chunks": chunks,
+        "D": d,
+        "BLOCK_T": tile.block_m,
+        "BLOCK_C": tile.block_n,
+        "REVERSE": kernel == "scan_back",
         "STAGES": tile.num_stages,
-    }  # fmt: skip
+    }
     launches, ends = [], None
     if chunks > 1:
         ends = torch.empty((b, chunks, h, d), dtype=torch.float32, device=x.device)

@@ -24,11 +24,13 @@ def unsupported(call: RelativeAttention) -> str | None:
         return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
     n, s, table = call.query.shape[1], call.key.shape[1], call.rel_key
     spans = {
-        "key": (call.key, 1, s), "value": (call.value, 1, s),
+        "key": (call.key, 1, s),
+        "value": (call.value, 1, s),
         "rel_key": (table, 1, 0 if table is None else table.shape[1]),
-        "key_mask": (call.key_mask, 1, s), "query_segment": (call.query_segment, 1, n),
+        "key_mask": (call.key_mask, 1, s),
+        "query_segment": (call.query_segment, 1, n),
         "key_segment": (call.key_segment, 1, s),
-    }  # fmt: skip
+    }
     return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
 
 

@@ -23,12 +23,12 @@ from .tile import load_query, load_segments, narrow, row_limits, scalar_position
 @triton.jit
 def _walk_queries(
     begin, end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
-    q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at, segment_at,
-    seed_ptr,
+    q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at,
+    segment_at, seed_ptr,
     stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
     j, seen, N, S, T, offset, causal_gap, window, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head."""
@@ -36,22 +36,22 @@ def _walk_queries(
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
         row_mask = i < N
-        _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)
+        _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
         do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
         lse2, delta = load_statistics(lse_at, delta_at, i, row_mask)
         zero = start >> 30  # N is far below 2**30
         q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
         if DEEP:
-            logits = deep_product(
+            logits = deep_product(  # [BLOCK_M, BLOCK_N]
                 q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
             )
         else:
-            logits = product(q, k, PRECISION, True)  # transposed, as its tile meets do and q below
+            logits = product(q, k, PRECISION, True)  # [BLOCK_M, BLOCK_N], made transposed, as do and q meet it below
         if POSITION and E > 1:
-            _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
+            _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
             base = start + shift - j0 - (BLOCK_N - 1)
             rq_from = (rq_base, i, row_mask, stride_rqn)
-            logits = logits + position_logits(
+            logits = logits + position_logits(  # [BLOCK_M, BLOCK_N]
                 rq,
                 rel_base,
                 base,
@@ -69,17 +69,17 @@ def _walk_queries(
             )
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
+            # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         if DEEP:
-            dp = deep_product(
+            dp = deep_product(  # [BLOCK_M, BLOCK_N]
                 do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
             )
         else:
-            dp = product(do, v, PRECISION, True)
+            dp = product(do, v, PRECISION, True)  # [BLOCK_M, BLOCK_N]
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
-        last_key = tl.where(
-            row_mask, last_key, -1
-        )  # the logits of a row past the end are 0 times the table, NaN where that is infinite
+        # the logits of a row past the end are 0 times the table, NaN where that is infinite
+        last_key = tl.where(row_mask, last_key, -1)
         query_segment = 0
         if segment_at is not None:
             query_segment = tl.load(query_segment_at + i * stride_qsn, mask=row_mask, other=0)
@@ -107,16 +107,15 @@ def _walk_queries(
 @triton.jit(do_not_specialize=SIZES)
 def _relative_keys_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
-    seed_ptr,
-    batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don,
-    stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
+    stride_dob, stride_don, stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk, dv [B,S,G,D] of one key block and group, over all heads of the group in turn."""
@@ -131,7 +130,7 @@ def _relative_keys_kernel(
     segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
     seen = seen_keys(j, S, mask_at, stride_ms)
     k_base, v_base = k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg
-    k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
+    k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
     v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
 
     offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
@@ -174,8 +173,8 @@ def _relative_keys_kernel(
                 lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at,
                 segment_at, seed_ptr,
                 stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
-                j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit, dropout_scale, head,
-                batch,
+                j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit,
+                dropout_scale, head, batch,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, CAUSAL, WINDOW, rel_ptr is not None and part == 0, PRECISION,
             )  # fmt: skip
 

@@ -36,10 +36,27 @@ from .tile import (
 
 @triton.jit(do_not_specialize=("N", "H"))
 def _relative_delta_kernel(
-    out_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr,
-    stride_ob, stride_on, stride_oh, stride_dob, stride_don, stride_doh, stride_dlb, stride_dlh, stride_dln,
-    N, H, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    out_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    delta_ptr,
+    stride_ob,
+    stride_on,
+    stride_oh,
+    stride_dob,
+    stride_don,
+    stride_doh,
+    stride_dlb,
+    stride_dlh,
+    stride_dln,
+    N,
+    H,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """delta [B,H,N] of BLOCK_M queries; 0 where a query sees nothing."""
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     head64 = head.to(tl.int64)
@@ -49,13 +66,12 @@ def _relative_delta_kernel(
         out_ptr + batch * stride_ob + head64 * stride_oh,
         do_ptr + batch * stride_dob + head64 * stride_doh,
     )
-    out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)
+    out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
     if out.dtype == tl.float32:  # O = v where one key is seen: dP's own product, rounded alike, so that the two cancel
         do_from, out_from = (do_base, i, row_mask, stride_don), (out_base, i, row_mask, stride_on)
-        pairs = tile_product(
-            out, out_from, None, do, do_from, tl.program_id(0) >> 30, D, BLOCK_D, PRECISION
-        )  # [BLOCK_M, BLOCK_M]
+        # [BLOCK_M, BLOCK_M]
+        pairs = tile_product(out, out_from, None, do, do_from, tl.program_id(0) >> 30, D, BLOCK_D, PRECISION)
         delta = tl.sum(tl.where(i[:, None] == i[None, :], pairs, 0.0), 1)
     else:
         delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
@@ -110,8 +126,8 @@ def _walk_gradient(
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq [BLOCK_D, BLOCK_M] and drq [BLOCK_E, BLOCK_M] after the keys [begin, end), both transposed and without the
@@ -125,7 +141,7 @@ def _walk_gradient(
     upper, held = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
-        upper = table_product(
+        upper = table_product(  # [BLOCK_M, BLOCK_N]
             rq,
             rq_from,
             position_at,
@@ -144,31 +160,32 @@ def _walk_gradient(
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
-        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)
+        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
         zero = j0 >> 30  # S is far below 2**30
         if DEEP:
-            logits = deep_product(
+            logits = deep_product(  # [BLOCK_M, BLOCK_N]
                 q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
             )
         else:
-            v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
+            v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
             logits = product(q, k, PRECISION, True)
         base = start + shift - j0 - (BLOCK_N - 1)
         t = (i + shift)[:, None] - j[None, :]
         if WALK:
-            lower = table_product(
+            lower = table_product(  # [BLOCK_M, BLOCK_N]
                 rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
             )
-            logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)
+            logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
             upper = lower
         elif POSITION:
+            # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         if DEEP:
-            dp = deep_product(
+            dp = deep_product(  # [BLOCK_M, BLOCK_N]
                 do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
             )
         else:
-            dp = product(do, v, PRECISION, True)
+            dp = product(do, v, PRECISION, True)  # [BLOCK_M, BLOCK_N]
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
         _, ds = tile_gradient(
             logits,
@@ -187,38 +204,39 @@ def _walk_gradient(
         )
         dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)  # [BLOCK_D, BLOCK_M]
         if WALK:
-            folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)
+            folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
             narrowed = folded.to(rq.dtype)
-            rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)
+            rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)  # [BLOCK_N, BLOCK_E]
             whole = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, held, narrowed)
             drq += tl.dot(tl.trans(rel), tl.trans(whole), input_precision=PRECISION)  # [BLOCK_E, BLOCK_M]
             held = narrowed
         elif POSITION:
             inside = (t >= 0) & (t < T)
+            # [BLOCK_M, BLOCK_N]
             rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
             drq += tl.sum(ds * rel, 1)[None, :]
     if WALK:  # noqa: SIM102, WALK is decided at compile time
         if end > begin:
             last = begin + (end - begin - 1) // BLOCK_N * BLOCK_N
+            # [BLOCK_N, BLOCK_E]
             rel = rel_rows(rel_base, start + shift - last - (BLOCK_N - 1), T, stride_rt, E, BLOCK_N, BLOCK_E)
             rest = tl.where(band_block(0, BLOCK_M, BLOCK_N) == 0, held, 0.0).to(rq.dtype)
-            drq += tl.dot(tl.trans(rel), tl.trans(rest), input_precision=PRECISION)
+            drq += tl.dot(tl.trans(rel), tl.trans(rest), input_precision=PRECISION)  # [BLOCK_E, BLOCK_M]
     return dq, drq
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _relative_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
-    seed_ptr,
-    batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr,
+    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don,
-    stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
+    stride_dob, stride_don, stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq [B,N,H,D] of one query block and head; drq [B,N,H,E], or added to dq where the relative query is the query.
@@ -244,11 +262,11 @@ def _relative_query_kernel(
     rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
     rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
     q_base, do_base = q_ptr + batch * stride_qb + head64 * stride_qh, do_ptr + batch * stride_dob + head64 * stride_doh
-    _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)
+    _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     rq = q
     if rel_ptr is not None and E > 1:
-        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
-    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
+        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     q_from, rq_from = (
         (q_base, i, row_mask, stride_qn),
         (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None,
@@ -278,8 +296,8 @@ def _relative_query_kernel(
             k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
-            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale,
-            head, batch,
+            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
+            dropout_scale, head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 

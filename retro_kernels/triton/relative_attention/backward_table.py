@@ -24,10 +24,25 @@ from .tile import load_query, row_limits
 
 @triton.jit
 def _band_visible(
-    i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at, stride_ms,
-    stride_qsn, stride_kss,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
+    i,
+    j,
+    t,
+    N,
+    S,
+    T,
+    shift,
+    rel_start,
+    causal_gap,
+    window,
+    mask_at,
+    query_segment_at,
+    segment_at,
+    stride_ms,
+    stride_qsn,
+    stride_kss,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
     """bool [BLOCK_M, BLOCK_N] in coordinates (query, table row); j [BLOCK_M, BLOCK_N] is the key of each."""
     displacement = t + rel_start
     allowed = t < T
@@ -51,9 +66,17 @@ def _band_visible(
 
 @triton.jit
 def _joined(
-    first, N, S, offset, rel_start, causal_gap, window, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    first,
+    N,
+    S,
+    offset,
+    rel_start,
+    causal_gap,
+    window,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
-):  # fmt: skip
+):
     """(shift, begin, end): the queries that some displacement of the
     block of rows joins to a key; none where all of it is invisible.
     """
@@ -72,16 +95,15 @@ def _joined(
 @triton.jit(do_not_specialize=(*SIZES, "items", "items_per_split", "heads_per_table"))
 def _relative_table_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
-    seed_ptr,
-    batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, drel_ptr,
+    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, drel_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset, stride_dob, stride_don,
-    stride_doh,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
+    stride_dob, stride_don, stride_doh,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, items, items_per_split, heads_per_table,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
@@ -92,7 +114,7 @@ def _relative_table_kernel(
     if batch_offset_ptr is None:
         shift, begin, end = _joined(first, N, S, offset, rel_start, causal_gap, window, BLOCK_N, CAUSAL, WINDOW)
     rel_at = rel_ptr + table64 * stride_rh
-    rel = rel_rows(rel_at, first, T, stride_rt, E, BLOCK_N, BLOCK_E)
+    rel = rel_rows(rel_at, first, T, stride_rt, E, BLOCK_N, BLOCK_E)  # [BLOCK_N, BLOCK_E]
     drel = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
     for item in range(split * items_per_split, tl.minimum((split + 1) * items_per_split, items)):
         batch = (tl.full([], 0, tl.int64) + item) // heads_per_table
@@ -118,36 +140,62 @@ def _relative_table_kernel(
             do_base = do_ptr + batch * stride_dob + head64 * stride_doh
             q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
             rq_from = (rq_base, i, row_mask, stride_rqn)
-            _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)
+            _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
             _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
-            do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
+            do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
             lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, row_mask)
             zero = start >> 30  # N is far below 2**30
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
             k_base = k_ptr + batch * stride_kb + group64 * stride_kg
             v_base = v_ptr + batch * stride_vb + group64 * stride_vg
-            content = position_logits(
+            content = position_logits(  # [BLOCK_M, BLOCK_N]
                 q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, q_from, content_at
             )
             if PRECISION == "tf32x3":
-                position = table_product(
+                position = table_product(  # [BLOCK_M, BLOCK_N]
                     rq, rq_from, position_at, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
                 )
             else:
-                position = product(rq, rel, PRECISION, True)
-            dp = position_logits(
+                position = product(rq, rel, PRECISION, True)  # [BLOCK_M, BLOCK_N]
+            dp = position_logits(  # [BLOCK_M, BLOCK_N]
                 do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, do_from
             )
             j = (i + shift)[:, None] - t[None, :]
             visible = _band_visible(
-                i, j, t, N, S, T, shift, rel_start, causal_gap, window, mask_at, query_segment_at, segment_at,
-                stride_ms, stride_qsn, stride_kss,
-                CAUSAL, WINDOW,
-            )  # fmt: skip
+                i,
+                j,
+                t,
+                N,
+                S,
+                T,
+                shift,
+                rel_start,
+                causal_gap,
+                window,
+                mask_at,
+                query_segment_at,
+                segment_at,
+                stride_ms,
+                stride_qsn,
+                stride_kss,
+                CAUSAL,
+                WINDOW,
+            )
             _, ds = tile_gradient(
-                content + position, dp, lse2, delta, visible, scale * LOG2E, seed_ptr, dropout_limit, dropout_scale,
-                j, i[:, None], head, batch,
-            )  # fmt: skip
+                content + position,
+                dp,
+                lse2,
+                delta,
+                visible,
+                scale * LOG2E,
+                seed_ptr,
+                dropout_limit,
+                dropout_scale,
+                j,
+                i[:, None],
+                head,
+                batch,
+            )
             drel += tl.dot(tl.trans(ds.to(rq.dtype)), rq, input_precision=PRECISION)  # [BLOCK_N, BLOCK_E]
     e = tl.arange(0, BLOCK_E)
     slot = (tl.full([], 0, tl.int64) + split) * tl.num_programs(1) + table

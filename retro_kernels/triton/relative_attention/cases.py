@@ -11,10 +11,28 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def call(
-    dtype: torch.dtype, *, B=8, N=2048, S=None, H=16, G=None, D=128, E=None, rel=True, T=None, shared=False,
-    biases=True, causal=True,
-    causal_gap=0, window=None, window_block=None, batch_offset=False, mask=False, segments=False, dropout_p=0.0,
-) -> RelativeAttention:  # fmt: skip
+    dtype: torch.dtype,
+    *,
+    B=8,
+    N=2048,
+    S=None,
+    H=16,
+    G=None,
+    D=128,
+    E=None,
+    rel=True,
+    T=None,
+    shared=False,
+    biases=True,
+    causal=True,
+    causal_gap=0,
+    window=None,
+    window_block=None,
+    batch_offset=False,
+    mask=False,
+    segments=False,
+    dropout_p=0.0,
+) -> RelativeAttention:
     """A validated call without memory behind it. T: rows of a table from displacement 0 (None: every displacement)."""
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -24,18 +42,27 @@ def call(
     offset = keys - N if causal else 0
     rows, start = (N + keys - 1, offset - keys + 1) if T is None else (T, 0)
     return RelativeAttention(
-        query=empty(B, N, H, D), key=empty(B, keys, groups, D), value=empty(B, keys, groups, D),
+        query=empty(B, N, H, D),
+        key=empty(B, keys, groups, D),
+        value=empty(B, keys, groups, D),
         rel_key=empty(1 if shared else H, rows, width) if rel else None,
         rel_query=empty(B, N, H, E) if rel and E else None,
-        rel_start=start if rel else 0, content_bias=empty(H, D) if biases else None,
+        rel_start=start if rel else 0,
+        content_bias=empty(H, D) if biases else None,
         position_bias=empty(H, width) if biases and rel else None,
-        causal=causal, causal_gap=causal_gap, window=window, query_offset=offset,
+        causal=causal,
+        causal_gap=causal_gap,
+        window=window,
+        query_offset=offset,
         key_mask=empty(B, keys, dtype=torch.bool) if mask else None,
         query_segment=empty(B, N, dtype=torch.int64) if segments else None,
         key_segment=empty(B, keys, dtype=torch.int64) if segments else None,
-        scale=D**-0.5, dropout_p=dropout_p, seed=empty(1, dtype=torch.int64) if dropout_p else None,
-        window_block=window_block, batch_offset=empty(B, dtype=torch.int64) if batch_offset else None,
-    )  # fmt: skip
+        scale=D**-0.5,
+        dropout_p=dropout_p,
+        seed=empty(1, dtype=torch.int64) if dropout_p else None,
+        window_block=window_block,
+        batch_offset=empty(B, dtype=torch.int64) if batch_offset else None,
+    )
 
 
 CALLS = {

@@ -47,8 +47,8 @@ def _walk_keys(
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end)."""
@@ -56,7 +56,7 @@ def _walk_keys(
     upper, uppermost = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
-        upper = table_product(
+        upper = table_product(  # [BLOCK_M, BLOCK_N]
             rq,
             rq_from,
             position_at,
@@ -71,7 +71,7 @@ def _walk_keys(
             PRECISION,
         )
         if BLOCK_M > BLOCK_N:
-            uppermost = table_product(
+            uppermost = table_product(  # [BLOCK_M, BLOCK_N]
                 rq,
                 rq_from,
                 position_at,
@@ -90,16 +90,17 @@ def _walk_keys(
         seen = seen_keys(j, S, mask_at, stride_ms)
         if WALK:  # before the content product: their registers need not live together
             base = start + shift - j0 - (BLOCK_N - 1)
-            lower = table_product(
+            lower = table_product(  # [BLOCK_M, BLOCK_N]
                 rq, rq_from, position_at, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION
             )
-            position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)  # S is far below 2**30
+            # [BLOCK_M, BLOCK_N]; j0 >> 30 is 0: S is far below 2**30
+            position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)
             if BLOCK_M > BLOCK_N:
                 # a bare copy would be carried over two rounds, and such loops are not pipelined
                 uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
         if PRECISION == "tf32x3":
-            logits = deep_product(
+            logits = deep_product(  # [BLOCK_M, BLOCK_N]
                 q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION
             )
         else:
@@ -109,6 +110,7 @@ def _walk_keys(
             logits = logits + position
         elif POSITION:
             t = (i + shift)[:, None] - j[None, :]
+            # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
         logits = tl.where(visible, logits * scale2, float("-inf"))
@@ -130,15 +132,14 @@ def _walk_keys(
 @triton.jit(do_not_specialize=SIZES)
 def _relative_forward_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
-    seed_ptr,
-    batch_offset_ptr, out_ptr, lse_ptr,
+    seed_ptr, batch_offset_ptr, out_ptr, lse_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
     stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks, keys_per_split,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One (query block, head), batch and split of the keys: out
@@ -197,8 +198,8 @@ def _relative_forward_kernel(
             k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
             rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
-            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit, dropout_scale,
-            head, batch,
+            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
+            dropout_scale, head, batch,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 

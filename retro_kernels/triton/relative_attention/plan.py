@@ -34,32 +34,32 @@ def launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -
     return Launch(kernel, grid, {name: arguments[name] for name in kernel.arg_names}, tile.num_warps, tile.num_stages)
 
 
-def tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
+def choose_tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
     """The committed tile of `<kernel>_<rel|plain>`."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     kernel += "_plain" if call.rel_key is None else "_rel"
     sizes = call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1]
     problem = configs.Problem(kernel, *sizes, options(call))
-    chosen = configs.choose(OP, problem, target)
+    tile = configs.choose(OP, problem, target)
     if call.rel_key is None:
-        return chosen
+        return tile
     # a walk keeps at most two upper blocks of the band forward, one backward
-    least = chosen.block_m // 2 if kernel.startswith("forward") else chosen.block_m
-    return dataclasses.replace(chosen, block_n=max(chosen.block_n, least, 16))
+    least = tile.block_m // 2 if kernel.startswith("forward") else tile.block_m
+    return dataclasses.replace(tile, block_n=max(tile.block_n, least, 16))
 
 
 def options(call: RelativeAttention) -> tuple[str, ...]:
     """What of a call costs a tile registers, for `configs.choose`."""
     windowed = call.window is not None or call.window_block is not None
     edges = windowed and not call.causal  # two comparisons an element more, and so as dear as a mask
-    found = {
+    flags = {
         "dropout": call.dropout_p > 0,
         "edges": edges,
         "masked": edges or call.key_mask is not None or call.query_segment is not None,
         "window": windowed,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }
-    return tuple(name for name, present in found.items() if present)
+    return tuple(name for name, present in flags.items() if present)
 
 
 def bounded(call: RelativeAttention) -> bool:
@@ -84,9 +84,8 @@ def may_see_nothing(call: RelativeAttention) -> bool:
     if call.key_mask is not None or call.query_segment is not None or call.batch_offset is not None:
         return True
     n, s, window, block = call.query.shape[1], call.key.shape[1], call.window, call.window_block
-    early = (
-        call.causal and call.query_offset < call.causal_gap
-    )  # the first query sees keys before the first, the last after the last
+    # the first query sees keys before the first, the last after the last
+    early = call.causal and call.query_offset < call.causal_gap
     late = window is not None and (call.query_offset + n - s >= window or (call.causal and call.causal_gap >= window))
     if block is not None:
         late = ((call.query_offset + n - 1) // block - 1) * block >= s or (call.causal and call.causal_gap > block)
@@ -125,50 +124,75 @@ def inputs(call: RelativeAttention) -> dict:
         rel_strides["stride_rh"] = 0  # one table for all heads
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
-        "q_ptr": call.query, "k_ptr": call.key, "v_ptr": call.value, "rel_ptr": rel, "rq_ptr": rel_query,
-        "content_ptr": call.content_bias, "position_ptr": position_bias, "mask_ptr": mask,
-        "query_segment_ptr": call.query_segment, "key_segment_ptr": call.key_segment,
+        "q_ptr": call.query,
+        "k_ptr": call.key,
+        "v_ptr": call.value,
+        "rel_ptr": rel,
+        "rq_ptr": rel_query,
+        "content_ptr": call.content_bias,
+        "position_ptr": position_bias,
+        "mask_ptr": mask,
+        "query_segment_ptr": call.query_segment,
+        "key_segment_ptr": call.key_segment,
         "seed_ptr": call.seed if call.dropout_p > 0 else None,
         "batch_offset_ptr": call.batch_offset,
         "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
-        **strides(call.query, "q", "bnh"), **strides(call.key, "k", "bsg"), **strides(call.value, "v", "bsg"),
+        **strides(call.query, "q", "bnh"),
+        **strides(call.key, "k", "bsg"),
+        **strides(call.value, "v", "bsg"),
         **rel_strides,
-        **strides(rel_query, "rq", "bnh"), **strides(call.content_bias, "c", "h"), **strides(position_bias, "p", "h"),
-        **strides(mask, "m", "bs"), **strides(call.query_segment, "qs", "bn"), **strides(call.key_segment, "ks", "bs"),
-        "N": n, "S": keys, "T": 0 if rel is None else rel.shape[1], "H": h, "HEADS_PER_GROUP": h // groups,
-        "offset": call.query_offset, "causal_gap": call.causal_gap,
+        **strides(rel_query, "rq", "bnh"),
+        **strides(call.content_bias, "c", "h"),
+        **strides(position_bias, "p", "h"),
+        **strides(mask, "m", "bs"),
+        **strides(call.query_segment, "qs", "bn"),
+        **strides(call.key_segment, "ks", "bs"),
+        "N": n,
+        "S": keys,
+        "T": 0 if rel is None else rel.shape[1],
+        "H": h,
+        "HEADS_PER_GROUP": h // groups,
+        "offset": call.query_offset,
+        "causal_gap": call.causal_gap,
         "window": call.window or call.window_block or NO_WINDOW.value,
-        "rel_start": call.rel_start, "scale": call.scale,
-        "dropout_limit": dropout.threshold(call.dropout_p), "dropout_scale": 1 / (1 - call.dropout_p),
-    }  # fmt: skip
+        "rel_start": call.rel_start,
+        "scale": call.scale,
+        "dropout_limit": dropout.threshold(call.dropout_p),
+        "dropout_scale": 1 / (1 - call.dropout_p),
+    }
 
 
-def constants(call: RelativeAttention, chosen: configs.Tile) -> dict:
+def constants(call: RelativeAttention, tile: configs.Tile) -> dict:
     d = call.query.shape[-1]
     e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {
-        "D": d, "E": e, "BLOCK_M": chosen.block_m, "BLOCK_N": chosen.block_n, "BLOCK_D": power_of_two(d),
+        "D": d,
+        "E": e,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": power_of_two(d),
         "BLOCK_E": power_of_two(e),
         "CAUSAL": call.causal,
         "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none",
-        "BOUNDED": bounded(call), "PRECISION": chosen.precision,
-    }  # fmt: skip
+        "BOUNDED": bounded(call),
+        "PRECISION": tile.precision,
+    }
 
 
-def splits(call: RelativeAttention, chosen: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
+def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
     """(keys per split, splits): one split unless the queries alone leave most of the machine idle, as in decoding."""
     want = -(-_WAVES * target.multiprocessors // programs) if 2 * programs < target.multiprocessors else 1
-    key_blocks = -(-call.key.shape[1] // chosen.block_n)
-    per_split = -(-key_blocks // min(key_blocks, want)) * chosen.block_n
+    key_blocks = -(-call.key.shape[1] // tile.block_n)
+    per_split = -(-key_blocks // min(key_blocks, want)) * tile.block_n
     return per_split, -(-call.key.shape[1] // per_split)
 
 
 def forward(call: RelativeAttention, target: Target) -> Plan:
     """out and lse, and the launches that fill them."""
     b, n, h, d = call.query.shape
-    chosen = tile(call, "forward", target)
-    blocks = -(-n // chosen.block_m)
-    per_split, count = splits(call, chosen, blocks * h * b, target)
+    tile = choose_tile(call, "forward", target)
+    blocks = -(-n // tile.block_m)
+    per_split, count = splits(call, tile, blocks * h * b, target)
     device, wide = call.query.device, torch.float32
     out = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
     lse = torch.empty((b, h, n), dtype=wide, device=device)
@@ -180,12 +204,20 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
         )
         into = dict(zip(("out_ptr", "lse_ptr"), parts, strict=True))
         arguments = {
-            "part_ptr": parts[0], "part_lse_ptr": parts[1], "out_ptr": out, "lse_ptr": lse, "N": n, "H": h,
-            "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _MERGE_SPLITS,
-        }  # fmt: skip
+            "part_ptr": parts[0],
+            "part_lse_ptr": parts[1],
+            "out_ptr": out,
+            "lse_ptr": lse,
+            "N": n,
+            "H": h,
+            "splits": count,
+            "D": d,
+            "BLOCK_D": power_of_two(d),
+            "BLOCK_S": _MERGE_SPLITS,
+        }
         merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
-    arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, chosen)}
-    return Plan([launch(_relative_forward_kernel, (blocks * h, b, count), arguments, chosen), *merge], (out, lse))
+    arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
+    return Plan([launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile), *merge], (out, lse))
 
 
 def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Plan:
@@ -200,83 +232,101 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         grad_out = settled(grad_out, lse)
     delta = torch.empty((b, h, n), dtype=wide, device=device)
     shared = {
-        **inputs(call), "do_ptr": grad_out, **strides(grad_out, "do", "bnh"), "lse_ptr": lse, "delta_ptr": delta,
-        "out_ptr": out, **strides(out, "o", "bnh"), "dlse_ptr": grad_lse, **strides(grad_lse, "dl", "bhn"),
-    }  # fmt: skip
+        **inputs(call),
+        "do_ptr": grad_out,
+        **strides(grad_out, "do", "bnh"),
+        "lse_ptr": lse,
+        "delta_ptr": delta,
+        "out_ptr": out,
+        **strides(out, "o", "bnh"),
+        "dlse_ptr": grad_lse,
+        **strides(grad_lse, "dl", "bhn"),
+    }
     rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS, 1)
     sizes = {
         "D": d,
         "BLOCK_D": power_of_two(d),
         "BLOCK_M": rows.block_m,
-        "PRECISION": tile(call, "query", target).precision,
+        "PRECISION": choose_tile(call, "query", target).precision,
     }
     launches = [launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
-    found = {}
+    input_grads = {}
     has_rel = call.rel_key is not None
     if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])):
-        launches.append(_query_launch(call, shared, need, found, target))
+        launches.append(_query_launch(call, shared, need, input_grads, target))
     if need["key"] or need["value"]:
-        launches.append(_keys_launch(call, shared, found, target))
+        launches.append(_keys_launch(call, shared, input_grads, target))
     if has_rel and need["rel_key"]:
-        launches.append(_table_launch(call, shared, found, target))
+        launches.append(_table_launch(call, shared, input_grads, target))
     for name in ("content_bias", "position_bias", "rel_key"):
-        if name in found:
-            found[name], total = summed(found[name], getattr(call, name))
+        if name in input_grads:
+            input_grads[name], total = summed(input_grads[name], getattr(call, name))
             launches.append(total)
 
     def gradients() -> list[Tensor | None]:
         # an input that the call makes no use of (a relative query without relative keys) has a zero gradient
         return [
-            None if not needed else torch.zeros_like(getattr(call, name)) if found.get(name) is None else found[name]
+            None
+            if not needed
+            else torch.zeros_like(getattr(call, name))
+            if input_grads.get(name) is None
+            else input_grads[name]
             for name, needed in need.items()
         ]
 
     return Plan(launches, gradients=gradients)
 
 
-def _query_launch(call: RelativeAttention, shared: dict, need: dict, found: dict, target: Target) -> Launch:
+def _query_launch(call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target) -> Launch:
     b, n, h, d = call.query.shape
-    chosen = tile(call, "query", target)
-    blocks, wide, device = -(-n // chosen.block_m), torch.float32, call.query.device
-    found["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    tile = choose_tile(call, "query", target)
+    blocks, wide, device = -(-n // tile.block_m), torch.float32, call.query.device
+    input_grads["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
     if need["content_bias"]:
-        found["content_bias"] = torch.empty((b, blocks, h, d), dtype=wide, device=device)
+        input_grads["content_bias"] = torch.empty((b, blocks, h, d), dtype=wide, device=device)
     if call.rel_key is not None:
         e = call.rel_key.shape[-1]
         if call.rel_query is not None:
-            found["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
+            input_grads["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
         if need["position_bias"]:
-            found["position_bias"] = torch.empty((b, blocks, h, e), dtype=wide, device=device)
+            input_grads["position_bias"] = torch.empty((b, blocks, h, e), dtype=wide, device=device)
     arguments = {
-        **shared, "blocks": blocks, "dq_ptr": found["query"], "drq_ptr": found.get("rel_query"),
-        "dcontent_ptr": found.get("content_bias"),
-        "dposition_ptr": found.get("position_bias"), **constants(call, chosen),
-    }  # fmt: skip
-    return launch(_relative_query_kernel, (blocks * h, b), arguments, chosen)
+        **shared,
+        "blocks": blocks,
+        "dq_ptr": input_grads["query"],
+        "drq_ptr": input_grads.get("rel_query"),
+        "dcontent_ptr": input_grads.get("content_bias"),
+        "dposition_ptr": input_grads.get("position_bias"),
+        **constants(call, tile),
+    }
+    return launch(_relative_query_kernel, (blocks * h, b), arguments, tile)
 
 
-def _keys_launch(call: RelativeAttention, shared: dict, found: dict, target: Target) -> Launch:
+def _keys_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
     b, s, groups, _ = call.key.shape
-    chosen = tile(call, "keys", target)
-    found["key"], found["value"] = (
+    tile = choose_tile(call, "keys", target)
+    input_grads["key"], input_grads["value"] = (
         torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2)
     )
-    arguments = {**shared, "dk_ptr": found["key"], "dv_ptr": found["value"], **constants(call, chosen)}
-    return launch(_relative_keys_kernel, (-(-s // chosen.block_n) * groups, b), arguments, chosen)
+    arguments = {**shared, "dk_ptr": input_grads["key"], "dv_ptr": input_grads["value"], **constants(call, tile)}
+    return launch(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), arguments, tile)
 
 
-def _table_launch(call: RelativeAttention, shared: dict, found: dict, target: Target) -> Launch:
+def _table_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
     b, _, h, _ = call.query.shape
     tables, rows, e = call.rel_key.shape
-    chosen = tile(call, "table", target)
-    items, blocks = b * h // tables, -(-rows // chosen.block_n)
+    tile = choose_tile(call, "table", target)
+    items, blocks = b * h // tables, -(-rows // tile.block_n)
     splits = min(items, -(-_WAVES * target.multiprocessors // (blocks * tables)))
     per_split = -(-items // splits)
     splits = -(-items // per_split)
-    found["rel_key"] = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    input_grads["rel_key"] = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
     arguments = {
-        **shared, "drel_ptr": found["rel_key"], "items": items, "items_per_split": per_split,
+        **shared,
+        "drel_ptr": input_grads["rel_key"],
+        "items": items,
+        "items_per_split": per_split,
         "heads_per_table": h // tables,
-        **constants(call, chosen),
-    }  # fmt: skip
-    return launch(_relative_table_kernel, (blocks, tables, splits), arguments, chosen)
+        **constants(call, tile),
+    }
+    return launch(_relative_table_kernel, (blocks, tables, splits), arguments, tile)

@@ -47,9 +47,8 @@ def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smalle
     """The part of [low, high) from the first to the last index that
     is unmasked and whose segment is in [smallest, largest].
     """
-    high = tl.maximum(
-        low, high
-    )  # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
+    # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
+    high = tl.maximum(low, high)
     first, last = high, low
     for start in range(low, high, BLOCK):
         j = start + tl.arange(0, BLOCK)

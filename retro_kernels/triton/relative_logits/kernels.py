@@ -27,11 +27,28 @@ def _table_rows(base, t, T, stride_t, E: tl.constexpr, BLOCK_E: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def _logits_forward_kernel(
-    q_ptr, rel_ptr, position_ptr, out_ptr,
-    stride_qb, stride_qn, stride_qh, stride_rh, stride_rt, stride_ph,
-    N, S, T, H, shift, blocks,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    rel_ptr,
+    position_ptr,
+    out_ptr,
+    stride_qb,
+    stride_qn,
+    stride_qh,
+    stride_rh,
+    stride_rt,
+    stride_ph,
+    N,
+    S,
+    T,
+    H,
+    shift,
+    blocks,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """One parallelogram of out [B,H,N,S], contiguous; keys ascend along its columns."""
     first = (tl.program_id(0) // blocks) * BLOCK_M
     block = tl.program_id(0) % blocks
@@ -51,11 +68,27 @@ def _logits_forward_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _logits_query_kernel(
-    grad_ptr, rel_ptr, dq_ptr, bias_ptr,
-    stride_db, stride_dh, stride_dn, stride_rh, stride_rt,
-    N, S, T, H, shift, blocks,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    rel_ptr,
+    dq_ptr,
+    bias_ptr,
+    stride_db,
+    stride_dh,
+    stride_dn,
+    stride_rh,
+    stride_rt,
+    N,
+    S,
+    T,
+    H,
+    shift,
+    blocks,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """dq [B,N,H,E] of BLOCK_M queries, and their sum, bias [B, ceil(N/BLOCK_M), H, E] float32."""
     tile, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     head64 = head.to(tl.int64)
@@ -85,11 +118,30 @@ def _logits_query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _logits_table_kernel(
-    grad_ptr, q_ptr, position_ptr, drel_ptr,
-    stride_db, stride_dh, stride_dn, stride_qb, stride_qn, stride_qh, stride_ph,
-    N, S, T, shift, items, items_per_split, heads_per_table,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    grad_ptr,
+    q_ptr,
+    position_ptr,
+    drel_ptr,
+    stride_db,
+    stride_dh,
+    stride_dn,
+    stride_qb,
+    stride_qn,
+    stride_qh,
+    stride_ph,
+    N,
+    S,
+    T,
+    shift,
+    items,
+    items_per_split,
+    heads_per_table,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
     first = tl.program_id(0) * BLOCK_N
     table, split = tl.program_id(1), tl.program_id(2)

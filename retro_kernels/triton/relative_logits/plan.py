@@ -23,10 +23,16 @@ def forward(call: RelativeLogits, target: Target) -> Plan:
     out = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype, device=call.query.device)
     blocks = _blocks(call, tile)
     arguments = {
-        "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_table(call), **_bias(call), "out_ptr": out,
+        "q_ptr": call.query,
+        **strides(call.query, "q", "bnh"),
+        **_table(call),
+        **_bias(call),
+        "out_ptr": out,
         **_sizes(call),
-        "H": h, "blocks": blocks, **_constants(call, tile),
-    }  # fmt: skip
+        "H": h,
+        "blocks": blocks,
+        **_constants(call, tile),
+    }
     grid = (-(-n // tile.block_m) * blocks, h, b)
     return Plan([Launch(_logits_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages)], (out,))
 
@@ -66,10 +72,17 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
         splits = -(-items // per_split)
         part = torch.empty((splits, tables, rows, e), dtype=wide, device=device)
         arguments = {
-            **gradient, "q_ptr": call.query, **strides(call.query, "q", "bnh"), **_bias(call), "drel_ptr": part,
+            **gradient,
+            "q_ptr": call.query,
+            **strides(call.query, "q", "bnh"),
+            **_bias(call),
+            "drel_ptr": part,
             **_sizes(call),
-            "items": items, "items_per_split": per_split, "heads_per_table": h // tables, **_constants(call, tile),
-        }  # fmt: skip
+            "items": items,
+            "items_per_split": per_split,
+            "heads_per_table": h // tables,
+            **_constants(call, tile),
+        }
         launches.append(
             Launch(_logits_table_kernel, (count, tables, splits), arguments, tile.num_warps, tile.num_stages)
         )
@@ -91,10 +104,10 @@ def _blocks(call: RelativeLogits, tile: configs.Tile) -> int:
 
 
 def _table(call: RelativeLogits) -> dict:
-    found = strides(call.rel_key, "r", "ht")
+    table_strides = strides(call.rel_key, "r", "ht")
     if call.rel_key.shape[0] == 1:
-        found["stride_rh"] = 0  # one table for all heads
-    return {"rel_ptr": call.rel_key, **found}
+        table_strides["stride_rh"] = 0  # one table for all heads
+    return {"rel_ptr": call.rel_key, **table_strides}
 
 
 def _bias(call: RelativeLogits) -> dict:

@@ -35,14 +35,14 @@ def _topk_chunks_dquery_kernel(
     for start in range(0, k, BLOCK_K):
         slot = start + tl.arange(0, BLOCK_K)
         index = tl.load(indices_ptr + row * k + slot, mask=slot < k, other=-1)
-        chosen = index >= 0
-        grad = tl.load(grad_ptr + row * k + slot, mask=chosen, other=0.0)
+        valid = index >= 0
+        grad = tl.load(grad_ptr + row * k + slot, mask=valid, other=0.0)
         key = tl.load(
-            key_base + index[:, None] * stride_ks + d[None, :], mask=chosen[:, None] & d_ok[None, :], other=0.0
+            key_base + index[:, None] * stride_ks + d[None, :], mask=valid[:, None] & d_ok[None, :], other=0.0
         ).to(tl.float32)
         if IS_L2:
             # differences, not sums of each: those cancel where both are large
-            key = tl.where(chosen[:, None], 2.0 * (key - query[None, :]), 0.0)
+            key = tl.where(valid[:, None], 2.0 * (key - query[None, :]), 0.0)
         acc += tl.sum(grad[:, None] * key, 0)
     tl.store(dquery_ptr + row * D + d, acc, mask=d_ok)
 

@@ -25,19 +25,28 @@ _CALLS = {
     "64 of a million, k=128": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, k=128)),
     "1 of a million": ((_HALF, _SINGLE), False, dict(Q=1, S=_MILLION, k=10, mask=True)),
     "1 of a million, k=40, L2": ((_HALF, _SINGLE), False, dict(Q=1, S=_MILLION, k=40, metric="l2", mask=True)),
-    "1 of a million, k=128, "
-    "L2": ((_HALF, _SINGLE), False, dict(Q=1, S=_MILLION, k=128, metric="l2", mask=True, docs=True)),
+    "1 of a million, k=128, L2": (
+        (_HALF, _SINGLE),
+        False,
+        dict(Q=1, S=_MILLION, k=128, metric="l2", mask=True, docs=True),
+    ),
     "4096 of a million": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=16)),
     "4096 of a million, RETRO": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=16, metric="l2", docs=True)),
     "4096 of a million, k=40": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=40, docs=True, mask=True)),
     "4096 of a million, k=128": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=128)),
     "every mask": ((_HALF, torch.float16), False, dict(Q=4096, S=_MILLION, k=10, causal=True, docs=True, mask=True)),
-    "every mask, L2": ((_HALF, torch.float16), False,
-                       dict(B=4, Q=4096, S=50000, k=10, causal=True, docs=True, mask=True, metric="l2")),
+    "every mask, L2": (
+        (_HALF, torch.float16),
+        False,
+        dict(B=4, Q=4096, S=50000, k=10, causal=True, docs=True, mask=True, metric="l2"),
+    ),
     "width 1008": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, D=1008, k=10, docs=True)),
-    "width 100": ((_HALF, _SINGLE), True,
-                  dict(Q=256, S=100000, D=100, k=10, docs=True, mask=True, causal=True, metric="l2")),
-}  # fmt: skip
+    "width 100": (
+        (_HALF, _SINGLE),
+        True,
+        dict(Q=256, S=100000, D=100, k=10, docs=True, mask=True, causal=True, metric="l2"),
+    ),
+}
 
 
 def call(dtype: torch.dtype, *, B=1, Q, S, D=1024, k, metric="dot", causal=False, docs=False, mask=False) -> TopkChunks:

@@ -20,8 +20,19 @@ def _square_norm(rows_ptr, rows_ok, D, BLOCK_Q: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
-def _products(query_rows, q_ok, key_rows, s_ok, D, NORMS: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
-              BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+def _products(
+    query_rows,
+    q_ok,
+    key_rows,
+    s_ok,
+    D,
+    NORMS: tl.constexpr,
+    EVEN_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """q·k [BLOCK_Q, BLOCK_S] and, for NORMS, k·k [BLOCK_S]."""
     acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
     key_norm = tl.zeros([BLOCK_S], tl.float32)

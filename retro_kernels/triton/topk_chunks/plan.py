@@ -70,7 +70,7 @@ def kernel(call: TopkChunks) -> str:
     return "scan_l2" if call.metric == "l2" else "scan_dot_masked" if masked else "scan_dot"
 
 
-def tile(call: TopkChunks, target: Target) -> Tile:
+def choose_tile(call: TopkChunks, target: Target) -> Tile:
     """The most queries a tile that still fill the device, with the keys split where queries alone don't."""
     b, q, _ = call.query.shape
     choices = rows(call, target)
@@ -92,10 +92,10 @@ def rows(call: TopkChunks, target: Target) -> list[dict]:
     known = {row["arch"] for row in ours}
     arch = max((a for a in known if a <= target.arch), default=min(known))
     fits = sorted((row for row in ours if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
-    found: dict[int, dict] = {}
+    narrowest: dict[int, dict] = {}
     for row in fits:
-        found.setdefault(row["block_m"], row)
-    return [found[block_q] for block_q in sorted(found, reverse=True)]
+        narrowest.setdefault(row["block_m"], row)
+    return [narrowest[block_q] for block_q in sorted(narrowest, reverse=True)]
 
 
 def tile_of(row: dict) -> Tile:
@@ -119,13 +119,13 @@ def split(keys: int, block_s: int, blocks: int, places: int) -> Split:
     return Split(_cdiv(keys, length), length)
 
 
-def forward(call: TopkChunks, target: Target, chosen: Tile | None = None, parts: Split | None = None) -> Plan:
+def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: Split | None = None) -> Plan:
     """scores and indices, and the launches that fill them: one, or a scan of split keys and its merge."""
     b, q, _ = call.query.shape
     s = call.key.shape[1]
-    chosen = tile(call, target) if chosen is None else chosen
-    blocks = b * _cdiv(q, chosen.block_q)
-    parts = split(s, chosen.block_s, blocks, target.multiprocessors * chosen.resident) if parts is None else parts
+    tile = choose_tile(call, target) if tile is None else tile
+    blocks = b * _cdiv(q, tile.block_q)
+    parts = split(s, tile.block_s, blocks, target.multiprocessors * tile.resident) if parts is None else parts
     device = call.query.device
     scores = torch.empty((b, q, call.k), dtype=torch.float32, device=device)
     indices = torch.empty((b, q, call.k), dtype=torch.int64, device=device)
@@ -136,13 +136,11 @@ def forward(call: TopkChunks, target: Target, chosen: Tile | None = None, parts:
         **out,
         "splits": parts.count,
         "split_len": parts.length,
-        **_constants(call, chosen, parts),
+        **_constants(call, tile, parts),
     }
-    launches = [
-        Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, chosen.num_warps, chosen.num_stages)
-    ]
+    launches = [Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, tile.num_warps, tile.num_stages)]
     if partial is not None:
-        launches.append(_merge(out, b * q, parts.count * call.k, call.k, chosen.slots))
+        launches.append(_merge(out, b * q, parts.count * call.k, call.k, tile.slots))
     return Plan(launches, (scores, indices))
 
 
@@ -152,24 +150,39 @@ def _inputs(call: TopkChunks) -> dict:
     shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
-        "query_ptr": call.query, "key_ptr": call.key, "query_doc_ptr": call.query_doc, "key_doc_ptr": call.key_doc,
+        "query_ptr": call.query,
+        "key_ptr": call.key,
+        "query_doc_ptr": call.query_doc,
+        "key_doc_ptr": call.key_doc,
         "key_mask_ptr": mask,
-        **_strides(call.query, "q", "bn"), **_strides(call.key, "k", "bs"), **_strides(call.query_doc, "qd", "bn"),
-        **_strides(call.key_doc, "kd", "bs"), **_strides(mask, "m", "bs"),
-        "Q": q, "S": s, "D": d, "k": call.k,
+        **_strides(call.query, "q", "bn"),
+        **_strides(call.key, "k", "bs"),
+        **_strides(call.query_doc, "qd", "bn"),
+        **_strides(call.key_doc, "kd", "bs"),
+        **_strides(mask, "m", "bs"),
+        "Q": q,
+        "S": s,
+        "D": d,
+        "k": call.k,
         "causal_shift": min(max(shift, -q - 1), s),  # beyond these nothing changes, and its sum with a row fits int32
-    }  # fmt: skip
+    }
 
 
-def _constants(call: TopkChunks, chosen: Tile, parts: Split) -> dict:
+def _constants(call: TopkChunks, tile: Tile, parts: Split) -> dict:
     return {
-        "IS_L2": call.metric == "l2", "DIRECT": _direct(call), "HAS_CAUSAL": call.causal_gap is not None,
+        "IS_L2": call.metric == "l2",
+        "DIRECT": _direct(call),
+        "HAS_CAUSAL": call.causal_gap is not None,
         "HAS_DOC": call.query_doc is not None,
-        "HAS_MASK": call.key_mask is not None, "SPLIT": parts.count > 1,
-        "EVEN_D": call.key.shape[2] % chosen.block_d == 0,
-        "PRECISION": chosen.precision, "SLOTS": chosen.slots,
-        "BLOCK_Q": chosen.block_q, "BLOCK_S": chosen.block_s, "BLOCK_D": chosen.block_d,
-    }  # fmt: skip
+        "HAS_MASK": call.key_mask is not None,
+        "SPLIT": parts.count > 1,
+        "EVEN_D": call.key.shape[2] % tile.block_d == 0,
+        "PRECISION": tile.precision,
+        "SLOTS": tile.slots,
+        "BLOCK_Q": tile.block_q,
+        "BLOCK_S": tile.block_s,
+        "BLOCK_D": tile.block_d,
+    }
 
 
 def _direct(call: TopkChunks) -> bool:
@@ -201,14 +214,23 @@ def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
 def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
     """dquery_i = sum over slots of ds * key (l2: ds * 2 (key - query_i)), in the order of the slots."""
     b, q, d = call.query.shape
-    found = torch.empty((b, q, d), dtype=call.query.dtype, device=call.query.device)
+    grad_query = torch.empty((b, q, d), dtype=call.query.dtype, device=call.query.device)
     arguments = {
-        "grad_ptr": grad, "indices_ptr": indices, "query_ptr": call.query, "key_ptr": call.key, "dquery_ptr": found,
-        **_strides(call.query, "q", "bn"), **_strides(call.key, "k", "bs"), "Q": q, "D": d, "k": call.k,
-        "IS_L2": call.metric == "l2", "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)),
+        "grad_ptr": grad,
+        "indices_ptr": indices,
+        "query_ptr": call.query,
+        "key_ptr": call.key,
+        "dquery_ptr": grad_query,
+        **_strides(call.query, "q", "bn"),
+        **_strides(call.key, "k", "bs"),
+        "Q": q,
+        "D": d,
+        "k": call.k,
+        "IS_L2": call.metric == "l2",
+        "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)),
         "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
-    }  # fmt: skip
-    return found, [Launch(_topk_chunks_dquery_kernel, (b * q, _cdiv(d, arguments["BLOCK_D"])), arguments)]
+    }
+    return grad_query, [Launch(_topk_chunks_dquery_kernel, (b * q, _cdiv(d, arguments["BLOCK_D"])), arguments)]
 
 
 def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
@@ -218,17 +240,29 @@ def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[
     the gradient.
     """
     b, s, d = call.key.shape
-    found = torch.zeros((b, s, d), dtype=call.key.dtype, device=call.key.device)
-    first_row = torch.arange(b, device=found.device).view(-1, 1, 1) * s
+    grad_key = torch.zeros((b, s, d), dtype=call.key.dtype, device=call.key.device)
+    first_row = torch.arange(b, device=grad_key.device).view(-1, 1, 1) * s
     target, slot = torch.sort(torch.where(indices < 0, b * s, indices + first_row).flatten(), stable=True)
     arguments = {
-        "grad_ptr": grad, "target_ptr": target, "slot_ptr": slot, "query_ptr": call.query, "key_ptr": call.key,
-        "dkey_ptr": found,
-        **_strides(call.query, "q", "bn"), **_strides(call.key, "k", "bs"), "count": target.numel(), "keys": b * s,
-        "Q": call.query.shape[1], "S": s, "D": d, "k": call.k,
-        "IS_L2": call.metric == "l2", "BLOCK_N": _GATHER_ROWS, "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
-    }  # fmt: skip
-    return found, [Launch(_topk_chunks_dkey_kernel, (target.numel(), _cdiv(d, arguments["BLOCK_D"])), arguments)]
+        "grad_ptr": grad,
+        "target_ptr": target,
+        "slot_ptr": slot,
+        "query_ptr": call.query,
+        "key_ptr": call.key,
+        "dkey_ptr": grad_key,
+        **_strides(call.query, "q", "bn"),
+        **_strides(call.key, "k", "bs"),
+        "count": target.numel(),
+        "keys": b * s,
+        "Q": call.query.shape[1],
+        "S": s,
+        "D": d,
+        "k": call.k,
+        "IS_L2": call.metric == "l2",
+        "BLOCK_N": _GATHER_ROWS,
+        "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
+    }
+    return grad_key, [Launch(_topk_chunks_dkey_kernel, (target.numel(), _cdiv(d, arguments["BLOCK_D"])), arguments)]
 
 
 def _strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:

@@ -205,12 +205,19 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     )
     draw_errors(report, contexts, errors, moons, joint)
     draw_weights(report, weights)
-    return report.finish({
-        "plan": vars(plan), "periods": moons, "joint_period": joint, "contexts": contexts, "errors": errors,
-        "off_entries": apart,
-        "claim": {"context": claimed, "one_head": one, "three_heads": three, "holds": holds},
-        "analytic": {"contexts": exact_contexts, "errors": exact}, "magnitudes": weights,
-    })  # fmt: skip
+    return report.finish(
+        {
+            "plan": vars(plan),
+            "periods": moons,
+            "joint_period": joint,
+            "contexts": contexts,
+            "errors": errors,
+            "off_entries": apart,
+            "claim": {"context": claimed, "one_head": one, "three_heads": three, "holds": holds},
+            "analytic": {"contexts": exact_contexts, "errors": exact},
+            "magnitudes": weights,
+        }
+    )
 
 
 def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> None:

@@ -118,10 +118,13 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, 
             loss = sum(h["loss"] for h in history) / len(history)
             curve.append({"step": stop, "loss": loss} | automata.score(scored_on, predictions(model, scored_on)))
     return {
-        "curve": curve, "tuning": automata.score(others, predictions(model, others))["accuracy"],
+        "curve": curve,
+        "tuning": automata.score(others, predictions(model, others))["accuracy"],
         "seconds": round(seconds, 1),
-        "parameters": sum(p.numel() for p in model.parameters()), "rate": rate, "seed": seed,
-    }  # fmt: skip
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "rate": rate,
+        "seed": seed,
+    }
 
 
 def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
@@ -153,9 +156,8 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     """Trains, scores, draws; the numbers of results.json. After
     `minutes` no training is begun: the same call goes on.
     """
-    report = Report(
-        folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes
-    )  # more seeds and rates are more parts
+    # more seeds and rates are more parts
+    report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)
     rows = automata.sequences(plan.train_sequences, TRAINING_SEED, plan.longest_word)
     test = automata.sequences(plan.test_sequences, TEST_SEED, plan.longest_word)
     grams = {f"in-context {n}-gram": automata.score(test, [automata.ngram(row, n) for row in test]) for n in ORDERS}
@@ -197,11 +199,17 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
                 f"steps: {gains}"
             )
     draw(report, runs, grams)
-    return report.finish({
-        "plan": dataclasses.asdict(plan), "runs": runs, "tuning": tuning, "last_quarter": slopes, "ngrams": grams,
-        "tokens_per_sequence": float(np.mean([len(row.tokens) for row in rows])),
-        "chance_loss": math.log(automata.SYMBOLS),
-    })  # fmt: skip
+    return report.finish(
+        {
+            "plan": dataclasses.asdict(plan),
+            "runs": runs,
+            "tuning": tuning,
+            "last_quarter": slopes,
+            "ngrams": grams,
+            "tokens_per_sequence": float(np.mean([len(row.tokens) for row in rows])),
+            "chance_loss": math.log(automata.SYMBOLS),
+        }
+    )
 
 
 def draw(report: Report, runs: dict, grams: dict) -> None:

@@ -70,17 +70,33 @@ class Plan:
 
 
 SMOKE = Plan(
-    vocab_size=300, d_model=32, num_layers=1, num_heads=2, context=32, longest=64, steps=3, batch_size=2,
+    vocab_size=300,
+    d_model=32,
+    num_layers=1,
+    num_heads=2,
+    context=32,
+    longest=64,
+    steps=3,
+    batch_size=2,
     train_characters=60_000,
-    windows=4, capacities=(8,), bounded_windows=2,
-)  # fmt: skip
+    windows=4,
+    capacities=(8,),
+    bounded_windows=2,
+)
 
 
 KJV = Plan(
-    corpus="kjv", other="stdlib", vocab_size=512, num_layers=2, context=128, batch_size=16, steps=1500,
+    corpus="kjv",
+    other="stdlib",
+    vocab_size=512,
+    num_layers=2,
+    context=128,
+    batch_size=16,
+    steps=1500,
     rates=(3e-3, 8e-3),
-    tuning_steps=150, capacities=(32, 64, 128, 256),
-)  # fmt: skip
+    tuning_steps=150,
+    capacities=(32, 64, 128, 256),
+)
 
 
 def make(name: str, plan: Plan, vocab_size: int) -> nn.Module:
@@ -256,19 +272,28 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     draw(report, plan, found)
     numbers = {
         name: {
-            corpus: {"within": float(t["within"].mean()),
-                     "whole": None if t["whole"] is None else float(t["whole"].mean()),
-                     "curve": None if t["whole"] is None else curve(t["whole"]), "curve_within": curve(t["within"])}
+            corpus: {
+                "within": float(t["within"].mean()),
+                "whole": None if t["whole"] is None else float(t["whole"].mean()),
+                "curve": None if t["whole"] is None else curve(t["whole"]),
+                "curve_within": curve(t["within"]),
+            }
             for corpus, t in by_corpus.items()
         }
         for name, by_corpus in found.items()
-    }  # fmt: skip
-    return report.finish({
-        "plan": dataclasses.asdict(plan), "vocab_size": tokenizer.vocab_size, "training_tokens": len(ids), "runs": runs,
-        "nats": numbers,
-        "bounded": forgetting, "skill": [block.skill.tolist() for block in blocks],
-        "decay": [block.decay.tolist() for block in blocks],
-    })  # fmt: skip
+    }
+    return report.finish(
+        {
+            "plan": dataclasses.asdict(plan),
+            "vocab_size": tokenizer.vocab_size,
+            "training_tokens": len(ids),
+            "runs": runs,
+            "nats": numbers,
+            "bounded": forgetting,
+            "skill": [block.skill.tolist() for block in blocks],
+            "decay": [block.decay.tolist() for block in blocks],
+        }
+    )
 
 
 def keep(folder: Path, model: MemoryMosaics, tokenizer: Tokenizer, held_out: list[str], plan: Plan) -> None:

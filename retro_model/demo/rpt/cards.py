@@ -54,12 +54,17 @@ class Plan:
         """The model's, its scores scaled by d^-0.5."""
         upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
         sizes = {
-            "vocab_size": self.deck.vocab_size, "d_model": self.d_model, "d_ff": 4 * self.d_model,
+            "vocab_size": self.deck.vocab_size,
+            "d_model": self.d_model,
+            "d_ff": 4 * self.d_model,
             "num_heads": self.num_heads,
-            "num_layers": self.num_layers, "cca_layers": upper, "chunk_len": self.deck.chunk_len,
+            "num_layers": self.num_layers,
+            "cca_layers": upper,
+            "chunk_len": self.deck.chunk_len,
             "segment": self.segment,
-            "excluded_chunks": self.excluded_chunks, "score_scale": self.d_model**-0.5,
-        }  # fmt: skip
+            "excluded_chunks": self.excluded_chunks,
+            "score_scale": self.d_model**-0.5,
+        }
         return RPTConfig(**sizes | changes)
 
 

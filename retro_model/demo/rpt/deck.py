@@ -109,8 +109,7 @@ class Copyist:
         """Logits [B,T,V] of tokens [B,T]."""
         uniform = self.doubt / self.vocab_size
         logits = torch.full((*tokens.shape, self.vocab_size), math.log(uniform))
-        before = tokens[
-            :, : tokens.shape[1] - self.distance + 1
-        ]  # what is copied next, from position `distance` - 1 on
+        # what is copied next, from position `distance` - 1 on
+        before = tokens[:, : tokens.shape[1] - self.distance + 1]
         logits[:, self.distance - 1 :].scatter_(-1, before.unsqueeze(-1), math.log(1 - self.doubt + uniform))
         return logits

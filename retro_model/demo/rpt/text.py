@@ -62,10 +62,17 @@ class Plan:
         """RPT's."""
         upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
         return RPTConfig(
-            vocab_size, self.d_model, 4 * self.d_model, self.num_heads, self.num_layers, upper, self.chunk_len,
+            vocab_size,
+            self.d_model,
+            4 * self.d_model,
+            self.num_heads,
+            self.num_layers,
+            upper,
+            self.chunk_len,
             segment=self.segment,
-            excluded_chunks=2 * self.segment // self.chunk_len, score_scale=self.d_model**-0.5,
-        )  # fmt: skip
+            excluded_chunks=2 * self.segment // self.chunk_len,
+            score_scale=self.d_model**-0.5,
+        )
 
 
 class Corpus(NamedTuple):

@@ -270,11 +270,16 @@ def test_a_model_on_the_meta_device_is_given_memory():
 
 
 BAD_SIZES = {
-    "vocab_size": (0, ValueError), "d_model": (2.0, TypeError), "num_heads": (5, ValueError),
+    "vocab_size": (0, ValueError),
+    "d_model": (2.0, TypeError),
+    "num_heads": (5, ValueError),
     "num_layers": (True, TypeError),
-    "persistent_slots": (0, ValueError), "attention_dropout": (1.0, ValueError), "output_dropout": (-0.1, ValueError),
-    "logit_scale": (0.0, ValueError), "embedding_std": (float("nan"), ValueError),
-}  # fmt: skip
+    "persistent_slots": (0, ValueError),
+    "attention_dropout": (1.0, ValueError),
+    "output_dropout": (-0.1, ValueError),
+    "logit_scale": (0.0, ValueError),
+    "embedding_std": (float("nan"), ValueError),
+}
 
 
 @pytest.mark.parametrize("field", BAD_SIZES)

@@ -30,9 +30,14 @@ def test_what_decays_is_a_matrix_and_no_embedding():
     decayed, others = (group["params"] for group in training.parameter_groups(model, 0.1))
     names = {id(p): name for name, p in model.named_parameters()}
     assert {names[id(p)].split(".", 2)[-1] for p in decayed} == {
-        "context.key.weight", "context.value.weight", "context.output.weight",
-        "persistent.key.weight", "persistent.output.weight", "persistent.keys", "persistent.values",
-    }  # fmt: skip
+        "context.key.weight",
+        "context.value.weight",
+        "context.output.weight",
+        "persistent.key.weight",
+        "persistent.output.weight",
+        "persistent.keys",
+        "persistent.values",
+    }
     assert len(decayed) == 7 * 2 and len(decayed) + len(others) == len(names)
 
 

@@ -140,9 +140,18 @@ def test_gradients_equal_differences():
         return (logits * weight).sum() + scores[scores.isfinite()].sin().sum()
 
     value().backward()
-    names = ("embedding", "layers.1.attention.key", "retriever.attention.value", "retriever.key",
-             "neighbours.attention.query",
-             "neighbours.cross.key", "gate.attention.value", "gate.weight", "layers.3.cca.value", "norm")  # fmt: skip
+    names = (
+        "embedding",
+        "layers.1.attention.key",
+        "retriever.attention.value",
+        "retriever.key",
+        "neighbours.attention.query",
+        "neighbours.cross.key",
+        "gate.attention.value",
+        "gate.weight",
+        "layers.3.cca.value",
+        "norm",
+    )
     for name in names:
         p = dict(model.named_parameters()).get(name, dict(model.named_parameters()).get(f"{name}.weight"))
         direction = torch.randn(p.shape, dtype=p.dtype, generator=g)

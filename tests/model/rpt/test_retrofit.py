@@ -20,10 +20,14 @@ def decoder(kind):
         config = transformers.GPT2Config(vocab_size=tiny.VOCAB, n_embd=32, n_layer=4, n_head=2, n_positions=128)
         return transformers.GPT2LMHeadModel(config).eval()
     config = transformers.LlamaConfig(
-        vocab_size=tiny.VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=tiny.VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
-    )  # fmt: skip
+    )
     return transformers.LlamaForCausalLM(config).eval()
 
 

@@ -11,10 +11,16 @@ VOCAB = 31
 def config(**changes) -> RPTConfig:
     """Four layers, chunks of 4, segments of 8, two chunks excluded."""
     sizes = {
-        "vocab_size": VOCAB, "d_model": 32, "d_ff": 40, "num_heads": 2, "num_layers": 4, "cca_layers": (3, 4),
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "d_ff": 40,
+        "num_heads": 2,
+        "num_layers": 4,
+        "cca_layers": (3, 4),
         "chunk_len": 4,
-        "segment": 8, "excluded_chunks": 2,
-    }  # fmt: skip
+        "segment": 8,
+        "excluded_chunks": 2,
+    }
     return RPTConfig(**sizes | changes)
 
 

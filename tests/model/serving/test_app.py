@@ -29,9 +29,8 @@ def test_it_listens_on_the_loopback_only():
         with pytest.raises(SystemExit, match="taken"):
             command.listen(made.getsockname()[1])
     options = [line for line in Path(command.__file__).read_text().splitlines() if "add_argument" in line]
-    assert not [
-        line for line in options if "host" in line.lower().replace("{host}", "")
-    ]  # nor can it be told to listen elsewhere
+    # nor can it be told to listen elsewhere
+    assert not [line for line in options if "host" in line.lower().replace("{host}", "")]
 
 
 def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
@@ -41,9 +40,8 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
     for name in ("main.js", "text.js", "cards.js", "library.js", "memories.js", "words.js", "dom.js", "page.css"):
         part = client.get(f"/page/{name}")
-        assert part.status_code == 200 and "http" not in part.text.replace("http-equiv", ""), (
-            name
-        )  # offline: nothing from elsewhere
+        # offline: nothing from elsewhere
+        assert part.status_code == 200 and "http" not in part.text.replace("http-equiv", ""), name
         assert (
             "innerHTML" not in part.text and "insertAdjacentHTML" not in part.text and "document.write" not in part.text
         ), name
@@ -52,13 +50,15 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
 @pytest.mark.parametrize(
     ("headers", "named"),
     [
-        ({"host": "evil.example:8765"}, "Host"), ({"host": "127.0.0.1.evil.example"}, "Host"),
+        ({"host": "evil.example:8765"}, "Host"),
+        ({"host": "127.0.0.1.evil.example"}, "Host"),
         ({"origin": "http://evil.example"}, "Origin"),
-        ({"origin": "null"}, "Origin"), ({"origin": "http://127.0.0.1:9999"}, "Origin"),
+        ({"origin": "null"}, "Origin"),
+        ({"origin": "http://127.0.0.1:9999"}, "Origin"),
         ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site"),
         ({"content-type": "text/plain"}, "Content-Type"),
     ],
-)  # fmt: skip
+)
 def test_strangers_are_refused(client, headers, named):
     """A rebound name, another site's script, a form: before anything is read or changed."""
     answer = client.post(
@@ -83,17 +83,23 @@ def test_its_own_page_is_answered(client):
 @pytest.mark.parametrize(
     ("verb", "asked", "named"),
     [
-        ("read", {}, "text: expected a string"), ("read", {"passage": 99}, "passage"),
+        ("read", {}, "text: expected a string"),
+        ("read", {"passage": 99}, "passage"),
         ("read", {"passage": True}, "passage"),
-        ("read", {"text": ""}, "text: expected some"), ("read", {"passage": 0, "k": 0}, "k: expected"),
-        ("read", {"passage": 0, "k": 2.5}, "k: expected"), ("read", {"passage": 0, "retrieval": "yes"}, "retrieval"),
+        ("read", {"text": ""}, "text: expected some"),
+        ("read", {"passage": 0, "k": 0}, "k: expected"),
+        ("read", {"passage": 0, "k": 2.5}, "k: expected"),
+        ("read", {"passage": 0, "retrieval": "yes"}, "retrieval"),
         ("write", {"text": "The", "temperature": 9}, "temperature"),
         ("write", {"text": "The", "temperature": float("nan")}, "temperature"),
-        ("write", {"text": "The", "new_tokens": 10**9}, "new_tokens"), ("forget", {"document": -1}, "document"),
-        ("forget", {}, "document"), ("add", {"name": "a", "text": ""}, "text"),
-        ("add", {"name": 3, "text": "x"}, "name"), ("add", [], "object"),
+        ("write", {"text": "The", "new_tokens": 10**9}, "new_tokens"),
+        ("forget", {"document": -1}, "document"),
+        ("forget", {}, "document"),
+        ("add", {"name": "a", "text": ""}, "text"),
+        ("add", {"name": 3, "text": "x"}, "name"),
+        ("add", [], "object"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_question_is_said(client, verb, asked, named):
     answer = client.post(f"/api/{verb}", content=json.dumps(asked), headers={"content-type": "application/json"})
     assert answer.status_code == 400 and named in answer.json()["error"]

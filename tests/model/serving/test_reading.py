@@ -227,15 +227,28 @@ def test_gains_are_given_with_intervals_where_enough_bytes_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("off", "baseline", "said"),
     [
-        ((-0.08, -0.1, -0.06), (-0.02, -0.04, -0.01), ["retrieval helps by 0.080", "RETRO is ahead of its baseline by "
-                                                                                   "0.020"]),
-        ((-0.08, -0.1, -0.06), (0.02, 0.01, 0.04), ["retrieval helps by 0.080", "behind its baseline by 0.020 .*: "
-                                                                                "trained too short"]),
-        ((0.08, 0.06, 0.1), (0.02, 0.01, 0.04), ["retrieval hurts by 0.080", r"behind its baseline by 0.020 [^:]*: "
-                                                                             r"0.010 to 0.040\)\."]),
+        (
+            (-0.08, -0.1, -0.06),
+            (-0.02, -0.04, -0.01),
+            ["retrieval helps by 0.080", "RETRO is ahead of its baseline by 0.020"],
+        ),
+        (
+            (-0.08, -0.1, -0.06),
+            (0.02, 0.01, 0.04),
+            ["retrieval helps by 0.080", "behind its baseline by 0.020 .*: trained too short"],
+        ),
+        (
+            (0.08, 0.06, 0.1),
+            (0.02, 0.01, 0.04),
+            [
+                "retrieval hurts by 0.080",
+                r"behind its baseline by 0.020 [^:]*: "
+                r"0.010 to 0.040\)\.",
+            ],
+        ),
         ((-0.08, -0.1, 0.06), (0.02, -0.01, 0.04), ["whether retrieval helps cannot be told", "cannot be told apart"]),
     ],
-)  # fmt: skip
+)
 def test_verdicts(off, baseline, said):
     import re
 
