@@ -156,7 +156,7 @@ def available_isas(cxx: list[str]) -> list[str]:
         )
     if platform.machine().lower() not in ("x86_64", "amd64") or wanted == ["portable"]:
         return ["portable"]
-    found = []
+    isas = []
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cpp"
         for isa, flags in ISA_FLAGS.items():
@@ -166,10 +166,10 @@ def available_isas(cxx: list[str]) -> list[str]:
             probe.write_text(f"#include <immintrin.h>\n{body}\n")
             command = [*cxx, *flags, "-fsyntax-only", str(probe)]
             if subprocess.run(command, capture_output=True).returncode == 0:
-                found.append(isa)
+                isas.append(isa)
             else:
                 print(f"warning: this compiler can't target {isa}; its kernels are left out", file=sys.stderr)
-    return found
+    return isas
 
 
 def link_shared(cxx: list[str], extra: list[str], objects_made: list[str], target: Path) -> tuple[Path, list[str]]:

@@ -51,15 +51,15 @@ def block(kernel: str, d_model: int, heads: int, backend: str | None):
 def build(case: Case, draw) -> dict[str, Any]:
     """x [B,N,d], the number of heads, and every parameter by name."""
     b, n, h, d = (case.shape[letter] for letter in "BNHD")
-    found = {"x": draw.normal(b, n, h * d)}
+    inputs = {"x": draw.normal(b, n, h * d)}
     for name, parameter in block(case.kernel, h * d, h, None).named_parameters():
         ends = SCALARS.get(name.rpartition(".")[2], (0.5, 1.5) if parameter.dim() == 1 else None)
-        found[name] = (
+        inputs[name] = (
             draw.uniform(*parameter.shape, low=ends[0], high=ends[1])
             if ends
             else draw.normal(*parameter.shape, scale=parameter.shape[-1] ** -0.5)
         )
-    return found
+    return inputs
 
 
 def run(kernel: str, backend: str | None):
@@ -119,7 +119,12 @@ def add() -> None:
         names = tuple(name for name, _ in block(kernel, HEAD_DIM, 1, None).named_parameters())
         register(
             Operator(
-                kernel, ("y",), ("x", *names), build, lambda given, backend, k=kernel: (run(k, backend)(**given),), work
+                kernel,
+                ("y",),
+                ("x", *names),
+                build,
+                lambda inputs, backend, k=kernel: (run(k, backend)(**inputs),),
+                work,
             )
         )
         for backend in BACKENDS:

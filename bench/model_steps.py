@@ -59,12 +59,12 @@ def measure(build: Callable[[], nn.Module], batch: training.Batch, dtype: str, s
     """Loss, seconds by the clock and of processor time of each of `steps` training steps of a new model."""
     torch.manual_seed(0)
     model, settings = build(), training.Settings(steps, warmup_steps=0, autocast=DTYPES[dtype])
-    optimizer, found = training.make_optimizer(model, settings), []
+    optimizer, samples = training.make_optimizer(model, settings), []
     for step in range(steps):
         wall, cpu = time.perf_counter(), time.process_time()
         loss = training.train_step(model, optimizer, [batch], settings, step)["loss"]
-        found.append({"loss": loss, "seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu})
-    return found
+        samples.append({"loss": loss, "seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu})
+    return samples
 
 
 def run(
@@ -85,16 +85,16 @@ def run(
                 samples[name] += measure(build, batch, dtype, steps)
                 gc.collect()
         least = {
-            name: {key: min(s[key] for s in found) for key in ("seconds", "cpu_seconds")}
-            for name, found in samples.items()
+            name: {key: min(s[key] for s in times) for key in ("seconds", "cpu_seconds")}
+            for name, times in samples.items()
         }
-        for name, found in least.items():
-            ratio = {key: found[key] / least[TRANSFORMER][key] for key in found}
-            rows.append({"dtype": dtype, "model": name, **found, "over_transformer": ratio, "samples": samples[name]})
+        for name, times in least.items():
+            ratio = {key: times[key] / least[TRANSFORMER][key] for key in times}
+            rows.append({"dtype": dtype, "model": name, **times, "over_transformer": ratio, "samples": samples[name]})
             say(
-                f"{dtype:9s} {name:20s} {found['seconds']:7.2f} s by the clock ({ratio['seconds']:.2f} of the "
+                f"{dtype:9s} {name:20s} {times['seconds']:7.2f} s by the clock ({ratio['seconds']:.2f} of the "
                 "transformer's), "
-                f"{found['cpu_seconds']:7.2f} s of processor time ({ratio['cpu_seconds']:.2f})"
+                f"{times['cpu_seconds']:7.2f} s of processor time ({ratio['cpu_seconds']:.2f})"
             )
     return rows
 
@@ -111,14 +111,14 @@ def main(arguments: list[str] | None = None) -> None:
     config = MosaicsConfig.preset(options.preset).replace(attention_dropout=0.0, output_dropout=0.0)
     rows = run(config, (options.batch, options.length), options.rounds, options.steps, options.dtypes)
     if options.out is not None:
-        given = {key: value for key, value in vars(options).items() if key != "out"}
+        settings = {key: value for key, value in vars(options).items() if key != "out"}
         where = {
             "git": environment.git_state(),
             "environment": environment.environment(),
             "device": environment.device("cpu"),
         }
-        found = {"at": record.now(), "options": given, **where, "rows": rows}
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        report = {"at": record.now(), "options": settings, **where, "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ class Database:
 
     def __call__(self, chunks: Tensor) -> tuple[Tensor, None]:
         """Neighbours [n,1,2 M] of complete chunks [n,M]: what `generate` asks for whenever a chunk completes."""
-        _, found = rk.topk_chunks(keys(chunks).unsqueeze(0), self.keys, 1)
-        return self.entries[found[0]], None
+        _, best = rk.topk_chunks(keys(chunks).unsqueeze(0), self.keys, 1)
+        return self.entries[best[0]], None
 
 
 def train(model: Retro, steps: int) -> float:

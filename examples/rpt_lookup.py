@@ -90,8 +90,8 @@ def main(steps: int = 60) -> tuple[float, float]:
     with torch.no_grad():
         logits, retrieved = model(fresh, return_retrieved=True)
         on, off = loss_of(logits, fresh).item(), loss_of(model(fresh, retrieval=False), fresh).item()
-    found = (retrieved.index == index)[:, 2 * PAIRS :].float().mean().item()
-    print(f"nats a token of what returns: {on:.3f} with its own retrieval (right in {found:.0%}), {off:.3f} without")
+    hits = (retrieved.index == index)[:, 2 * PAIRS :].float().mean().item()
+    print(f"nats a token of what returns: {on:.3f} with its own retrieval (right in {hits:.0%}), {off:.3f} without")
 
     (text,) = generate(model, fresh[:1, :-M], M)
     print("truth    ", *fresh[0, -M:].tolist())

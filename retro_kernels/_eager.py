@@ -66,12 +66,12 @@ class Plan:
 
     def resolved(self, call):
         """The call with its tensors where they belong, and a fresh seed where it draws."""
-        found = self.options.copy()
+        values = self.options.copy()
         for to, at in self.moves:
-            found[to] = call[at]
+            values[to] = call[at]
         if self.seeded:
-            found[self.seed_at] = _register.dropout_seed(call[0].device, 1.0)
-        return self.make._make(found)
+            values[self.seed_at] = _register.dropout_seed(call[0].device, 1.0)
+        return self.make._make(values)
 
     def run(self, call, differentiable: bool) -> tuple[Tensor, ...]:
         return _Differentiable.apply(self, *call) if differentiable else self.guard(self.forward, call)
@@ -92,27 +92,27 @@ class Plan:
         """
         layouts = [None if tensor is None else (tensor.stride(), tensor.data_ptr() & 15) for tensor in (*saved, *grads)]
         key = (needs, *layouts)
-        found = self.backwards.get(key)
-        if found is None:
+        run = self.backwards.get(key)
+        if run is None:
             if len(self.backwards) >= _MOST_PLANS:
                 self.backwards.clear()
-            found = self.backwards[key] = self.repeat(lambda values: self._backward(values, needs))
-        return self.guard(found, self.values(saved, grads))
+            run = self.backwards[key] = self.repeat(lambda values: self._backward(values, needs))
+        return self.guard(run, self.values(saved, grads))
 
     def values(self, saved: tuple[Tensor, ...], grads) -> list:
         """The call, its outputs and their gradients."""
-        found = [*self.options, *saved[len(self.tensors) :], *grads]
+        slots = [*self.options, *saved[len(self.tensors) :], *grads]
         for at, tensor in zip(self.tensors, saved):
-            found[at] = tensor
-        return found
+            slots[at] = tensor
+        return slots
 
     def _backward(self, values, needs) -> list[Tensor | None]:
         fields = len(self.options)
         count = (len(values) - fields) // 2
         call, outs, grads = self.make._make(values[:fields]), values[fields : fields + count], values[fields + count :]
-        given = tuple([g if g is None or _register.has_rows(g) else g.contiguous() for g in grads])
-        found = self.module.backward(call, outs, given, needs)
-        return [grad.contiguous() if needed else None for grad, needed in zip(found, needs, strict=True)]
+        contiguous = tuple([g if g is None or _register.has_rows(g) else g.contiguous() for g in grads])
+        results = self.module.backward(call, outs, contiguous, needs)
+        return [grad.contiguous() if needed else None for grad, needed in zip(results, needs, strict=True)]
 
 
 class _Differentiable(torch.autograd.Function):
@@ -130,11 +130,11 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         plan, saved = ctx.plan, ctx.saved_tensors
-        found = [None] * (len(plan.options) + 1)
+        results = [None] * (len(plan.options) + 1)
         asked = ctx.needs_input_grad
         needs = tuple([asked[at + 1] for at in plan.places])
         if not any(needs) or all([grad is None for grad in grads]):
-            return tuple(found)
+            return tuple(results)
         if torch.is_grad_enabled() or not alone() or not all([grad is None or _plain(grad) for grad in grads]):
             values, fields = plan.values(saved, grads), len(plan.options)
             listed = iter(operator(plan.op, "_backward")(*values[:fields], plan.backend, *values[fields:], list(needs)))
@@ -142,8 +142,8 @@ class _Differentiable(torch.autograd.Function):
         else:
             made = plan.gradients(saved, grads, needs)
         for at, grad in zip(plan.places, made, strict=True):
-            found[at + 1] = grad
-        return tuple(found)
+            results[at + 1] = grad
+        return tuple(results)
 
 
 def forget() -> None:
@@ -155,7 +155,7 @@ def _place(i: int, call, resolved) -> int:
     """Where the call has the tensor that stands at i once resolved; one tensor may be given for several arguments."""
     if call[i] is resolved[i]:
         return i
-    return next(j for j, given in enumerate(call) if given is resolved[i] and resolved[j] is not given)
+    return next(j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own)
 
 
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool]:
@@ -198,10 +198,10 @@ def _plain(tensor: Tensor) -> bool:
 @functools.cache
 def _plain_keys(device: str) -> frozenset[int]:
     """Dispatch keys of ordinary tensors, of inference mode too; asked for a GPU once a tensor has been there."""
-    found = [torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()]
+    keys = [torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()]
     with torch.inference_mode():
-        found.append(torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr())
-    return frozenset(found)
+        keys.append(torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr())
+    return frozenset(keys)
 
 
 _PLAIN_ON_CPU = _plain_keys("cpu")

@@ -54,8 +54,8 @@ def load(name: str, abi: int, needs: str) -> tuple[ModuleType | None, str | None
     needs: what building it takes, for the reason.
     """
     try:
-        found = importlib.util.find_spec(name)
-        why = _damage(Path(found.origin)) if found and found.origin else None
+        spec = importlib.util.find_spec(name)
+        why = _damage(Path(spec.origin)) if spec and spec.origin else None
         if why:
             return None, f"the extension {name} is damaged: {why} ({_remedy(needs)})"
         module = importlib.import_module(name)

@@ -53,10 +53,10 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
         call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
         outs = args[fields + 1 : fields + 1 + count]
         # an expanded gradient (out.sum().backward()) has no rows to read: this is the one copy that is made of it
-        given = tuple(g if g is None or has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
+        contiguous = tuple(g if g is None or has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
         with _full_precision(call), _on_device(call[0]):
-            found = _dispatch.choose(op, call, backend).backward(call, outs, given, needs)
-        return [grad.contiguous() for grad, needed in zip(found, needs, strict=True) if needed]
+            results = _dispatch.choose(op, call, backend).backward(call, outs, contiguous, needs)
+        return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
 
     def backward_fake(*args):
         inputs = [args[i] for i in where]
@@ -91,11 +91,11 @@ def _register_autograd(
             return tuple(grads_in)
         saved = ctx.saved_tensors
         args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
-        found = iter(
+        results = iter(
             getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs)
         )
         for i, needed in zip(where, needs, strict=True):
-            grads_in[i] = next(found) if needed else None
+            grads_in[i] = next(results) if needed else None
         return tuple(grads_in)
 
     def no_second_derivative(ctx, *grads):

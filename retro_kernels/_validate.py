@@ -212,8 +212,8 @@ def relative_attention(call: RelativeAttention) -> RelativeAttention:
 def _pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:
     """Two integer tensors that only make sense together."""
     if (a is None) != (b is None):
-        given, absent = (name_b, name_a) if a is None else (name_a, name_b)
-        raise ValueError(f"{absent}: expected a tensor where {given} is given; got None")
+        present, absent = (name_b, name_a) if a is None else (name_a, name_b)
+        raise ValueError(f"{absent}: expected a tensor where {present} is given; got None")
     if a is not None:
         for name, value, dims in ((name_a, a, dims_a), (name_b, b, dims_b)):
             shape(name, value, dims, sizes)

@@ -63,7 +63,7 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
     from . import aot
     from .triton.common import plan
 
-    found: dict[tuple, tuple] = {}
+    distinct: dict[tuple, tuple] = {}
     _eager.forget()  # what is replayed makes no plan
     try:
         with plan.collecting() as collected:
@@ -75,8 +75,8 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
         arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
         key = aot._key(aot.Case("", "", launch), target)
         module, name = launch.kernel.__module__, launch.kernel.__name__
-        found.setdefault(key, (module, name, arguments, launch.num_warps, launch.num_stages, target.arch))
-    return list(found.values())
+        distinct.setdefault(key, (module, name, arguments, launch.num_warps, launch.num_stages, target.arch))
+    return list(distinct.values())
 
 
 def _type_of(value):
@@ -115,8 +115,8 @@ def compile_share() -> None:
     from .triton.common.launch import Launch
 
     for module, name, arguments, warps, stages, arch in pickle.load(sys.stdin.buffer):
-        given = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
-        launch = Launch(getattr(importlib.import_module(module), name), (1,), given, warps, stages)
+        values = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
+        launch = Launch(getattr(importlib.import_module(module), name), (1,), values, warps, stages)
         src, options = aot.source(launch, Target(arch, 0))
         triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
 

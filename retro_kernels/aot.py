@@ -87,9 +87,9 @@ def source(launch, target: Target):
 
     kernel = launch.kernel
     backend = make_backend(GPUTarget("cuda", target.arch, 32))
-    given = {**launch.arguments, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**given)
-    options, signature, constants, attributes = kernel._pack_args(backend, given, bound, specialization, options)
+    kwargs = {**launch.arguments, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**kwargs)
+    options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
     return ASTSource(kernel, signature, constants, attributes), options
 
 

@@ -127,18 +127,18 @@ def open_plain(path: Path, mode: str):
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EMLINK):
             raise ValueError(f"{path}: expected a regular file; got {_kind(path)}") from None
         raise
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or (mode == "ab" and found.st_nlink > 1):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (mode == "ab" and status.st_nlink > 1):
         os.close(descriptor)
         raise ValueError(f"{path}: expected a regular file with one name; got {_kind(path)}")
     return os.fdopen(descriptor, "ab" if mode == "ab" else "rb" if mode == "rb" else "wb")
 
 
 def _kind(path: Path) -> str:
-    found = os.lstat(path)
+    status = os.lstat(path)
     kinds = {"a link": stat.S_ISLNK, "a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO}
-    named = [name for name, test in kinds.items() if test(found.st_mode)]
-    return named[0] if named else f"one with {found.st_nlink} names" if found.st_nlink > 1 else "something else"
+    named = [name for name, test in kinds.items() if test(status.st_mode)]
+    return named[0] if named else f"one with {status.st_nlink} names" if status.st_nlink > 1 else "something else"
 
 
 def sync(path: Path) -> None:

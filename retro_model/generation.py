@@ -190,8 +190,8 @@ class _Sampler:
                 self.tokens[:, column] = sample(logits, **self.sampling)
                 if self._stopped(column) or column == last:
                     break
-                given = self._completed(column)
-                logits = self.model(self.tokens[:, column : column + 1], cache=cache, **given, **self.options)[:, -1]
+                inputs = self._completed(column)
+                logits = self.model(self.tokens[:, column : column + 1], cache=cache, **inputs, **self.options)[:, -1]
         ends = self.ends.tolist()
         return [tokens[start:end].clone() for tokens, start, end in zip(self.tokens, self.starts, ends)]
 
@@ -211,17 +211,17 @@ class _Sampler:
         one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
         if not one_length and getattr(self.model, "pads_prompts", False):
             cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
-            given = {} if self.neighbours is None else self.neighbours.of_padded(self.rows)
+            inputs = {} if self.neighbours is None else self.neighbours.of_padded(self.rows)
             starts = torch.tensor(self.starts, device=self.tokens.device)
-            given["attention_mask"] = (torch.arange(self.columns, device=starts.device) >= starts[:, None]).long()
-            return self.model.last_logits(self.tokens[:, : self.columns], cache=cache, **given, **self.options), cache
-        found = itertools.repeat({}) if self.neighbours is None else iter(self.neighbours.of_prompts(self.rows))
+            inputs["attention_mask"] = (torch.arange(self.columns, device=starts.device) >= starts[:, None]).long()
+            return self.model.last_logits(self.tokens[:, : self.columns], cache=cache, **inputs, **self.options), cache
+        inputs_of = itertools.repeat({}) if self.neighbours is None else iter(self.neighbours.of_prompts(self.rows))
         caches, logits, first = [], [], 0
         for length, group in itertools.groupby(self.rows, len):
             rows = list(group)
             cache = self.model.make_cache(len(rows), self.tokens.shape[1] if one_length else length)
             here = _rows_of(self.options, slice(first, first + len(rows)))
-            logits.append(self.model.last_logits(torch.stack(rows), cache=cache, **next(found), **here))
+            logits.append(self.model.last_logits(torch.stack(rows), cache=cache, **next(inputs_of), **here))
             caches.append(cache)
             first += len(rows)
         return torch.cat(logits), caches[0] if one_length else type(caches[0]).join(caches, self.tokens.shape[1])
@@ -256,15 +256,15 @@ class ChunkNeighbours:
         """For each group of rows of one length, the neighbours
         [B,L,K,R] of their complete chunks; one search for all.
         """
-        m, given, first = self.chunk_len, [], 0
+        m, inputs, first = self.chunk_len, [], 0
         parts = torch.cat([row[: len(row) // m * m].view(-1, m) for row in rows])
-        found = self._find(parts) if len(parts) else ()
+        retrieved = self._find(parts) if len(parts) else ()
         for length, group in itertools.groupby(rows, len):
             count, chunks = len(list(group)), length // m
             here = slice(first, first + count * chunks)
             first = here.stop
-            given.append(self._named(t[here].unflatten(0, (count, chunks)) for t in found) if chunks else {})
-        return given
+            inputs.append(self._named(t[here].unflatten(0, (count, chunks)) for t in retrieved) if chunks else {})
+        return inputs
 
     def of_padded(self, rows: list[Tensor]) -> dict:
         """The neighbours [B,L,K,R] of the complete chunks of all rows,
@@ -274,24 +274,24 @@ class ChunkNeighbours:
         counts = [len(row) // m for row in rows]
         if not max(counts):
             return {}
-        found = self._find(torch.cat([row[: count * m].view(-1, m) for row, count in zip(rows, counts)]))
-        given = [t.new_zeros(len(rows), max(counts), *t.shape[1:]) for t in found]
-        for target, t in zip(given, found):
+        retrieved = self._find(torch.cat([row[: count * m].view(-1, m) for row, count in zip(rows, counts)]))
+        padded = [t.new_zeros(len(rows), max(counts), *t.shape[1:]) for t in retrieved]
+        for target, t in zip(padded, retrieved):
             for row, part in enumerate(t.split(counts)):
                 target[row, : counts[row]] = part
-        return self._named(given)
+        return self._named(padded)
 
     def of_rows(self, rows: list[int], chunks: Tensor, batch: int) -> dict:
         """Neighbours [batch,1,K,R] where `rows` complete `chunks` [n,M]; all masked in the other rows."""
-        found = self._find(chunks)
-        given = [t.new_zeros(batch, 1, *t.shape[1:]) for t in found]
-        for target, t in zip(given, found):
+        retrieved = self._find(chunks)
+        padded = [t.new_zeros(batch, 1, *t.shape[1:]) for t in retrieved]
+        for target, t in zip(padded, retrieved):
             target[rows, 0] = t
-        return self._named(given)
+        return self._named(padded)
 
     @staticmethod
-    def _named(found) -> dict:
-        return dict(zip(("neighbours", "neighbour_mask"), found, strict=True))
+    def _named(tensors) -> dict:
+        return dict(zip(("neighbours", "neighbour_mask"), tensors, strict=True))
 
     def _find(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
         """Neighbours and mask [n,K,R] of chunks [n,M]."""
@@ -300,15 +300,17 @@ class ChunkNeighbours:
         return neighbours.to(self.device), mask.to(self.device)
 
 
-def check_retrieved(found, count: int, vocab_size: int, shape: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+def check_retrieved(
+    retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
     """What `retrieve` gave for `count` chunks: neighbours int64 [n,K,R] and their whole mask, bool [n,K,R].
 
     shape: [K,R] of what it gave before.
     Raises: TypeError, ValueError, naming `retrieve`.
     """
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(found).__name__}")
-    neighbours, mask = found
+    if not isinstance(retrieved, tuple) or len(retrieved) != 2:
+        raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(retrieved).__name__}")
+    neighbours, mask = retrieved
     sizes = {"n": count}
     if shape is not None:
         sizes["K"], sizes["R"] = shape

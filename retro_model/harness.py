@@ -91,11 +91,11 @@ class RetroLM(TemplateLM):
         """The log-likelihood of each continuation, and whether it is what greedy sampling gives."""
         if self.passages is None:
             return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
-        found = []
+        results = []
         for request in requests:
             with self._passages_of(request.doc):
-                found += super().loglikelihood([request], disable_tqdm=True)
-        return found
+                results += super().loglikelihood([request], disable_tqdm=True)
+        return results
 
     def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
         contexts = [context if context[0] == self.bos_id else [self.bos_id, *context] for _, context, _ in requests]
@@ -136,12 +136,12 @@ class RetroLM(TemplateLM):
 
     def generate_until(self, requests: Sequence, disable_tqdm: bool = False) -> list[str]:
         """What is sampled after each prompt, up to the first of the strings that end it."""
-        found = []
+        texts = []
         for request in requests:
             prompt, options = request.args
             with self._passages_of(getattr(request, "doc", None)):
-                found.append(self._generate(prompt, options))
-        return found
+                texts.append(self._generate(prompt, options))
+        return texts
 
     def _generate(self, prompt: str, options: dict) -> str:
         ends = options.get("until") or []
@@ -171,11 +171,11 @@ class RetroLM(TemplateLM):
         before = self.retrieve
         if self.passages is not None:
             length = self.model.config.neighbour_len
-            given = question_answering.passage_neighbours(
+            passages = question_answering.passage_neighbours(
                 self.passages(doc) or (), self.tok_encode, length, self.num_passages
             )
-            given = tuple(part.to(next(self.model.parameters()).device) for part in given)
-            self.retrieve = question_answering.same_for_every_chunk(*given) if bool(torch.any(given[1])) else None
+            passages = tuple(part.to(next(self.model.parameters()).device) for part in passages)
+            self.retrieve = question_answering.same_for_every_chunk(*passages) if bool(torch.any(passages[1])) else None
         try:
             yield
         finally:

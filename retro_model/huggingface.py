@@ -110,12 +110,12 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         neighbours, neighbour_mask: of complete chunks, as in `RetrofittedDecoder`. past_key_values: the library's, in
         `generate`.
         """
-        given = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
+        inputs = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
         if labels is not None and self.training:
-            total = self.model(input_ids, **given, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
+            total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
             return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
         if past_key_values is None or not use_cache:
-            logits = self.model(input_ids, **given)
+            logits = self.model(input_ids, **inputs)
         else:
             logits = self._decode(input_ids, attention_mask, past_key_values)
         loss = None
@@ -126,9 +126,9 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
     @staticmethod
-    def _count(labels: Tensor, given: Tensor | int | None) -> Tensor | int:
+    def _count(labels: Tensor, counted: Tensor | int | None) -> Tensor | int:
         """Tokens whose loss counts: those with a label and a token before them, or what the Trainer says."""
-        return (labels[:, 1:] != IGNORED).sum().clamp(min=1) if given is None else given
+        return (labels[:, 1:] != IGNORED).sum().clamp(min=1) if counted is None else counted
 
     def generate(self, *args, retrieve: Retrieve | EllipsisType | None = ..., **options):
         """The library's `generate`; `retrieve` is called with the chunks that complete, as in `retro_model.generate`.
@@ -159,8 +159,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         if starts := row_starts("attention_mask", mask, tokens):
             cache.pad(starts)
         cache.history = torch.cat([cache.history, tokens], 1)
-        found = self._completed(cache, tokens.shape[1]) if self._retrieve is not None else {}
-        return self.model(tokens, cache=cache, attention_mask=mask, **found)
+        inputs = self._completed(cache, tokens.shape[1]) if self._retrieve is not None else {}
+        return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
         """Neighbours [B,L,K,R] of the chunks that complete within the
@@ -176,12 +176,12 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
                 chunks.append(cache.history[row, begin : begin + m])
         if not chunks:
             return {}
-        found = check_retrieved(self._retrieve(torch.stack(chunks)), len(chunks), self.model.config.vocab_size)
+        retrieved = check_retrieved(self._retrieve(torch.stack(chunks)), len(chunks), self.model.config.vocab_size)
         rows, columns = torch.tensor(places).T
-        given = [t.new_zeros(cache.batch, int(columns.max()) + 1, *t.shape[1:]) for t in found]
-        for target, t in zip(given, found):
+        padded = [t.new_zeros(cache.batch, int(columns.max()) + 1, *t.shape[1:]) for t in retrieved]
+        for target, t in zip(padded, retrieved):
             target[rows, columns] = t
-        return {name: t.to(cache.history.device) for name, t in zip(("neighbours", "neighbour_mask"), given)}
+        return {name: t.to(cache.history.device) for name, t in zip(("neighbours", "neighbour_mask"), padded)}
 
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **_) -> None:
         """See `RetrofittedDecoder.gradient_checkpointing_enable`."""
@@ -276,14 +276,14 @@ class NeighbourCollator:
         real = _padded([torch.ones_like(t) for t in tokens], 0)
         ids = _padded(tokens, self.pad)
         batch = {"input_ids": ids, "attention_mask": real, "labels": ids.masked_fill(real == 0, IGNORED)}
-        found = [self._neighbours(row, t) for row, t in zip(rows, tokens)]
-        if not any(len(n) for n, _ in found):
+        neighbours = [self._neighbours(row, t) for row, t in zip(rows, tokens)]
+        if not any(len(n) for n, _ in neighbours):
             return batch
-        shape = next(n.shape[1:] for n, _ in found if len(n))
-        found = [(n, k) if len(n) else (n.new_zeros(0, *shape), k.new_zeros(0, *shape)) for n, k in found]
+        shape = next(n.shape[1:] for n, _ in neighbours if len(n))
+        neighbours = [(n, k) if len(n) else (n.new_zeros(0, *shape), k.new_zeros(0, *shape)) for n, k in neighbours]
         names: Sequence[tuple[str, Callable]] = (("neighbours", lambda f: f[0]), ("neighbour_mask", lambda f: f[1]))
         longest = ids.shape[1] // self.chunk_len
-        return batch | {name: _padded([part(f) for f in found], 0, longest) for name, part in names}
+        return batch | {name: _padded([part(f) for f in neighbours], 0, longest) for name, part in names}
 
     def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, Tensor]:
         chunks = len(tokens) // self.chunk_len

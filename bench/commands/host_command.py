@@ -35,9 +35,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError(f"--backend: expected some of cpu, triton; got {', '.join(sorted(unknown))}")
     from ..measure import host
 
-    found = host.measure(tuple(arguments.backend), tuple(arguments.kernel))
-    for name, seconds in found.items():
+    seconds_of = host.measure(tuple(arguments.backend), tuple(arguments.kernel))
+    for name, seconds in seconds_of.items():
         print(f"{name:<52} {seconds * 1e6:8.1f} us")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1))
-    return exits.OK if len(found) > 1 else exits.NOTHING_MEASURED
+        arguments.json.write_text(json.dumps(seconds_of, indent=1))
+    return exits.OK if len(seconds_of) > 1 else exits.NOTHING_MEASURED

@@ -18,15 +18,15 @@ BAR, GRAIN_S = 1.15, 2e-6  # slower by 15% and by more than the clock's and the 
 
 def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]) -> list[str] | None:
     """Calls whose host time grew beyond the bar, twice; None where the base can't be measured."""
-    found = _slower(base, head, kernels, say)
-    if not found:
-        return None if found is None else []
-    say(f"host time: {len(found)} calls seem slower: a second batch")
+    slower = _slower(base, head, kernels, say)
+    if not slower:
+        return None if slower is None else []
+    say(f"host time: {len(slower)} calls seem slower: a second batch")
     again = _slower(base, head, kernels, say) or {}
     return [
         f"{name}: host time {after * 1e6:.1f} us, was {before * 1e6:.1f}"
         for name, (before, after) in again.items()
-        if name in found
+        if name in slower
     ]
 
 

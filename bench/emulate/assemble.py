@@ -99,11 +99,11 @@ def _arithmetic(s, parts):
     root = s.opcode.split(".")[0]
     *modifiers, kind = parts
     floating = kind in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2")
-    found = _known(
+    flags = _known(
         modifiers,
         *(("rn", "ftz", "full", "approx", "NaN") if floating else ("relu",) if root in ("min", "max") else ()),
     )
-    return _plain(root, s, kind, (int("ftz" in found), int("NaN" in found), int("relu" in found)))
+    return _plain(root, s, kind, (int("ftz" in flags), int("NaN" in flags), int("relu" in flags)))
 
 
 @_form("mul", "mad")
@@ -111,8 +111,8 @@ def _product(s, parts):
     root = s.opcode.split(".")[0]
     *modifiers, kind = parts
     if kind in ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2"):
-        found = _known(modifiers, "rn", "ftz")
-        return _plain("mul" if root == "mul" else "fma", s, kind, (int("ftz" in found),))
+        flags = _known(modifiers, "rn", "ftz")
+        return _plain("mul" if root == "mul" else "fma", s, kind, (int("ftz" in flags),))
     (which,) = modifiers
     if which == "wide":
         return _plain("wide", s, kind, width=2 * int(kind[1:]) // 8)
@@ -144,10 +144,10 @@ def _funnel(s, parts):
 @_form("ex2", "lg2", "rcp", "sqrt", "rsqrt")
 def _special(s, parts):
     *modifiers, kind = parts
-    found = _known(modifiers, "approx", "ftz", "rn")
+    flags = _known(modifiers, "approx", "ftz", "rn")
     if kind != "f32":
         raise _NotUnderstood(kind)
-    return _plain(s.opcode.split(".")[0], s, kind, (int("ftz" in found),))
+    return _plain(s.opcode.split(".")[0], s, kind, (int("ftz" in flags),))
 
 
 @_form("mov", "cvta")
@@ -198,9 +198,9 @@ def _convert(s, parts):
     integral = any(part in ("rni", "rzi", "rmi", "rpi") for part in modifiers)
     default = 0 if to.startswith(("f", "b", "t")) else 1
     options = (int("ftz" in modifiers), rounding[0] if rounding else default, int("sat" in modifiers), int(integral))
-    found = _plain("cvt", s, to, options)
-    found.type2 = source
-    return found
+    fields = _plain("cvt", s, to, options)
+    fields.type2 = source
+    return fields
 
 
 def _space(parts: list[str]) -> tuple[int, str, int]:
@@ -322,12 +322,12 @@ def _reduce(s, parts):
 @_form("ldmatrix", "stmatrix")
 def _matrices(s, parts):
     loads = s.opcode.startswith("ld")
-    found = _known(parts, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta", "b16")
+    flags = _known(parts, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta", "b16")
     first, second = s.operands
     address, values = (second, _values(first)) if loads else (first, _values(second))
-    if f"x{len(values)}" not in found:
+    if f"x{len(values)}" not in flags:
         raise _NotUnderstood("operands")
-    options = (address.offset, int("trans" in found))
+    options = (address.offset, int("trans" in flags))
     if loads:
         return Instruction("ldmatrix", "u32", [address.base], values, options=options)
     return Instruction("stmatrix", "u32", [address.base, *values], [], options=options)

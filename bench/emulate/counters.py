@@ -101,11 +101,11 @@ def summary(counted: list[Counted]) -> dict[str, Any]:
 
 def by_line(counted: list[Counted]) -> list[Line]:
     """Lines of source, those that execute most first."""
-    found: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0, 0])
+    sums: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0, 0])
     for c in counted:
         for at, value in enumerate((c.executed, c.requests, c.units, c.fewest)):
-            found[c.line][at] += value
-    return sorted((Line(source, *values) for source, values in found.items()), key=lambda line: -line.instructions)
+            sums[c.line][at] += value
+    return sorted((Line(source, *values) for source, values in sums.items()), key=lambda line: -line.instructions)
 
 
 def _is_global(opcode: str) -> bool:

@@ -103,36 +103,36 @@ def kernel(text: str) -> Kernel:
     for label, align in names.items():  # the dynamic part begins where the static arrays end
         shared[label] = (-(-size // align) * align, 0)
     threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
-    found = Kernel(name, _parameters(parameters), [], {}, {}, shared, None)
+    parsed = Kernel(name, _parameters(parameters), [], {}, {}, shared, None)
     if threads:
-        found.threads = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
-    _statements(code, files, found)
-    return found
+        parsed.threads = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
+    _statements(code, files, parsed)
+    return parsed
 
 
 def _files(text: str) -> dict[int, str]:
-    found = {}
+    names = {}
     for line in text.splitlines():
         match = re.match(r"^\s*\.file\s+(\d+)\s+(.*)$", line)
         if match:
             parts = re.findall(r'"([^"]*)"', match[2])
-            found[int(match[1])] = parts[-1].rsplit("/", 1)[-1] if parts else "?"
-    return found
+            names[int(match[1])] = parts[-1].rsplit("/", 1)[-1] if parts else "?"
+    return names
 
 
 def _parameters(text: str) -> list[tuple[str, int]]:
-    found = []
+    sizes = []
     for part in text.split(","):
         part = part.strip()
         if not part:
             continue
         name = re.search(r"(\w+)(?:\[(\d+)\])?$", part)
         kind = re.search(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)", part)
-        found.append((name[1], _TYPE_BYTES[kind[1]] * int(name[2] or 1)))
-    return found
+        sizes.append((name[1], _TYPE_BYTES[kind[1]] * int(name[2] or 1)))
+    return sizes
 
 
-def _statements(code: str, files: dict[int, str], found: Kernel) -> None:
+def _statements(code: str, files: dict[int, str], kernel: Kernel) -> None:
     line, pending = "?", ""
     for raw in code.splitlines():
         text = _LINE_COMMENT.sub("", raw).strip()
@@ -144,7 +144,7 @@ def _statements(code: str, files: dict[int, str], found: Kernel) -> None:
             continue
         label = _LABEL.match(text)
         if label and not pending:
-            found.labels[label[1]] = len(found.statements)
+            kernel.labels[label[1]] = len(kernel.statements)
             continue
         pending = f"{pending} {text}".strip()
         while True:
@@ -156,19 +156,19 @@ def _statements(code: str, files: dict[int, str], found: Kernel) -> None:
                 break
             statement, pending = pending[:end].strip(), pending[end + 1 :].strip()
             if statement:
-                _statement(statement, line, found)
+                _statement(statement, line, kernel)
     if pending.strip(" {}"):
         raise PtxError(f"statement without end: {pending[:80]}")
 
 
-def _statement(text: str, line: str, found: Kernel) -> None:
+def _statement(text: str, line: str, kernel: Kernel) -> None:
     registers = _REGISTERS.match(text)
     if registers:
         for name in registers[2].split(","):
             match = re.match(r"^\s*(%?\w+)(?:<\d+>)?\s*$", name)
             if match is None:
                 raise PtxError(f"register declaration not understood: {text}")
-            found.widths[match[1]] = _TYPE_BYTES[registers[1]]
+            kernel.widths[match[1]] = _TYPE_BYTES[registers[1]]
         return
     if text.startswith("."):
         if text.startswith((".pragma", ".shared")):
@@ -178,7 +178,7 @@ def _statement(text: str, line: str, found: Kernel) -> None:
     if match is None:
         raise PtxError(f"statement not understood: {text[:80]}")
     operands = [_operand(part) for part in _split(match["rest"])]
-    found.statements.append(
+    kernel.statements.append(
         Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text)
     )
 

@@ -214,9 +214,9 @@ class Program:
             signed, width = kind.startswith("s"), int(kind[1:]) // 8
             index = self._register(f"parameter {operand.base.name}+{operand.offset} {kind}")
             entry = (index, operand.offset, width, signed)
-            found = self._parameters.setdefault(operand.base.name, [])
-            if entry not in found:
-                found.append(entry)
+            entries = self._parameters.setdefault(operand.base.name, [])
+            if entry not in entries:
+                entries.append(entry)
             return index
         raise PtxError(f"operand not understood: {operand}")
 
@@ -225,10 +225,10 @@ class Program:
             return 4
         name = operand.name
         widths = self.kernel.widths
-        found = widths.get(name) or widths.get(name.rstrip("0123456789"))
-        if found is None:
+        width = widths.get(name) or widths.get(name.rstrip("0123456789"))
+        if width is None:
             raise PtxError(f"register {name} is not declared")
-        return found
+        return width
 
     def _encode(self, statement, instruction):
         options = list(instruction.options)

@@ -25,7 +25,7 @@ M, R, D = 8, 16, 16
 
 def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, ...] = ()) -> dict[str, float]:
     """{"kernel/backend/call/mode": seconds of a call}; "floor" where the mode is fwdbwd."""
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for backend in backends:
         with _serving(backend) as serves:
             if not serves:
@@ -35,9 +35,9 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
                 if kernels and kernel not in kernels:
                     continue
                 for mode, run in _modes(getattr(rk, kernel), kw, backend, "decode" in name):
-                    found[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)
-    found["floor/fwdbwd"] = seconds(_floor(6))
-    return found
+                    times[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)
+    times["floor/fwdbwd"] = seconds(_floor(6))
+    return times
 
 
 def seconds(run: Callable[[], Any]) -> float:
@@ -107,14 +107,14 @@ def _modes(op: Callable, kw: dict[str, Any], backend: str, decodes: bool) -> Ite
 def _floor(leaves: int) -> Callable[[], Any]:
     class Nothing(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, *given):
-            ctx.save_for_backward(*given)
+        def forward(ctx, *tensors):
+            ctx.save_for_backward(*tensors)
             return torch.empty(1), torch.empty(1)
 
         @staticmethod
         def backward(ctx, *grads):
             return ctx.saved_tensors
 
-    given = [torch.ones(1, requires_grad=True) for _ in range(leaves)]
+    tensors = [torch.ones(1, requires_grad=True) for _ in range(leaves)]
     grad = torch.ones(1)
-    return lambda: torch.autograd.grad(Nothing.apply(*given)[0], given, grad)
+    return lambda: torch.autograd.grad(Nothing.apply(*tensors)[0], tensors, grad)

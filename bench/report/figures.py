@@ -57,11 +57,11 @@ def _plain() -> Iterator[Any]:
         yield plt
 
 
-def svg(draw: Callable[..., None], *given, height: float = PLOT_IN) -> str:
+def svg(draw: Callable[..., None], *arguments, height: float = PLOT_IN) -> str:
     """One panel as SVG that takes the page's colours; what carries an id has it as `data-id`."""
     with _plain() as plt:
         figure, axes = plt.subplots(figsize=(PAGE_IN, height), layout="constrained")
-        draw(axes, *given)
+        draw(axes, *arguments)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
         plt.close(figure)
@@ -96,9 +96,9 @@ def write(records: list[dict[str, Any]], path: Path) -> None:
         heights = [PLOT_IN] * pairs + ([BAR_IN * bars + MARGIN_IN] if bars else [])
         figure = plt.figure(figsize=(WIDTH_IN, sum(heights) + 0.4), layout="constrained")
         grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
-        for place, (draw, given) in enumerate(drawn):
+        for place, (draw, arguments) in enumerate(drawn):
             alone = place == len(drawn) - 1 and place % 2 == 0
-            draw(figure.add_subplot(grid[place // 2, :] if alone else grid[place // 2, place % 2]), *given)
+            draw(figure.add_subplot(grid[place // 2, :] if alone else grid[place // 2, place % 2]), *arguments)
         for place, column in enumerate(columns if bars else ()):
             panels.bars(figure.add_subplot(grid[pairs, place]), column, bars, panels.farthest(compared))
         figure.suptitle("\n".join(summary.machine(latest)[:2]), fontsize=8)

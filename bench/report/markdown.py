@@ -16,14 +16,14 @@ HEADER = """\
 
 def table(records: list[dict[str, Any]]) -> str:
     """The kernels of `records`, the slowest against their rivals first."""
-    found = [row for row in summary.rows(records) if row.seconds is not None]
-    found.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
+    timed = [row for row in summary.rows(records) if row.seconds is not None]
+    timed.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
     lines = [f"{line}  " for line in summary.machine(records)]
     bad = [r for r in records if r["status"] in ("numerics_fail", "error", "oom")]
     lines += [f"- {wrong}"] if (wrong := summary.beyond(records)) else []
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
     compiled = [r for r in records if r["static"]]
-    tables = [folded(HEADER, [_line(row) for row in found])] if found or not compiled else []
+    tables = [folded(HEADER, [_line(row) for row in timed])] if timed or not compiled else []
     tables += (
         [folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled])] if compiled else []
     )

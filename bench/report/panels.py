@@ -80,7 +80,7 @@ def balanced(rows: list[summary.Row]) -> list[list[summary.Row]]:
     if not kernels:
         return [[], []]
     groups = [[row for row in rows if row.record["kernel"] == kernel] for kernel in kernels]
-    halves = ([group for i, group in enumerate(groups) if chosen >> i & 1] for chosen in range(1 << len(groups)))
+    halves = ([group for i, group in enumerate(groups) if subset >> i & 1] for subset in range(1 << len(groups)))
     left = min(halves, key=lambda half: (abs(2 * sum(map(len, half)) - len(rows)), groups[0] not in half))
     return [list(itertools.chain(*(g for g in groups if (g in left) == side))) for side in (True, False)]
 
@@ -147,7 +147,7 @@ def memory_series(records: list[dict[str, Any]]) -> dict[tuple[str, ...], list[t
     """(kernel, backend, type, mode) -> (N, peak MB) by length, for
     families of cases that differ in nothing but length.
     """
-    found: dict[tuple, dict[int, float]] = {}
+    series: dict[tuple, dict[int, float]] = {}
     for record in records:
         if record["memory"] and "N" in record["case"]["shape"]:
             fixed = tuple(sorted((k, v) for k, v in record["case"]["shape"].items() if k not in LENGTHS))
@@ -159,8 +159,8 @@ def memory_series(records: list[dict[str, Any]]) -> dict[tuple[str, ...], list[t
                 fixed,
                 str(record["case"].get("options")),
             )
-            found.setdefault(key, {})[record["case"]["shape"]["N"]] = record["memory"]["peak_extra_bytes"] / 1e6
-    return {key[:4]: sorted(points.items()) for key, points in found.items() if len(points) >= LEAST_POINTS}
+            series.setdefault(key, {})[record["case"]["shape"]["N"]] = record["memory"]["peak_extra_bytes"] / 1e6
+    return {key[:4]: sorted(points.items()) for key, points in series.items() if len(points) >= LEAST_POINTS}
 
 
 def memory(axes, series: dict[tuple[str, ...], list[tuple[int, float]]]) -> None:

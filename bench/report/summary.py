@@ -131,11 +131,11 @@ def margin(record: dict[str, Any]) -> float | None:
 
 def problems(records: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Records that are not ok, by status and reason."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         if record["status"] != "ok":
-            found.setdefault((record["status"], record["reason"]), []).append(record)
-    return found
+            grouped.setdefault((record["status"], record["reason"]), []).append(record)
+    return grouped
 
 
 def duration(seconds: float | None) -> str:

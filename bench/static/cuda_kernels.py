@@ -40,8 +40,8 @@ def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
     if not folder.is_dir() or shutil.which("nvcc") is None:
         return []
     mark = fingerprint.of_files(folder, (".cu", ".cuh", ".h"))
-    found = [Source(path, arch, mark) for path in sorted(folder.glob("*.cu")) for arch in arches]
-    return [source for source in found if entry.selected(source.id, parts)]
+    every = [Source(path, arch, mark) for path in sorted(folder.glob("*.cu")) for arch in arches]
+    return [source for source in every if entry.selected(source.id, parts)]
 
 
 def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
@@ -76,13 +76,13 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
 
 def resources(text: str) -> dict[str, dict[str, int]]:
     """function -> REG, STACK, SHARED, LOCAL from the text of `cuobjdump -res-usage`."""
-    found, name = {}, None
+    usage, name = {}, None
     for line in text.splitlines():
         if match := re.search(r"Function (\S+):", line):
             name = match[1]
         elif name and "REG:" in line:
-            found[name] = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
-    return found
+            usage[name] = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
+    return usage
 
 
 def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:
@@ -99,7 +99,7 @@ def plain_name(mangled: str) -> str:
     """
     at = re.match(r"_ZN?", mangled)
     rest, name = mangled[at.end() :] if at else "", mangled
-    while found := re.match(r"\d+", rest):
-        end = found.end() + int(found[0])
-        name, rest = rest[found.end() : end], rest[end:]
+    while digits := re.match(r"\d+", rest):
+        end = digits.end() + int(digits[0])
+        name, rest = rest[digits.end() : end], rest[end:]
     return name

@@ -61,7 +61,7 @@ def metrics(
     }
 
 
-def row(op: str, backend: str, case: str, dtype: str, found: dict[str, Any]) -> dict[str, Any]:
+def row(op: str, backend: str, case: str, dtype: str, metrics: dict[str, Any]) -> dict[str, Any]:
     """A record without its run id."""
     return dict.fromkeys(record.FIELDS) | {
         "schema": record.SCHEMA,
@@ -76,9 +76,9 @@ def row(op: str, backend: str, case: str, dtype: str, found: dict[str, Any]) -> 
         "status": "ok",
         "git": environment.git_state(),
         "environment": environment.environment() | {"nvcc": environment.nvcc_version()},
-        "device": {"type": "none", "name": f"compiled for sm_{found['arch']}"},
+        "device": {"type": "none", "name": f"compiled for sm_{metrics['arch']}"},
         "case": {"name": case, "shape": {}},
-        "static": found,
+        "static": metrics,
     }
 
 

@@ -78,10 +78,10 @@ def _dump(function) -> str:
 @functools.cache
 def _names(function) -> tuple[str, ...]:
     """`a` and `a.b` as they stand in the code, sorted."""
-    found = set()
+    names = set()
     for node in ast.walk(function.parse()):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.add(f"{node.value.id}.{node.attr}")
-    return tuple(sorted(found))
+            names.add(f"{node.value.id}.{node.attr}")
+    return tuple(sorted(names))

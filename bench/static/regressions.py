@@ -19,13 +19,13 @@ def vanished(base: Collection[str], head: Collection[str]) -> list[str]:
 def regressions(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> list[str]:
     """What got worse from `base` to `head`, a line each; both must come from one toolchain."""
     after = {r["id"]: r["static"] for r in head if r["static"]}
-    found = []
+    worse = []
     for before in base:
         if not before["static"]:
             continue
         old, new = before["static"], after.get(before["id"])
-        found += [f"{before['id']}: {what}" for what in (_worse(old, new) if new else ["no longer compiled"])]
-    return found
+        worse += [f"{before['id']}: {what}" for what in (_worse(old, new) if new else ["no longer compiled"])]
+    return worse
 
 
 def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:

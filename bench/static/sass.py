@@ -43,14 +43,14 @@ def disassemble(cubin: Path, tool: str) -> str:
 
 def functions(text: str) -> dict[str, list[Instruction]]:
     """Instructions of every function, padding left out."""
-    found: dict[str, list[Instruction]] = {}
+    listings: dict[str, list[Instruction]] = {}
     current = None
     for line in text.splitlines():
         if "Function :" in line:
-            current = found.setdefault(line.split(":", 1)[1].strip(), [])
+            current = listings.setdefault(line.split(":", 1)[1].strip(), [])
         elif current is not None and (match := LINE.search(line)) and match[2] != "NOP":
             current.append(Instruction(int(match[1], 16), match[2], match[3].strip()))
-    return found
+    return listings
 
 
 def hot_loop(code: list[Instruction]) -> list[Instruction]:

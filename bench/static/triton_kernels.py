@@ -40,7 +40,7 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
     from retro_kernels import aot
     from retro_kernels._target import KNOWN
 
-    found, seen = [], collections.Counter()
+    every, seen = [], collections.Counter()
     for arch in arches:
         for op, case in aot.cases(KNOWN[arch]):
             name = f"{case.launch.name}:{case.case}:sm{arch}"
@@ -49,49 +49,54 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
                 name += f"#{count}"
             wanted = entry.selected(entry.identity(op, "triton", name, case.dtype), parts)
             mark = fingerprint.of_launch(*aot.source(case.launch, KNOWN[arch])) if wanted else None
-            found.append(Launch(op, name, case.dtype, arch, wanted, mark, case.launch))
-    return found
+            every.append(Launch(op, name, case.dtype, arch, wanted, mark, case.launch))
+    return every
 
 
 def rows(
-    arches: list[int], chosen: list[Launch], every: list[Launch], folder: Path, jobs: int | None, counters: bool = False
+    arches: list[int],
+    selected: list[Launch],
+    every: list[Launch],
+    folder: Path,
+    jobs: int | None,
+    counters: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Compile the `chosen` of `every` and read their machine code; each as soon as it and those before it are done.
+    """Compile the `selected` of `every` and read their machine code; each as soon as it and those before it are done.
 
     counters: execute one CTA of each on the emulator, too.
     """
     from retro_kernels import aot
 
-    ids = {launch.id for launch in chosen}
+    ids = {launch.id for launch in selected}
     flags = iter([launch.id in ids for launch in every])  # compile_each asks in the order in which `launches` listed
     compiled = aot.compile_each(arches, None, folder, jobs, select=lambda op, case: next(flags))
     wanted = [launch for launch in every if launch.id in ids]
     reading: collections.deque[Future] = collections.deque()
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # each waits for a disassembler of its own
-        for launch, found in zip(wanted, compiled, strict=True):
-            reading.append(pool.submit(_row, launch, found, folder, counters))
+        for launch, result in zip(wanted, compiled, strict=True):
+            reading.append(pool.submit(_row, launch, result, folder, counters))
             while reading and reading[0].done():
                 yield reading.popleft().result()
         while reading:
             yield reading.popleft().result()
 
 
-def _row(launch: Launch, found, folder: Path, counters: bool) -> dict[str, Any]:
+def _row(launch: Launch, compiled, folder: Path, counters: bool) -> dict[str, Any]:
     from retro_kernels import aot
 
-    cubin = next(folder.glob(f"*-sm{found.arch}-{found.cubin[:8]}.cubin"))
+    cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.cubin[:8]}.cubin"))
     code = max(sass.functions(sass.disassemble(cubin, aot.tool("cuobjdump"))).values(), key=len)
     metrics = entry.metrics(
-        found.kernel,
-        found.arch,
+        compiled.kernel,
+        compiled.arch,
         code,
-        registers=found.registers,
-        stack=found.stack,
-        shared=(found.shared_static, found.shared_dynamic),
-        warps=found.num_warps,
-        config=found.config,
-        stages=found.num_stages,
-        cubin_sha256=found.cubin,
+        registers=compiled.registers,
+        stack=compiled.stack,
+        shared=(compiled.shared_static, compiled.shared_dynamic),
+        warps=compiled.num_warps,
+        config=compiled.config,
+        stages=compiled.num_stages,
+        cubin_sha256=compiled.cubin,
         **(_emulated(launch) if counters else entry.NOT_EMULATED),
     )
     return entry.row(launch.op, "triton", launch.case, launch.dtype, metrics)

@@ -31,11 +31,11 @@ def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> 
     if dout is None:
         dout = torch.zeros_like(out)
     each = () if positions is None else tuple(positions.shape)
-    found = {}
+    results = {}
     for name, need in zip(call.DIFFERENTIABLE, needs, strict=True):
         x = getattr(call, name)
         if need and x is not None:
-            found[name] = empty(
+            results[name] = empty(
                 (*(each if name in _SHARED else ()), *x.shape), torch.float32 if name in _SUMMED else x.dtype
             )
     run = getattr(_native.extension("_cpu"), f"{op}_backward")
@@ -43,10 +43,10 @@ def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> 
     run(
         _native.problem(call),
         *views,
-        tuple(_native.view(found.get(name)) for name in call.DIFFERENTIABLE),
+        tuple(_native.view(results.get(name)) for name in call.DIFFERENTIABLE),
         torch.get_num_threads(),
     )
-    for name in found.keys() & _SUMMED:
-        total = found[name].sum(0) if each and name in _SHARED else found[name]
-        found[name] = total.to(out.dtype)
-    return [found.get(name) for name in call.DIFFERENTIABLE]
+    for name in results.keys() & _SUMMED:
+        total = results[name].sum(0) if each and name in _SHARED else results[name]
+        results[name] = total.to(out.dtype)
+    return [results.get(name) for name in call.DIFFERENTIABLE]

@@ -37,7 +37,7 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     inputs = (call.query, call.key)
     if grads[0] is None:
         return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
-    found = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
-    views = map(_native.view, (*inputs, outputs[1], grads[0], *found))
+    results = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
+    views = map(_native.view, (*inputs, outputs[1], grads[0], *results))
     _native.extension("_cpu").topk_chunks_backward(*views, call.metric == "l2", torch.get_num_threads())
-    return found
+    return results

@@ -52,11 +52,11 @@ def topk_rescore(query: Tensor, key: Tensor, indices: Tensor, k: int, *, metric:
     Differentiable in query and key.
     """
     b, q, d = query.shape
-    chosen, shared = indices.clamp(min=0), key.shape[0] == 1
+    nonnegative, shared = indices.clamp(min=0), key.shape[0] == 1
     rows = max(1, RESCORE_ELEMENTS // max(1, b * indices.shape[-1] * d))
     parts = []
     for start in range(0, q, rows):
-        part = chosen[:, start : start + rows]
+        part = nonnegative[:, start : start + rows]
         batch = torch.zeros_like(part) if shared else torch.arange(b, device=part.device).view(-1, 1, 1).expand_as(part)
         near, here = key[batch, part].float(), query[:, start : start + rows, None].float()
         parts.append(-(here - near).square().sum(-1) if metric == "l2" else (here * near).sum(-1))

@@ -23,12 +23,12 @@ def backward_of(forward: Callable) -> Callable:
                 if grad is not None and out.requires_grad
             ]
             if pairs:
-                outs, given = zip(*pairs, strict=True)
-                found = torch.autograd.grad(outs, inputs, given, allow_unused=True)
+                outs, outgoing = zip(*pairs, strict=True)
+                results = torch.autograd.grad(outs, inputs, outgoing, allow_unused=True)
             else:
-                found = [None] * len(inputs)
-        found = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
-        by_name = dict(zip(names, found, strict=True))
+                results = [None] * len(inputs)
+        results = [torch.zeros_like(x) if g is None else g for g, x in zip(results, inputs, strict=True)]
+        by_name = dict(zip(names, results, strict=True))
         return [by_name.get(name) for name in call.DIFFERENTIABLE]
 
     return backward

@@ -39,9 +39,9 @@ def run(op: str, kw: dict, backend: str, grad_seed: int = 1) -> dict[str, Tensor
     grads = [inputs.randn(g, *o.shape, dtype=o.dtype).to(o.device) for o in floating]
     grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip(floating, grads, strict=True)]
     names = [n for n, v in leaves.items() if isinstance(v, Tensor) and v.requires_grad]
-    found = torch.autograd.grad(floating, [leaves[n] for n in names], grads)
+    results = torch.autograd.grad(floating, [leaves[n] for n in names], grads)
     result = {f"out{i}": o.detach() for i, o in enumerate(outs)}
-    return result | {f"grad_{n}": grad for n, grad in zip(names, found, strict=True)}
+    return result | {f"grad_{n}": grad for n, grad in zip(names, results, strict=True)}
 
 
 def check(op: str, kw: dict, backend: str, seed: int = 0) -> dict[str, Tensor]:

@@ -41,11 +41,11 @@ def error(got: Tensor, want: Tensor) -> Error:
 
 def relative_error(got: Tensor, want: Tensor) -> float:
     """The norm of `error`. AssertionError for tensors that are not comparable."""
-    found = error(got, want).frobenius
-    assert found is not None, (
+    relative = error(got, want).frobenius
+    assert relative is not None, (
         f"not comparable: shapes {list(got.shape)} and {list(want.shape)}, or NaN or infinities that differ"
     )
-    return found
+    return relative
 
 
 def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dtype: torch.dtype) -> None:
@@ -55,15 +55,15 @@ def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dt
     assert not bad.any(), f"{name}: {int(bad.sum())} NaN of {bad.numel()}, first at {bad.nonzero()[0].tolist()}"
     # what exceeds a type is infinite in it
     want = torch.where(want.to(got.dtype).isinf(), torch.inf * want.sign(), want)
-    found = relative_error(got, want)
+    relative = relative_error(got, want)
     eager_error = None if eager is None else error(eager, want).frobenius
     limit = tolerances.allowed(float("nan") if eager_error is None else eager_error, dtype)
-    if found > limit:
+    if relative > limit:
         gap = (got.double() - want).nan_to_num().abs()
         at = torch.unravel_index(gap.argmax(), gap.shape) if gap.dim() else ()
         at = tuple(int(i) for i in at)
         raise AssertionError(
-            f"{name} ({dtype}): relative error {found:.3e} > {limit:.3e} (eager {eager_error or float('nan'):.3e}); "
+            f"{name} ({dtype}): relative error {relative:.3e} > {limit:.3e} (eager {eager_error or float('nan'):.3e}); "
             f"worst at {list(at)}: "
             f"got {got[at].item():.6g}, want {want[at].item():.6g}"
         )

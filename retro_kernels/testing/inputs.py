@@ -60,11 +60,11 @@ def randn(g: torch.Generator, *shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
 
 
-def _placed(kw: dict, given: Draw | None) -> dict:
-    return kw if given else {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in kw.items()}
+def _placed(kw: dict, draw: Draw | None) -> dict:
+    return kw if draw else {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in kw.items()}
 
 
-def _chosen(biases: bool | tuple[str, ...]) -> tuple[str, ...]:
+def _names_of(biases: bool | tuple[str, ...]) -> tuple[str, ...]:
     return BIASES if biases is True else biases or ()
 
 
@@ -116,7 +116,7 @@ def cross_attention(
     if rel is not None:
         _relative(g, kw, (B, N, H), D, E, heads, M + R - 1 if rel == "all" else T, biases, bias_scale)
         kw["rel_start"] = rel_start if rel == "bounded" else None
-    if "content_bias" in _chosen(biases):
+    if "content_bias" in _names_of(biases):
         kw["content_bias"] = g.normal(H, D, scale=bias_scale)
     if gate:
         kw["neighbour_gate"] = g.uniform(B, L, K, low=gate_low)
@@ -162,7 +162,7 @@ def self_attention(
     if rel is not None:
         _relative(g, kw, (B, N, H), D, E, heads, N + S - 1 if rel == "all" else T, biases, bias_scale)
         kw["rel_start"] = rel_start if rel == "bounded" else None
-    if "content_bias" in _chosen(biases):
+    if "content_bias" in _names_of(biases):
         kw["content_bias"] = g.normal(H, D, scale=bias_scale)
     if key_mask:
         kw["key_mask"] = g.kept(B, S, share=share)
@@ -177,7 +177,7 @@ def _relative(g: Draw, kw: dict, tokens: tuple[int, int, int], D, E, heads, rows
     kw["rel_key"] = g.normal(H if heads == "each" else 1, rows, width)
     if E is not None:
         kw["rel_query"] = g.normal(*tokens, E)
-    if "position_bias" in _chosen(biases):
+    if "position_bias" in _names_of(biases):
         kw["position_bias"] = g.normal(H, width, scale=bias_scale)
 
 
@@ -201,7 +201,7 @@ def relative_logits(
     g = draw or Draw(seed, dtype)
     kw = {"query": g.normal(B, N, H, E), "key_len": key_len, **options}
     kw["rel_key"] = g.normal(H if heads == "each" else 1, N + key_len - 1 if T is None else T, E)
-    if "position_bias" in _chosen(biases):
+    if "position_bias" in _names_of(biases):
         kw["position_bias"] = g.normal(H, E, scale=bias_scale)
     return _placed(kw, draw)
 

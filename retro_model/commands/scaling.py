@@ -77,17 +77,17 @@ def curves(
     options |= {} if documents is None else {"documents": range(min(documents, len(demo.validation.documents)))}
     k = demo.plan["neighbours"]
 
-    def bpb(model: Retro, *found) -> float:
-        return evaluation.bits_per_byte(evaluation.score(model, demo.validation, *found, **options))
+    def bpb(model: Retro, *neighbours) -> float:
+        return evaluation.bits_per_byte(evaluation.score(model, demo.validation, *neighbours, **options))
 
     out: dict = {"off": bpb(demo.retro), "baseline": bpb(demo.baseline), "k": k, "database": [], "neighbours": []}
     report(f"retrieval off: {out['off']:.4f} bits per byte; baseline: {out['baseline']:.4f}")
     most = np.zeros((0, 0), np.int64)
     for share in sorted(shares):
         rows = subset_rows(demo.database, share, seed=seed)
-        found = subset_neighbours(demo.database, demo.validation, max(ks) if share == 1 else k, rows)
-        most = found if share == 1 else most
-        out["database"].append((share, len(rows), bpb(demo.retro, found[:, :k], demo.database)))
+        neighbours = subset_neighbours(demo.database, demo.validation, max(ks) if share == 1 else k, rows)
+        most = neighbours if share == 1 else most
+        out["database"].append((share, len(rows), bpb(demo.retro, neighbours[:, :k], demo.database)))
         report(f"{k} neighbours among {len(rows):,} chunks ({share:.0%}): {out['database'][-1][2]:.4f}")
     if not len(most):
         most = subset_neighbours(demo.database, demo.validation, max(ks), np.arange(len(demo.database)))
@@ -113,7 +113,7 @@ def ablations(
     }
     held_out = subset_neighbours(demo.database, demo.validation, k, np.arange(len(demo.database)))
     some = {} if documents is None else {"documents": range(min(documents, len(demo.validation.documents)))}
-    settings, found = (
+    settings, losses = (
         training.Settings(steps, max_lr=plan["max_lr"], warmup_steps=min(plan["warmup_steps"], steps // 10)),
         {},
     )
@@ -132,9 +132,9 @@ def ablations(
         scores = evaluation.score(
             model, demo.validation, held_out, database, window=plan["window"], stride=plan["stride"], **some
         )
-        found[name] = evaluation.bits_per_byte(scores)
-        report(f"{name}: {found[name]:.4f} bits per byte after {steps} steps")
-    return found
+        losses[name] = evaluation.bits_per_byte(scores)
+        report(f"{name}: {losses[name]:.4f} bits per byte after {steps} steps")
+    return losses
 
 
 def make(config: RetroConfig, plan: dict, seed: int) -> Retro:
@@ -146,7 +146,7 @@ def make(config: RetroConfig, plan: dict, seed: int) -> Retro:
     return make_model(config, Plan(**{name: value for name, value in plan.items() if name in names}), seed, "cpu")
 
 
-def plot(found: dict, path: Path) -> None:
+def plot(results: dict, path: Path) -> None:
     """Two panels as in Figure 1: bits per byte over the database's chunks, and over the neighbours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -155,24 +155,24 @@ def plot(found: dict, path: Path) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     left.plot(
-        [c for _, c, _ in found["database"]],
-        [b for *_, b in found["database"]],
+        [c for _, c, _ in results["database"]],
+        [b for *_, b in results["database"]],
         marker="o",
-        label=f"RETRO, {found['k']} neighbours",
+        label=f"RETRO, {results['k']} neighbours",
     )
     right.plot(
-        [k for k, _ in found["neighbours"]],
-        [b for _, b in found["neighbours"]],
+        [k for k, _ in results["neighbours"]],
+        [b for _, b in results["neighbours"]],
         marker="o",
         label="RETRO, whole database",
     )
     for axes, label in ((left, "chunks in the database"), (right, "neighbours")):
-        axes.axhline(found["off"], color="grey", linestyle="--", label="RETRO off")
-        axes.axhline(found["baseline"], color="black", linestyle=":", label="baseline")
+        axes.axhline(results["off"], color="grey", linestyle="--", label="RETRO off")
+        axes.axhline(results["baseline"], color="black", linestyle=":", label="baseline")
         axes.set(xscale="log", xlabel=label)
         axes.legend(fontsize=8)
     left.set(ylabel="bits per byte")
-    right.set_xticks([k for k, _ in found["neighbours"]], [str(k) for k, _ in found["neighbours"]])
+    right.set_xticks([k for k, _ in results["neighbours"]], [str(k) for k, _ in results["neighbours"]])
     figure.savefig(path, dpi=150)
 
 
@@ -188,13 +188,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     begin, demo = time.perf_counter(), open_demo(options.folder)
     if options.ablations is not None:
-        found = ablations(demo, options.ablations, seed=options.seed, documents=options.documents)
+        results = ablations(demo, options.ablations, seed=options.seed, documents=options.documents)
         path = options.folder / "ablations.json"
     else:
-        found = curves(
+        results = curves(
             demo, shares=options.shares, ks=options.neighbours, documents=options.documents, seed=options.seed
         )
         path = options.folder / "scaling.json"
-        plot(found, options.folder / "scaling.png")
-    path.write_text(json.dumps(found, indent=1) + "\n")
+        plot(results, options.folder / "scaling.png")
+    path.write_text(json.dumps(results, indent=1) + "\n")
     print(f"{time.perf_counter() - begin:.0f} s; {path}")

@@ -31,8 +31,8 @@ def _sizes(settings: dict, facts: dict) -> dict[str, int]:
 
 def _key_type(settings: dict) -> str:
     """Of the keys on disk; the first databases had float32 only and do not say so."""
-    found = settings.get("key_type", KEY_TYPES[0])
-    return found if found in KEY_TYPES else KEY_TYPES[0]
+    name = settings.get("key_type", KEY_TYPES[0])
+    return name if name in KEY_TYPES else KEY_TYPES[0]
 
 
 FORM = files.Form("chunk database", (KEYS,), ("chunks",), _sizes)
@@ -129,12 +129,12 @@ class ChunkDatabase:
         parts, stores = shards.folders(folder, FORM.kind, MANIFEST), shards.shards_of(store)
         if len(parts) != len(stores):
             raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
-        found = [_keys(part, of, embedder, verify) for part, of in zip(parts, stores)]
-        keys = found[0][0] if len(parts) == 1 else shards.Joined([keys for keys, _ in found])
+        opened = [_keys(part, of, embedder, verify) for part, of in zip(parts, stores)]
+        keys = opened[0][0] if len(parts) == 1 else shards.Joined([keys for keys, _ in opened])
         searcher = DenseSearcher(embedder, keys, store.chunk_doc, device=device)
         if index is not None:
             name = "".join(c if c.isalnum() else "-" for c in index)
-            crc = found[0][1] if len(parts) == 1 else zlib.crc32(repr([crc for _, crc in found]).encode())
+            crc = opened[0][1] if len(parts) == 1 else zlib.crc32(repr([crc for _, crc in opened]).encode())
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
             searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path, executor=executor)
         made = cls(store, searcher)
@@ -188,8 +188,8 @@ class ChunkDatabase:
                         f"database: two documents {entry.name!r} in group {entry.group!r}; which one is the store's "
                         "own?"
                     )
-            found = [numbers.get((entry.group, entry.name), -1) for entry in store.documents]
-            self._documents_of[store.identity] = np.array(found, np.int64)
+            ordinals = [numbers.get((entry.group, entry.name), -1) for entry in store.documents]
+            self._documents_of[store.identity] = np.array(ordinals, np.int64)
         return self._documents_of[store.identity]
 
     def document_of(self, ids: np.ndarray) -> np.ndarray:

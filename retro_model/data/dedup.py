@@ -106,8 +106,8 @@ def find_leaked(
         best = {}  # of a distinct document: similarity and held-out entry
         for local in np.unique(pairs[similar >= threshold, 0]):
             mine = np.flatnonzero(pairs[:, 0] == local)
-            chosen = mine[similar[mine].argmax()]
-            best[local] = float(similar[chosen]), entries[pairs[chosen, 1]]
+            pair = mine[similar[mine].argmax()]
+            best[local] = float(similar[pair]), entries[pairs[pair, 1]]
         for number, local in zip(block, copy_of):
             if local in best:
                 (jaccard, other), own = best[local], training.documents[number]
@@ -146,7 +146,7 @@ def _bands(signatures: np.ndarray, rows: int) -> np.ndarray:
 
 def _sharing_a_band(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Distinct pairs (i, j), int64 [p,2], whose keys agree in some band."""
-    found = [np.zeros((0, 2), np.int64)]
+    pairs = [np.zeros((0, 2), np.int64)]
     for band in range(left.shape[1]):
         order = np.argsort(right[:, band], kind="stable")
         keys = right[order, band]
@@ -154,8 +154,8 @@ def _sharing_a_band(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         count = last - first
         i = np.repeat(np.arange(len(left)), count)
         j = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
-        found.append(np.stack([i, order[j]], 1))
-    return np.unique(np.concatenate(found), axis=0)
+        pairs.append(np.stack([i, order[j]], 1))
+    return np.unique(np.concatenate(pairs), axis=0)
 
 
 def _blocks(store: TokenStore) -> Iterator[np.ndarray]:

@@ -110,11 +110,11 @@ class FaissSearcher:
         manifest, form = path.with_name(path.name + ".json"), index_shards.form(path)
         settings = {"factory": factory, "vectors": list(self.exact.keys.shape)}
         if manifest.exists() and files.read_manifest(manifest, form)["complete"]:
-            found = files.read_manifest(manifest, form, complete=True)
-            files.same_settings(manifest, settings, found["settings"])
-            files.check_files(manifest, form, found, verify=False)
+            manifest_there = files.read_manifest(manifest, form, complete=True)
+            files.same_settings(manifest, settings, manifest_there["settings"])
+            files.check_files(manifest, form, manifest_there, verify=False)
             self._use(index_shards.opened(path))
-            known = found["facts"].get("recall", {})
+            known = manifest_there["facts"].get("recall", {})
             self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
             files.amend(manifest, form, recall=known | _written_recall(self.recall, self.nprobe))
             return
@@ -132,7 +132,7 @@ class FaissSearcher:
 
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
         """ids int64 [n,k] for queries that are embedded already, float32 [n, dim]."""
-        found = np.full((len(queries), k), -1, np.int64)
+        hits = np.full((len(queries), k), -1, np.int64)
         left, fetch = np.arange(len(queries)), max(k if exclude_doc is None else k + EXCLUDED_AT_FIRST, self.rerank * k)
         while len(left):
             fetch = min(fetch, self.index.ntotal)
@@ -143,16 +143,16 @@ class FaissSearcher:
             away = _distances(self.exact.keys, queries[left], np.where(usable, ids, -1)) if self.rerank else ~usable
             order = np.argsort(away, axis=1, kind="stable")[:, :k]
             enough = usable.sum(1) >= k
-            found[left[enough]] = np.take_along_axis(ids, order, 1)[enough]
+            hits[left[enough]] = np.take_along_axis(ids, order, 1)[enough]
             left = left[~enough]
             if fetch >= min(self.index.ntotal, FETCHED_AT_MOST):
                 break
             fetch *= 4
         if len(left):
-            found[left] = self.exact.nearest(
+            hits[left] = self.exact.nearest(
                 queries[left], k, None if exclude_doc is None else np.asarray(exclude_doc)[left]
             )
-        return found
+        return hits
 
 
 def measured_recall(
@@ -171,25 +171,25 @@ def measured_recall(
     exact = searcher.exact
     rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:sample])
     queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
-    found = {}
+    recall = {}
     for k in (k for k in ks if k <= len(exact.keys)):
         want, got = (
             _distances(exact.keys, queries, which.nearest(queries, k, documents)) for which in (exact, searcher)
         )
         exist = np.isfinite(want)
         farthest = np.where(exist, want, -np.inf).max(1, keepdims=True)
-        found[k] = float(((got <= farthest) & exist).sum() / max(1, exist.sum()))
-    return found
+        recall[k] = float(((got <= farthest) & exist).sum() / max(1, exist.sum()))
+    return recall
 
 
 def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Squared, float64 [n,k]; infinite for the id -1."""
-    found = np.empty(ids.shape)
+    distances = np.empty(ids.shape)
     for first in range(0, len(ids), QUERIES_AT_ONCE):
         rows = slice(first, first + QUERIES_AT_ONCE)
         away = keys[np.maximum(ids[rows], 0)].astype(np.float64) - queries[rows, None]
-        found[rows] = (away**2).sum(-1)
-    return np.where(ids < 0, np.inf, found)
+        distances[rows] = (away**2).sum(-1)
+    return np.where(ids < 0, np.inf, distances)
 
 
 def _written_recall(recall: dict[int, float], nprobe: int) -> dict:
@@ -199,10 +199,10 @@ def _written_recall(recall: dict[int, float], nprobe: int) -> dict:
 def _read_recall(known, nprobe: int) -> dict[int, float]:
     """Of a manifest; empty where it has none, or none that makes sense."""
     try:
-        found = {int(k): float(share) for k, share in known[str(nprobe)].items()}
+        recall = {int(k): float(share) for k, share in known[str(nprobe)].items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
-    return found if all(0 <= share <= 1 for share in found.values()) else {}
+    return recall if all(0 <= share <= 1 for share in recall.values()) else {}
 
 
 def _trained_index(keys: np.ndarray, factory: str):

@@ -84,11 +84,11 @@ class Build:
         """Takes over what the manifest on disk says, if there is one."""
         if not self.path.exists():
             return
-        found = read_manifest(self.path, self.form)
-        same_settings(self.path, self.settings, found["settings"])
-        if found["complete"] or not complete_only:
-            check_files(self.path, self.form, found, verify=True)
-            self.complete, self.facts, self.files = found["complete"], found["facts"], found["files"]
+        manifest = read_manifest(self.path, self.form)
+        same_settings(self.path, self.settings, manifest["settings"])
+        if manifest["complete"] or not complete_only:
+            check_files(self.path, self.form, manifest, verify=True)
+            self.complete, self.facts, self.files = manifest["complete"], manifest["facts"], manifest["files"]
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
         """Adds to the end of a file; an array in C order."""
@@ -151,40 +151,40 @@ def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
         raise FileNotFoundError(f"{path}: no {form.kind} here")
     try:
         with disk.open_plain(path, "rb") as handle:
-            found = disk.read_json(handle.read())
-        known = found["kind"], found["version"], found["settings"], found["complete"], found["facts"], found["files"]
-        if found.pop("crc32") != _own_checksum(found):
+            manifest = disk.read_json(handle.read())
+        known = tuple(manifest[key] for key in ("kind", "version", "settings", "complete", "facts", "files"))
+        if manifest.pop("crc32") != _own_checksum(manifest):
             raise KeyError("its checksum is another")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: the manifest is corrupt ({error})") from error
     if known[:2] != (form.kind, VERSION):
         raise ValueError(f"{path}: expected a {form.kind} of version {VERSION}; got a {known[0]} of version {known[1]}")
-    _check_types(path, form, found)
-    if complete and not found["complete"]:
+    _check_types(path, form, manifest)
+    if complete and not manifest["complete"]:
         raise ValueError(f"{path}: the {form.kind} is unfinished; run the same build again and it continues")
-    return found
+    return manifest
 
 
 def amend(path: Path, form: Form, **facts) -> None:
     """Adds facts to the manifest of a complete build, where they are new and the folder may be written."""
-    found = read_manifest(path, form, complete=True)
-    if found["facts"] | facts == found["facts"]:
+    manifest = read_manifest(path, form, complete=True)
+    if manifest["facts"] | facts == manifest["facts"]:
         return
-    found["facts"] |= facts
+    manifest["facts"] |= facts
     with contextlib.suppress(OSError):
-        disk.write_json(path, {**found, "crc32": _own_checksum(found)})
+        disk.write_json(path, {**manifest, "crc32": _own_checksum(manifest)})
 
 
-def _check_types(path: Path, form: Form, found: dict) -> None:
+def _check_types(path: Path, form: Form, manifest: dict) -> None:
     for name, kind in (("settings", dict), ("complete", bool), ("facts", dict), ("files", dict)):
-        if not isinstance(found[name], kind):
+        if not isinstance(manifest[name], kind):
             raise ValueError(f"{path}: the manifest is corrupt ({name} is no {kind.__name__})")
-    if found["files"].keys() != set(form.files):
+    if manifest["files"].keys() != set(form.files):
         raise ValueError(
             f"{path}: expected the files {', '.join(form.files)}; the manifest names "
-            f"{', '.join(found['files']) or 'none'}"
+            f"{', '.join(manifest['files']) or 'none'}"
         )
-    for name, record in found["files"].items():
+    for name, record in manifest["files"].items():
         if (
             not isinstance(record, dict)
             or record.keys() != {"bytes", "crc32"}
@@ -192,8 +192,8 @@ def _check_types(path: Path, form: Form, found: dict) -> None:
         ):
             raise ValueError(f"{path}: the manifest is corrupt (it says {record!r} of {name})")
     for name in form.counts:
-        if not _is_count(found["facts"].get(name)):
-            raise ValueError(f"{path}: the manifest is corrupt ({name} is {found['facts'].get(name)!r})")
+        if not _is_count(manifest["facts"].get(name)):
+            raise ValueError(f"{path}: the manifest is corrupt ({name} is {manifest['facts'].get(name)!r})")
 
 
 def _is_count(value) -> bool:
@@ -204,12 +204,12 @@ def _own_checksum(manifest: dict) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
-def same_settings(path: Path, wanted: dict, found: dict) -> None:
+def same_settings(path: Path, wanted: dict, kept: dict) -> None:
     """Raises ValueError that names the first setting in which a build on disk differs."""
-    for key in sorted({*wanted, *found}):
-        if wanted.get(key) != found.get(key):
+    for key in sorted({*wanted, *kept}):
+        if wanted.get(key) != kept.get(key):
             raise ValueError(
-                f"{path}: built with {key}={found.get(key)!r}; now {key}={wanted.get(key)!r}: delete it or build "
+                f"{path}: built with {key}={kept.get(key)!r}; now {key}={wanted.get(key)!r}: delete it or build "
                 "elsewhere"
             )
 

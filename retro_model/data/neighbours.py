@@ -113,8 +113,8 @@ def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDataba
     parts, stores = shards.folders(Path(folder), FORM.kind, MANIFEST), shards.shards_of(store)
     if len(parts) != len(stores):
         raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
-    found = [_open(part, of, database) for part, of in zip(parts, stores)]
-    return found[0] if len(found) == 1 else shards.Joined(found)
+    opened = [_open(part, of, database) for part, of in zip(parts, stores)]
+    return opened[0] if len(opened) == 1 else shards.Joined(opened)
 
 
 def _open(folder: Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
@@ -127,12 +127,12 @@ def _open(folder: Path, store: TokenStore, database: ChunkDatabase) -> np.ndarra
     if type(k) is not int or not 1 <= k <= len(database):
         raise ValueError(f"{path}: expected k from 1 to the database's {len(database)} chunks; got {k!r}")
     files.check_files(path, FORM, manifest, verify=True, chunks=len(store))
-    found = files.mapped_npy(path.with_name(FILE), np.int64, (len(store), k))
-    for start in range(0, len(found), ROWS_AT_ONCE):
-        part = found[start : start + ROWS_AT_ONCE]
+    ids = files.mapped_npy(path.with_name(FILE), np.int64, (len(store), k))
+    for start in range(0, len(ids), ROWS_AT_ONCE):
+        part = ids[start : start + ROWS_AT_ONCE]
         if part.min() < -1 or part.max() >= len(database):
             raise ValueError(
                 f"{path.with_name(FILE)}: expected ids within -1 .. {len(database) - 1}; got {part.min()} .. "
                 f"{part.max()}"
             )
-    return found
+    return ids

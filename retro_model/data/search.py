@@ -133,11 +133,11 @@ class LexicalSearcher:
         return real.astype(np.int32), lengths
 
     def search(self, chunks, lengths, k, exclude_doc):
-        best, found = np.full((len(chunks), k), -np.inf, np.float32), np.full((len(chunks), k), -1, np.int64)
+        best, hits = np.full((len(chunks), k), -np.inf, np.float32), np.full((len(chunks), k), -1, np.int64)
         excluded = np.full(len(chunks), -1, np.int64) if exclude_doc is None else np.array(exclude_doc, np.int64)
         queries = *self._checked("chunks", chunks, lengths, np.int64), excluded
         for first, tokens, sizes in self._blocks():
             documents = np.array(self.store.chunk_doc[first : first + len(tokens)], np.int64)
             block = tokens, sizes, documents, first, self.idf, self.k1, self.b, self.mean
-            text.native().lexical_search(*block, *queries, best, found, torch.get_num_threads())
-        return found
+            text.native().lexical_search(*block, *queries, best, hits, torch.get_num_threads())
+        return hits

@@ -47,12 +47,12 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
             raise ValueError(f"{path}: missing, the {kind} is unfinished; run the same build again and it continues")
         return [folder]
     try:
-        found = disk.read_json(path.read_bytes())
-        if (found["kind"], found["version"]) != (kind, VERSION):
+        listing = disk.read_json(path.read_bytes())
+        if (listing["kind"], listing["version"]) != (kind, VERSION):
             raise ValueError(
-                f"expected a {kind} of version {VERSION}; got a {found['kind']} of version {found['version']}"
+                f"expected a {kind} of version {VERSION}; got a {listing['kind']} of version {listing['version']}"
             )
-        wanted = {entry["name"]: entry["sha256"] for entry in found["shards"]}
+        wanted = {entry["name"]: entry["sha256"] for entry in listing["shards"]}
         if list(wanted) != [name_of(s) for s in range(len(wanted))] or not wanted:
             raise ValueError("its shards are not numbered from 0")
     except (ValueError, KeyError, TypeError) as error:
@@ -107,12 +107,12 @@ class Joined:
         if rows.size and (rows.min() < -len(self) or rows.max() >= len(self)):
             raise IndexError(f"row {rows.max()} of {len(self)}")
         rows = np.where(rows < 0, rows + len(self), rows)
-        found = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
+        out = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
         owner = np.searchsorted(self.starts, rows, side="right") - 1
         for part in np.unique(owner):
             mine = owner == part
-            found[mine] = self.parts[part][rows[mine] - self.starts[part]] + self.dtype.type(self.add[part])
-        return found if rows.ndim else found[()]
+            out[mine] = self.parts[part][rows[mine] - self.starts[part]] + self.dtype.type(self.add[part])
+        return out if rows.ndim else out[()]
 
     def _range(self, first: int, last: int) -> np.ndarray:
         pieces = []

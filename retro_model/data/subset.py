@@ -39,7 +39,7 @@ def subset_neighbours(database: ChunkDatabase, store: TokenStore, k: int, rows: 
         device=exact.device,
     )
     most = min(k, len(rows))
-    found = part.nearest(queries, most, database.documents_of(store)[store.chunk_doc])
+    hits = part.nearest(queries, most, database.documents_of(store)[store.chunk_doc])
     ids = np.full((len(store), k), -1, np.int64)
-    ids[:, :most] = np.where(found < 0, -1, rows[np.maximum(found, 0)])
+    ids[:, :most] = np.where(hits < 0, -1, rows[np.maximum(hits, 0)])
     return ids

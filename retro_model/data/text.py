@@ -96,9 +96,9 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
         sources = np.where(
             source_mask.reshape(*source_mask.shape, *[1] * (3 - source_mask.ndim)), sources, np.int32(NO_TOKEN)
         )
-    found = np.empty((n, width), np.int32)
-    native().prefixes(chunks, lengths, np.ascontiguousarray(sources), found, _threads(threads))
-    return found
+    out = np.empty((n, width), np.int32)
+    native().prefixes(chunks, lengths, np.ascontiguousarray(sources), out, _threads(threads))
+    return out
 
 
 def longest_common_substrings(
@@ -116,8 +116,8 @@ def longest_common_substrings(
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.6.
     """
-    found = common_prefix_lengths(chunks, sources, lengths=lengths, source_mask=source_mask, threads=threads)
-    return found.max(axis=1, initial=0).astype(np.int64)
+    prefixes = common_prefix_lengths(chunks, sources, lengths=lengths, source_mask=source_mask, threads=threads)
+    return prefixes.max(axis=1, initial=0).astype(np.int64)
 
 
 def minhash_signatures(
@@ -145,9 +145,9 @@ def minhash_signatures(
     """
     tokens, offsets = _documents(tokens, offsets)
     _at_least_one(num_permutations=num_permutations, ngram=ngram)
-    found = np.empty((len(offsets) - 1, num_permutations), np.uint32)
-    native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), found, _threads(threads))
-    return found
+    out = np.empty((len(offsets) - 1, num_permutations), np.uint32)
+    native().signatures(tokens, offsets, ngram, seed & (2**64 - 1), out, _threads(threads))
+    return out
 
 
 def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | None = None) -> np.ndarray:
@@ -173,9 +173,9 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
         raise ValueError(
             f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {list(pairs.shape)}, {_range(pairs)}"
         )
-    found = np.empty(len(pairs), np.float64)
-    native().jaccards(tokens, offsets, pairs, ngram, found, _threads(threads))
-    return found
+    out = np.empty(len(pairs), np.float64)
+    native().jaccards(tokens, offsets, pairs, ngram, out, _threads(threads))
+    return out
 
 
 def bm25_scores(
@@ -211,9 +211,9 @@ def bm25_scores(
         _lengths("lengths", lengths, *chunks.shape),
         _lengths("query_lengths", query_lengths, *queries.shape),
     )
-    found = np.empty((len(queries), len(chunks)), np.float32)
-    native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), found, _threads(threads))
-    return found
+    out = np.empty((len(queries), len(chunks)), np.float32)
+    native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), out, _threads(threads))
+    return out
 
 
 def native():

@@ -97,15 +97,15 @@ def steps_within(seconds: float, corpus: Corpus, plan: Plan, config: RetroConfig
 def score_all(retro: Retro, baseline: Retro, corpus: Corpus, plan: Plan) -> dict[str, evaluation.Scores]:
     """Scores of the validation store: RETRO with each number of neighbours, RETRO off, the baseline."""
     options = {"window": plan.window, "stride": plan.stride, "autocast": plan.autocast}
-    found = {
+    scores = {
         f"RETRO on, {k} neighbours": evaluation.score(
             retro, corpus.validation, corpus.validation_neighbours[:, :k], corpus.database, **options
         )
         for k in plan.evaluation_neighbours
     }
-    found["RETRO off"] = evaluation.score(retro, corpus.validation, **options)
-    found["baseline"] = evaluation.score(baseline, corpus.validation, **options)
-    return found
+    scores["RETRO off"] = evaluation.score(retro, corpus.validation, **options)
+    scores["baseline"] = evaluation.score(baseline, corpus.validation, **options)
+    return scores
 
 
 def draw_sample(retro: Retro, corpus: Corpus, plan: Plan, folder: Path, console: Console, seed: int) -> None:
@@ -148,7 +148,7 @@ def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int 
     fused = "triton" if device.type == "cuda" else "cpu"
     batch = next(stream(corpus, plan, seed, True))
     prompts = corpus.train.chunks(np.arange(4)).tolist()
-    found = {}
+    rates = {}
     for name in (fused, "reference"):
         model = make_model(retro.config, plan, seed, str(device), backend=name)
         model.load_state_dict(retro.state_dict())
@@ -164,11 +164,11 @@ def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int 
         def decode_once(model=model, at_hand=at_hand):
             generate(model, prompts, new_tokens, retrieve=at_hand)
 
-        found[name] = {
+        rates[name] = {
             "training": plan.batch_size * plan.window / _seconds(train_once, device),
             "decoding": 4 * new_tokens / _seconds(decode_once, device),
         }
-    return found
+    return rates
 
 
 def _seconds(call, device: torch.device, repeats: int = 3) -> float:

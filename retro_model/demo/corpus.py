@@ -74,12 +74,12 @@ def sources(root: Path) -> Iterator[Document]:
 
 def first_bytes(documents: list[Document], limit: int) -> list[Document]:
     """The first documents that together hold at most `limit` characters; one that does not fit is left out."""
-    found, total = [], 0
+    taken, total = [], 0
     for document in documents:
         if total + len(document.content) <= limit:
-            found.append(document)
+            taken.append(document)
             total += len(document.content)
-    return found
+    return taken
 
 
 def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:

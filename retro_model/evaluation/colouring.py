@@ -62,15 +62,15 @@ def rows(tokens: np.ndarray, chunk_len: int, neighbours: np.ndarray, mask: np.nd
     [.., K].
     """
     tokens = np.asarray(tokens)
-    found = []
+    shown = []
     for u in range(-(-len(tokens) // chunk_len)):
         chunk = tokens[u * chunk_len : (u + 1) * chunk_len]
         before = ()
         if u:
             seen = np.broadcast_to(mask[u - 1] if mask.ndim == 3 else mask[u - 1][..., None], neighbours[u - 1].shape)
             before = tuple(n[s] for n, s in zip(neighbours[u - 1], seen) if s.any())
-        found.append(Row(chunk, before))
-    return found
+        shown.append(Row(chunk, before))
+    return shown
 
 
 def _spans(tokens: np.ndarray, lengths: np.ndarray, decode: Callable[[Sequence[int]], str]) -> list[tuple[str, int]]:

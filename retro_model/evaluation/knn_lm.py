@@ -116,11 +116,11 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int, docume
     """For batches of windows: the store's row of each scored token
     [n], the activations before it [n,d], the token [n].
     """
-    m, found = store.chunk_len, document_rows(store)
-    chosen = found if documents is None else [found[d] for d in documents]
+    m, spans = store.chunk_len, document_rows(store)
+    selected = spans if documents is None else [spans[d] for d in documents]
     jobs = [
         (a + first, a + end, a + scored)
-        for a, b in chosen
+        for a, b in selected
         for first, end, scored in windows(b - a, window // m, stride // m)
     ]
     jobs.sort(key=lambda job: job[1] - job[0])
@@ -146,8 +146,8 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int, docume
 
 def _add_first_tokens(model, store, nats: np.ndarray, tokens: np.ndarray, documents) -> None:
     """A document's first token, as `score` counts it: BOS is free, any other costs a uniform code."""
-    bos_id, found = getattr(store, "bos_id", BOS), document_rows(store)
-    for row, _ in found if documents is None else [found[d] for d in documents]:
+    bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
+    for row, _ in spans if documents is None else [spans[d] for d in documents]:
         if int(store.tokens[row][0]) != bos_id:
             nats[row] += math.log(model.config.vocab_size)
             tokens[row] += 1

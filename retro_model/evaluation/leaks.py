@@ -68,10 +68,10 @@ def window_leaks(store, neighbours: np.ndarray, database, *, window: int, filter
     per_window = window // store.chunk_len
     rows = np.arange(0, len(store.lengths) - per_window + 1, per_window)[:, None] + np.arange(per_window)
     ids = visible(store, rows, neighbours, database) if filtered else np.asarray(neighbours[rows])  # [W, L, K]
-    documents, found = np.asarray(store.chunk_doc[rows]), database.document_of(ids)
-    own = (found[..., None] == documents[:, None, None, :]).any(-1)
+    documents, owners = np.asarray(store.chunk_doc[rows]), database.document_of(ids)
+    own = (owners[..., None] == documents[:, None, None, :]).any(-1)
     last, here = rows[:, -1, None, None], rows[..., None]
     follows = np.minimum(ids + 1, len(store.lengths) - 1)
     ahead = (ids > here) & (ids <= last)
-    ahead |= (follows > here) & (follows <= last) & (np.asarray(store.chunk_doc[follows]) == found)
+    ahead |= (follows > here) & (follows <= last) & (np.asarray(store.chunk_doc[follows]) == owners)
     return WindowLeaks(*(float((own & part & (ids >= 0)).any((1, 2)).mean()) for part in (np.True_, ahead)))

@@ -30,14 +30,14 @@ def gains(
     Returns: (alpha, difference, 2.5% and 97.5% percentiles, share of the bytes) for each such alpha.
     Source: section 2.6 of arXiv 2112.04426; `bootstrap` for the interval.
     """
-    found, total = [], max(1, int(scores.bytes.sum()))
+    rows, total = [], max(1, int(scores.bytes.sum()))
     for alpha in alphas:
         kept = np.asarray(leakage) <= alpha
         share = float(scores.bytes[kept].sum() / total)
         if share >= least and share > 0:
             part, rest = (Scores(s.nats * kept, s.tokens * kept, s.bytes * kept) for s in (scores, other))
-            found.append((float(alpha), *bootstrap(part, rest, store, samples=samples, seed=seed), share))
-    return found
+            rows.append((float(alpha), *bootstrap(part, rest, store, samples=samples, seed=seed), share))
+    return rows
 
 
 def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path, **options) -> None:

@@ -18,9 +18,9 @@ def bootstrap(
 
     Tokens of one document are not independent, so whole documents are drawn.
     """
-    found = document_rows(store)
+    spans = document_rows(store)
     sums = np.array(
-        [[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] + [scores.bytes[a:b].sum()] for a, b in found]
+        [[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] + [scores.bytes[a:b].sum()] for a, b in spans]
     )
     sums = sums[sums[:, 2] > 0]
     draws = np.random.default_rng(seed).integers(len(sums), size=(samples, len(sums)))

@@ -50,7 +50,7 @@ def read(
         retrieval, num_neighbours: as in `RPT.forward`.
     """
     training, m, rows = model.training, model.config.chunk_len, tokens[None]
-    cache, nats, found = (
+    cache, nats, indices = (
         model.make_cache(
             1, len(tokens), num_neighbours=num_neighbours or (index.shape[-1] if index is not None else None)
         ),
@@ -62,16 +62,16 @@ def read(
         for first in range(0, len(tokens), block):
             part = rows[:, first : first + block]
             chunks = slice(first // m, (first + part.shape[1]) // m)
-            given = {} if index is None or chunks.start == chunks.stop else {"index": index[None, chunks]}
-            logits, retrieved = model(part, cache=cache, retrieval=retrieval, return_retrieved=True, **given)
+            neighbours = {} if index is None or chunks.start == chunks.stop else {"index": index[None, chunks]}
+            logits, retrieved = model(part, cache=cache, retrieval=retrieval, return_retrieved=True, **neighbours)
             targets = tokens[first + 1 : first + 1 + part.shape[1]]
             wide = logits[0, : len(targets)] if logits.dtype == torch.float64 else logits[0, : len(targets)].float()
             nats.append(F.cross_entropy(wide, targets, reduction="none").double())
             if retrieved is not None:
-                found.append(retrieved.index[0])
+                indices.append(retrieved.index[0])
     finally:
         model.train(training)
-    return Document(torch.cat([nats[0].new_zeros(1), *nats]), torch.cat(found) if found else None)
+    return Document(torch.cat([nats[0].new_zeros(1), *nats]), torch.cat(indices) if indices else None)
 
 
 def perplexity(documents: Sequence[Tensor]) -> float:
@@ -149,12 +149,12 @@ def by_distance(
     first = document.index[:, 0]
     nats = _targets(document.nats, len(first), chunk_len)
     distance = torch.arange(len(first)) - first.cpu()
-    found, low = {"none": _mean(nats[(first < 0)[:-1]])}, 0
+    means, low = {"none": _mean(nats[(first < 0)[:-1]])}, 0
     for high in (*edges, None):
         within = (first >= 0).cpu() & (distance >= low) & (distance < high if high is not None else True)
-        found[f"{low}+" if high is None else f"{low} to {high - 1}"] = _mean(nats[within[:-1]])
+        means[f"{low}+" if high is None else f"{low} to {high - 1}"] = _mean(nats[within[:-1]])
         low = high
-    return found
+    return means
 
 
 def _mean(values: Tensor) -> tuple[float, int]:

@@ -34,14 +34,14 @@ def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]
 
         windows(5, 3, 1) == [(0, 3, 0), (1, 4, 3), (2, 5, 4)]
     """
-    found, scored = [], 0
+    spans, scored = [], 0
     for first in range(0, chunks, stride):
         end = min(first + window, chunks)
-        found.append((first, end, scored))
+        spans.append((first, end, scored))
         scored = end
         if end == chunks:
             break
-    return found
+    return spans
 
 
 def document_rows(store) -> list[tuple[int, int]]:
@@ -91,14 +91,14 @@ def score(
     check_neighbours(store, neighbours, database)
     if autocast not in AUTOCAST:
         raise ValueError(f"autocast: expected one of {AUTOCAST}; got {autocast!r}")
-    found = document_rows(store)
+    spans = document_rows(store)
     if documents is not None:
-        if wrong := [d for d in documents if not 0 <= d < len(found)]:
-            raise ValueError(f"documents: expected ordinals from 0 to {len(found) - 1}; got {wrong}")
-        found = [found[d] for d in documents]
+        if wrong := [d for d in documents if not 0 <= d < len(spans)]:
+            raise ValueError(f"documents: expected ordinals from 0 to {len(spans) - 1}; got {wrong}")
+        spans = [spans[d] for d in documents]
     jobs = [
         (a + first, a + end, a + scored, a)
-        for a, b in found
+        for a, b in spans
         for first, end, scored in windows(b - a, window // m, stride // m)
     ]
     jobs.sort(key=lambda job: job[1] - job[0])  # windows of like length share a batch, so that little is padding
@@ -111,7 +111,7 @@ def score(
             _score_windows(model, store, neighbours, database, part, device, autocast, nats, tokens)
             done += sum(end - scored for _, end, scored, _ in part)
             if report is not None:
-                report(done, sum(b - a for a, b in found))
+                report(done, sum(b - a for a, b in spans))
     finally:
         model.train(training)
     counted = np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64)

@@ -61,7 +61,7 @@ def score_suffixes(
     rows = [_row(context, suffix, m if align else 1, longest) for context, suffix in zip(contexts, suffixes)]
     # rows of like length share a batch, so that little is padding
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    found: list[Suffix] = [Suffix(0.0, True, 0)] * len(rows)
+    results: list[Suffix] = [Suffix(0.0, True, 0)] * len(rows)
     training = model.training
     model.eval()
     try:
@@ -70,10 +70,10 @@ def score_suffixes(
             for i, suffix in zip(
                 here, _score(model, [rows[i] for i in here], [len(suffixes[i]) for i in here], retrieve)
             ):
-                found[i] = suffix
+                results[i] = suffix
     finally:
         model.train(training)
-    return found
+    return results
 
 
 def _row(context: Sequence[int], suffix: Sequence[int], multiple: int, longest: int) -> Tensor:
@@ -92,9 +92,9 @@ def _score(model, rows: list[Tensor], counts: list[int], retrieve: Retrieve | No
     real = torch.zeros(len(rows), columns, dtype=torch.bool, device=device)
     for i, row in enumerate(rows):
         tokens[i, columns - len(row) :], real[i, columns - len(row) :] = row, True
-    given = {} if retrieve is None else ChunkNeighbours(retrieve, model.config, device).of_padded(rows)
+    neighbours = {} if retrieve is None else ChunkNeighbours(retrieve, model.config, device).of_padded(rows)
     mask = {"attention_mask" if hasattr(model, "pads_prompts") else "token_mask": real}
-    logits = model(tokens, **given, **(mask if not real.all() else {}))
+    logits = model(tokens, **neighbours, **(mask if not real.all() else {}))
     scored = []
     for i, count in enumerate(counts):
         targets = tokens[i, columns - count :]

@@ -54,10 +54,10 @@ class MosaicsCache:
         evict: str = "oldest",
     ):
         self.config, self.batch, self.limit = config, checks.integer("batch", batch, low=1), limit
-        given = [
+        limits = [
             checks.integer(name, n, low=1) for name, n in (("capacity", capacity), ("limit", limit)) if n is not None
         ]
-        self.capacity = min(given, default=None)
+        self.capacity = min(limits, default=None)
         if evict not in EVICTIONS:
             raise ValueError(f"evict: expected one of {', '.join(EVICTIONS)}; got {evict!r}")
         self.evict, self.length = evict, 0  # tokens of the longest row

@@ -50,11 +50,11 @@ def inspect(model: MemoryMosaics, tokens: Tensor) -> list[Inspection]:
     training = model.training
     model.eval()
     try:
-        found, x = [], model.embedding(tokens)
+        inspected, x = [], model.embedding(tokens)
         for block in model.blocks:
-            found.append(_inspect(block.context, block.context_norm(x)))
+            inspected.append(_inspect(block.context, block.context_norm(x)))
             x = block(x)
-        return found
+        return inspected
     finally:
         model.train(training)
 

@@ -94,14 +94,14 @@ class _Ring(torch.autograd.Function):
                     mine, mine_lse = part(back, query, [*key_value, *held[2:]], rel_key, *biases)
                 share = _share(mine_lse, lse).transpose(1, 2).unsqueeze(-1)  # [B,n,H,1]
                 through_lse = (share.squeeze(-1) * ((grad * mine.detach()).sum(-1) - dot)).transpose(1, 2)
-                found = torch.autograd.grad(
+                results = torch.autograd.grad(
                     [mine, mine_lse],
                     [*shared, *key_value],
                     [(grad * share).to(grad.dtype), through_lse.to(mine_lse.dtype)],
                 )
-                for total, new in zip(totals, found):
+                for total, new in zip(totals, results):
                     total += new
-                grads.append(list(found[len(shared) :]))
+                grads.append(list(results[len(shared) :]))
             held = _moved(line, held, back)
         dkey, dvalue = _returned(line, grads)
         dquery, drel, *dbiases = totals

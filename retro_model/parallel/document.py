@@ -110,7 +110,7 @@ class DocumentPart:
         """[B,P*l,...] of every process's [B,l,...]."""
         return GatherAll.apply(self.line, what, x.contiguous()).transpose(0, 1).flatten(1, 2)
 
-    def _gate(self, gate, states: Tensor, found: Tensor) -> Tensor:
+    def _gate(self, gate, states: Tensor, neighbour_mask: Tensor) -> Tensor:
         pooled = states.mean(-2).flatten(1, 2)
         count, seen = pooled.shape[1], (self.line.rank + 1) * pooled.shape[1]
         positions = torch.arange(seen - count, seen, device=pooled.device)
@@ -119,7 +119,7 @@ class DocumentPart:
             :, :seen
         ]
         there = (
-            self.line.gather("which neighbours there are", found.flatten(1).to(torch.uint8))
+            self.line.gather("which neighbours there are", neighbour_mask.flatten(1).to(torch.uint8))
             .transpose(0, 1)
             .flatten(1)[:, :seen]
         )
@@ -130,7 +130,7 @@ class DocumentPart:
             query_offset=seen - count,
             key_mask=there.bool(),
         )
-        return gate.value(pooled, update).view(found.shape)
+        return gate.value(pooled, update).view(neighbour_mask.shape)
 
     def _led(self, neighbours: Tensor, gate: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         neighbours, states_before = StateBefore.apply(self.line, neighbours, 1)

@@ -120,16 +120,16 @@ def swap_retro_pytorch(model: nn.Module, *, backend: str | None = None) -> int:
     Parameters, their names and the optimiser's hold on them stay. Returns how many were swapped.
     Raises: ValueError where the model has none.
     """
-    found = [
+    places = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if type(child).__name__ == ORIGINAL and type(child).__module__.startswith("retro_pytorch")
     ]
-    if not found:
+    if not places:
         raise ValueError(
             f"model: expected a retro-pytorch model with {ORIGINAL} modules; got {type(model).__name__} without any"
         )
-    for parent, name, child in found:
+    for parent, name, child in places:
         setattr(parent, name, RetroPytorchCCA(child, backend=backend))
-    return len(found)
+    return len(places)

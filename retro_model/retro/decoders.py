@@ -94,14 +94,14 @@ def readout_of(decoder: nn.Module) -> str | None:
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if type(head) is not nn.Linear or head.bias is not None or where.type == "meta":
         return None
-    given: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda module, args: given.append(args[0]))
+    inputs: list[Tensor] = []
+    handle = head.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     try:
         out = decoder(torch.arange(4, device=where)[None] % base.config.vocab_size)
     finally:
         handle.remove()
     logits = getattr(out, "logits", out)
-    if len(given) != 1 or not torch.equal(logits, head(given[0])):
+    if len(inputs) != 1 or not torch.equal(logits, head(inputs[0])):
         return None
     return next(name for name, module in decoder.named_modules() if module is head)
 
@@ -153,12 +153,12 @@ def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwarg
     u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
 
     def output(hidden: Tensor, update: Tensor) -> Tensor:
-        given = ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
+        moved = ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
         handle = attention.register_forward_hook(
             lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update
         )
         try:
-            out = block(*given[0], **given[1])
+            out = block(*moved[0], **moved[1])
         finally:
             handle.remove()
         return (out[0] if isinstance(out, tuple) else out).double()

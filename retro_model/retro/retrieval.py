@@ -144,7 +144,7 @@ class Retrieval:
     def cross_attend(self, cca: ChunkedCrossAttention, x: Tensor, encoded: Encoded, layer: int) -> Tensor:
         """The update [B,N,d] that layer `layer`'s chunked cross-attention makes of x [B,N,d]."""
         kept = None if self.cache is None else self.cache.neighbours[layer]
-        updates = [self._cross_attend(group, cca, x, found, kept) for group, found in zip(self.groups, encoded)]
+        updates = [self._cross_attend(group, cca, x, states, kept) for group, states in zip(self.groups, encoded)]
         if len(updates) == 1 and updates[0] is not None and not self.groups[0].first:
             return updates[0]
         total = torch.zeros_like(x)

@@ -258,10 +258,10 @@ class RetrofittedDecoder(nn.Module):
     @contextmanager
     def _last_only(self):
         """Within, the readout makes logits of the last column alone; yields what it was given, [B,N,d] in a list."""
-        given: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
-            given.append(args[0])
+            inputs.append(args[0])
             return (args[0][:, -1:],)
 
         handle = (
@@ -270,7 +270,7 @@ class RetrofittedDecoder(nn.Module):
             else self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow)
         )
         try:
-            yield given
+            yield inputs
         finally:
             if handle is not None:
                 handle.remove()
@@ -280,10 +280,10 @@ class RetrofittedDecoder(nn.Module):
     ) -> NextTokenLoss:
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         targets = tokens if targets is None else targets
-        with self._last_only() as given:
+        with self._last_only() as inputs:
             logits = self(tokens, neighbours, **options)
-        if given:
-            return next_token_loss(given[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
+        if inputs:
+            return next_token_loss(inputs[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
         counted, logits = loss_mask[:, 1:], logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
         losses = (
             F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none").view(counted.shape)

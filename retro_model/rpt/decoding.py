@@ -28,13 +28,13 @@ def decode(
     for members in groups.values():
         rows = slice(None) if len(groups) == 1 else torch.tensor(members, device=tokens.device)
         call = Call(model, cache, rows, [cache.positions[r] for r in members], members, n)
-        found = call.run(tokens[rows], None if index is None else index[rows])
+        result = call.run(tokens[rows], None if index is None else index[rows])
         call.record(retrieved)
         if len(groups) == 1:
-            out = found
+            out = result
         else:
-            out = found.new_empty(cache.batch, *found.shape[1:]) if out is None else out
-            out[rows] = found
+            out = result.new_empty(cache.batch, *result.shape[1:]) if out is None else out
+            out[rows] = result
     cache.positions = [p + n for p in cache.positions]
     return out, retrieved
 
@@ -86,7 +86,7 @@ class Call:
     def keep(self) -> None:
         """Which neighbours the last chunks have, and their gates, for the next call."""
         for rows, memory in self.fresh:
-            for name, new in (("found", memory.found), ("gate", memory.gate)):
+            for name, new in (("neighbour mask", memory.neighbour_mask), ("gate", memory.gate)):
                 self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
 
     def record(self, retrieved: Retrieved | None) -> None:
@@ -144,10 +144,10 @@ class Call:
             for at, p in enumerate(self.starts):
                 if (p + 1) % m == 0:
                     groups.setdefault(p // m, []).append(at)
-            found = []
+            memories = []
             for number, ats in groups.items():
                 rows = [self.members[at] for at in ats]
-                found.append(
+                memories.append(
                     (
                         rows,
                         self._remember(
@@ -155,7 +155,7 @@ class Call:
                         ),
                     )
                 )
-            return found
+            return memories
         phase, first = self.starts[0] % m, self.starts[0] // m
         hidden = torch.cat([chunk[self.rows, :phase], hidden.to(chunk.dtype)], 1)
         complete = hidden.shape[1] // m
@@ -199,13 +199,13 @@ class Call:
         read = torch.stack(
             [cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty for at, row in enumerate(rows)]
         )
-        neighbours, found = model.neighbours.augment(read, chunks), index >= 0
+        neighbours, neighbour_mask = model.neighbours.augment(read, chunks), index >= 0
         turn = rotation(
             torch.arange(neighbours.shape[-2], device=chunks.device), self.config.head_dim, neighbours.dtype
         )
-        return Memory(neighbours, turn, index, self._gate(rows, first, neighbours, found))
+        return Memory(neighbours, turn, index, self._gate(rows, first, neighbours, neighbour_mask))
 
-    def _gate(self, rows: list[int], first: int, neighbours: Tensor, found: Tensor) -> Tensor:
+    def _gate(self, rows: list[int], first: int, neighbours: Tensor, neighbour_mask: Tensor) -> Tensor:
         gate, k = self.model.gate, self.cache.num_neighbours
         pooled = neighbours.mean(-2).flatten(1, 2)
         start, end = first * k, first * k + pooled.shape[1]
@@ -216,14 +216,14 @@ class Call:
         while room < end:
             room *= 2
         parts = []
-        for name, new in (("gate key", key), ("gate value", value), ("gate found", found.flatten(1))):
+        for name, new in (("gate key", key), ("gate value", value), ("gate mask", neighbour_mask.flatten(1))):
             held = self._row(
                 name, new, max(room, self.cache.rows[name].shape[1] if name in self.cache.rows else 0), *new.shape[2:]
             )
             held[rows, start:end] = new.to(held.dtype)
             parts.append(held[rows, :end])
         update = gate.attention.attend(gate.attention.queries(normed, turn), *parts[:2], causal=True, key_mask=parts[2])
-        return gate.value(pooled, update).view(found.shape)
+        return gate.value(pooled, update).view(neighbour_mask.shape)
 
     def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
         """Layer `number`'s chunked cross-attention of x [b,N,d] to
@@ -232,19 +232,22 @@ class Call:
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
         held = [self._row(f"{name} {number}", x, *shape) for name in ("key", "value")]
-        found, gate = self._row("found", torch.zeros(0, dtype=torch.bool, device=x.device), k), self._row("gate", x, k)
+        mask, gate = (
+            self._row("neighbour mask", torch.zeros(0, dtype=torch.bool, device=x.device), k),
+            self._row("gate", x, k),
+        )
         if self.count == 1:
-            found, gate = found.clone(), gate.clone()
+            mask, gate = mask.clone(), gate.clone()
             for rows, memory in self.fresh:
                 for t, new in zip(held, cca.project(memory.states, memory.turn)):
                     self._put(t, rows, new[:, 0])
-                self._put(found, rows, memory.found[:, 0])
+                self._put(mask, rows, memory.neighbour_mask[:, 0])
                 self._put(gate, rows, memory.gate[:, 0])
-            parts = [t[self.rows].unsqueeze(1) for t in (*held, found, gate)]
+            parts = [t[self.rows].unsqueeze(1) for t in (*held, mask, gate)]
             return cca.read(x, turn, *parts, query_start=m - 1)
-        parts = [t[self.rows].unsqueeze(1) for t in (*held, found, gate)]  # chunk 0 of the call is the one held
+        parts = [t[self.rows].unsqueeze(1) for t in (*held, mask, gate)]  # chunk 0 of the call is the one held
         for rows, memory in self.fresh:
-            new = (*cca.project(memory.states, memory.turn), memory.found, memory.gate)
+            new = (*cca.project(memory.states, memory.turn), memory.neighbour_mask, memory.gate)
             parts = [torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(parts, new)]
             for t, part in zip(held, parts):
                 t[rows] = part[:, -1]

@@ -21,7 +21,7 @@ class NeighbourGate(nn.Module):
 
     Example:
         gate = NeighbourGate(512, num_heads=8)
-        g = gate(states, found)  # states [B,L,K,R,512], found bool [B,L,K] -> [B,L,K]
+        g = gate(states, mask)  # states [B,L,K,R,512], mask bool [B,L,K] -> [B,L,K]
 
     Args:
         d_model, num_heads: d, H of its attention.
@@ -57,14 +57,14 @@ class NeighbourGate(nn.Module):
         """w of order d^-0.5."""
         nn.init.normal_(self.weight, std=len(self.weight) ** -0.5)
 
-    def forward(self, states: Tensor, found: Tensor) -> Tensor:
-        """g [B,L,K] of states [B,L,K,R,d]; found bool [B,L,K]: a
-        neighbour that is not there is not seen by the others.
+    def forward(self, states: Tensor, neighbour_mask: Tensor) -> Tensor:
+        """g [B,L,K] of states [B,L,K,R,d]; neighbour_mask bool [B,L,K]: a neighbour that is not there is not seen by
+        the others.
         """
         pooled = states.mean(-2).flatten(1, 2)
         turn = rotation(torch.arange(pooled.shape[1], device=pooled.device), self.attention.head_dim, pooled.dtype)
-        update = self.attention(self.norm(pooled), turn, causal=True, key_mask=found.flatten(1))
-        return self.value(pooled, update).view(found.shape)
+        update = self.attention(self.norm(pooled), turn, causal=True, key_mask=neighbour_mask.flatten(1))
+        return self.value(pooled, update).view(neighbour_mask.shape)
 
     def value(self, pooled: Tensor, update: Tensor) -> Tensor:
         """g [...] of means [...,d] and what the attention adds to them."""

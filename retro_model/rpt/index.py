@@ -97,30 +97,30 @@ class SelfIndex:
         on; FAISS is asked for so many more than it may see too many.
         """
         fetched = min(self._count, k + max(0, self._count - 1 - last))
-        scores, found = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)
-        scores, found = torch.from_numpy(scores), torch.from_numpy(found)
-        hidden = (found > last + torch.arange(len(query))[:, None]) | (found < 0)
+        scores, hits = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)
+        scores, hits = torch.from_numpy(scores), torch.from_numpy(hits)
+        hidden = (hits > last + torch.arange(len(query))[:, None]) | (hits < 0)
         scores = torch.nn.functional.pad(
             scores.masked_fill(hidden, -torch.inf), (0, max(0, k - fetched)), value=-torch.inf
         )
         scores, order = scores.sort(dim=-1, descending=True, stable=True)
-        found = (
-            torch.nn.functional.pad(found, (0, max(0, k - fetched)), value=-1)
+        hits = (
+            torch.nn.functional.pad(hits, (0, max(0, k - fetched)), value=-1)
             .gather(-1, order)
             .masked_fill(scores == -torch.inf, -1)
         )
-        return scores[:, :k].to(query.device), found[:, :k].to(query.device)
+        return scores[:, :k].to(query.device), hits[:, :k].to(query.device)
 
     def states(self, index: Tensor) -> Tensor:
         """[...,*shape], the states of chunks int64 [...]; of -1 those of chunk 0."""
-        chosen = index.clamp(min=0).flatten()
+        rows = index.clamp(min=0).flatten()
         if len(self._states) == 1:
-            return self._states[0][chosen].unflatten(0, index.shape)
-        found = self._states[0].new_empty(len(chosen), *self._states[0].shape[1:])
-        block = chosen // STATES
+            return self._states[0][rows].unflatten(0, index.shape)
+        out = self._states[0].new_empty(len(rows), *self._states[0].shape[1:])
+        block = rows // STATES
         for number in block.unique().tolist():
-            found[block == number] = self._states[number][chosen[block == number] % STATES]
-        return found.unflatten(0, index.shape)
+            out[block == number] = self._states[number][rows[block == number] % STATES]
+        return out.unflatten(0, index.shape)
 
     @property
     def nbytes(self) -> int:

@@ -34,7 +34,7 @@ class Memory(NamedTuple):
     lead: int = 0
 
     @property
-    def found(self) -> Tensor:
+    def neighbour_mask(self) -> Tensor:
         """bool [B,L,K], True = there is one."""
         return self.index >= 0
 
@@ -181,10 +181,17 @@ class CrossAttention(Attention):
     def forward(self, x: Tensor, memory: Memory, turn: Rotation) -> Tensor:
         """The update [B,N,d] of x [B,N,d]. turn: `positions` of these tokens."""
         key, value = self.project(memory.states, memory.turn)
-        return self.read(x, turn, key, value, memory.found, memory.gate, memory.lead)
+        return self.read(x, turn, key, value, memory.neighbour_mask, memory.gate, memory.lead)
 
     def read(
-        self, x: Tensor, turn: Rotation, key: Tensor, value: Tensor, found: Tensor, gate: Tensor, query_start: int = 0
+        self,
+        x: Tensor,
+        turn: Rotation,
+        key: Tensor,
+        value: Tensor,
+        neighbour_mask: Tensor,
+        gate: Tensor,
+        query_start: int = 0,
     ) -> Tensor:
         """`forward` with keys and values [B,L,K,2m,H,D] that are projected already, as a cache holds them."""
         return self.attend(
@@ -193,7 +200,7 @@ class CrossAttention(Attention):
             value,
             rk.chunked_cross_attention,
             chunk_len=self.chunk_len,
-            neighbour_mask=found,
+            neighbour_mask=neighbour_mask,
             neighbour_gate=gate.to(key.dtype),
             query_start=query_start,
         )

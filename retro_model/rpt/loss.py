@@ -62,12 +62,12 @@ def lambda_rank(
         at_rank = torch.empty_like(scores).scatter_(-1, order, discount.expand_as(scores))
         ideal = (gain.sort(-1, descending=True).values * discount).sum(-1)
         most = int((targets > 0).sum(-1).max()) if positives is None and targets.numel() else positives or 0
-        best, chosen = targets.topk(min(most, scores.shape[-1]), -1)  # [rows,P]
+        best, best_index = targets.topk(min(most, scores.shape[-1]), -1)  # [rows,P]
         loser = there & (targets > -torch.inf) if scored_only else there
         pair = (best > 0).unsqueeze(-1) & loser.unsqueeze(1) & (best.unsqueeze(-1) > targets.unsqueeze(1))  # [rows,P,n]
-        weight = (gain.gather(-1, chosen).unsqueeze(-1) - gain.unsqueeze(1)).abs()
-        weight = weight * (at_rank.gather(-1, chosen).unsqueeze(-1) - at_rank.unsqueeze(1)).abs()
+        weight = (gain.gather(-1, best_index).unsqueeze(-1) - gain.unsqueeze(1)).abs()
+        weight = weight * (at_rank.gather(-1, best_index).unsqueeze(-1) - at_rank.unsqueeze(1)).abs()
         weight = (weight / ideal.clamp(min=torch.finfo(wide).tiny)[:, None, None]).masked_fill(~pair, 0)
     known = scores.masked_fill(~there, 0)  # an infinite score has no pair and must not meet a zero
-    margin = known.gather(-1, chosen).unsqueeze(-1) - known.unsqueeze(1)
+    margin = known.gather(-1, best_index).unsqueeze(-1) - known.unsqueeze(1)
     return (weight * (tau - margin).clamp(min=0)).sum(), pair.sum()

@@ -121,15 +121,15 @@ def reference_scores(lm: ReferenceLM, chunks: Tensor, candidates: Tensor, *, bat
 
 def _target_likelihood(lm: ReferenceLM, chunks: Tensor, rows: Tensor, batch_size: int) -> Tensor:
     """Mean log-likelihood a token of the last chunk of each of `rows` [n,c] after the others."""
-    m, found = chunks.shape[1], [torch.zeros(0)]
+    m, parts = chunks.shape[1], [torch.zeros(0)]
     for part in rows.split(batch_size):
         tokens = chunks[part.to(chunks.device)].flatten(1)
         out = lm(tokens)
         logits = getattr(out, "logits", out)[:, -m - 1 : -1].float()
-        found.append(
+        parts.append(
             -F.cross_entropy(logits.flatten(0, 1), tokens[:, -m:].flatten(), reduction="none").view(-1, m).mean(1).cpu()
         )
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def supervise(
@@ -201,7 +201,7 @@ def build_supervision(
                 range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress
             ):
                 tokens = torch.as_tensor(np.asarray(sequences[i], np.int64), device=device)
-                found = supervise(
+                lessons = supervise(
                     tokens,
                     lm,
                     chunk_len=chunk_len,
@@ -209,24 +209,24 @@ def build_supervision(
                     candidates=candidates,
                     batch_size=batch_size,
                 )
-                build.append(INDEX_FILE, found.candidates.numpy().astype(np.int32))
-                build.append(SCORE_FILE, found.scores.numpy().astype(np.float32))
+                build.append(INDEX_FILE, lessons.candidates.numpy().astype(np.int32))
+                build.append(SCORE_FILE, lessons.scores.numpy().astype(np.float32))
                 build.commit(sequences=i + 1)
             build.finish(sequences=len(sequences))
     return _open(Path(folder), lengths, candidates)
 
 
 def _open(folder: Path, lengths: list[int], candidates: int) -> list[Supervision]:
-    shape, found, first = (sum(lengths), candidates), [], 0
+    shape, lessons, first = (sum(lengths), candidates), [], 0
     index = files.mapped(folder / INDEX_FILE, np.int32, shape)
     scores = files.mapped(folder / SCORE_FILE, np.float32, shape)
     for length in lengths:
         rows = slice(first, first + length)
-        found.append(
+        lessons.append(
             Supervision(torch.from_numpy(index[rows].astype(np.int64)), torch.from_numpy(np.array(scores[rows])))
         )
         first += length
-    return found
+    return lessons
 
 
 def _checked_name(name: str) -> str:

@@ -82,8 +82,8 @@ def recipe_of(options: argparse.Namespace, chunks: int) -> Recipe:
     recipe = Recipe(options.chunk_len, options.vocab, options.dim, options.key_type, k=options.k, text=text).for_chunks(
         chunks
     )
-    given = {"index": options.index, "nprobe": options.nprobe}
-    return Recipe(**{**vars(recipe), **{name: value for name, value in given.items() if value is not None}})
+    changes = {"index": options.index, "nprobe": options.nprobe}
+    return Recipe(**{**vars(recipe), **{name: value for name, value in changes.items() if value is not None}})
 
 
 def show_plan(options: argparse.Namespace, chunks: int | None = None) -> None:

@@ -108,10 +108,10 @@ def _tokens(recipe: Recipe) -> str:
 def measured_rates(report: str | Path) -> dict[str, float]:
     """The rates of a build, of the report it left. Raises: FileNotFoundError, ValueError naming the file."""
     try:
-        found = json.loads(Path(report).read_text())
-        recipe = Recipe(**found["recipe"])
-        amounts = units(recipe, found["chunks"], found["searched"])
-        rates = {s["name"]: s["core_seconds"] / amounts[s["name"]] for s in found["stages"] if amounts[s["name"]]}
+        measured = json.loads(Path(report).read_text())
+        recipe = Recipe(**measured["recipe"])
+        amounts = units(recipe, measured["chunks"], measured["searched"])
+        rates = {s["name"]: s["core_seconds"] / amounts[s["name"]] for s in measured["stages"] if amounts[s["name"]]}
         return {_tokens(recipe) if name == "tokens" else name: rate for name, rate in rates.items()}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{report}: expected the report of a build; got another file ({error!r})") from None

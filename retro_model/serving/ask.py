@@ -143,10 +143,10 @@ def _change(reader: Reader, forget: list[str], add: list[str]) -> None:
     if (forget or add) and reader.library is None:
         raise ValueError(f"--forget, --add: a {reader.folder.kind} model has no library: it reads its own past")
     for name in forget:
-        found = [n for n, entry in enumerate(reader.library.documents) if entry.name == name]
-        if not found:
+        numbers = [n for n, entry in enumerate(reader.library.documents) if entry.name == name]
+        if not numbers:
             raise ValueError(f"--forget: expected the name of a document in the library; got {name!r}")
-        for number in found:
+        for number in numbers:
             reader.library.forget(number)
     for path in add:
         with open(path, encoding="utf-8", errors="replace") as file:

@@ -100,14 +100,14 @@ def passages(store: TokenStore, window: int, on, off) -> list[dict]:
     """What each window of each document costs in bits per byte, for
     `facts`; on, off: `evaluation.Scores` of the store.
     """
-    per_window, found = max(1, window // store.chunk_len), []
+    per_window, spans = max(1, window // store.chunk_len), []
     for number, entry in enumerate(store.documents):
         for first in range(0, entry.num_chunks, per_window):
             rows = slice(entry.first_chunk + first, entry.first_chunk + min(first + per_window, entry.num_chunks))
             total = math.log(2) * max(1, int(on.bytes[rows].sum()))
             bits = {name: round(float(s.nats[rows].sum()) / total, 4) for name, s in (("on", on), ("off", off))}
-            found.append({"document": number, "first_chunk": first} | bits)
-    return found
+            spans.append({"document": number, "first_chunk": first} | bits)
+    return spans
 
 
 def read(folder: str | Path) -> ModelFolder:
@@ -133,11 +133,11 @@ def read(folder: str | Path) -> ModelFolder:
                 _plain_name(name, said["parts"].get(name))
         except ValueError as error:
             raise ValueError(f"{path}: corrupt ({error})") from None
-    found = ModelFolder(Path(folder), said["kind"], said["title"], said["parts"], said["window"], said["facts"])
-    for name in PARTS[found.kind]:
-        if not found.part(name).exists():
-            raise FileNotFoundError(f"{found.part(name)}: named in {path} as {name}, but not there")
-    return found
+    folder_there = ModelFolder(Path(folder), said["kind"], said["title"], said["parts"], said["window"], said["facts"])
+    for name in PARTS[folder_there.kind]:
+        if not folder_there.part(name).exists():
+            raise FileNotFoundError(f"{folder_there.part(name)}: named in {path} as {name}, but not there")
+    return folder_there
 
 
 def _plain_name(part: str, name: object) -> None:

@@ -135,10 +135,10 @@ class Library:
         for database, keys, first in zip(self.parts, (self.keys, self.added_keys), (0, len(self.store))):
             if not len(keys):
                 continue
-            found = database.searcher.nearest(queries, min(k, len(keys)), np.full(len(chunks), FORGOTTEN))
-            distance = np.square(queries[:, None] - keys[np.maximum(found, 0)]).sum(-1)
-            near.append(np.where(found < 0, -np.inf, 1 - distance / 2))
-            ids.append(np.where(found < 0, -1, found + first))
+            hits = database.searcher.nearest(queries, min(k, len(keys)), np.full(len(chunks), FORGOTTEN))
+            distance = np.square(queries[:, None] - keys[np.maximum(hits, 0)]).sum(-1)
+            near.append(np.where(hits < 0, -np.inf, 1 - distance / 2))
+            ids.append(np.where(hits < 0, -1, hits + first))
         ids, near = np.concatenate(ids, 1), np.concatenate(near, 1).astype(np.float32)
         order = np.argsort(-near, 1, kind="stable")[:, :k]
         ids, near = np.take_along_axis(ids, order, 1), np.take_along_axis(near, order, 1)

@@ -94,7 +94,7 @@ class Reader:
     def _passages(self) -> list[dict]:
         """Document, first chunk and line of each window, with its bits per byte where the folder knows them."""
         known = {(p["document"], p["first_chunk"]): p for p in self.folder.facts.get("passages", [])}
-        per_window, found = max(1, self.folder.window // self.held_out.chunk_len), []
+        per_window, passages = max(1, self.folder.window // self.held_out.chunk_len), []
         for number, entry in enumerate(self.held_out.documents):
             lines = 1
             for first in range(0, entry.num_chunks, per_window):
@@ -102,7 +102,7 @@ class Reader:
                     entry.first_chunk + first : entry.first_chunk + min(first + per_window, entry.num_chunks)
                 ]
                 passage = {
-                    "id": len(found),
+                    "id": len(passages),
                     "document": number,
                     "name": entry.name,
                     "first_chunk": first,
@@ -111,11 +111,11 @@ class Reader:
                 lines += self.tokenizer.decode_bytes(
                     ids.reshape(-1)[: entry.num_tokens - first * self.held_out.chunk_len]
                 ).count(b"\n")
-                found.append(
+                passages.append(
                     passage
                     | {key: value for key, value in known.get((number, first), {}).items() if key in ("on", "off")}
                 )
-        return found
+        return passages
 
     def passage(self, number: int) -> np.ndarray:
         """Token ids of a passage. Raises: ValueError for a number there is none of."""
@@ -172,10 +172,10 @@ class Reader:
             self.model, ids, options.new_tokens, temperature=options.temperature, top_p=0.95, generator=generator, **how
         )[0]
 
-    def _reading(self, ids: np.ndarray, on, off, cards, found, extra: dict) -> Reading:
+    def _reading(self, ids: np.ndarray, on, off, cards, sources, extra: dict) -> Reading:
         texts = token_texts(self.tokenizer.decode_bytes, ids)
         lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
-        return Reading(ids, texts, on, off, lengths, self.chunk_len, cards, found, extra)
+        return Reading(ids, texts, on, off, lengths, self.chunk_len, cards, sources, extra)
 
     def blank(self, ids: np.ndarray) -> np.ndarray:
         """[N]: tokens of white space alone."""

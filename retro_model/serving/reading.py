@@ -61,10 +61,10 @@ def sources(tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank:
     Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.
     """
     count, k, r = neighbours.shape
-    m, found = r // 2, [None] * len(tokens)
+    m, origins = r // 2, [None] * len(tokens)
     starts = [c for c in range(1, count + 1) if c * m < len(tokens)]
     if not starts or not k:
-        return found
+        return origins
     own = np.full((len(starts), r), -2)
     for row, c in enumerate(starts):
         part = tokens[(c - 1) * m : (c + 1) * m]
@@ -80,8 +80,8 @@ def sources(tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank:
             back = 0
             while here - back > 0 and there - back > 0 and runs[row, j, here - back - 1, there - back - 1] == best:
                 back += 1
-            found[i] = [int(j), int(there), int(there - back), int(there - back + best)]
-    return found
+            origins[i] = [int(j), int(there), int(there - back), int(there - back + best)]
+    return origins
 
 
 @dataclass
@@ -116,16 +116,16 @@ class Reading:
         """The documents that were retrieved: in how many chunks, and
         the bits that the tokens which stand in them gained, most first.
         """
-        found: dict[int, dict] = {}
+        entries: dict[int, dict] = {}
         for cards in self.cards:
             for number, name in {(card["document"], card["name"]) for card in cards}:
-                entry = found.setdefault(number, {"document": number, "name": name, "chunks": 0, "saved": 0.0})
+                entry = entries.setdefault(number, {"document": number, "name": name, "chunks": 0, "saved": 0.0})
                 entry["chunks"] += 1
         for i, source in enumerate(self.sources):
             if source is not None:
                 card = self.cards[i // self.chunk_len - 1][source[0]]
-                found[card["document"]]["saved"] += float(self.off[i] - self.on[i])
-        return sorted(found.values(), key=lambda entry: -entry["saved"])
+                entries[card["document"]]["saved"] += float(self.off[i] - self.on[i])
+        return sorted(entries.values(), key=lambda entry: -entry["saved"])
 
     def to_dict(self) -> dict:
         """JSON for the page."""

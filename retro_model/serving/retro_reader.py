@@ -43,12 +43,12 @@ class RetroReader(Reader):
     def read(self, ids: np.ndarray, options: Options) -> Reading:
         m = self.model.config.chunk_len
         chunks = ids[: len(ids) // m * m].reshape(-1, m)
-        found, near = (
+        hits, near = (
             self.library.search(chunks, options.k)
             if len(chunks)
             else (np.zeros((0, options.k), np.int64), np.zeros((0, options.k)))
         )
-        neighbours, mask = self.library.values(found)
+        neighbours, mask = self.library.values(hits)
         off = bits(self._logits(ids), torch.as_tensor(ids, device=self.device))
         on = (
             bits(self._logits(ids, neighbours, mask), torch.as_tensor(ids, device=self.device))
@@ -57,7 +57,7 @@ class RetroReader(Reader):
         )
         cards = [
             [self._card(*what) for what in zip(*of_chunk) if what[0] >= 0]
-            for of_chunk in zip(found, near, neighbours, mask)
+            for of_chunk in zip(hits, near, neighbours, mask)
         ]
         return self._reading(
             ids, on, off, cards, sources(ids, neighbours, mask, self.blank(ids)), {"library": self.library_state()}
@@ -77,7 +77,7 @@ class RetroReader(Reader):
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
         def retrieve(chunks: Tensor) -> tuple[Tensor, Tensor]:
-            found, _ = self.library.search(chunks.cpu().numpy(), options.k)
-            return tuple(torch.from_numpy(part) for part in self.library.values(found))
+            hits, _ = self.library.search(chunks.cpu().numpy(), options.k)
+            return tuple(torch.from_numpy(part) for part in self.library.values(hits))
 
         return self._sample(ids, options, generator, retrieve=retrieve if on else None)

@@ -33,11 +33,11 @@ class Batch:
         """What a model is called with: `tokens`, with `neighbours`
         and `neighbour_mask`, or `segment`, where there are any.
         """
-        given = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
+        tensors = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
         return (
-            given
+            tensors
             if self.neighbours is None
-            else given | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
+            else tensors | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
         )
 
     @property

@@ -129,10 +129,10 @@ def _random_name(rank: int, device: str) -> str:
 def _my_random_names(moments: dict[str, Tensor]) -> list[tuple[str, str]]:
     """(device, name) of this process's states, where as many processes with as many GPUs saved them."""
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    found = [("cpu", _random_name(rank, "cpu"))] if _random_name(rank, "cpu") in moments else []
+    names = [("cpu", _random_name(rank, "cpu"))] if _random_name(rank, "cpu") in moments else []
     count = torch.cuda.device_count()
     devices = [(f"cuda:{i}", _random_name(rank, f"cuda{i}")) for i in range(count)]
-    return found + (devices if all(name in moments for _, name in devices) else [])
+    return names + (devices if all(name in moments for _, name in devices) else [])
 
 
 def _set_random_states(moments: dict[str, Tensor]) -> None:

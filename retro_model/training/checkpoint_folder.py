@@ -176,7 +176,7 @@ def _expect(holds: bool, message: str) -> None:
 
 def _files(path: Path, state: dict) -> dict[str, Path]:
     """The tensor files by kind; only names that a save gives, so that no state can point out of its folder."""
-    found = {}
+    files = {}
     for kind in KINDS:
         names = [name for name in state["files"] if (match := TENSORS.fullmatch(name)) and match[1] == kind]
         if len(names) != 1 or not (path / names[0]).is_file():  # a pipe would never end
@@ -188,5 +188,5 @@ def _files(path: Path, state: dict) -> dict[str, Path]:
             )
         if sha256_of(file) != want["sha256"]:
             raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in {STATE}")
-        found[kind] = file
-    return found
+        files[kind] = file
+    return files

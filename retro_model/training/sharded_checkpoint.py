@@ -154,15 +154,15 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processe
 
     # the groups of another number of processes are others
     by_name = StateDictOptions(flatten_optimizer_state_dict=True)
-    found: dict[str, Any] = {"model": get_model_state_dict(model)}
+    tensors: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
-        found["optimizer"] = get_optimizer_state_dict(model, optimizer, options=by_name)
+        tensors["optimizer"] = get_optimizer_state_dict(model, optimizer, options=by_name)
         if processes in (None, _processes()):
             rank = dist.get_rank() if dist.is_initialized() else 0
-            found["random"] = {f"{rank}.cpu": torch.get_rng_state()}
+            tensors["random"] = {f"{rank}.cpu": torch.get_rng_state()}
             if torch.cuda.is_available():
-                found["random"][f"{rank}.cuda"] = torch.cuda.get_rng_state()
-    return found
+                tensors["random"][f"{rank}.cuda"] = torch.cuda.get_rng_state()
+    return tensors
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -175,16 +175,16 @@ def _digests(folder: Path) -> dict[str, str]:
     if dist.is_initialized():
         every = [None] * size
         dist.all_gather_object(every, mine)
-    return {name: found for part in every for name, found in part.items()}
+    return {name: digests for part in every for name, digests in part.items()}
 
 
 def _check_files(folder: Path, wanted: dict) -> None:
     """CheckpointError, in every process, unless the files are those of the save: before anything is loaded."""
-    found = _digests(folder)
-    for name in sorted(wanted.keys() | found.keys()):
-        if name not in found or name not in wanted:
+    digests = _digests(folder)
+    for name in sorted(wanted.keys() | digests.keys()):
+        if name not in digests or name not in wanted:
             raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
-        if found[name] != wanted[name]:
+        if digests[name] != wanted[name]:
             raise CheckpointError(
                 f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}"
             )

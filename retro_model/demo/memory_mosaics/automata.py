@@ -106,15 +106,15 @@ def ngram(row: Sequence, order: int) -> np.ndarray:
     last order-1 tokens, or of fewer where those are new.
     """
     counts: list[dict] = [defaultdict(Counter) for _ in range(order)]
-    tokens, found = row.tokens.tolist(), np.full((len(row.tokens), SYMBOLS), 1 / SYMBOLS)
+    tokens, estimates = row.tokens.tolist(), np.full((len(row.tokens), SYMBOLS), 1 / SYMBOLS)
     for t, token in enumerate(tokens):
         if token >= FIRST_SYMBOL:
             for n in range(min(order, t + 1)):
                 counts[n][tuple(tokens[t - n : t])][token - FIRST_SYMBOL] += 1
         for n in reversed(range(min(order, t + 2))):
             if seen := counts[n].get(tuple(tokens[t + 1 - n : t + 1])):
-                found[t] = 0
-                found[t, list(seen)] = list(seen.values())
-                found[t] /= found[t].sum()
+                estimates[t] = 0
+                estimates[t, list(seen)] = list(seen.values())
+                estimates[t] /= estimates[t].sum()
                 break
-    return found
+    return estimates

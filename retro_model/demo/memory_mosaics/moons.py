@@ -108,15 +108,15 @@ class Moons(nn.Module):
     @torch.no_grad()
     def run_on(self, x: Tensor, steps: int) -> Tensor:
         """`steps` predictions [B,steps,3] after x [B,T,3], each observed in turn as if it had been true."""
-        key, value, found = self.project(self.key, x), self.project(self.value, x), []
+        key, value, outputs = self.project(self.key, x), self.project(self.value, x), []
         for _ in range(steps):
             z = self.predict(key[:, -1:], key[:, :-1], value[:, 1:], causal=False)
             key, value = (
                 torch.cat([key, self.project(self.key, z)], 1),
                 torch.cat([value, self.project(self.value, z)], 1),
             )
-            found.append(z)
-        return torch.cat(found, 1)
+            outputs.append(z)
+        return torch.cat(outputs, 1)
 
 
 def train(heads: int, plan: Plan, seed: int, progress=None) -> Moons:
@@ -178,8 +178,8 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     for heads in (1, 3):
         for seed in range(plan.seeds):
             name = f"{heads} head{'s' * (heads > 1)}, seed {seed}"
-            found = report.part(f"{heads} heads {seed}", functools.partial(trained, heads, seed))
-            errors[name], apart[name], weights[name] = (found[key] for key in ("errors", "apart", "weights"))
+            result = report.part(f"{heads} heads {seed}", functools.partial(trained, heads, seed))
+            errors[name], apart[name], weights[name] = (result[key] for key in ("errors", "apart", "weights"))
             report.say(f"{name}: error {errors[name][contexts.index(claimed)]:.3f} after {claimed} observations")
     shown = [t for t in contexts if t in (contexts[0], claimed) or t % (plan.length // 8) < plan.every]
     held_out = ", ".join(f"{p:.1f}" for p in moons)
@@ -201,7 +201,7 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
     report.table(
         "The analytic solution (identity matrices, no training), periods 4, 6, 10, joint 60",
         ["heads", *(f"T={t}" for t in exact_contexts)],
-        [[str(heads), *(f"{e:.1e}" for e in found)] for heads, found in exact.items()],
+        [[str(heads), *(f"{e:.1e}" for e in result)] for heads, result in exact.items()],
     )
     draw_errors(report, contexts, errors, moons, joint)
     draw_weights(report, weights)
@@ -224,9 +224,9 @@ def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> 
     """Figures 4 and 5: one panel a network."""
     figure, axes = report.figure("errors.png", 2, figsize=(11, 3.6), sharey=True)
     for axis, heads in zip(axes, (1, 3)):
-        for name, found in errors.items():
+        for name, curve in errors.items():
             if name.startswith(str(heads)):
-                axis.plot(contexts, found, label=name)
+                axis.plot(contexts, curve, label=name)
         for period in moons:
             axis.axvline(period, color="black", linewidth=0.8)
         axis.axvline(joint, color="red", linewidth=1.2)
@@ -238,10 +238,10 @@ def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> 
 
 def draw_weights(report: Report, weights: dict) -> None:
     """Figure 6: |W_phi|, |W_psi|, |W_z| of three heads."""
-    three = {name: found for name, found in weights.items() if name.startswith("3")}
+    three = {name: matrices for name, matrices in weights.items() if name.startswith("3")}
     figure, axes = report.figure("weights.png", 3 * len(three), figsize=(2.0 * 3 * len(three), 2.4))
-    for (name, found), first in zip(three.items(), range(0, len(axes), 3)):
-        for axis, matrix, label in zip(axes[first:], found, (r"$W_\phi$", r"$W_\psi$", r"$W_z$")):
+    for (name, matrices), first in zip(three.items(), range(0, len(axes), 3)):
+        for axis, matrix, label in zip(axes[first:], matrices, (r"$W_\phi$", r"$W_\psi$", r"$W_z$")):
             axis.imshow(np.array(matrix), cmap="gray_r", vmin=0)
             axis.set(title=f"|{label}|", xticks=[], yticks=[], xlabel=name.split(", ")[1])
     figure.save()

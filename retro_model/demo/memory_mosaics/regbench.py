@@ -86,13 +86,13 @@ def make(name: str, plan: Plan, seed: int) -> nn.Module:
 def predictions(model: nn.Module, rows: list[automata.Sequence]) -> list[np.ndarray]:
     """Probabilities [N,18] of the symbols after each token of each row."""
     model.eval()
-    found = []
+    predicted = []
     for first in range(0, len(rows), 25):
         part = rows[first : first + 25]
         tokens, _ = automata.padded(part)
         probabilities = model(tokens)[..., automata.FIRST_SYMBOL :].softmax(-1).numpy()
-        found += [p[: len(row.tokens)] for p, row in zip(probabilities, part)]
-    return found
+        predicted += [p[: len(row.tokens)] for p, row in zip(probabilities, part)]
+    return predicted
 
 
 def stream(rows: list[automata.Sequence], batch_size: int, seed: int):
@@ -181,7 +181,7 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
             for name in MODELS
             for r in runs[name]
         ]
-        table += [[name, *([""] * (len(steps[::every]) - 1)), found[metric]] for name, found in grams.items()]
+        table += [[name, *([""] * (len(steps[::every]) - 1)), score[metric]] for name, score in grams.items()]
         report.table(
             f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps[::-every][::-1])], table
         )
@@ -220,8 +220,8 @@ def draw(report: Report, runs: dict, grams: dict) -> None:
             for i, r in enumerate(runs[name]):
                 points = [(point["step"], point[metric]) for point in r["curve"]]
                 axis.plot(*zip(*points), color=colour, label=name if i == 0 else None)
-        for (name, found), style in zip(grams.items(), (":", "-.", "--", "-")):
-            axis.axhline(found[metric], color="grey", linestyle=style, linewidth=0.8, label=name)
+        for (name, score), style in zip(grams.items(), (":", "-.", "--", "-")):
+            axis.axhline(score[metric], color="grey", linestyle=style, linewidth=0.8, label=name)
         axis.set(xlabel="training steps", ylabel=label, ylim=(0, 1))
     axes[0].legend(fontsize="small")
     figure.save()

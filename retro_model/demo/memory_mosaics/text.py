@@ -141,10 +141,10 @@ def windows(ids: np.ndarray, plan: Plan) -> Tensor:
 def losses(model: nn.Module, tokens: Tensor) -> Tensor:
     """Nats [W,N-1] of each token of [W,N] but the first, each window given whole."""
     model.eval()
-    found = [
+    parts = [
         F.cross_entropy(model(part)[:, :-1].transpose(1, 2), part[:, 1:], reduction="none") for part in tokens.split(4)
     ]
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -167,9 +167,9 @@ def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | No
     }
 
 
-def curve(found: Tensor) -> list[float]:
+def curve(losses: Tensor) -> list[float]:
     """Mean nats in BUCKETS equal spans of positions."""
-    return [float(part.mean()) for part in found.tensor_split(BUCKETS, 1)]
+    return [float(part.mean()) for part in losses.tensor_split(BUCKETS, 1)]
 
 
 def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
@@ -210,12 +210,12 @@ def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dic
         rate = min(tried, key=tried.get)
     model, facts = fit(name, plan, vocab_size, rate, ids, few, quiet)
     whole = lambda tokens: None if name == LEARNED else losses(model, tokens)  # noqa: E731 - learned positions end
-    found = {
+    tables = {
         corpus: {"within": losses(model, t.reshape(-1, plan.context)), "whole": whole(t)}
         for corpus, t in scored.items()
     }
     facts["tuning"] = {f"{r:g}": loss for r, loss in tried.items()}
-    return {"facts": facts, "losses": found, "weights": model.state_dict()}
+    return {"facts": facts, "losses": tables, "weights": model.state_dict()}
 
 
 def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
@@ -234,11 +234,11 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
         scored[plan.other] = windows(encode(tokenizer, CORPORA[plan.other]()[1]), plan)
     except FileNotFoundError as why:
         report.say(f"{plan.other} is left out: {why}")
-    runs, found, weights = {}, {}, {}
+    runs, losses_of, weights = {}, {}, {}
     for name in NAMES:
         made = report.part(name, lambda name=name: trained(name, plan, tokenizer.vocab_size, ids, scored, quiet))
-        runs[name], found[name], weights[name] = (made[key] for key in ("facts", "losses", "weights"))
-    _tables(report, plan, runs, found, len(ids))
+        runs[name], losses_of[name], weights[name] = (made[key] for key in ("facts", "losses", "weights"))
+    _tables(report, plan, runs, losses_of, len(ids))
     few = scored[plan.corpus][: plan.bounded_windows]
     limits = [(None, "oldest"), *((c, evict) for c in plan.capacities for evict in ("oldest", "least_read"))]
     mosaics = make(MOSAICS, plan, tokenizer.vocab_size)
@@ -269,7 +269,7 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
         [[str(number), *block.skill.tolist()] for number, block in enumerate(blocks, 1)],
     )
     inspection.draw(blocks, folder / "memories.png")
-    draw(report, plan, found)
+    draw(report, plan, losses_of)
     numbers = {
         name: {
             corpus: {
@@ -280,7 +280,7 @@ def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: floa
             }
             for corpus, t in by_corpus.items()
         }
-        for name, by_corpus in found.items()
+        for name, by_corpus in losses_of.items()
     }
     return report.finish(
         {
@@ -316,12 +316,12 @@ def keep(folder: Path, model: MemoryMosaics, tokenizer: Tokenizer, held_out: lis
     )
 
 
-def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens: int) -> None:
+def _tables(report: Report, plan: Plan, runs: dict, losses_of: dict, training_tokens: int) -> None:
     rows = []
     for name, r in runs.items():
         cells = [name, f"{r['parameters']:,}", f"{r['rate']:g}", f"{r['seconds']:.0f}"]
-        rows.append(cells + [float(t["within"].mean()) for t in found[name].values()])
-    corpora = list(found[MOSAICS])
+        rows.append(cells + [float(t["within"].mean()) for t in losses_of[name].values()])
+    corpora = list(losses_of[MOSAICS])
     report.table(
         f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of "
         f"{plan.batch_size} windows, "
@@ -331,7 +331,7 @@ def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens
     )
     for corpus in corpora:
         for other in (LEARNED, ROTARY):
-            gap, error = difference(found[MOSAICS][corpus]["within"], found[other][corpus]["within"])
+            gap, error = difference(losses_of[MOSAICS][corpus]["within"], losses_of[other][corpus]["within"])
             report.say(
                 f"{corpus}: {MOSAICS} minus {other}: {gap:+.3f} nats a token (standard error over windows {error:.3f})"
             )
@@ -340,17 +340,17 @@ def _tables(report: Report, plan: Plan, runs: dict, found: dict, training_tokens
         report.table(
             f"Nats a token by position on windows of {plan.longest} of {corpus}; trained to position {plan.context}",
             ["model", *(f"{spans[i]}-" for i in shown)],
-            [[name, *(curve(found[name][corpus]["whole"])[i] for i in shown)] for name in (MOSAICS, ROTARY)],
+            [[name, *(curve(losses_of[name][corpus]["whole"])[i] for i in shown)] for name in (MOSAICS, ROTARY)],
         )
 
 
-def draw(report: Report, plan: Plan, found: dict) -> None:
+def draw(report: Report, plan: Plan, losses_of: dict) -> None:
     """Figures 10 and 13 in one: loss against position, a panel a corpus, a line where training ended."""
-    corpora = list(found[MOSAICS])
+    corpora = list(losses_of[MOSAICS])
     figure, axes = report.figure("text.png", len(corpora), figsize=(5.5 * len(corpora), 3.8))
     for axis, corpus in zip(axes, corpora):
         for name, colour in zip((MOSAICS, LEARNED, ROTARY), ("tab:blue", "tab:green", "tab:orange")):
-            t = found[name][corpus]
+            t = losses_of[name][corpus]
             values, reach = (t["within"], plan.context) if t["whole"] is None else (t["whole"], plan.longest)
             middles = (np.arange(BUCKETS) + 0.5) * reach / BUCKETS
             axis.plot(middles, curve(values), label=name, color=colour)

@@ -110,7 +110,7 @@ class Documents(NamedTuple):
         tokens, shown = deck.documents(count, seed)
         far, right = (torch.from_numpy(f(shown, plan.excluded_chunks)) for f in (deck.far, deck.right))
         chunks = tokens.reshape(count, -1, deck.chunk_len)
-        found = [
+        rows = [
             torch.from_numpy(
                 np.stack([bm25_index(c, 2, excluded_chunks=plan.excluded_chunks, with_target=t)[0] for c in chunks])
             )
@@ -118,7 +118,7 @@ class Documents(NamedTuple):
         ]
         tokens = torch.from_numpy(tokens)
         lessons = [stack([supervise(t, lm, **sizes) for t in tokens]) for lm in (Copyist(deck), None)]
-        return cls(tokens, far, right, *lessons, *found)
+        return cls(tokens, far, right, *lessons, *rows)
 
     def rows(self, which) -> Documents:
         """Some of them."""
@@ -161,7 +161,7 @@ def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> 
     token, and recall: far cues with a right one of the K found.
     """
     model.eval()
-    k, found = model.config.num_neighbours, {}
+    k, results = model.config.num_neighbours, {}
     random = torch.rand(documents.right.shape, generator=torch.Generator().manual_seed(seed))
     number = torch.arange(random.shape[-1])
     best, drawn = random.masked_fill(number > number[:, None] - model.config.excluded_chunks, -1).topk(k, -1)
@@ -173,22 +173,22 @@ def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> 
         }
         kinds["own"] = {"index": documents.without} if variant.neighbours == "bm25" else {}
     for name, options in kinds.items():
-        found[name], found[f"{name}, all"] = _nats(model, documents, options)
+        results[name], results[f"{name}, all"] = _nats(model, documents, options)
     if variant.neighbours != "none":
         index = documents.without
         if variant.neighbours == "own":
             index = torch.cat([model.retrieve(t)[1] for t in documents.tokens.split(8)])
         hit = documents.right.gather(2, index.clamp(min=0)) & (index >= 0)
-        found["recall"] = hit.any(-1)[documents.far].double().mean().item()
-    return found
+        results["recall"] = hit.any(-1)[documents.far].double().mean().item()
+    return results
 
 
 def _nats(model: RPT, documents: Documents, options: dict) -> tuple[float, float]:
     losses = []
     for at in range(0, len(documents.tokens), 8):
         tokens = documents.tokens[at : at + 8]
-        given = {n: v[at : at + 8] if isinstance(v, Tensor) else v for n, v in options.items()}
-        logits = model(tokens, **given)[:, :-1]
+        block = {n: v[at : at + 8] if isinstance(v, Tensor) else v for n, v in options.items()}
+        logits = model(tokens, **block)[:, :-1]
         nats = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(tokens), -1)
         losses.append(F.pad(nats, (1, 0)).unflatten(1, (-1, model.config.chunk_len)))
     losses = torch.cat(losses)
@@ -221,8 +221,8 @@ def fit(
         start = time.perf_counter()
         part = train.rows(order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)])
         taught = None if variant.neighbours != "own" else part.lexical if variant.lexical else part.lessons
-        given = {"bm25": part.with_target}.get(variant.neighbours)
-        options = {"index": given} if given is not None else {}
+        index = {"bm25": part.with_target}.get(variant.neighbours)
+        options = {"index": index} if index is not None else {}
         train_step(model, optimizer, part.tokens, taught, settings, lessons, step, generator=draw, **options)
         seconds += time.perf_counter() - start
     return model, history

@@ -146,9 +146,9 @@ def fit(
     for step in range(plan.steps):
         rows = order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)]
         part = None if taught is None else Supervision(*(t[rows] for t in taught))
-        given = {"index": corpus.train_index[rows]} if config.uses_neighbours and not config.retriever else {}
+        neighbours = {"index": corpus.train_index[rows]} if config.uses_neighbours and not config.retriever else {}
         results = train_step(
-            model, optimizer, corpus.train[rows], part, settings, lessons, step, generator=draw, **given
+            model, optimizer, corpus.train[rows], part, settings, lessons, step, generator=draw, **neighbours
         )
         if report is not None and (step + 1) % max(1, plan.steps // 8) == 0:
             report(step + 1, results)
@@ -158,12 +158,12 @@ def fit(
 @torch.no_grad()
 def nats(model: RPT, tokens: Tensor, index: Tensor | None = None, **options) -> Tensor:
     """float64 [n,N], of every token; a document's first is 0."""
-    found = []
+    rows = []
     for at in range(len(tokens)):
-        given = {} if index is None else {"index": index[at : at + 1]}
-        logits = model(tokens[at : at + 1], **given, **options)[:, :-1]
-        found.append(F.cross_entropy(logits.flatten(0, 1), tokens[at, 1:], reduction="none").double())
-    return F.pad(torch.stack(found), (1, 0))
+        neighbours = {} if index is None else {"index": index[at : at + 1]}
+        logits = model(tokens[at : at + 1], **neighbours, **options)[:, :-1]
+        rows.append(F.cross_entropy(logits.flatten(0, 1), tokens[at, 1:], reduction="none").double())
+    return F.pad(torch.stack(rows), (1, 0))
 
 
 def difference(a: Tensor, b: Tensor, packages: list[str], samples: int = 2000) -> tuple[float, float, float]:
@@ -247,13 +247,13 @@ def keep(folder: Path, corpus: Corpus, model: RPT, plan: Plan) -> None:
 @torch.no_grad()
 def _retrieval(model: RPT, corpus: Corpus, wanted: Supervision, cost: Tensor, plan: Plan) -> dict:
     """Table 3 among the scored candidates, and nats by whether a positive one was retrieved, means over documents."""
-    dense, found, split = wanted.dense(), [], {}
+    dense, rankings, split = wanted.dense(), [], {}
     for at, tokens in enumerate(corpus.scored):
         scores, index = model.retrieve(tokens[None])
-        found.append(evaluation.ranking(scores[0], dense[at]))
+        rankings.append(evaluation.ranking(scores[0], dense[at]))
         document = evaluation.Document(cost[at], index[0])
         for name, (mean, count) in evaluation.by_success(document, dense[at], plan.chunk_len).items():
             total = split.setdefault(name, [0.0, 0])
             total[0], total[1] = total[0] + (mean * count if count else 0.0), total[1] + count
-    means = {name: float(np.nanmean([f[name] for f in found])) for name in found[0]}
+    means = {name: float(np.nanmean([f[name] for f in rankings])) for name in rankings[0]}
     return {"ranking": means, "nats by success": {name: [total / max(1, n), n] for name, (total, n) in split.items()}}
