@@ -86,10 +86,10 @@ def compiler() -> str:
 
 def runtime(sanitizer: Sanitizer) -> str | None:
     """The sanitizer's library as this compiler has it."""
-    found = subprocess.run(
+    listed = subprocess.run(
         [compiler(), f"-print-file-name={sanitizer.library}"], capture_output=True, text=True
     ).stdout.strip()
-    return str(Path(found).resolve()) if os.path.isabs(found) else None
+    return str(Path(listed).resolve()) if os.path.isabs(listed) else None
 
 
 def preloaded(sanitizer: Sanitizer) -> str:

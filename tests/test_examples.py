@@ -112,12 +112,12 @@ def test_overloads_have_the_arguments_of_the_function(op):
     for overload in typing.get_overloads(op):
         parameters, expected = inspect.signature(overload).parameters, inspect.signature(op).parameters
         assert list(parameters) == list(expected)
-        for name, found in parameters.items():
+        for name, names in parameters.items():
             here = expected[name]
-            assert found.kind == here.kind
+            assert names.kind == here.kind
             if name == "return_lse":
-                with_lse.append(found.annotation)
+                with_lse.append(names.annotation)
             else:
-                assert found.annotation == here.annotation, name
-                assert (found.default is found.empty) == (here.default is here.empty), name
+                assert names.annotation == here.annotation, name
+                assert (names.default is names.empty) == (here.default is here.empty), name
     assert with_lse == ["Literal[False]", "Literal[True]"]

@@ -29,15 +29,15 @@ NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".js
 def imported(path: Path) -> set[str]:
     """Absolute names of the modules a file imports, function bodies included."""
     package = list(path.relative_to(ROOT).parts[:-1])
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             base = [*base, *(node.module.split(".") if node.module else [])]
-            found |= {".".join([*base, alias.name]) for alias in node.names}
-    return found
+            names |= {".".join([*base, alias.name]) for alias in node.names}
+    return names
 
 
 def files(folder: str) -> list[Path]:
@@ -85,7 +85,7 @@ def model_modules() -> dict[str, set[str]]:
         return name
 
     return {
-        name: {existing(found) for found in imported(path) - {"retro_model._text"}} - {"", name}
+        name: {existing(name_of) for name_of in imported(path) - {"retro_model._text"}} - {"", name}
         for name, path in names.items()
     }
 

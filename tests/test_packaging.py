@@ -44,8 +44,8 @@ def sdist(tmp_path_factory) -> Path:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)
     run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", out, tree)
-    (found,) = out.glob("*.tar.gz")
-    return found
+    (archive,) = out.glob("*.tar.gz")
+    return archive
 
 
 def test_sdist_holds_what_a_build_needs(sdist):

@@ -103,12 +103,12 @@ def test_every_launch_compiles_and_fits_shared_memory(arch):
 @pytest.mark.parametrize("arch", KNOWN)
 def test_no_launch_spills_but_those_listed(arch):
     assert {row.op for row in rows(arch) if preset(row.op, row.case, "bfloat16")} == set(PRESETS)
-    found = [
+    spilled = [
         f"{r.kernel} {r.case} {r.config} {r.dtype}: {r.stack} bytes of stack"
         for r in rows(arch)
         if r.stack > allowed(r)
     ]
-    assert not found, "\n".join(found)
+    assert not spilled, "\n".join(spilled)
 
 
 def test_listed_spills_are_of_launches_that_exist():

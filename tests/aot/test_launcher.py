@@ -48,22 +48,22 @@ def test_bound_launches_are_tritons(op, monkeypatch):
                 heard.clear()
             plan = next(plan for plan in _eager._PLANS.values() if plan.op == op)
             assert plan.forward.replay is not None and all(run.replay is not None for run in plan.backwards.values())
-    given = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
+    inputs = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
     assert len(seen["bound"]) == len(seen["anew"]) > 1
-    assert named(seen["bound"], given) == named(seen["anew"], given)
+    assert named(seen["bound"], inputs) == named(seen["anew"], inputs)
 
 
-def named(launches: list[tuple], given: set[int]) -> list[tuple]:
+def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:
     """Addresses of memory that each call makes for itself by the order in which they occur in a launch."""
-    found = []
+    launches_named = []
     for launch in launches:
         order: dict[int, int] = {}
         # no size, stride or seed of these calls is as large; the heap of a program at fixed addresses lies below 2**32
-        made = {x for x in launch[6:] if isinstance(x, int) and x > 2**24 and x not in given}
-        found.append(
+        made = {x for x in launch[6:] if isinstance(x, int) and x > 2**24 and x not in inputs}
+        launches_named.append(
             (*launch[:6], *(("made", order.setdefault(x, len(order))) if x in made else x for x in launch[6:]))
         )
-    return found
+    return launches_named
 
 
 def test_what_a_profiler_hooks_is_heard(monkeypatch):

@@ -26,10 +26,10 @@ def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
     good = ab.Item("relative_attention", "reference", "decode", "float32", "decode")
     absent = ab.Item("relative_attention", "cuda", "decode", "float32", "decode")
     said = []
-    found = ab.batch(environment.ROOT, environment.ROOT, [good, absent], 1, True, said.append, worker_pairs=1)
-    ((base, head),) = found[good]
+    results = ab.batch(environment.ROOT, environment.ROOT, [good, absent], 1, True, said.append, worker_pairs=1)
+    ((base, head),) = results[good]
     assert len(base) == len(head) == 4 and min(base + head) > 0
-    assert found[absent].status == "unsupported" and said == ["worker pair 1 of 1"]
+    assert results[absent].status == "unsupported" and said == ["worker pair 1 of 1"]
 
 
 PLUGIN = """
@@ -55,12 +55,12 @@ def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process
     absent = ab.Item("leaky_average", "reference", "own", "float32", "fwd")
     deadly = ab.Item("leaky_average", "dies", "own", "float32", "fwd", plugins)
     good = ab.Item("leaky_average", "reference", "own", "float32", "fwd", plugins)
-    found = ab.batch(
+    results = ab.batch(
         environment.ROOT, environment.ROOT, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1
     )
-    assert found[absent].status == "error" and "--plugin" in found[absent].reason
-    assert found[deadly] == ab.Refusal("base", "error", "the worker died with code 9")
-    ((base, head),) = found[good]
+    assert results[absent].status == "error" and "--plugin" in results[absent].reason
+    assert results[deadly] == ab.Refusal("base", "error", "the worker died with code 9")
+    ((base, head),) = results[good]
     assert len(base) == len(head) == 4
 
 

@@ -64,10 +64,10 @@ def test_processes_that_differ_by_three_percent_need_more_pairs_and_then_tell_te
     for _ in range(40):
         first = ab.sampled(taker(rng, 1.1, 0.03), ["item"], lambda text: None)["item"]
         counts.append(len(first))
-        found = gate_statistics.ratio(first)
-        widths.append(gate_statistics.settled(found))
+        estimate = gate_statistics.ratio(first)
+        widths.append(gate_statistics.settled(estimate))
         second = gate_statistics.ratio(ab.sampled(taker(rng, 1.1, 0.03), ["item"], lambda text: None)["item"])
-        verdicts.append(gate_statistics.verdict(found, second, Ratio(1, 1, 1)))
+        verdicts.append(gate_statistics.verdict(estimate, second, Ratio(1, 1, 1)))
     assert set(counts) > {PAIRS} and max(counts) <= PAIRS * ab.MOST_BATCHES
     assert widths.count(True) >= 30 and verdicts.count("regression") >= 38, verdicts
 
@@ -83,12 +83,12 @@ def test_more_pairs_are_taken_of_wide_intervals_alone_and_a_refusal_stays():
             i: {"quiet": batch(rng, 1.0), "noisy": batch(rng, 1.0, layout=0.3), "broken": refusal}[i] for i in items
         }
 
-    found = ab.sampled(take, ["quiet", "noisy", "broken"], lambda text: None)
+    results = ab.sampled(take, ["quiet", "noisy", "broken"], lambda text: None)
     assert asked == [["quiet", "noisy", "broken"], *[["noisy"]] * (ab.MOST_BATCHES - 1)]
     assert (
-        len(found["quiet"]) == PAIRS
-        and len(found["noisy"]) == PAIRS * ab.MOST_BATCHES
-        and found["broken"].reason == "broke"
+        len(results["quiet"]) == PAIRS
+        and len(results["noisy"]) == PAIRS * ab.MOST_BATCHES
+        and results["broken"].reason == "broke"
     )
 
 
@@ -126,9 +126,9 @@ def test_a_speed_up_is_no_regression():
 def test_the_interval_comes_from_pairs_not_from_samples():
     """One slow pair of five with a thousand samples each proves nothing."""
     quiet, slow = ([1.0] * 1000, [1.0] * 1000), ([1.0] * 1000, [1.5] * 1000)
-    found = gate_statistics.ratio([quiet] * 4 + [slow])
-    assert found.value == 1.0 and found.low == 1.0
-    assert gate_statistics.verdict(found, None, Ratio(1, 1, 1)) == "ok"
+    estimate = gate_statistics.ratio([quiet] * 4 + [slow])
+    assert estimate.value == 1.0 and estimate.low == 1.0
+    assert gate_statistics.verdict(estimate, None, Ratio(1, 1, 1)) == "ok"
 
 
 def test_an_unquiet_control_makes_any_verdict_inconclusive():

@@ -22,14 +22,14 @@ STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values
 def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path):
     words = gpu_command.words(step, argparse.Namespace(out=tmp_path, rehearse=rehearse), 99.5)
     assert words[0] == (step.tool or words[0]) and not any("{" in word for word in words)
-    given = words[words.index("bench") + 1 :]
-    arguments = parser().parse_args(given)
+    words_after = words[words.index("bench") + 1 :]
+    arguments = parser().parse_args(words_after)
     names = getattr(arguments, "case", None)
     if names:
         device = "cpu" if rehearse else "cuda"
-        found = plan.cases(plan.Selection(device, cases=names))
-        assert {case.name for case in found} == set(names)
-        assert {case.kernel for case in found} >= {
+        cases = plan.cases(plan.Selection(device, cases=names))
+        assert {case.name for case in cases} == set(names)
+        assert {case.kernel for case in cases} >= {
             "chunked_cross_attention",
             "relative_attention",
             "topk_chunks",

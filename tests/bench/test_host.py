@@ -13,11 +13,11 @@ pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are re
 def test_every_op_is_measured_on_both_backends(monkeypatch):
     monkeypatch.setattr(host, "BATCHES", 1)
     monkeypatch.setattr(host, "CALLS", 1)
-    found = host.measure(("cpu",))
-    assert {name.split("/")[0] for name in found} == {*ab_command.OPERATORS, "floor"} and min(found.values()) > 0
+    times = host.measure(("cpu",))
+    assert {name.split("/")[0] for name in times} == {*ab_command.OPERATORS, "floor"} and min(times.values()) > 0
     pytest.importorskip("triton")
-    found = host.measure(("triton",), ("leaky_average",))
-    assert list(found) == ["leaky_average/triton/training/fwd", "leaky_average/triton/training/fwdbwd", "floor/fwdbwd"]
+    times = host.measure(("triton",), ("leaky_average",))
+    assert list(times) == ["leaky_average/triton/training/fwd", "leaky_average/triton/training/fwdbwd", "floor/fwdbwd"]
 
 
 def test_only_what_stays_slower_is_told(monkeypatch):

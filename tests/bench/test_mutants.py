@@ -4,7 +4,7 @@ import ast
 
 from tests import trees
 from tests.mutants import operators, targets
-from tests.mutants.__main__ import chosen
+from tests.mutants.__main__ import sampled_faults
 
 SOURCE = '''
 LIMIT = 3
@@ -53,11 +53,11 @@ def test_cpp_faults_leave_templates_and_comments_alone():
 
 def test_targets_are_there_and_give_at_least_sixty_faults():
     """The same ones each time; every one can be planted."""
-    found = {target.path: chosen(target, trees.ROOT, 1) for target in targets.TARGETS}
-    assert sum(map(len, found.values())) >= 60
-    assert {path.split("/")[0] for path in found} == {"csrc", "retro_kernels", "retro_model", "bench"}
+    faults = {target.path: sampled_faults(target, trees.ROOT, 1) for target in targets.TARGETS}
+    assert sum(map(len, faults.values())) >= 60
+    assert {path.split("/")[0] for path in faults} == {"csrc", "retro_kernels", "retro_model", "bench"}
     for target in targets.TARGETS:
         assert any((trees.ROOT / test).exists() for test in target.tests), target
         source = (trees.ROOT / target.path).read_text()
-        assert found[target.path] == chosen(target, trees.ROOT, 1)
-        assert all(fault.apply(source) != source for fault in found[target.path])
+        assert faults[target.path] == sampled_faults(target, trees.ROOT, 1)
+        assert all(fault.apply(source) != source for fault in faults[target.path])

@@ -36,23 +36,26 @@ def test_static_faults_are_told_from_a_harmless_edit(base, tmp_path):
     pytest.importorskip("triton")
     faults = [plant for plant in plants.STATIC if plant.caught_as]
     assert len(faults) == 4
-    found = ab_static.compare(
+    changes = ab_static.compare(
         base, planted(tmp_path, *plants.STATIC), "90", [plant.launch for plant in plants.STATIC], print
     )
-    assert found.launches == found.differ == len(plants.STATIC)
+    assert changes.launches == changes.differ == len(plants.STATIC)
     for plant in faults:
-        assert any(plant.launch in line and plant.caught_as in line for line in found.worse), (plant.name, found.worse)
-    assert not any(plants.HARMLESS.launch in line for line in found.worse)
-    assert ab_command.exit_code([], found) == 1
+        assert any(plant.launch in line and plant.caught_as in line for line in changes.worse), (
+            plant.name,
+            changes.worse,
+        )
+    assert not any(plants.HARMLESS.launch in line for line in changes.worse)
+    assert ab_command.exit_code([], changes) == 1
 
 
 @compiles
 def test_a_comment_is_not_even_compiled(base, tmp_path):
     pytest.importorskip("triton")
     comment = dataclasses.replace(plants.HARMLESS, new=f"            # a remark\n{plants.HARMLESS.old}")
-    found = ab_static.compare(base, planted(tmp_path, comment), "90", [plants.HARMLESS.launch], print)
-    assert (found.launches, found.differ, found.worse) == (1, 0, [])
-    assert ab_command.exit_code([], found) == 0
+    changes = ab_static.compare(base, planted(tmp_path, comment), "90", [plants.HARMLESS.launch], print)
+    assert (changes.launches, changes.differ, changes.worse) == (1, 0, [])
+    assert ab_command.exit_code([], changes) == 0
 
 
 @pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
@@ -98,8 +101,8 @@ def test_every_plant_still_finds_its_place(tmp_path):
     ],
 )
 def test_changed_files_name_the_kernels_they_affect(files, expected):
-    found = affected.kernels(files, OPERATORS, environment.ROOT)
-    assert found == (set(OPERATORS) if expected == "all" else set(expected.split()))
+    kernels = affected.kernels(files, OPERATORS, environment.ROOT)
+    assert kernels == (set(OPERATORS) if expected == "all" else set(expected.split()))
 
 
 def test_changed_files_are_gits(tmp_path):

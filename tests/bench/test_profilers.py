@@ -17,9 +17,9 @@ from .test_run import PROFILE, QUICK
 
 
 def test_every_recipe_runs_a_command_of_ours():
-    found = profilers.recipes(["--kernel", "topk_chunks", "--mode", "fwd"])
-    lines = [line for line in found.values() if "-m bench" in line]
-    assert [line.split()[0] for line in lines] == ["ncu", "nsys", "python"] and "ncu --import" in found[
+    recipes = profilers.recipes(["--kernel", "topk_chunks", "--mode", "fwd"])
+    lines = [line for line in recipes.values() if "-m bench" in line]
+    assert [line.split()[0] for line in lines] == ["ncu", "nsys", "python"] and "ncu --import" in recipes[
         "the same as CSV"
     ]
     for line in lines:

@@ -17,8 +17,8 @@ RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-22.jsonl"
 
 @pytest.fixture(scope="module")
 def chromium():
-    with browser.chromium() as found:
-        yield found
+    with browser.chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

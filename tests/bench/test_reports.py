@@ -153,14 +153,14 @@ def test_what_the_schema_lets_pass_can_be_rendered():
     kinds = (timed(memory={"peak_extra_bytes": 3}, counters={"instructions": 9, "isa": "avx2"}), static_record())
     passed = refused = 0
     for good in kinds:
-        for where, found in damaged(good):
-            if record.validate(found):
+        for where, changed in damaged(good):
+            if record.validate(changed):
                 refused += 1
                 continue
             passed += 1
             try:
-                terminal.full([found]), markdown.table([found]), html.page([found])
-                machines.difference([found], [found]), record_files.changes([found], [found])
+                terminal.full([changed]), markdown.table([changed]), html.page([changed])
+                machines.difference([changed], [changed]), record_files.changes([changed], [changed])
             except Exception as e:
                 pytest.fail(f"{where}: {e!r}")
     assert passed > 50 and refused > 500
@@ -193,8 +193,8 @@ def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
     assert (machines.difference([old], sides[1:]) is None) and machines.difference(
         [sides[1] | {"time": None}], sides[:1]
     ) is None
-    for name, found in zip("ab", sides, strict=True):
-        record.Writer(tmp_path / name).write(found)
+    for name, records in zip("ab", sides, strict=True):
+        record.Writer(tmp_path / name).write(records)
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert bench.main(["compare", *files]) == 3 and "not comparable: " in capsys.readouterr().out
     for form in ("term", "md", "html"):
@@ -230,8 +230,8 @@ def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, c
         markdown.table([timed()]),
         ab_command.as_markdown([ab.Outcome(item, "new")], ab_command.static_lines(None), "main"),
     ]
-    for name, found in (("a", timed()), ("b", timed(case="b"))):
-        record.Writer(tmp_path / name).write(found)
+    for name, records in (("a", timed()), ("b", timed(case="b"))):
+        record.Writer(tmp_path / name).write(records)
     assert bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1
     for text in (*texts, capsys.readouterr().out):
         assert text.startswith("<!-- retro_kernels bench -->\n") and text.count("<!--") == 1
@@ -325,15 +325,15 @@ def test_compare_tells_what_broke_vanished_and_slowed():
     before = [timed(case=c) for c in "abcd"] + [timed(case="e", status="oom")]
     after = [timed(case="a", seconds=2e-3), timed(case="b", status="numerics_fail"), timed(case="d"), timed(case="e")]
     after += [timed(case="f"), timed(case="g", status="oom")]  # one is new; one never ran
-    found = {c.id.split("/")[2]: c for c in record_files.changes(before, after)}
-    assert {k: c.kind for k, c in found.items()} == {
+    changes = {c.id.split("/")[2]: c for c in record_files.changes(before, after)}
+    assert {k: c.kind for k, c in changes.items()} == {
         "a": "slower",
         "b": "broke",
         "c": "vanished",
         "e": "fixed",
         "f": "new",
     }
-    assert found["a"].ratio == pytest.approx(2) and [c.fails for c in record_files.changes(before, after)][:2] == [
+    assert changes["a"].ratio == pytest.approx(2) and [c.fails for c in record_files.changes(before, after)][:2] == [
         True,
         True,
     ]

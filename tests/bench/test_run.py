@@ -29,18 +29,18 @@ def by_backend(records, mode="fwd"):
 def test_run_checks_times_and_records(tiny, tmp_path, capsys):
     code, records = run(tmp_path / "a.jsonl", "--backend", "reference")
     assert code == 0
-    found = by_backend(records, "fwdbwd")
-    reference = found["reference"]
+    of_backend = by_backend(records, "fwdbwd")
+    reference = of_backend["reference"]
     assert reference["status"] == "ok" and reference["numerics"]["passed"]
     assert {"out", "lse", "d_query", "d_key", "d_value", "d_rel_key", "d_content_bias", "d_position_bias"} == set(
         reference["numerics"]["tensors"]
     )
     assert len(reference["time"]["samples"]) >= 2 and reference["time"]["minimum"] > 0
     assert reference["speedup"]["eager"] == pytest.approx(
-        found["eager"]["time"]["minimum"] / reference["time"]["minimum"]
+        of_backend["eager"]["time"]["minimum"] / reference["time"]["minimum"]
     )
     assert reference["roofline"] is None and reference["launches"] is None and reference["static"] is None
-    assert found["flex"]["status"] == "unsupported" if "flex" in found else True
+    assert of_backend["flex"]["status"] == "unsupported" if "flex" in of_backend else True
     assert "tiny" in capsys.readouterr().out
 
 
@@ -77,9 +77,9 @@ def test_a_baseline_with_the_mask_inverted_is_refused(tiny, tmp_path):
 
     bench.register(bench.Contender("relative_attention", "upside_down", inverted, without_positions=True))
     code, records = run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
-    found = by_backend(records)
-    assert found["upside_down"]["status"] == "numerics_fail" and found["upside_down"]["time"] is None
-    assert "upside_down" not in found["reference"]["speedup"] and found["sdpa_plain"]["status"] == "ok"
+    of_backend = by_backend(records)
+    assert of_backend["upside_down"]["status"] == "numerics_fail" and of_backend["upside_down"]["time"] is None
+    assert "upside_down" not in of_backend["reference"]["speedup"] and of_backend["sdpa_plain"]["status"] == "ok"
     assert code == 2
 
 
@@ -256,8 +256,8 @@ def test_samples_that_agree_end_early_and_others_do_not(monkeypatch, device, lea
 
     monkeypatch.setattr(timing, "_CpuSampler", Stub)
     monkeypatch.setattr(timing, "_CudaSampler", Stub)
-    found = timing.measure({"steady": None, "drifts": None}, device, timing.Effort(least=3, most=30, seconds=60))
-    assert len(found["steady"]["samples"]) == least and len(found["drifts"]["samples"]) == 30
+    samples = timing.measure({"steady": None, "drifts": None}, device, timing.Effort(least=3, most=30, seconds=60))
+    assert len(samples["steady"]["samples"]) == least and len(samples["drifts"]["samples"]) == 30
 
 
 def test_the_pace_spends_less_where_the_rest_would_end_too_late():

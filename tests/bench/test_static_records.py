@@ -49,10 +49,10 @@ LISTING = """
 
 def test_the_hot_loop_is_the_innermost_with_tensor_instructions():
     code = sass.functions(LISTING)["kernel"]
-    found = sass.summarise(code, warps=4, arch=90)
+    summary = sass.summarise(code, warps=4, arch=90)
     assert [i.name for i in sass.hot_loop(code)] == ["HMMA", "HMMA", "BRA"]
-    assert found["tensor_instructions"] == 2 and found["async_copies"] == 1 and found["loop_issue_slots"] == 12
-    assert found["loop_cycles_at_least"] == max(3 * 4 / 4, 2 * 2 * 16 * 8 * 16 * 4 / 4096)
+    assert summary["tensor_instructions"] == 2 and summary["async_copies"] == 1 and summary["loop_issue_slots"] == 12
+    assert summary["loop_cycles_at_least"] == max(3 * 4 / 4, 2 * 2 * 16 * 8 * 16 * 4 / 4096)
     assert sass.summarise(code[:2], 4, 90)["loop_issue_slots"] is None
 
 

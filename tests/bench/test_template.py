@@ -26,14 +26,16 @@ def steps(name="pull_request.yml") -> list[dict]:
 def commands() -> list[str]:
     """Every `python -m bench ...` of every step, its shell operators cut off."""
     return [
-        found.strip() for step in steps() for found in re.findall(r"python -m bench ([^|;&>\n]+)", step.get("run", ""))
+        command.strip()
+        for step in steps()
+        for command in re.findall(r"python -m bench ([^|;&>\n]+)", step.get("run", ""))
     ]
 
 
 def test_every_command_is_accepted():
-    found = commands()
-    assert {command.split()[0] for command in found} >= {"check", "ab", "run", "report"}
-    for command in found:
+    every = commands()
+    assert {command.split()[0] for command in every} >= {"check", "ab", "run", "report"}
+    for command in every:
         arguments = parser().parse_args(shlex.split(command))
         assert callable(arguments.execute), command
 

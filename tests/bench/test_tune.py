@@ -65,9 +65,9 @@ def distance(row):
 
 
 def test_neighbours_are_within_bounds_and_differ_in_one_or_two_numbers():
-    found = tune.neighbours(ROW)
-    assert len({json.dumps(row) for row in found}) == len(found) > 10
-    for row in found:
+    rows = tune.neighbours(ROW)
+    assert len({json.dumps(row) for row in rows}) == len(rows) > 10
+    for row in rows:
         assert 1 <= sum(row[name] != ROW[name] for name in ROW) <= 2
         assert row["block_m"] >= 16 and row["block_n"] >= 16 and row["num_warps"] >= 1 and row["num_stages"] >= 1
         assert {name: row[name] for name in ("kernel", "arch", "bytes", "width", "rows")} == {
@@ -81,26 +81,26 @@ def test_the_rows_of_topk_chunks_keep_what_they_are_chosen_by():
 
 
 def test_the_walk_ends_at_the_fastest_tile(by_rule):
-    (found,) = tune.tune(by_rule(FakeBench(distance)), 9, lambda text: None)
-    assert (found.best.row["block_m"], found.best.row["block_n"], found.best.row["num_warps"]) == (64, 256, 8)
-    assert found.before == ROW == found.trials[0].row and found.best.seconds == 1
+    (best,) = tune.tune(by_rule(FakeBench(distance)), 9, lambda text: None)
+    assert (best.best.row["block_m"], best.best.row["block_n"], best.best.row["num_warps"]) == (64, 256, 8)
+    assert best.before == ROW == best.trials[0].row and best.best.seconds == 1
     assert configs.table(OP)[0] == ROW  # nothing is left in place
 
 
 def test_rounds_bound_the_walk(by_rule):
-    (found,) = tune.tune(by_rule(FakeBench(distance)), 1, lambda text: None)
-    assert found.best.seconds > 1 and len(found.trials) == 1 + len(tune.neighbours(ROW))
+    (best,) = tune.tune(by_rule(FakeBench(distance)), 1, lambda text: None)
+    assert best.best.seconds > 1 and len(best.trials) == 1 + len(tune.neighbours(ROW))
 
 
 def test_a_wrong_tile_is_not_kept_however_fast(by_rule):
     wrong = lambda row: ("numerics", "out: too far") if row["num_warps"] == 8 else None  # noqa: E731
-    (found,) = tune.tune(by_rule(FakeBench(distance, wrong)), 9, lambda text: None)
-    assert found.best.row["num_warps"] == 4 and any(t.status == "numerics" and t.seconds is None for t in found.trials)
+    (best,) = tune.tune(by_rule(FakeBench(distance, wrong)), 9, lambda text: None)
+    assert best.best.row["num_warps"] == 4 and any(t.status == "numerics" and t.seconds is None for t in best.trials)
 
 
 def test_a_gain_within_the_noise_changes_nothing(by_rule):
-    (found,) = tune.tune(by_rule(FakeBench(lambda row: 1.0 if row == ROW else 0.99)), 9, lambda text: None)
-    assert found.best.row == ROW
+    (best,) = tune.tune(by_rule(FakeBench(lambda row: 1.0 if row == ROW else 0.99)), 9, lambda text: None)
+    assert best.best.row == ROW
 
 
 def test_a_committed_tile_that_fails_is_an_error(by_rule):
@@ -158,6 +158,6 @@ def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):
 def test_other_backends_and_baselines_are_refused(capsys):
     import bench
 
-    for given in (["--backend", "cpu"], ["--baselines", "all"]):
-        assert bench.main(["tune", "--device", "cpu", "--kernel", OP, *given]) == 4
+    for arguments in (["--backend", "cpu"], ["--baselines", "all"]):
+        assert bench.main(["tune", "--device", "cpu", "--kernel", OP, *arguments]) == 4
         assert "--backend, --baselines" in capsys.readouterr().err

@@ -122,10 +122,10 @@ def test_visible_pairs_are_counted_one_by_one(case):
 
 def test_flops_and_bytes_of_retro_by_hand():
     case = bench.CASES[("chunked_cross_attention", "retro-172m")]
-    found = work.chunked_cross_attention(case, 4, "fwd")
+    counted = work.chunked_cross_attention(case, 4, "fwd")
     attending = 2048 - 63
-    assert found.flops == attending * 16 * (2 * 256 * 64 * 2 + 2 * 128 * 64)
-    assert found.bytes == 4 * (2 * 2048 * 16 * 64 + 2 * 32 * 2 * 128 * 16 * 64 + 16 * 191 * 64)
+    assert counted.flops == attending * 16 * (2 * 256 * 64 * 2 + 2 * 128 * 64)
+    assert counted.bytes == 4 * (2 * 2048 * 16 * 64 + 2 * 32 * 2 * 128 * 16 * 64 + 16 * 191 * 64)
 
 
 def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads_no_table():
@@ -195,8 +195,8 @@ def test_retro_pytorch_can_run_where_it_is_installed():
     operator, arguments = bench.OPERATORS[case.kernel], case.make(4, "cpu", torch.float32)
     arguments["neighbour_mask"][:, :, 0] = True  # a chunk without neighbours gives 0 here and an average there
     truth = oracle.solve(operator, case, arguments, 4, backward=True)
-    found = numerics.errors(operator, contender, arguments, truth)
-    assert max(error.frobenius for error in found.values()) < 1e-5, found
+    errors = numerics.errors(operator, contender, arguments, truth)
+    assert max(error.frobenius for error in errors.values()) < 1e-5, errors
 
 
 def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
@@ -204,9 +204,9 @@ def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
     monkeypatch.setattr(oracle, "TOTAL_ELEMENTS", {"cpu": 1})
     long = Case(**{**vars(case), "shape": dict(case.shape) | {"N": 40, "S": 40, "T": 40}})
     arguments = long.make(5, "cpu", torch.float32)
-    found = oracle.solve(bench.OPERATORS[case.kernel], long, arguments, 5, backward=True)
-    assert found.rows.tolist() == [0, 1, 2, 3, 36, 37, 38, 39] and "of 40 queries" in found.checked
-    assert not found.upstream[:, 4:36].any() and found.upstream[:, :4].all()
+    sampled = oracle.solve(bench.OPERATORS[case.kernel], long, arguments, 5, backward=True)
+    assert sampled.rows.tolist() == [0, 1, 2, 3, 36, 37, 38, 39] and "of 40 queries" in sampled.checked
+    assert not sampled.upstream[:, 4:36].any() and sampled.upstream[:, :4].all()
 
 
 def test_top_k_judges_the_choice_not_the_order_of_equals():
@@ -257,8 +257,8 @@ def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
     )
     assert ceilings.rate({"flops_per_s": {"float32": 100.0, "bfloat16": 230.0}}, "bfloat16") == 230.0
     assert ceilings.rate(measured, "float64") is None
-    found = ceilings.roofline(work.Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)
-    assert found == {"floor_s": 10.0, "bound": "compute", "fraction": 0.5}
+    roofline = ceilings.roofline(work.Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)
+    assert roofline == {"floor_s": 10.0, "bound": "compute", "fraction": 0.5}
 
 
 def test_the_names_of_backends_are_the_dispatchers():

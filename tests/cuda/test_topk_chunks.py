@@ -271,12 +271,12 @@ def check_machine_code(library, arch):
     """No spills, tensor instructions, asynchronous copies, and wgmma on sm_90a alone."""
     command = [aot.tool("cuobjdump"), "-arch", f"sm_{arch}", str(library)]
     usage = subprocess.run([*command, "-res-usage"], capture_output=True, text=True, check=True).stdout
-    found = {
+    counts = {
         name: (int(reg), int(stack))
         for name, reg, stack in re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", usage)
     }
-    assert sum("scan" in name for name in found) == 8 and sum("merge" in name for name in found) == 2, (arch, usage)
-    assert all(stack == 0 for _, stack in found.values()), (arch, found)
+    assert sum("scan" in name for name in counts) == 8 and sum("merge" in name for name in counts) == 2, (arch, usage)
+    assert all(stack == 0 for _, stack in counts.values()), (arch, counts)
     code = subprocess.run([*command, "-sass"], capture_output=True, text=True, check=True).stdout
     assert code.count("HMMA.16816") >= 4 * 64 and "LDGSTS" in code and "LDSM" in code, arch
     assert code.count("HGMMA.64x256x16") == (4 * 4 if arch == "90a" else 0), arch
@@ -291,8 +291,8 @@ def check_binding(library):
     if torch.cuda.is_available():
         return  # tests/ops calls it there
     query, key = torch.zeros(1, 8, 64, dtype=torch.bfloat16), torch.zeros(1, 300, 64, dtype=torch.bfloat16)
-    found = torch.zeros(1, 8, 2, dtype=torch.int64)
-    tensors = (query, key, None, None, None, found, torch.zeros(1, 8, 2), found)
+    indices = torch.zeros(1, 8, 2, dtype=torch.int64)
+    tensors = (query, key, None, None, None, indices, torch.zeros(1, 8, 2), indices)
     no_device = {35, 100}  # cudaErrorInsufficientDriver, cudaErrorNoDevice
     assert module.topk_chunks(*map(_native.view, tensors), 2, False, True, 0, 1, 300, 1, 0) in no_device
     with pytest.raises(TypeError):

@@ -46,10 +46,10 @@ def run(
     body: str, values: np.ndarray | None = None, *, threads: int = THREADS, shared_bytes: int = 0, checks: bool = True
 ) -> np.ndarray:
     """uint64 [threads, 8] that `body` leaves at %l34, from `values` of that shape or wider at %l33: a row a thread."""
-    given = np.zeros((threads, 8), np.uint64) if values is None else np.ascontiguousarray(values, np.uint64)
-    out = np.zeros_like(given)
-    program = Program(module(body, threads, 8 * given.shape[1]))
-    regions = [(given.ctypes.data, given.nbytes), (out.ctypes.data, out.nbytes)]
+    registers = np.zeros((threads, 8), np.uint64) if values is None else np.ascontiguousarray(values, np.uint64)
+    out = np.zeros_like(registers)
+    program = Program(module(body, threads, 8 * registers.shape[1]))
+    regions = [(registers.ctypes.data, registers.nbytes), (out.ctypes.data, out.nbytes)]
     program.run((1,), [Region(0), Region(1)], regions=regions, shared_bytes=shared_bytes, checks=checks)
     return out
 
@@ -71,6 +71,6 @@ def one(opcode: str, target: str, sources: str, values: np.ndarray) -> np.ndarra
         lines += ["selp.b32 %r11, 1, 0, %p10;", "st.global.b32 [%l34], %r11;"]
     else:
         lines.append(f"st.global.{KINDS[target][0]} [%l34], %{target}10;")
-    given = np.zeros((len(values), 8), np.uint64)
-    given[:, : values.shape[1]] = values
-    return run("\n".join(lines), given, threads=len(values))[:, 0]
+    registers = np.zeros((len(values), 8), np.uint64)
+    registers[:, : values.shape[1]] = values
+    return run("\n".join(lines), registers, threads=len(values))[:, 0]

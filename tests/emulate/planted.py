@@ -119,7 +119,7 @@ def count(
     """(kernel, plant) -> (reported, planted). most: places in which a
     plant is tried, spread over the kernel; None: all.
     """
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
     seen = set()
     for launch in recorded(arch, dtype):
         if launch.name in seen or (only and only not in launch.name):
@@ -131,8 +131,8 @@ def count(
             where = None if "predicate" in plant else cta  # those matter at the edges of the grid
             said = [reported(launch, arch, variant, where) for variant in variants(kernel, plant, most)]
             if said:
-                found[launch.name, plant] = (sum(s is not None for s in said), len(said))
-    return found
+                counts[launch.name, plant] = (sum(s is not None for s in said), len(said))
+    return counts
 
 
 def main() -> None:

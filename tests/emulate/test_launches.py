@@ -75,11 +75,11 @@ def test_planted_faults_are_reported(arch, kernel):
     """Most of them: the last wait of a kernel, or a barrier that the next
     one makes good, can go unseen (docs/emulation.md has the counts).
     """
-    found = planted.count(arch, torch.bfloat16, kernel, most=4)
-    assert {plant for _, plant in found} >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}
-    silent = [key for key, (hits, _) in found.items() if hits == 0]
+    counts = planted.count(arch, torch.bfloat16, kernel, most=4)
+    assert {plant for _, plant in counts} >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}
+    silent = [key for key, (hits, _) in counts.items() if hits == 0]
     assert not silent
-    assert sum(hits for hits, _ in found.values()) >= 0.7 * sum(all_ for _, all_ in found.values()), found
+    assert sum(hits for hits, _ in counts.values()) >= 0.7 * sum(all_ for _, all_ in counts.values()), counts
 
 
 def test_counters_see_a_lost_coalescing():

@@ -32,7 +32,7 @@ COVERED = {
 SMEM = "\tmov.b32 %r200, smem;\n\tshl.b32 %r201, %r300, 2;\n\tadd.s32 %r202, %r200, %r201;\n"
 
 
-def given(threads=32, seed=0):
+def registers(threads=32, seed=0):
     return np.random.default_rng(seed).integers(0, 2**31, (threads, 8)).astype(np.uint64)
 
 
@@ -53,7 +53,7 @@ def test_vectors_and_signs():
 	membar.cta;
 	exit;
 """
-    values = given()
+    values = registers()
     values[:, 2] += 2**31
     out = harness.run(body, values)
     assert (out[:, 0] == values[:, 1]).all() and (out[:, 1] == values[:, 0]).all()
@@ -84,7 +84,7 @@ def test_a_predicate_guards_an_access():
 	@%p1 st.global.b32 [%l34], %r1;
 	@!%p1 ld.global.b64 %l1, [%l33];
 """
-    out = harness.run(body, given())
+    out = harness.run(body, registers())
     assert (out[:4, 0] == 7).all() and (out[4:] == 0).all()
 
 
@@ -143,7 +143,7 @@ def copy(wait, read="ld.shared.b32 %r3, [%r202];", size="4"):
 
 
 def test_asynchronous_copies():
-    values = given()
+    values = registers()
     low = values[:, 0] & 0xFFFFFFFF
     assert (harness.run(copy("cp.async.wait_group 1;"), values, shared_bytes=512)[:, 0] == low).all()
     assert (harness.run(copy("cp.async.wait_all;"), values, shared_bytes=512)[:, 0] == low).all()
@@ -207,7 +207,7 @@ $L_end:
     ],
 )
 def test_shuffles(mode, by, clamp, source):
-    values = given()
+    values = registers()
     body = f"""
 	ld.global.b32 %r1, [%l33];
 	shfl.sync.{mode}.b32 %r2|%p1, %r1, {by}, {clamp}, -1;
@@ -223,7 +223,7 @@ def test_a_shuffle_needs_its_partner():
 
 
 def test_votes_and_reductions():
-    values = given()
+    values = registers()
     body = """
 	ld.global.b32 %r1, [%l33];
 	and.b32 %r2, %r1, 1;

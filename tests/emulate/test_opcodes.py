@@ -240,12 +240,12 @@ def values(sources: str, floating: bool, seed: int) -> np.ndarray:
 def test_one_value(opcode):
     floating = opcode in FLOAT
     target, sources, meaning = (FLOAT if floating else INTEGER)[opcode]
-    given = values(sources, floating, seed=len(opcode))
-    got = harness.one(opcode, target, sources, given)
+    operands = values(sources, floating, seed=len(opcode))
+    got = harness.one(opcode, target, sources, operands)
     checked = 0
     approximate = opcode.startswith(("ex2", "lg2", "rsqrt", "rcp"))
     with np.errstate(all="ignore"):
-        for row, result in zip(given, got, strict=True):
+        for row, result in zip(operands, got, strict=True):
             want = meaning(*(int(v) for v in row))
             if want is None:
                 continue  # undefined
@@ -254,7 +254,7 @@ def test_one_value(opcode):
             same_nan = floating and target != "p" and _nan(want, opcode, target) and _nan(int(result), opcode, target)
             near = approximate and abs(int(result) - want) <= 2
             assert same_nan or near or int(result) == want, message
-    assert checked > len(given) // 2
+    assert checked > len(operands) // 2
 
 
 def _nan(raw: int, opcode: str, target: str) -> bool:
@@ -281,9 +281,9 @@ def test_pack_and_unpack():
 	st.global.b64 [%l34], %l1;
 	st.global.b32 [%l34+8], %r3;
 """
-    given = values("rrrrrrrr", False, 1)[: harness.THREADS]
-    out = harness.run(body, given)
-    for row, got in zip(given, out, strict=True):
+    operands = values("rrrrrrrr", False, 1)[: harness.THREADS]
+    out = harness.run(body, operands)
+    for row, got in zip(operands, out, strict=True):
         v = int(row[0])
         swapped = v >> 16 | (v & M16) << 16
         assert int(got[0]) == v | swapped << 32 and int(got[1]) == v >> 16
@@ -298,13 +298,13 @@ def test_lop3_and_bfi():
 	bfi.b32 %r5, %r1, %r2, 5, 9;
 	st.global.v2.b32 [%l34], {%r4, %r5};
 """
-    given = values("rrrrrrrr", False, 2)[: harness.THREADS]
-    out = harness.run(body, given)
-    for row, got in zip(given, out, strict=True):
+    operands = values("rrrrrrrr", False, 2)[: harness.THREADS]
+    out = harness.run(body, operands)
+    for row, got in zip(operands, out, strict=True):
         a, b, c = (int(v) for v in row[:3])
-        chosen = (a & b) | (~a & M32 & c)  # 0xca: a ? b : c
+        selected = (a & b) | (~a & M32 & c)  # 0xca: a ? b : c
         inserted = b & ~(0x1FF << 5) | (a & 0x1FF) << 5
-        assert int(got[0]) == chosen | inserted << 32
+        assert int(got[0]) == selected | inserted << 32
 
 
 def test_setp_with_two_targets():
@@ -315,8 +315,8 @@ def test_setp_with_two_targets():
 	selp.b32 %r3, 1, 0, %p2;
 	st.global.v2.b32 [%l34], {%r2, %r3};
 """
-    given = values("rrrrrrrr", False, 3)[: harness.THREADS]
-    for row, got in zip(given, harness.run(body, given), strict=True):
+    operands = values("rrrrrrrr", False, 3)[: harness.THREADS]
+    for row, got in zip(operands, harness.run(body, operands), strict=True):
         greater = int(s32(int(row[0])) > 5)
         assert int(got[0]) == greater | (1 - greater) << 32
 

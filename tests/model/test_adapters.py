@@ -47,8 +47,8 @@ def outcome(module, x, context, dtype, **options) -> dict:
     x, context = (t.detach().to(dtype, copy=True).requires_grad_() for t in (x, context))
     out = module(x, context=context, **options)
     out.square().sum().backward()
-    found = {"out": out.detach(), "grad_x": x.grad, "grad_context": context.grad}
-    return found | {f"grad_{name}": p.grad.clone() for name, p in module.named_parameters()}
+    results = {"out": out.detach(), "grad_x": x.grad, "grad_context": context.grad}
+    return results | {f"grad_{name}": p.grad.clone() for name, p in module.named_parameters()}
 
 
 @pytest.mark.parametrize("positions", [False, True])

@@ -16,11 +16,11 @@ def decoded(model, cache, tokens, neighbours, mask, blocks, first=0):
     outs = []
     for count in blocks:
         chunks = slice(first // M, (first + count) // M)
-        given = {}
+        inputs = {}
         if neighbours is not None and chunks.stop > chunks.start:
-            given = {"neighbours": neighbours[:, chunks], "neighbour_mask": None if mask is None else mask[:, chunks]}
+            inputs = {"neighbours": neighbours[:, chunks], "neighbour_mask": None if mask is None else mask[:, chunks]}
         assert cache.completes(count) == chunks.stop - chunks.start
-        outs.append(model(tokens[:, first : first + count], cache=cache, **given))
+        outs.append(model(tokens[:, first : first + count], cache=cache, **inputs))
         first += count
     return torch.cat(outs, 1)
 
@@ -69,8 +69,8 @@ def test_chunks_without_neighbours_among_chunks_with():
         want = model(tokens, neighbours, neighbour_mask=mask)
         cache, outs = RetroCache(model.config, 2), []
         for t in range(23):
-            given = neighbours[:, t // M : t // M + 1] if (t + 1) % M == 0 and present[t // M] else None
-            outs.append(model(tokens[:, t : t + 1], given, cache=cache))
+            new = neighbours[:, t // M : t // M + 1] if (t + 1) % M == 0 and present[t // M] else None
+            outs.append(model(tokens[:, t : t + 1], new, cache=cache))
         assert relative_error(torch.cat(outs, 1), want) < EXACT
 
 

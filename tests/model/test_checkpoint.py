@@ -169,7 +169,7 @@ def make(value):
     torch.nn.init.constant_(model.table.weight, value)
     return model, training.make_optimizer(model, training.Settings(steps=8, warmup_steps=2))
 
-there, here, found = Path(sys.argv[1]), Path(sys.argv[2]), []
+there, here, steps = Path(sys.argv[1]), Path(sys.argv[2]), []
 new = make(2.0)
 checkpoint.save(there / "c", *make(1.0), step=1)
 
@@ -181,10 +181,10 @@ def check(n):
     model = make(0.0)[0]
     if not (here / "c").exists():
         assert sys.argv[3] == "first"
-        found.append(0)
+        steps.append(0)
         return
-    found.append(checkpoint.load(here / "c", model)["step"])
-    assert (model.table.weight == found[-1]).all()
+    steps.append(checkpoint.load(here / "c", model)["step"])
+    assert (model.table.weight == steps[-1]).all()
 
 calls = killing.at_every_call(prepare, lambda: checkpoint.save(here / "c", *new, step=2), check)
 prepare()
@@ -193,7 +193,7 @@ killing.killed_at(calls // 2, lambda: checkpoint.save(here / "c", *new, step=2))
 checkpoint.save(here / "c", *new, step=2)
 names = [p.name for p in here.iterdir()], sorted(p.name.split("-")[0] for p in (here / "c").iterdir())
 assert names == (["c"], ["model", "optimizer", "state.json"]), names
-print(calls, found == sorted(found), *sorted(set(found)))
+print(calls, steps == sorted(steps), *sorted(set(steps)))
 """
 
 
@@ -202,10 +202,10 @@ def test_a_kill_at_any_system_call_leaves_the_old_or_the_new(tmp_path, kind, lef
     """Whole, and in that order; what dead processes left is cleaned up by the next save."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
-    calls, in_order, *found = killing.in_a_process(
+    calls, in_order, *outcomes = killing.in_a_process(
         KILLED, tmp_path / "there", killing.fast_folder(tmp_path), kind
     ).split()
-    assert int(calls) > 40 and in_order == "True" and " ".join(found) == left
+    assert int(calls) > 40 and in_order == "True" and " ".join(outcomes) == left
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -65,9 +65,9 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
         EncoderEmbedder(made[0], prepare=retokenized(tokenizer.decode, made[1])) if made else HashedTfidf().fit(store)
     )
     database = ChunkDatabase.open(tmp_path / "run" / "keys", store, embedder)
-    found = open_neighbours(tmp_path / "run" / "neighbours", store, database)
+    ids = open_neighbours(tmp_path / "run" / "neighbours", store, database)
     want = database.search(store.chunks(np.arange(len(store))), 3, lengths=store.lengths, exclude_doc=store.chunk_doc)
-    assert np.array_equal(found, want) and len(store.documents) == len(TEXTS)
+    assert np.array_equal(ids, want) and len(store.documents) == len(TEXTS)
     said = capsys.readouterr().out
     assert f"keys: {embedder.name}" in said
     assert (
@@ -82,8 +82,8 @@ def test_other_documents(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "src" / "f.py").write_bytes(b"\xff\xfe")
-    found = list(neighbours.read_documents([str(tmp_path / "src" / "**" / "*.py")], "text", ["skip"]))
-    assert [d.content for d in found] == ["y = 2", "x = 1"]
+    documents = list(neighbours.read_documents([str(tmp_path / "src" / "**" / "*.py")], "text", ["skip"]))
+    assert [d.content for d in documents] == ["y = 2", "x = 1"]
     with pytest.raises(FileNotFoundError, match="documents: expected files"):
         list(neighbours.read_documents([str(tmp_path / "nothing*")], "text", []))
 
@@ -120,15 +120,15 @@ def test_a_smaller_database_is_searched_exactly(tmp_path):
         other.chunks(everything), 3, lengths=other.lengths, exclude_doc=database.documents_of(other)[other.chunk_doc]
     )
     assert np.array_equal(subset_neighbours(database, other, 3, rows[2]), want)
-    found = subset_neighbours(database, other, 3, rows[0])
-    assert np.isin(found, rows[0]).all()
+    ids = subset_neighbours(database, other, 3, rows[0])
+    assert np.isin(ids, rows[0]).all()
     keys = np.asarray(database.searcher.keys)[rows[0]]
     queries = database.searcher.embedder(other.chunks(everything), other.lengths)
     away = ((queries[:, None] - keys) ** 2).sum(-1) + 1e9 * (
         store.chunk_doc[rows[0]] == database.documents_of(other)[other.chunk_doc][:, None]
     )
     np.testing.assert_allclose(
-        np.take_along_axis(away, np.searchsorted(rows[0], found), 1), np.sort(away, 1)[:, :3], atol=1e-5
+        np.take_along_axis(away, np.searchsorted(rows[0], ids), 1), np.sort(away, 1)[:, :3], atol=1e-5
     )
     with pytest.raises(ValueError, match="share: expected a number above 0"):
         subset_rows(database, 0.0)
@@ -148,15 +148,15 @@ def test_scaling_and_ablations(tmp_path, capsys, monkeypatch):
     plan = dataclasses.replace(SMOKE, steps=1, warmup_steps=0, database_bytes=100_000, train_bytes=60_000)
     results = command.run(tmp_path, plan, quiet=True)
     scaling.main([str(tmp_path), "--shares", "0.3", "1", "--neighbours", "1", "2", "5"])
-    found = json.loads((tmp_path / "scaling.json").read_text())
+    saved = json.loads((tmp_path / "scaling.json").read_text())
     bpb = results["bits_per_byte"]
-    assert found["off"] == pytest.approx(bpb["RETRO off"]) and found["baseline"] == pytest.approx(bpb["baseline"])
+    assert saved["off"] == pytest.approx(bpb["RETRO off"]) and saved["baseline"] == pytest.approx(bpb["baseline"])
     assert (
-        dict(found["neighbours"])[2]
+        dict(saved["neighbours"])[2]
         == pytest.approx(bpb["RETRO on, 2 neighbours"])
-        == pytest.approx(found["database"][1][2])
+        == pytest.approx(saved["database"][1][2])
     )
-    assert len({b for _, b in found["neighbours"]}) == 3 and found["database"][0][1] < found["database"][1][1]
+    assert len({b for _, b in saved["neighbours"]}) == 3 and saved["database"][0][1] < saved["database"][1][1]
     assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
     scaling.main([str(tmp_path), "--ablations", "1", "--documents", "1"])
     parts = json.loads((tmp_path / "ablations.json").read_text())

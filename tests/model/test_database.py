@@ -60,12 +60,12 @@ def test_k_neighbours_outside_the_document(kind, dense, store):
     database = opened(kind, dense, store)
     rows, documents = own_chunks(store)
     k = 12
-    found = database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=documents)
-    assert found.shape == (len(rows), k) and (found >= 0).all()
-    assert all(len(set(row)) == k for row in found.tolist())
-    assert not (store.chunk_doc[found] == documents[:, None]).any()
+    hits = database.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=documents)
+    assert hits.shape == (len(rows), k) and (hits >= 0).all()
+    assert all(len(set(row)) == k for row in hits.tolist())
+    assert not (store.chunk_doc[hits] == documents[:, None]).any()
     copies = np.flatnonzero(rows == store.documents[3].first_chunk)[0]
-    assert {0, 5, 6} <= set(store.chunk_doc[found[copies]].tolist())
+    assert {0, 5, 6} <= set(store.chunk_doc[hits[copies]].tolist())
 
 
 @pytest.mark.parametrize("kind", ["exact", "Flat"])
@@ -77,9 +77,9 @@ def test_dense_search_against_all_distances(kind, dense, store):
     distance = ((queries[:, None] - keys[None]) ** 2).sum(-1)
     distance[store.chunk_doc[:][None] == documents[:, None]] = np.inf
     want = np.sort(distance, axis=1)[:, :5]
-    found = database.search(store.chunks(rows), 5, lengths=store.lengths[rows], exclude_doc=documents)
+    hits = database.search(store.chunks(rows), 5, lengths=store.lengths[rows], exclude_doc=documents)
     # duplicates tie, so distances are compared: both kinds compute in float32, |q|^2 + |k|^2 - 2qk of unit vectors
-    np.testing.assert_allclose(np.take_along_axis(distance, found, 1), want, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(np.take_along_axis(distance, hits, 1), want, rtol=0, atol=1e-6)
     plain = database.search(store.chunks(rows), 1, lengths=store.lengths[rows])[:, 0]
     # without a filter a chunk finds itself, or its equal
     assert np.array_equal(store.chunks(plain), store.chunks(rows))
@@ -91,8 +91,8 @@ def test_bm25_against_its_formula(store):
     rows, documents = own_chunks(store)
     texts = [store.tokens[i, : store.lengths[i]].tolist() for i in range(len(store))]
     mean = np.mean([len(t) for t in texts])
-    found = database.search(store.chunks(rows[:8]), 6, lengths=store.lengths[rows[:8]], exclude_doc=documents[:8])
-    for row, document, got in zip(rows[:8], documents[:8], found):
+    hits = database.search(store.chunks(rows[:8]), 6, lengths=store.lengths[rows[:8]], exclude_doc=documents[:8])
+    for row, document, got in zip(rows[:8], documents[:8], hits):
         scores = np.zeros(len(texts))
         for token in texts[row]:
             count = np.array([t.count(token) for t in texts])
@@ -108,9 +108,9 @@ def test_bm25_against_its_formula(store):
 def test_fewer_candidates_than_k(kind, tmp_path):
     store = store_of(tmp_path / "s", [np.arange(2, 30), np.arange(40, 48)] + [np.arange(50, 58)] * 4)
     database = opened(kind, (tmp_path / "d", HashedTfidf(16).fit(store)), store)
-    found = database.search(store.chunks([0, 4]), 6, exclude_doc=np.array([0, -1]))
-    assert sorted(found[0]) == [-1, 4, 5, 6, 7, 8] and (found[0] == -1).argmax() == 5
-    assert len(set(found[1])) == 6 and found[1].min() >= 0 and found[1, 0] == 4
+    hits = database.search(store.chunks([0, 4]), 6, exclude_doc=np.array([0, -1]))
+    assert sorted(hits[0]) == [-1, 4, 5, 6, 7, 8] and (hits[0] == -1).argmax() == 5
+    assert len(set(hits[1])) == 6 and hits[1].min() >= 0 and hits[1, 0] == 4
     assert database.search(store.chunks(np.arange(0)), 2).shape == (0, 2)
 
 
@@ -155,9 +155,9 @@ def test_the_exact_search_on_a_gpu(dense, store):
     queries, distances = dense[1](store.chunks(rows), store.lengths[rows]), []
     for device in ("cpu", "cuda"):
         database = ChunkDatabase.build(dense[0], store, dense[1], device=device)
-        found = database.search(store.chunks(rows), 5, lengths=store.lengths[rows], exclude_doc=documents)
-        assert not (store.chunk_doc[found] == documents[:, None]).any()
-        distances.append(((queries[:, None] - keys[found]) ** 2).sum(-1))
+        hits = database.search(store.chunks(rows), 5, lengths=store.lengths[rows], exclude_doc=documents)
+        assert not (store.chunk_doc[hits] == documents[:, None]).any()
+        distances.append(((queries[:, None] - keys[hits]) ** 2).sum(-1))
     np.testing.assert_allclose(distances[1], distances[0], rtol=0, atol=1e-5)
 
 
@@ -217,12 +217,12 @@ def test_damage_to_a_kept_index_is_named(tmp_path, store):
     embedder = HashedTfidf(32).fit(store)
     rows = np.arange(50)
 
-    def found():
+    def search():
         return ChunkDatabase.open(tmp_path / "d", store, embedder, index="IVF4,Flat").search(store.chunks(rows), 3)
 
     ChunkDatabase.build(tmp_path / "d", store, embedder, index="IVF4,Flat")
     (path,) = (tmp_path / "d").glob("*.faiss")
-    want, good = found(), path.read_bytes()
+    want, good = search(), path.read_bytes()
     for damaged, message in (
         (good[:-9], "truncated"),
         (b"", "truncated"),
@@ -230,9 +230,9 @@ def test_damage_to_a_kept_index_is_named(tmp_path, store):
     ):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"{path.name}: {message}"):
-            found()
+            search()
     path.with_name(path.name + ".json").unlink()  # killed between the two
-    assert np.array_equal(found(), want) and path.read_bytes() == good
+    assert np.array_equal(search(), want) and path.read_bytes() == good
 
 
 def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, monkeypatch):
@@ -252,11 +252,11 @@ def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, mon
     own = store.chunk_doc[:][None] == store.chunk_doc[rows][:, None]
     distance[own] = np.inf
     for k, got in one.items():
-        found = build(nprobe=1).search(
+        hits = build(nprobe=1).search(
             store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=store.chunk_doc[rows]
         )
         farthest = np.sort(distance, axis=1)[:, k - 1 : k]
-        assert got == pytest.approx((np.take_along_axis(distance, found, 1) <= farthest + 1e-9).mean(), abs=2e-3)
+        assert got == pytest.approx((np.take_along_axis(distance, hits, 1) <= farthest + 1e-9).mean(), abs=2e-3)
     manifest = next((tmp_path / "d").glob("*.faiss.json"))
     kept = json.loads(manifest.read_text())
     assert kept["facts"]["recall"] == {"1": {str(k): r for k, r in one.items()}, "4": {str(k): 1.0 for k in every}}

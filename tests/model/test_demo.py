@@ -178,7 +178,7 @@ def test_the_command_line(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         "--steps 0",
         "--batch-size -1",
@@ -190,12 +190,12 @@ def test_the_command_line(monkeypatch, tmp_path):
         "--device cuda:7",
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_prepared(monkeypatch, capsys, given):
+def test_what_cannot_work_is_refused_before_anything_is_prepared(monkeypatch, capsys, arguments):
     monkeypatch.setattr(demo, "run", lambda *_, **__: pytest.fail("it began"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(SystemExit) as exit:
-        demo.main(["--smoke", *given.split()])
-    assert exit.value.code == 2 and given.split()[0] in capsys.readouterr().err
+        demo.main(["--smoke", *arguments.split()])
+    assert exit.value.code == 2 and arguments.split()[0] in capsys.readouterr().err
 
 
 def test_importing_the_package_loads_no_extras():

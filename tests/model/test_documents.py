@@ -146,8 +146,8 @@ def write_megatron(prefix, documents, code=8, dtype="<u2"):
 @pytest.mark.parametrize("code, dtype", [(8, "<u2"), (4, "<i4")])
 def test_megatron_files(tmp_path, code, dtype):
     write_megatron(tmp_path / "wiki", [[[5, 6, 7], [8, 9]], [[10, 3]], [[11, 12, 3]]], code, dtype)
-    found = list(read_megatron(tmp_path / "wiki", end=3))
-    assert [(d.name, d.group, d.content.tolist()) for d in found] == [
+    documents = list(read_megatron(tmp_path / "wiki", end=3))
+    assert [(d.name, d.group, d.content.tolist()) for d in documents] == [
         ("0", "wiki", [5, 6, 7, 8, 9]),
         ("1", "wiki", [10]),
         ("2", "wiki", [11, 12]),

@@ -16,13 +16,13 @@ from tests.model import toys
     "chunks,window,stride", [(1, 3, 1), (5, 3, 1), (7, 4, 2), (8, 4, 2), (9, 4, 3), (3, 8, 4), (0, 4, 2)]
 )
 def test_windows_score_each_chunk_once_in_the_first_window_that_holds_it(chunks, window, stride):
-    found = evaluation.windows(chunks, window, stride)
-    owner = {c: [w for w, (_, end, scored) in enumerate(found) if scored <= c < end] for c in range(chunks)}
+    spans = evaluation.windows(chunks, window, stride)
+    owner = {c: [w for w, (_, end, scored) in enumerate(spans) if scored <= c < end] for c in range(chunks)}
     assert all(len(w) == 1 for w in owner.values())
     for c, (w,) in owner.items():
         holding = [i for i in range(0, chunks, stride) if i <= c < i + window]
-        assert found[w][0] == min(holding)  # the earliest window gives the most context
-        assert found[w][1] - found[w][0] <= window
+        assert spans[w][0] == min(holding)  # the earliest window gives the most context
+        assert spans[w][1] - spans[w][0] <= window
 
 
 def test_score_gives_each_token_the_most_context():

@@ -23,12 +23,12 @@ def slowly(model, prompt, count, with_neighbours=True, stop=None):
     """Greedy decoding with a whole forward pass for each token."""
     tokens = list(prompt)
     for _ in range(count):
-        given = {}
+        inputs = {}
         chunks = len(tokens) // M
         if with_neighbours and chunks:
             neighbours, mask = retrieve(torch.tensor(tokens[: chunks * M]).view(-1, M))
-            given = {"neighbours": neighbours[None], "neighbour_mask": mask[None]}
-        tokens.append(model(torch.tensor([tokens]), **given)[0, -1].argmax().item())
+            inputs = {"neighbours": neighbours[None], "neighbour_mask": mask[None]}
+        tokens.append(model(torch.tensor([tokens]), **inputs)[0, -1].argmax().item())
         if tokens[-1] == stop:
             break
     return tokens
@@ -99,12 +99,12 @@ def test_prompts_as_arrays():
     """What a tokenizer and a store give."""
     model, rows = tiny.model(), prompts(5, 3)
     want = [r.tolist() for r in generate(model, rows, 4)]
-    for given in (
+    for arrays in (
         [np.array(r) for r in rows],
         [np.array(r, np.uint16) for r in rows],
         [list(np.array(r)) for r in rows],
     ):
-        assert [r.tolist() for r in generate(model, given, 4)] == want
+        assert [r.tolist() for r in generate(model, arrays, 4)] == want
     assert generate(model, np.array(rows[:1]), 4)[0].tolist() == want[0]
 
 

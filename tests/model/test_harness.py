@@ -85,29 +85,29 @@ def test_wikitext103_is_our_own_score(made, tmp_path):
     ids = database.search(new.chunks(range(len(new))), 2, lengths=new.lengths)
     for options, neighbours in (({"retrieve": retrieve}, (ids, database)), ({}, ())):
         lm = RetroLM(model, tokenizer, window=3 * M, stride=M, **options)
-        found, samples = run(lm, task)
+        results, samples = run(lm, task)
         want = evaluation.score(model, new, *neighbours, window=3 * M, stride=M)
         total = sum(sample["bits_per_byte"][0] for sample in samples)
         assert total == pytest.approx(-want.nats.sum(), rel=1e-4)
-        assert found["bits_per_byte,none"] == pytest.approx(evaluation.bits_per_byte(want), rel=1e-4)
+        assert results["bits_per_byte,none"] == pytest.approx(evaluation.bits_per_byte(want), rel=1e-4)
 
 
 def test_lambada_and_curation(made, tmp_path):
     _, tokenizer, _, model, retrieve = made
     lm = RetroLM(model, tokenizer, retrieve=retrieve)
     rows = [{"text": f"{TEXTS[0]} {word}"} for word in ("mat", "dog", "cat")]
-    found, samples = run(lm, tasks.lambada(lines(tmp_path, "lambada", rows)))
+    results, samples = run(lm, tasks.lambada(lines(tmp_path, "lambada", rows)))
     context = tokenizer.encode(TEXTS[0]).tolist()
     words = [tokenizer.encode(row["text"]).tolist()[len(context) :] for row in rows]
     want = evaluation.score_suffixes(model, [[BOS, *context]] * 3, words, retrieve=retrieve)
     assert [s["resps"][0][0][0] for s in samples] == pytest.approx([-w.nats for w in want], rel=1e-5)
-    assert found["acc,none"] == pytest.approx(sum(w.greedy for w in want) / 3)
+    assert results["acc,none"] == pytest.approx(sum(w.greedy for w in want) / 3)
     rows = [{"article": TEXTS[0], "summary": "a cat sat"}]
-    found, _ = run(lm, tasks.curation(lines(tmp_path, "curation", rows)))
+    results, _ = run(lm, tasks.curation(lines(tmp_path, "curation", rows)))
     whole = tokenizer.encode(f"{TEXTS[0]}{tasks.TL_DR} a cat sat").tolist()
     context = tokenizer.encode(TEXTS[0] + tasks.TL_DR).tolist()
     [want] = evaluation.score_suffixes(model, [[BOS, *context]], [whole[len(context) :]], retrieve=retrieve)
-    assert found["bits_per_byte,none"] == pytest.approx(
+    assert results["bits_per_byte,none"] == pytest.approx(
         want.nats / torch.tensor(2.0).log().item() / len(" a cat sat"), rel=1e-5
     )
 
@@ -122,16 +122,16 @@ def test_questions_are_answered_from_their_passages(made, tmp_path):
     prompts = [
         qa.aligned_prompt([BOS, *tokenizer.encode(qa.PROMPT.format(question=r["question"])).tolist()], M) for r in rows
     ]
-    given = qa.passage_neighbours(tasks.passages_of(rows[0]), tokenizer.encode, 2 * M, 4)
+    neighbours = qa.passage_neighbours(tasks.passages_of(rows[0]), tokenizer.encode, 2 * M, 4)
     answers = []
-    for prompt, retrieve in zip(prompts, (qa.same_for_every_chunk(*given), None)):
+    for prompt, retrieve in zip(prompts, (qa.same_for_every_chunk(*neighbours), None)):
         text = tokenizer.decode(generate(model, [prompt], 6, retrieve=retrieve)[0][len(prompt) :])
         answers.append(text.split("\n")[0])
     rows[0]["answers"] = ["something else", answers[0].upper()]
     task = tasks.question_answering(lines(tmp_path, "questions", rows), max_new_tokens=6)
-    found, samples = run(RetroLM(model, tokenizer, passages=tasks.passages_of, num_passages=4), task)
+    results, samples = run(RetroLM(model, tokenizer, passages=tasks.passages_of, num_passages=4), task)
     assert [s["resps"][0][0] for s in sorted(samples, key=lambda s: s["doc_id"])] == answers
-    assert found["exact_match,none"] == 0.5
+    assert results["exact_match,none"] == 0.5
 
 
 def test_refuses(made):

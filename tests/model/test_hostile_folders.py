@@ -38,13 +38,13 @@ def forge(manifest: Path, change, **contents):
     """
     for name, data in contents.items():
         (manifest.parent / name.replace("__", ".")).write_bytes(data)
-    found = json.loads(manifest.read_text())
-    del found["crc32"]
+    listing = json.loads(manifest.read_text())
+    del listing["crc32"]
     for name in contents:
         data = contents[name]
-        found["files"][name.replace("__", ".")] = {"bytes": len(data), "crc32": zlib.crc32(data)}
-    change(found)
-    manifest.write_text(json.dumps(found | {"crc32": files._own_checksum(found)}))
+        listing["files"][name.replace("__", ".")] = {"bytes": len(data), "crc32": zlib.crc32(data)}
+    change(listing)
+    manifest.write_text(json.dumps(listing | {"crc32": files._own_checksum(listing)}))
 
 
 def at(*path, to):
@@ -168,7 +168,7 @@ def test_rows_that_are_not_the_documents(tmp_path, name, change, message):
     build(tmp_path / "s")
     rows = np.fromfile(tmp_path / f"s/{name}.bin", store.COLUMNS[name])
     change(rows)
-    forge(tmp_path / "s/store.json", lambda found: None, **{f"{name}__bin": rows.tobytes()})
+    forge(tmp_path / "s/store.json", lambda listing: None, **{f"{name}__bin": rows.tobytes()})
     with pytest.raises(ValueError, match=rf"{name}\.bin: expected {message}"):
         TokenStore(tmp_path / "s")
 
@@ -178,14 +178,16 @@ def test_rows_that_are_not_the_documents(tmp_path, name, change, message):
 )
 def test_lines_that_are_no_documents(tmp_path, line):
     build(tmp_path / "s")
-    forge(tmp_path / "s/store.json", lambda found: None, documents__jsonl=line.encode("latin1") + b"\n")
+    forge(tmp_path / "s/store.json", lambda listing: None, documents__jsonl=line.encode("latin1") + b"\n")
     with pytest.raises(ValueError, match=r"documents\.jsonl: corrupt"):
         TokenStore(tmp_path / "s")
 
 
 def test_an_unfinished_build_that_contradicts_itself_is_not_continued(tmp_path, victim):
     build(tmp_path / "s")
-    forge(tmp_path / "s/store.json", lambda found: (found.update(complete=False), found["facts"].update(chunks=1)))
+    forge(
+        tmp_path / "s/store.json", lambda listing: (listing.update(complete=False), listing["facts"].update(chunks=1))
+    )
     before = (tmp_path / "s/tokens.bin").read_bytes()
     with pytest.raises(ValueError, match="the manifest contradicts itself"):
         build(tmp_path / "s")
@@ -259,12 +261,12 @@ def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):
     for ids in (np.full((len(rows), 2), len(rows)), np.full((len(rows), 2), -2)):
         forge(
             tmp_path / "m/n/neighbours.json",
-            lambda found: None,
+            lambda listing: None,
             neighbours__npy=good[:128] + ids.astype(np.int64).tobytes(),
         )
         with pytest.raises(ValueError, match=r"neighbours\.npy: expected ids within -1"):
             opened(tmp_path / "m", rows, embedder)
-    forge(tmp_path / "m/n/neighbours.json", lambda found: None, neighbours__npy=good.replace(b"<i8", b"<f8"))
+    forge(tmp_path / "m/n/neighbours.json", lambda listing: None, neighbours__npy=good.replace(b"<i8", b"<f8"))
     with pytest.raises(ValueError, match=r"neighbours\.npy: expected an array int64"):
         opened(tmp_path / "m", rows, embedder)
     for k in (0, -1, "2", None, True, 10**9):
@@ -273,7 +275,7 @@ def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):
         with pytest.raises(ValueError, match=r"neighbours\.json: expected k from 1"):
             opened(tmp_path / "m", rows, embedder)
     keys = (tmp_path / "m/d/keys.npy").read_bytes()
-    forge(tmp_path / "m/d/database.json", lambda found: None, keys__npy=keys.replace(b"<f4", b"|O8"))
+    forge(tmp_path / "m/d/database.json", lambda listing: None, keys__npy=keys.replace(b"<f4", b"|O8"))
     with pytest.raises(ValueError, match=r"keys\.npy: expected an array float32"):
         ChunkDatabase.open(tmp_path / "m/d", rows, embedder)
     forge(tmp_path / "m/d/database.json", at("facts", "chunks", to=1), keys__npy=keys[: 128 + 64])

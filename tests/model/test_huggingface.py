@@ -155,15 +155,15 @@ def test_the_trainer_trains_what_was_added_and_nothing_else(tmp_path, checkpoint
 
 
 def test_the_collator_pads_and_masks():
-    given = rows(1, 2 * M + 1) + rows(1, M - 1) + rows(1, M)
-    batch = NeighbourCollator(M, retrieve)(given)
+    batch_rows = rows(1, 2 * M + 1) + rows(1, M - 1) + rows(1, M)
+    batch = NeighbourCollator(M, retrieve)(batch_rows)
     assert batch["input_ids"].shape == (3, 2 * M + 1) and batch["neighbours"].shape == (3, 2, K, R)
     assert batch["neighbour_mask"].all((2, 3)).tolist() == [[True, True], [False, False], [True, False]]
     assert (batch["labels"] == -100).sum(1).tolist() == [0, M + 2, M + 1]
     ours = model().double().eval()
     whole = ours(**batch).logits
-    alone = ours(**NeighbourCollator(M, retrieve)(given[2:])).logits
+    alone = ours(**NeighbourCollator(M, retrieve)(batch_rows[2:])).logits
     torch.testing.assert_close(whole[2, :M], alone[0], rtol=1e-10, atol=1e-10)
-    assert "neighbours" not in NeighbourCollator(M)(given)
+    assert "neighbours" not in NeighbourCollator(M)(batch_rows)
     with pytest.raises(ValueError, match=r"neighbours: expected \[n//M,K,R\] with n//M = 2 for n=17"):
-        NeighbourCollator(M)([{**given[0], "neighbours": batch["neighbours"][0, :1]}])
+        NeighbourCollator(M)([{**batch_rows[0], "neighbours": batch["neighbours"][0, :1]}])

@@ -50,8 +50,10 @@ def test_a_database_in_proportions(tmp_path):
         "web": store_of(tmp_path / "web", [[5] * 10] * 30),
         "books": store_of(tmp_path / "books", [[6] * 25] * 4 + [[6] * 5]),
     }
-    found = list(proportioned(stores, {"web": 3, "books": 1}))
-    tokens = {name: sum(len(d.content) for d in found if d.content[0] == i) for name, i in (("web", 5), ("books", 6))}
+    documents = list(proportioned(stores, {"web": 3, "books": 1}))
+    tokens = {
+        name: sum(len(d.content) for d in documents if d.content[0] == i) for name, i in (("web", 5), ("books", 6))
+    }
     assert tokens == {"web": 300, "books": 100}
     few = list(proportioned(stores, {"web": 1, "books": 1}, tokens=60))
     assert [len(d.content) for d in few] == [10, 10, 10, 25, 5]

@@ -19,25 +19,25 @@ def parts(tmp_path_factory):
 
 def test_they_are_those_of_the_search(tmp_path, parts):
     store, database = parts
-    found = precompute_neighbours(tmp_path, store, database, 3, block=16)
-    assert found.dtype == np.int64 and found.shape == (len(store), 3)
-    assert np.array_equal(np.load(tmp_path / "neighbours.npy"), found)
+    ids = precompute_neighbours(tmp_path, store, database, 3, block=16)
+    assert ids.dtype == np.int64 and ids.shape == (len(store), 3)
+    assert np.array_equal(np.load(tmp_path / "neighbours.npy"), ids)
     want = database.search(store.chunks(np.arange(len(store))), 3, lengths=store.lengths, exclude_doc=store.chunk_doc)
-    assert np.array_equal(found, want) and not (store.chunk_doc[found] == store.chunk_doc[:][:, None]).any()
-    assert np.array_equal(open_neighbours(tmp_path, store, database), found)
+    assert np.array_equal(ids, want) and not (store.chunk_doc[ids] == store.chunk_doc[:][:, None]).any()
+    assert np.array_equal(open_neighbours(tmp_path, store, database), ids)
 
 
 def test_a_document_is_its_own_by_name_in_another_store(tmp_path, parts):
     """A subset in another order: numbers differ, names tell."""
     store, database = parts
-    chosen = [7, 2, 11]
-    named = [(str(d), "g", store.document_tokens(d)) for d in chosen] + [("new", "g", store.document_tokens(4))]
+    ordinals = [7, 2, 11]
+    named = [(str(d), "g", store.document_tokens(d)) for d in ordinals] + [("new", "g", store.document_tokens(4))]
     subset = build_store(tmp_path / "s", named, Given(), chunk_len=8)
-    found = precompute_neighbours(tmp_path, subset, database, 2)
-    owner = np.array([*chosen, -1])[subset.chunk_doc]
-    assert not (store.chunk_doc[found] == owner[:, None]).any()
+    ids = precompute_neighbours(tmp_path, subset, database, 2)
+    owner = np.array([*ordinals, -1])[subset.chunk_doc]
+    assert not (store.chunk_doc[ids] == owner[:, None]).any()
     new = np.flatnonzero(subset.chunk_doc == 3)
-    assert np.array_equal(store.chunks(found[new, 0]), subset.chunks(new))  # "new" may retrieve what it copies
+    assert np.array_equal(store.chunks(ids[new, 0]), subset.chunks(new))  # "new" may retrieve what it copies
 
 
 @pytest.mark.parametrize("index", [None, "Flat"])
@@ -55,10 +55,10 @@ def test_the_stores_own_keys_are_the_queries(tmp_path, parts, index):
 
     database = ChunkDatabase.build(tmp_path / "keys", store, Counting(), index=index)
     assert sum(embedded) == len(store)
-    found = precompute_neighbours(tmp_path / "own", store, database, 3, block=16)
+    ids = precompute_neighbours(tmp_path / "own", store, database, 3, block=16)
     assert sum(embedded) == len(store)
     want = database.search(store.chunks(np.arange(len(store))), 3, lengths=store.lengths, exclude_doc=store.chunk_doc)
-    assert np.array_equal(found, want)
+    assert np.array_equal(ids, want)
     embedded.clear()
     other = store_of(tmp_path / "other", random_documents(5, seed=1))
     precompute_neighbours(tmp_path / "others", other, database, 3)

@@ -42,8 +42,8 @@ def test_gradients_reach_every_weight_and_no_padding():
     whole = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     for t, n, k in rows:
-        given = (n, k) if n.shape[1] else (None, None)
-        model(t, given[0], neighbour_mask=given[1], loss_mask=torch.ones_like(t)).total.backward()
+        inputs = (n, k) if n.shape[1] else (None, None)
+        model(t, inputs[0], neighbour_mask=inputs[1], loss_mask=torch.ones_like(t)).total.backward()
     for got, parameter in zip(whole, model.parameters()):
         torch.testing.assert_close(got, parameter.grad, rtol=1e-9, atol=1e-11)
 
@@ -62,8 +62,8 @@ def test_a_cache_may_begin_with_padding(first):
         for i, (d, e) in enumerate(zip(done, ends)):
             new[i, : e - d], new_mask[i, : e - d] = neighbours[i, d:e], mask[i, d:e]
         here = real[:, :count] if begin == 0 else None
-        given = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
-        parts.append(model(tokens[:, begin : begin + count], cache=cache, token_mask=here, **given))
+        inputs = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
+        parts.append(model(tokens[:, begin : begin + count], cache=cache, token_mask=here, **inputs))
         done = ends
     for i, n in enumerate(LENGTHS[:3]):
         assert relative_error(torch.cat(parts, 1)[i, -n:], want[i, -n:]) < EXACT

@@ -216,8 +216,8 @@ def test_decoding_with_a_cache_equals_the_whole(make, steps):
     cache, parts, at, chunk = model.make_cache(2), [], 0, 0
     for step in steps:
         here = slice(chunk, chunk + cache.completes(step))
-        given = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
-        parts.append(model(tokens[:, at : at + step], **given, cache=cache))
+        inputs = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
+        parts.append(model(tokens[:, at : at + step], **inputs, cache=cache))
         at, chunk = at + step, here.stop
     assert_passes("logits", torch.cat(parts, 1), want, None, torch.float64)
 
@@ -261,8 +261,8 @@ def test_added_weights_travel_alone():
     other = retrofit(gpt2().eval(), **ADDED)
     state = model.added_state_dict()
     assert state and not any(name.startswith("decoder.") for name in state)
-    found = other.load_state_dict(state, strict=False)
-    assert not found.unexpected_keys and all(name.startswith("decoder.") for name in found.missing_keys)
+    keys = other.load_state_dict(state, strict=False)
+    assert not keys.unexpected_keys and all(name.startswith("decoder.") for name in keys.missing_keys)
     tokens, neighbours, mask = batch()
     assert torch.equal(
         other.eval()(tokens, neighbours, neighbour_mask=mask), model.eval()(tokens, neighbours, neighbour_mask=mask)

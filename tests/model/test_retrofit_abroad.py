@@ -74,13 +74,13 @@ def test_padding_on_the_left(decoder):
     short = N - M - 3
     padded, real = tokens.clone(), torch.ones_like(tokens)
     padded[1], real[1] = torch.cat([tokens.new_zeros(M + 3), tokens[1, :short]]), torch.arange(N) >= M + 3
-    alone = lambda row, n, **given: model(tokens[row : row + 1, :n], **given)[0]  # noqa: E731
+    alone = lambda row, n, **options: model(tokens[row : row + 1, :n], **options)[0]  # noqa: E731
     rows = [(0, N, slice(None)), (1, short, slice(M + 3, None))]
     got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
     off = model(padded, attention_mask=real)
     for row, n, here in rows:
-        given = {"neighbours": neighbours[row : row + 1, : n // M], "neighbour_mask": mask[row : row + 1, : n // M]}
-        assert_passes("logits", got[row, here], alone(row, n, **given), None, torch.float64)
+        options = {"neighbours": neighbours[row : row + 1, : n // M], "neighbour_mask": mask[row : row + 1, : n // M]}
+        assert_passes("logits", got[row, here], alone(row, n, **options), None, torch.float64)
         assert_passes("logits", off[row, here], alone(row, n), None, torch.float64)
     cache, done, parts = model.make_cache(2), [0, 0], []
     for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
@@ -89,10 +89,10 @@ def test_padding_on_the_left(decoder):
         new, new_mask = neighbours.new_zeros(2, most, K, R), mask.new_zeros(2, most, K, R)
         for row, (d, e) in enumerate(zip(done, ends)):
             new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
-        given = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
+        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
         if begin == 0:
-            given["attention_mask"] = real[:, :count]
-        parts.append(model(padded[:, begin : begin + count], cache=cache, **given))
+            options["attention_mask"] = real[:, :count]
+        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
         done = ends
     for row, _, here in rows:
         assert_passes("logits", torch.cat(parts, 1)[row, here], got[row, here], None, torch.float64)

@@ -45,10 +45,8 @@ def test_one_command_builds_on_a_cluster_and_trains_two_processes(tmp_path, capf
     assert len(losses) == 20 and losses[-1] < losses[0] - 0.3
     store, database, neighbours = opened(tmp_path)
     assert len(store.shards) == 2 and neighbours.shape == (len(store), 3) and database.recall is None
-    found = np.asarray(neighbours)
-    assert (
-        database.document_of(found)[found >= 0] != np.repeat(store.chunk_doc[:], 3).reshape(found.shape)[found >= 0]
-    ).all()
+    ids = np.asarray(neighbours)
+    assert (database.document_of(ids)[ids >= 0] != np.repeat(store.chunk_doc[:], 3).reshape(ids.shape)[ids >= 0]).all()
     assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == 20
 
 

@@ -48,11 +48,11 @@ def worker(rank, exchange, checkpoint, shared):
     logits, losses, grads = outcome(tiny.model(dtype=torch.float64, checkpoint=checkpoint, **shared).to(device), part)
     for grad in grads.values():
         dist.all_reduce(grad)
-    found = [torch.cat(list(part.line.gather("test", t)), 1).cpu() for t in (logits, losses)]
+    results = [torch.cat(list(part.line.gather("test", t)), 1).cpu() for t in (logits, losses)]
     sent = {k: v for k, v in part.line.sent.items() if k != "test"}
     every = [None] * part.line.size
     dist.all_gather_object(every, sent)
-    return [t.numpy() for t in found], {k: g.cpu().numpy() for k, g in grads.items()}, every
+    return [t.numpy() for t in results], {k: g.cpu().numpy() for k, g in grads.items()}, every
 
 
 SHARED = {"encoder_d_model": 24, "share_embeddings": True}
@@ -69,8 +69,8 @@ CASES = [
 def all_cases(rank):
     """Processes take seconds to start: each group runs all its cases."""
     count = dist.get_world_size()
-    found = [worker(rank, *case[1:]) for case in CASES if case[0] == count]
-    return found, packed(rank) if count == 2 else {kind: mixed(rank, kind) for kind in ("ddp", "fsdp2")}
+    results = [worker(rank, *case[1:]) for case in CASES if case[0] == count]
+    return results, packed(rank) if count == 2 else {kind: mixed(rank, kind) for kind in ("ddp", "fsdp2")}
 
 
 @pytest.fixture(scope="module")

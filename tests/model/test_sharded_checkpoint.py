@@ -26,7 +26,7 @@ def make(value):
     torch.nn.init.constant_(model.table.weight, value)
     return model, training.make_optimizer(model, training.Settings(steps=8, warmup_steps=2))
 
-there, here, found = Path(sys.argv[1]), Path(sys.argv[2]), []
+there, here, steps = Path(sys.argv[1]), Path(sys.argv[2]), []
 new = make(2.0)
 sharded_checkpoint.save(there / "c", *make(1.0), step=1)
 sharded_checkpoint.load(there / "c", *make(0.0))
@@ -43,8 +43,8 @@ while True:
     prepare()
     killed = killing.killed_at(n, save)
     model, optimizer = make(0.0)
-    found.append(sharded_checkpoint.load(here / "c", model, optimizer)["step"])
-    assert (model.table.weight == found[-1]).all()
+    steps.append(sharded_checkpoint.load(here / "c", model, optimizer)["step"])
+    assert (model.table.weight == steps[-1]).all()
     if not killed:
         break
     n += every
@@ -52,7 +52,7 @@ prepare()
 for _ in range(2):  # what is left of two killed saves
     killing.killed_at(n // 2, save)
 save()
-print(n, found == sorted(found), *sorted(set(found)), len(list((here / "c").iterdir())))
+print(n, steps == sorted(steps), *sorted(set(steps)), len(list((here / "c").iterdir())))
 shutil.rmtree(here)
 """
 
@@ -61,8 +61,8 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path):
     """At every third system call of a save over an older checkpoint."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
-    calls, in_order, *found = killing.in_a_process(KILLED, tmp_path / "there", killing.fast_folder(tmp_path)).split()
-    assert int(calls) > 40 and in_order == "True" and " ".join(found) == "1 2 2"
+    calls, in_order, *outcomes = killing.in_a_process(KILLED, tmp_path / "there", killing.fast_folder(tmp_path)).split()
+    assert int(calls) > 40 and in_order == "True" and " ".join(outcomes) == "1 2 2"
 
 
 @pytest.fixture

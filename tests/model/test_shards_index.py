@@ -67,15 +67,15 @@ def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, 
         built.recall[2] > 0.9
         and (tmp_path / "d" / "00000" / "keys.npy").stat().st_size < len(store.shards[0]) * 64 + 200
     )
-    found = built.search(**queries(store))
-    assert (found >= 0).all() and (store.chunk_doc[found] != queries(store)["exclude_doc"][:, None]).all()
+    hits = built.search(**queries(store))
+    assert (hits >= 0).all() and (store.chunk_doc[hits] != queries(store)["exclude_doc"][:, None]).all()
     keys, asked = built.searcher.exact.keys, embedder(queries(store)["chunks"], queries(store)["lengths"])
-    away = ((keys[found].astype(np.float64) - asked[:, None]) ** 2).sum(-1)
+    away = ((keys[hits].astype(np.float64) - asked[:, None]) ** 2).sum(-1)
     assert (np.diff(away, axis=1) >= 0).all()  # in the order of exact distances
     shutil.move(tmp_path / "d", tmp_path / "elsewhere")
     moved = ChunkDatabase.open(tmp_path / "elsewhere", store, embedder, **options)
-    assert np.array_equal(moved.search(**queries(store)), found) and moved.recall == built.recall
-    assert np.array_equal(pickle.loads(pickle.dumps(moved)).search(**queries(store)), found)
+    assert np.array_equal(moved.search(**queries(store)), hits) and moved.recall == built.recall
+    assert np.array_equal(pickle.loads(pickle.dumps(moved)).search(**queries(store)), hits)
     manifest = next((tmp_path / "elsewhere").glob("*.faiss.json"))
     with disk.Lock(manifest.with_name(f".{manifest.name}.lock"), "test"):
         ChunkDatabase.open(tmp_path / "elsewhere", store, embedder, **options)  # a complete one needs no lock

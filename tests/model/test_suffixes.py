@@ -34,13 +34,13 @@ def alone(model, context, suffix, pad=0):
     neighbours = None
     if chunks := row.shape[1] // M:
         neighbours = retrieve(row[0, : chunks * M].view(chunks, M))[0][None]
-    found = torch.log_softmax(model(row, neighbours)[0], -1)
+    logs = torch.log_softmax(model(row, neighbours)[0], -1)
     at = range(row.shape[1] - len(suffix), row.shape[1])
-    nats = -sum(found[i - 1, row[0, i]].item() for i in at)
-    return nats, all(int(found[i - 1].argmax()) == int(row[0, i]) for i in at)
+    nats = -sum(logs[i - 1, row[0, i]].item() for i in at)
+    return nats, all(int(logs[i - 1].argmax()) == int(row[0, i]) for i in at)
 
 
-def given(seed=0):
+def prepared(seed=0):
     g = np.random.default_rng(seed)
     contexts = [g.integers(1, V, n).tolist() for n in (1, 9, 4, 17, 2)]
     suffixes = [g.integers(1, V, n).tolist() for n in (3, 1, 5, 2, 6)]
@@ -50,7 +50,7 @@ def given(seed=0):
 @pytest.mark.parametrize("align", [False, True])
 def test_each_suffix_costs_what_it_costs_alone(align):
     model = tiny.model(dtype=torch.float64)
-    contexts, suffixes = given()
+    contexts, suffixes = prepared()
     model.train()
     got = score_suffixes(model, contexts, suffixes, retrieve=retrieve, align=align, batch_size=3)
     assert model.training
@@ -64,7 +64,7 @@ def test_each_suffix_costs_what_it_costs_alone(align):
 
 def test_greedy_is_what_greedy_sampling_gives():
     model = tiny.model()
-    context = given()[0][3]
+    context = prepared()[0][3]
     row = torch.tensor([context])
     for _ in range(3):
         row = torch.cat([row, model(row)[:, -1:].argmax(-1)], 1)
@@ -91,8 +91,8 @@ def test_passages_become_neighbours():
     neighbours, mask = passage_neighbours([("a", "b"), ("long", "x" * 50)], encode, 24, k=3)
     whole = "title: a, source: b"
     assert neighbours[0, : len(whole)].tolist() == encode(whole) and mask.sum(1).tolist() == [len(whole), 24, 0]
-    found, there = same_for_every_chunk(neighbours, mask)(torch.zeros(5, M, dtype=torch.int64))
-    assert found.shape == (5, 3, 24) and torch.equal(found[4], neighbours) and torch.equal(there[0], mask)
+    retrieved, there = same_for_every_chunk(neighbours, mask)(torch.zeros(5, M, dtype=torch.int64))
+    assert retrieved.shape == (5, 3, 24) and torch.equal(retrieved[4], neighbours) and torch.equal(there[0], mask)
     assert aligned_prompt([5, 6, 7, 8, 9], 4) == [0, 0, 0, 5, 6, 7, 8, 9] and aligned_prompt([1] * 8, 4) == [1] * 8
 
 

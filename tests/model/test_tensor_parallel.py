@@ -49,9 +49,13 @@ def updates(made: dict[str, nn.Module], device="cpu") -> dict[str, torch.Tensor]
         torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in ((2, 11, 24), (2, 2, 2, 6, 20))
     )
     x.requires_grad_()
-    found = {"attention": made["attention"](x), "cca": made["cca"](x, encoded), "feed_forward": made["feed_forward"](x)}
-    return found | {
-        f"{name} gradient": torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for name, y in found.items()
+    results = {
+        "attention": made["attention"](x),
+        "cca": made["cca"](x, encoded),
+        "feed_forward": made["feed_forward"](x),
+    }
+    return results | {
+        f"{name} gradient": torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for name, y in results.items()
     }
 
 

@@ -89,15 +89,15 @@ def test_the_methods_agree_on_documents():
     b[700:760] = a[100:160]
     periodic = np.tile([1, 1, 2], 1000)
     for x, y in [(a, b), (periodic, periodic[1:]), (np.zeros(900, int), np.zeros(2000, int))]:
-        found = {}
+        rows_of = {}
         for name in ("bits", "automaton"):
             _text.set_method(getattr(_text.Method, name))
-            found[name] = (
+            rows_of[name] = (
                 text.longest_common_substring(x, y),
                 text.common_prefix_lengths(x[None], y[None, None]).tolist(),
             )
         _text.set_method(_text.Method.automatic)
-        assert found["bits"] == found["automaton"]
+        assert rows_of["bits"] == rows_of["automaton"]
     chunks, sources = rng.integers(0, 9, (100, 64)), rng.integers(0, 9, (100, 2, 128))
     assert np.array_equal(
         text.common_prefix_lengths(chunks, sources, threads=1), text.common_prefix_lengths(chunks, sources, threads=4)

@@ -128,8 +128,8 @@ def test_batches_from_chosen_windows():
     starts = np.array([3, 10, 21, 30])
     for epoch in range(2):
         batches = take(2, stream(toys.random_store(41), starts=starts, start=2 * epoch))
-        found = {tuple(w.tolist()) for batch in batches for w in batch.tokens}
-        assert found == {tuple(toys.random_store(41).tokens[s : s + 2].reshape(-1).tolist()) for s in starts}
+        seen = {tuple(w.tolist()) for batch in batches for w in batch.tokens}
+        assert seen == {tuple(toys.random_store(41).tokens[s : s + 2].reshape(-1).tolist()) for s in starts}
 
 
 def test_a_batch_holds_each_chunks_neighbours():

@@ -12,7 +12,7 @@ from tests.model import tiny, toys
 M, V = 4, 17
 
 
-def given(k=2, **changes):
+def prepared(k=2, **changes):
     store = toys.random_store(40, M, V)
     database = toys.Database(store)
     neighbours = np.random.default_rng(0).integers(0, len(store.lengths), (len(store.lengths), 3))
@@ -35,7 +35,7 @@ def assert_same(loaded, wanted):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_and_prefetching_change_nothing(workers):
-    store, options = given()
+    store, options = prepared()
     want = first(batches(store, **options), 7)
     prefetch = {"prefetch_factor": 2} if workers else {}
     loaded = first(DataLoader(WindowDataset(store, **options), batch_size=4, num_workers=workers, **prefetch), 7)
@@ -46,7 +46,7 @@ def test_workers_and_prefetching_change_nothing(workers):
 
 
 def test_processes_share_each_batch():
-    store, options = given(batch_size=2)
+    store, options = prepared(batch_size=2)
     whole = first(batches(store, **options | {"batch_size": 4}), 3)
     parts = [first(DataLoader(WindowDataset(store, rank=r, world_size=2, **options), batch_size=2), 3) for r in (0, 1)]
     for want, *got in zip(whole, *parts):
@@ -54,7 +54,7 @@ def test_processes_share_each_batch():
 
 
 def test_refuses():
-    store, options = given()
+    store, options = prepared()
     with pytest.raises(ValueError, match="window: expected a positive multiple"):
         WindowDataset(store, **options | {"window": 5})
     with pytest.raises(ValueError, match="start and every: expected at least 0 and 1"):
@@ -82,7 +82,7 @@ def test_the_trainer_resumes_exactly(tmp_path, workers, skip):
     """Stopped after 2 of 4 steps and resumed, by reading past what
     was taken or by `start`: the weights of an uninterrupted run.
     """
-    store, options = given(batch_size=2)
+    store, options = prepared(batch_size=2)
 
     def run(folder, dataset, steps, resume=None):
         transformers, model = retrofit_of(store)
@@ -114,7 +114,7 @@ def test_the_trainer_resumes_exactly(tmp_path, workers, skip):
 
 def test_lightning_trains_from_it(tmp_path):
     lightning = pytest.importorskip("pytorch_lightning")
-    store, options = given()
+    store, options = prepared()
 
     class Model(lightning.LightningModule):
         def __init__(self):
@@ -124,8 +124,8 @@ def test_lightning_trains_from_it(tmp_path):
 
         def training_step(self, batch, _):
             counted = batch["labels"] != -100
-            found = {name: batch[name] for name in ("neighbours", "neighbour_mask")}
-            loss = self.retro(batch["input_ids"], **found, loss_mask=counted).total / counted[:, 1:].sum()
+            inputs = {name: batch[name] for name in ("neighbours", "neighbour_mask")}
+            loss = self.retro(batch["input_ids"], **inputs, loss_mask=counted).total / counted[:, 1:].sum()
             self.losses.append(loss.item())
             return loss
 

@@ -29,7 +29,7 @@ LEAST_S, SLACK = (60, 4.0)
 EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 
-def chosen(target: targets.Target, tree: Path, seed: int) -> list[operators.Fault]:
+def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operators.Fault]:
     """`target.count` faults of the file, a line at most once."""
     faults = operators.of(target.path, (tree / target.path).read_text())
     rng = random.Random(f"{seed} {target.path}")
@@ -86,8 +86,8 @@ def explained() -> dict[str, dict[str, str]]:
 def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
     """(path, line, fault) -> outcome of what an earlier run into `file` was done with."""
     lines = file.read_text().splitlines() if file and file.exists() else []
-    found = {(r["path"], r["line"], r["fault"]): r["outcome"] for r in map(json.loads, lines)}
-    return {fault: outcome for fault, outcome in found.items() if outcome != "survived"}
+    outcomes = {(r["path"], r["line"], r["fault"]): r["outcome"] for r in map(json.loads, lines)}
+    return {fault: outcome for fault, outcome in outcomes.items() if outcome != "survived"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     ]
     if arguments.list:
         for target in wanted:
-            for fault in chosen(target, trees.ROOT, arguments.seed):
+            for fault in sampled_faults(target, trees.ROOT, arguments.seed):
                 print(f"{target.path}:{fault.line}: {fault.text}")
         return 0
     with tempfile.TemporaryDirectory(prefix="retro-mutants-") as folder:
@@ -133,7 +133,7 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
         raise SystemExit("the copy does not build as it is")
     before = noticed_before(arguments.json)
     for target in wanted:
-        faults = chosen(target, tree, arguments.seed)
+        faults = sampled_faults(target, tree, arguments.seed)
         done = [f for f in faults if (target.path, f.line, f.text) in before]
         counts.update(before[target.path, f.line, f.text] for f in done)
         if len(done) == len(faults):

@@ -53,15 +53,15 @@ SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.ImportFrom, ast.Import)
 
 def python(source: str) -> list[Fault]:
     """Faults inside functions, messages and annotations left out."""
-    lines, found = source.split("\n"), {}
+    lines, faults = source.split("\n"), {}
     for node in _live(ast.parse(source)):
         for line, start, end, old, new in _edits(node, lines):
             text = lines[line - 1].encode()
             before, inside, after = (part.decode() for part in (text[:start], text[start:end], text[end:]))
             if inside.count(old) == 1:
                 fault = Fault(line, lines[line - 1], before + inside.replace(old, new) + after)
-                found[fault] = None
-    return sorted(found, key=lambda f: (f.line, f.after))
+                faults[fault] = None
+    return sorted(faults, key=lambda f: (f.line, f.after))
 
 
 def _live(tree: ast.Module) -> Iterator[ast.AST]:
@@ -151,15 +151,15 @@ def cpp(source: str) -> list[Fault]:
     """Faults in lines of code, comments left out; operators are told
     from template brackets by the spaces around them.
     """
-    found = {}
+    faults = {}
     for number, line in enumerate(source.split("\n"), 1):
         code = line.split("//")[0]
         if NO_CODE.search(code) or '"' in code:
             continue
         for old, new in CPP.items():
             for at in (m.start() for m in re.finditer(re.escape(old), code)):
-                found[Fault(number, line, line[:at] + new + line[at + len(old) :])] = None
-    return sorted(found, key=lambda f: (f.line, f.after))
+                faults[Fault(number, line, line[:at] + new + line[at + len(old) :])] = None
+    return sorted(faults, key=lambda f: (f.line, f.after))
 
 
 def of(path: str, source: str) -> list[Fault]:

@@ -92,9 +92,9 @@ def test_fullgraph_compile_with_changing_lengths(op, backend):
 
 
 @pytest.mark.skipif(INTERPRETER, reason="of the reference")
-@pytest.mark.parametrize("used, given", [((0,), [True, False]), ((1,), [False, True]), ((0, 1), [True, True])])
+@pytest.mark.parametrize("used, with_gradient", [((0,), [True, False]), ((1,), [False, True]), ((0, 1), [True, True])])
 @pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
-def test_an_output_that_nobody_used_brings_no_gradient(op, used, given, monkeypatch):
+def test_an_output_that_nobody_used_brings_no_gradient(op, used, with_gradient, monkeypatch):
     """None, not zeros: a backward pass leaves out what belongs to it."""
     module, seen = compare.module(op, "reference"), []
     real = module.backward
@@ -103,7 +103,7 @@ def test_an_output_that_nobody_used_brings_no_gradient(op, used, given, monkeypa
     )
     outs = getattr(rk, op)(**inputs.differentiable(SMALL[op]()), return_lse=True, backend="reference")
     sum(outs[i].where(outs[i].isfinite(), 0).sum() for i in used).backward()
-    assert [grad is not None for grad in seen[0]] == given
+    assert [grad is not None for grad in seen[0]] == with_gradient
 
 
 @every

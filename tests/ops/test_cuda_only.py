@@ -57,8 +57,8 @@ def test_no_host_synchronisation(op, backend):
     leaves = [v for v in kw.values() if isinstance(v, torch.Tensor) and v.requires_grad]
 
     def outputs():
-        found = getattr(rk, op)(**kw, backend=backend)
-        return [out for out in (found if isinstance(found, tuple) else (found,)) if out.is_floating_point()]
+        outs = getattr(rk, op)(**kw, backend=backend)
+        return [out for out in (outs if isinstance(outs, tuple) else (outs,)) if out.is_floating_point()]
 
     grads = [torch.ones_like(out) for out in outputs()]
     total(op, kw, backend).backward()

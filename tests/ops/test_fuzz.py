@@ -81,24 +81,24 @@ def run(
     outs = getattr(rk, op)(**there, **({"return_lse": True} if attention else {}), backend=backend)
     outs = outs if isinstance(outs, tuple) else (outs,)
     result = {f"out{i}": out.detach() for i, out in enumerate(outs)}
-    chosen = [
+    outputs = [
         out
         for i, out in enumerate(outs)
         if out.is_floating_point() and (upstream == "both" or i == (upstream == "lse") or len(outs) < 2)
     ]
-    if not chosen:  # indices alone
+    if not outputs:  # indices alone
         return result
     g = inputs.generator(kw["query" if "query" in kw else "x"].shape[1])
-    grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in chosen]
-    grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(chosen, grads, strict=True)]
+    grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in outputs]
+    grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(outputs, grads, strict=True)]
     if noise:
         grads = [
             noise.of_rows(noise.rounded(grad), outs[1].detach()) if attention else noise.rounded(grad) for grad in grads
         ]
-    found = torch.autograd.grad(chosen, list(leaves.values()), grads, allow_unused=True)
+    results = torch.autograd.grad(outputs, list(leaves.values()), grads, allow_unused=True)
     return result | {
         f"grad_{n}": torch.zeros_like(v) if grad is None else grad
-        for (n, v), grad in zip(leaves.items(), found, strict=True)
+        for (n, v), grad in zip(leaves.items(), results, strict=True)
     }
 
 
@@ -298,8 +298,8 @@ def test_what_rounding_does_not_explain_is_refused(name, monkeypatch):
     kw, honest = inputs.self_attention(5, B=1, N=9, H=2, D=16), run
 
     def wrong(op, kw, backend, view, *rest, **more):
-        found = honest(op, kw, "reference", view, *rest, **more)
-        return found | {name: found[name] * (1 + 1e-4)} if backend == "wrong" else found
+        got = honest(op, kw, "reference", view, *rest, **more)
+        return got | {name: got[name] * (1 + 1e-4)} if backend == "wrong" else got
 
     monkeypatch.setitem(globals(), "run", wrong)
     check("relative_attention", "reference", kw, "dense", "both")

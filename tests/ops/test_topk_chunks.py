@@ -98,8 +98,8 @@ def test_properties(backend, case):
     assert (scores[..., :-1] >= scores[..., 1:]).all()
     assert ((indices == -1) == (scores == -torch.inf)).all()
     for row in indices.flatten(0, 1).tolist():
-        chosen = [j for j in row if j >= 0]
-        assert len(set(chosen)) == len(chosen)
+        valid = [j for j in row if j >= 0]
+        assert len(set(valid)) == len(valid)
     key = kw["key"].expand(kw["query"].shape[0], -1, -1).double()
     rows = key.gather(1, indices.clamp(min=0).flatten(1).unsqueeze(-1).expand(-1, -1, key.shape[-1])).view(
         *indices.shape, -1
@@ -238,8 +238,8 @@ def test_gradients_are_those_of_the_dense_formulation(backend, metric):
     dense = (
         torch.einsum("bqd,bsd->bqs", query, key.expand(3, -1, -1)) if metric == "dot" else -difference.square().sum(-1)
     )
-    chosen = dense.gather(-1, indices.clamp(min=0))
-    want = torch.autograd.grad(chosen, (query, key), g.double().masked_fill(indices < 0, 0))
+    selected = dense.gather(-1, indices.clamp(min=0))
+    want = torch.autograd.grad(selected, (query, key), g.double().masked_fill(indices < 0, 0))
     for name, a, b in zip(("query", "key"), got, want, strict=True):
         compare.assert_passes(f"grad_{name}", a, b, None, torch.float32)
 

@@ -25,7 +25,7 @@ def brute_force(kw):
     for b, queries in enumerate(kw["query"]):
         key = kw["key"][b if kw["key"].shape[0] > 1 else 0]
         for i, q in enumerate(queries):
-            found = []
+            pairs = []
             for j, x in enumerate(key):
                 last = (
                     i + kw.get("query_offset", 0) - kw["causal_gap"] if kw.get("causal_gap") is not None else len(key)
@@ -34,12 +34,12 @@ def brute_force(kw):
                 masked = "key_mask" in kw and not kw["key_mask"][b if kw["key_mask"].shape[0] > 1 else 0, j]
                 if j > last or masked or (doc is not None and doc == kw["query_doc"][b, i]):
                     continue
-                found.append(
+                pairs.append(
                     (float((q * x).sum()) if kw.get("metric", "dot") == "dot" else -float((q - x).square().sum()), j)
                 )
-            found = sorted(found, key=lambda pair: (-pair[0], pair[1]))[: kw["k"]] + [(-torch.inf, -1)] * kw["k"]
-            scores.append([s for s, _ in found[: kw["k"]]])
-            indices.append([j for _, j in found[: kw["k"]]])
+            pairs = sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[: kw["k"]] + [(-torch.inf, -1)] * kw["k"]
+            scores.append([s for s, _ in pairs[: kw["k"]]])
+            indices.append([j for _, j in pairs[: kw["k"]]])
     shape = (*kw["query"].shape[:2], kw["k"])
     return torch.tensor(scores, dtype=F64).view(shape), torch.tensor(indices).view(shape)
 

@@ -113,8 +113,8 @@ def test_reads_fade_in_half_types():
 
 def test_the_two_evictions_differ():
     model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(B=1, N=40)
-    found = [decoded(model, tokens, 1, model.make_cache(1, 6, evict=evict)) for evict in ("oldest", "least_read")]
-    assert relative_error(*found) > 1e-3
+    logits = [decoded(model, tokens, 1, model.make_cache(1, 6, evict=evict)) for evict in ("oldest", "least_read")]
+    assert relative_error(*logits) > 1e-3
 
 
 @pytest.mark.parametrize("evict", ["oldest", "least_read"])

@@ -69,9 +69,9 @@ def test_the_last_quarter_of_a_curve():
 
 def test_the_identity_tracks_each_moon_after_its_period_and_one_head_after_the_joint_one():
     contexts = [11, 20, 40, 59, 61, 80]
-    found = moons.analytic(contexts)
-    assert max(found[3][1:]) < 2e-5
-    assert min(found[1][:3]) > 0.3 and max(found[1][-2:]) < 1e-12
+    errors = moons.analytic(contexts)
+    assert max(errors[3][1:]) < 2e-5
+    assert min(errors[1][:3]) > 0.3 and max(errors[1][-2:]) < 1e-12
 
 
 def test_free_running_predictions_are_the_equations():
@@ -108,8 +108,8 @@ def test_a_prediction_of_the_whole_is_the_first_free_running_one():
 
 def test_moons_return_after_their_joint_period():
     for triple in (*moons.TRAINED, moons.HELD_OUT):
-        found = moons.periods(triple, 360)
-        x = moons.observe(found, 360, torch.zeros(1, dtype=torch.float64))
+        got = moons.periods(triple, 360)
+        x = moons.observe(got, 360, torch.zeros(1, dtype=torch.float64))
         torch.testing.assert_close(x[:, :120], x[:, 120:240])  # 360 / JOINT_PERIODS
         assert min(abs(x[0, t] - x[0, 0]).max() for t in range(2, 119)) > 1e-3
     shares = {tuple(np.array(t) / max(t)) for t in (*moons.TRAINED, moons.HELD_OUT)}
@@ -188,8 +188,8 @@ def test_a_bounded_memory_that_forgets_nothing_loses_nothing():
     model, tokens = text.make(text.MOSAICS, plan, 40).double(), torch.randint(0, 40, (2, 48))
     whole = text.losses(model, tokens)[:, plan.context - 1 :].mean()
     for capacity, evict in ((None, "oldest"), (47, "least_read")):
-        found = text.bounded(model, tokens, plan, capacity, evict)
-        assert found["nats"] == pytest.approx(float(whole), rel=tolerances.FLOOR[torch.float64] * 100)
+        losses = text.bounded(model, tokens, plan, capacity, evict)
+        assert losses["nats"] == pytest.approx(float(whole), rel=tolerances.FLOOR[torch.float64] * 100)
     assert text.bounded(model, tokens, plan, 4, "oldest")["nats"] != pytest.approx(float(whole), rel=1e-6)
 
 

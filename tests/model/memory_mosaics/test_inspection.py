@@ -13,7 +13,7 @@ from tests.model.memory_mosaics.naive import Naive, layer_norm, norm, stored
 
 def test_the_first_block_is_what_the_equations_say():
     model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(B=2, N=9)
-    found, naive, prefix = inspect(model, tokens)[0], Naive(model.config, stored(model)), "blocks.0.context"
+    inspected, naive, prefix = inspect(model, tokens)[0], Naive(model.config, stored(model)), "blocks.0.context"
     c = naive.parameters[f"{prefix}.value_now"]
     for b, row in enumerate(tokens.tolist()):
         x = [
@@ -30,14 +30,14 @@ def test_the_first_block_is_what_the_equations_say():
                 logits = np.array([key[t] @ k for k in key[:t]])
                 weights = np.exp(logits - logits.max())
                 weights /= weights.sum()
-                np.testing.assert_allclose(found.attention[b, head, t, :t].numpy(), weights, rtol=1e-8, atol=1e-12)
-                assert found.attention[b, head, t, t:].abs().max() == 0
+                np.testing.assert_allclose(inspected.attention[b, head, t, :t].numpy(), weights, rtol=1e-8, atol=1e-12)
+                assert inspected.attention[b, head, t, t:].abs().max() == 0
                 y, mean = weights @ np.array(value[:t]), np.mean(value[:t], 0)
-                np.testing.assert_allclose(found.error[b, t, head], np.linalg.norm(y - value[t]) / scale, rtol=1e-8)
+                np.testing.assert_allclose(inspected.error[b, t, head], np.linalg.norm(y - value[t]) / scale, rtol=1e-8)
                 np.testing.assert_allclose(
-                    found.baseline[b, t, head], np.linalg.norm(mean - value[t]) / scale, rtol=1e-8
+                    inspected.baseline[b, t, head], np.linalg.norm(mean - value[t]) / scale, rtol=1e-8
                 )
-            np.testing.assert_allclose(found.error[b, 0, head], 1)  # the memory is empty: it reads 0
+            np.testing.assert_allclose(inspected.error[b, 0, head], 1)  # the memory is empty: it reads 0
     assert len(inspect(model, tokens)) == 2
 
 
@@ -48,7 +48,7 @@ def test_a_later_block_sees_what_the_model_gives_it():
     memory = model.blocks[1].context
     memory.output.register_forward_pre_hook(lambda module, inputs: reads.append(inputs[0].unflatten(-1, (3, 16))))
     inputs = []
-    memory.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    memory.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     model(tokens)
     values = memory.values(memory.heads_of(memory.value(inputs[0])))
     want = (reads[0][:, :-1] - values).norm(dim=-1) / memory.value_scale

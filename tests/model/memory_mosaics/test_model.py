@@ -43,8 +43,8 @@ def test_gradients_of_every_parameter_equal_those_of_the_equations(name):
     model, tokens = tiny.model(dtype=torch.float64, **VARIANTS[name]), tiny.tokens(B=1, N=6)
     random = np.random.default_rng(0)
     weights = random.normal(size=(6, tiny.VOCAB))
-    found, parameters = gradients(model, tokens, torch.from_numpy(weights)), stored(model)
-    for parameter, gradient in found.items():
+    grads, parameters = gradients(model, tokens, torch.from_numpy(weights)), stored(model)
+    for parameter, gradient in grads.items():
         shape = gradient.shape
         directions = (
             np.eye(len(gradient)) if gradient.dim() == 1 and len(gradient) < 8 else random.normal(size=(2, *shape))
@@ -53,7 +53,7 @@ def test_gradients_of_every_parameter_equal_those_of_the_equations(name):
             want = derivative(model.config, parameters, parameter, direction, tokens[0].tolist(), weights)
             got = float((gradient * torch.from_numpy(direction)).sum())
             assert got == pytest.approx(want, rel=1e-9, abs=1e-9), parameter
-    assert found["blocks.0.context.stored_key_scale"][0] == 0 != found["blocks.0.context.stored_key_scale"][1]
+    assert grads["blocks.0.context.stored_key_scale"][0] == 0 != grads["blocks.0.context.stored_key_scale"][1]
 
 
 def test_keys_of_one_length_make_a_gaussian_kernel_the_softmax_of_dot_products():
@@ -106,9 +106,9 @@ def test_initial_weights_have_the_authors_spreads():
         "keys": 32**-0.5,
         "values": 32**-0.5,
     }
-    found = [(name, p, name.split(".", 1)[1]) for name, p in model.blocks[2].named_parameters()]
-    assert expected.keys() <= {kind for _, _, kind in found}
-    for name, parameter, kind in found:
+    weights = [(name, p, name.split(".", 1)[1]) for name, p in model.blocks[2].named_parameters()]
+    assert expected.keys() <= {kind for _, _, kind in weights}
+    for name, parameter, kind in weights:
         if kind in expected:
             assert parameter.std().item() == pytest.approx(expected[kind], rel=0.05), name
     assert model.embedding.weight.std().item() == pytest.approx(0.3, rel=0.05)
@@ -215,13 +215,13 @@ def test_autocast(dtype):
 def test_checkpointing_gives_the_same_gradients():
     tokens, weights = tiny.tokens(), torch.randn(2, 19, tiny.VOCAB)
     options = {"attention_dropout": 0.2, "output_dropout": 0.2}
-    found = []
+    grads = []
     for checkpoint in (False, True):
         model = tiny.model(checkpoint=checkpoint, **options).train()
         torch.manual_seed(3)
-        found.append(gradients(model, tokens, weights, segment=torch.arange(19).expand(2, 19) // 7))
-    for name in found[0]:
-        assert torch.equal(found[0][name], found[1][name]), name
+        grads.append(gradients(model, tokens, weights, segment=torch.arange(19).expand(2, 19) // 7))
+    for name in grads[0]:
+        assert torch.equal(grads[0][name], grads[1][name]), name
 
 
 def test_dropout_is_in_training_only_and_repeatable():

@@ -60,9 +60,9 @@ def test_the_loss_of_marked_tokens_is_that_of_their_logits():
     model, tokens = tiny.model(dtype=torch.float64, logit_scale=0.5), tiny.tokens()
     marked = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.7
     losses, _ = training.token_losses(model(tokens), training.Batch(tokens, marked))
-    found = model(tokens, loss_mask=marked)
-    torch.testing.assert_close(found.losses, losses.detach())
-    torch.testing.assert_close(found.total, losses.sum())
+    got = model(tokens, loss_mask=marked)
+    torch.testing.assert_close(got.losses, losses.detach())
+    torch.testing.assert_close(got.total, losses.sum())
     with pytest.raises(ValueError, match=r"loss_mask: expected \[B,N\]"):
         model(tokens, loss_mask=marked[:, 1:])
 

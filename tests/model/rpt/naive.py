@@ -138,7 +138,7 @@ class Naive:
 
     def logits(self, tokens, index=None, k=None, retrieval=True):
         """[N,V], and what was retrieved: scores, index, gates."""
-        m, rows, read, found = self.c.chunk_len, self.lower(tokens), None, (None, None, None)
+        m, rows, read, retrieved = self.c.chunk_len, self.lower(tokens), None, (None, None, None)
         if retrieval and self.c.cca_layers:
             states = self.chunk_states(rows)
             scores = None
@@ -150,7 +150,7 @@ class Naive:
                 for i in range(len(states))
             ]
             gates = self.gates(neighbours)
-            found = scores, index, gates
+            retrieved = scores, index, gates
 
             def read(prefix, t, x):
                 u, seen = (t + 1) // m - 1, []
@@ -161,7 +161,7 @@ class Naive:
 
         for number in range(self.c.num_layers // 2 + 1, self.c.num_layers + 1):
             rows = self.layer(number, rows, read)
-        return np.stack([self.w["embedding.weight"] @ self.norm("norm", x) for x in rows]), found
+        return np.stack([self.w["embedding.weight"] @ self.norm("norm", x) for x in rows]), retrieved
 
 
 def lambda_rank(scores, targets, tau):

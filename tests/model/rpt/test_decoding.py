@@ -19,9 +19,9 @@ def decoded(model, cache, tokens, blocks, index=None, first=0, **options):
     outs = []
     for count in blocks:
         chunks = slice(first // M, (first + count) // M)
-        given = {} if index is None or chunks.stop == chunks.start else {"index": index[:, chunks]}
+        inputs = {} if index is None or chunks.stop == chunks.start else {"index": index[:, chunks]}
         assert cache.completes(count) == chunks.stop - chunks.start
-        outs.append(model(tokens[:, first : first + count], cache=cache, **given, **options))
+        outs.append(model(tokens[:, first : first + count], cache=cache, **inputs, **options))
         first += count
     return torch.cat(outs, 1)
 
@@ -161,11 +161,11 @@ def test_the_index_finds_the_best(factory, monkeypatch):
     assert len(index) == 37
     queries = torch.randn(6, 16, generator=torch.Generator().manual_seed(1))
     for chunk, excluded in ((2, 4), (33, 3), (40, 2)):
-        scores, found = index.search(queries, 4, chunk=chunk, excluded_chunks=excluded)
+        scores, hits = index.search(queries, 4, chunk=chunk, excluded_chunks=excluded)
         for i, query in enumerate(queries):
             there = [j for j in range(37) if j <= chunk + i - excluded]
             want = sorted(there, key=lambda j: -float(query @ keys[j]))[:4]
-            assert found[i].tolist() == want + [-1] * (4 - len(want))
+            assert hits[i].tolist() == want + [-1] * (4 - len(want))
             assert scores[i, : len(want)].tolist() == pytest.approx([float(query @ keys[j]) for j in want], rel=1e-5)
     picked = torch.tensor([[0, 36, -1], [7, 8, 28]])
     assert torch.equal(index.states(picked), states[picked.clamp(min=0)])
@@ -177,8 +177,8 @@ def test_the_index_is_saved_restored_and_reset(tmp_path):
     index.add(keys, states)
     index.save(tmp_path / "index.pt")
     again = SelfIndex.restore(tmp_path / "index.pt")
-    found = [i.search(keys[:3], 2, chunk=37, excluded_chunks=1) for i in (index, again)]
-    assert torch.equal(found[0][1], found[1][1]) and torch.equal(again.states(found[1][1]), index.states(found[0][1]))
+    hits = [i.search(keys[:3], 2, chunk=37, excluded_chunks=1) for i in (index, again)]
+    assert torch.equal(hits[0][1], hits[1][1]) and torch.equal(again.states(hits[1][1]), index.states(hits[0][1]))
     again.add(keys[:1], states[:1])
     assert len(again) == 38 and len(index) == 37
     index.reset()

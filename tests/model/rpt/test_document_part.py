@@ -45,7 +45,7 @@ def outcome(changes: dict, part: DocumentPart | None = None):
     if part is not None:
         (tokens, lessons), (index, _), (real, _) = part.split(tokens, lessons), part.split(index), part.split(real)
         options = {"part": part}
-    logits, found = model(tokens, index=index, return_retrieved=True, **options)
+    logits, read = model(tokens, index=index, return_retrieved=True, **options)
     loss, retrieved = model(tokens, index=index, return_retrieved=True, loss_mask=real, **options)
     total = loss.total / counted
     if model.retriever is not None:
@@ -53,11 +53,11 @@ def outcome(changes: dict, part: DocumentPart | None = None):
         total = total + ranking / 100
     total.backward()
     grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
-    return logits.detach(), found.index, grads
+    return logits.detach(), read.index, grads
 
 
 def worker(rank):
-    found, part = [], DocumentPart()
+    results, part = [], DocumentPart()
     for changes in CASES:
         part.line.sent.clear()
         logits, index, grads = outcome(changes, part)
@@ -65,8 +65,8 @@ def worker(rank):
         for grad in grads.values():
             dist.all_reduce(grad)
         whole = [torch.cat(list(part.line.gather("test", t)), 1).numpy() for t in (logits, index)]
-        found.append((whole, {name: grad.numpy() for name, grad in grads.items()}, sent))
-    return found, trained(part)
+        results.append((whole, {name: grad.numpy() for name, grad in grads.items()}, sent))
+    return results, trained(part)
 
 
 def trained(part: DocumentPart | None = None):

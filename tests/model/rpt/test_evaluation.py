@@ -17,18 +17,18 @@ NONE = -math.inf
 @pytest.mark.parametrize("block", [5, 16, 100])
 def test_a_document_costs_the_same_whatever_the_block(block):
     model, tokens = tiny.model().train(), tiny.tokens(61, batch=1)[0]
-    found = evaluation.read(model, tokens, block=block)
+    document = evaluation.read(model, tokens, block=block)
     assert model.training
     logits = model.eval()(tokens[None])[0]
     want = F.cross_entropy(logits[:-1], tokens[1:], reduction="none")
-    torch.testing.assert_close(found.nats[1:], want)
-    assert torch.equal(found.index, model.retrieve(tokens[None])[1][0])
-    assert evaluation.perplexity([found.nats]) == pytest.approx(math.exp(want.mean()))
-    given = torch.cat([torch.full((3, 2), -1), torch.zeros(12, 2, dtype=torch.int64)])
-    other = evaluation.read(model, tokens, block=block, index=given)
-    assert torch.equal(other.index, given)
+    torch.testing.assert_close(document.nats[1:], want)
+    assert torch.equal(document.index, model.retrieve(tokens[None])[1][0])
+    assert evaluation.perplexity([document.nats]) == pytest.approx(math.exp(want.mean()))
+    index = torch.cat([torch.full((3, 2), -1), torch.zeros(12, 2, dtype=torch.int64)])
+    other = evaluation.read(model, tokens, block=block, index=index)
+    assert torch.equal(other.index, index)
     torch.testing.assert_close(
-        other.nats[1:], F.cross_entropy(model(tokens[None], index=given[None])[0, :-1], tokens[1:], reduction="none")
+        other.nats[1:], F.cross_entropy(model(tokens[None], index=index[None])[0, :-1], tokens[1:], reduction="none")
     )
     assert evaluation.read(model, tokens, block=block, retrieval=False).index is None
 

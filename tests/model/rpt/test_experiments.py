@@ -62,7 +62,7 @@ def test_far_and_right_by_hand():
 
 def test_the_lessons_say_which_card_it_is():
     """The teacher's neighbours of a far cue have an earlier showing of its card; BM25 fails where cues are reworded."""
-    found = {}
+    shares = {}
     for forms in (1, 8):
         plan = Plan(Deck(words=32, forms=forms))
         documents = Documents.draw(plan, 6, seed=3)
@@ -70,8 +70,8 @@ def test_the_lessons_say_which_card_it_is():
         hit = (documents.right.gather(2, taught.clamp(min=0)) & (taught >= 0)).any(-1)[documents.far]
         assert hit.double().mean() > 0.8 and len(hit) > 20
         lexical = documents.right.gather(2, documents.without.clamp(min=0)).any(-1)[documents.far]
-        found[forms] = lexical.double().mean().item()
-    assert found[1] == 1.0 and found[8] < 0.35
+        shares[forms] = lexical.double().mean().item()
+    assert shares[1] == 1.0 and shares[8] < 0.35
 
 
 def test_the_copyist_expects_what_stood_two_chunks_before():

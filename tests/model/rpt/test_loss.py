@@ -25,13 +25,13 @@ def test_equals_the_definition(positives):
     scores[0, 0] = -np.inf  # a chunk with nothing to retrieve
     targets[1, 1] = -np.inf  # one without a target
     targets[2, 2, :6] = 1.0  # equal targets make no pair
-    found = [naive.lambda_rank(s, t, 1.5) for s, t in zip(scores.reshape(-1, 14), targets.reshape(-1, 14))]
+    rows = [naive.lambda_rank(s, t, 1.5) for s, t in zip(scores.reshape(-1, 14), targets.reshape(-1, 14))]
     most = max(int(((t > 0) & (s > -np.inf)).sum()) for s, t in zip(scores.reshape(-1, 14), targets.reshape(-1, 14)))
     total, pairs = lambda_rank(
         torch.tensor(scores), torch.tensor(targets), 1.5, positives=positives and max(positives, most)
     )
-    assert pairs.item() == sum(p for _, p in found) > 100
-    assert total.item() == pytest.approx(sum(v for v, _ in found), rel=1e-12)
+    assert pairs.item() == sum(p for _, p in rows) > 100
+    assert total.item() == pytest.approx(sum(v for v, _ in rows), rel=1e-12)
 
 
 def test_scored_chunks_alone():

@@ -28,8 +28,8 @@ SWITCHES = {
 }
 
 
-def check(got, retrieved, want, found):
-    scores, index, gates = found
+def check(got, retrieved, want, want_retrieved):
+    scores, index, gates = want_retrieved
     assert relative_error(got, torch.from_numpy(want)) < EXACT
     if scores is not None:
         assert relative_error(retrieved.scores, torch.from_numpy(scores)) < EXACT
@@ -45,8 +45,8 @@ def test_equals_the_equations(changes):
     got, retrieved = model(tokens, return_retrieved=True)
     naive = tiny.naive(model)
     for b in range(2):
-        want, found = naive.logits(tokens[b].tolist())
-        check(got[b], type(retrieved)(*(t[b] for t in retrieved)), want, found)
+        want, want_retrieved = naive.logits(tokens[b].tolist())
+        check(got[b], type(retrieved)(*(t[b] for t in retrieved)), want, want_retrieved)
     if model.config.gate_floor < 1:
         assert retrieved.gate.min() < 0.4 < 0.6 < retrieved.gate.max()  # the gate is at work
 
@@ -57,8 +57,8 @@ def test_given_neighbours_and_none(changes):
     tokens, naive = tiny.tokens(23, batch=1), tiny.naive(model)
     index = torch.tensor([[[-1, -1], [0, -1], [-1, 0], [2, 1], [1, 1]]])
     got, retrieved = model(tokens, index=index, return_retrieved=True)
-    want, found = naive.logits(tokens[0].tolist(), index[0].tolist())
-    check(got[0], type(retrieved)(None, *(t[0] for t in retrieved[1:])), want, (None, *found[1:]))
+    want, want_retrieved = naive.logits(tokens[0].tolist(), index[0].tolist())
+    check(got[0], type(retrieved)(None, *(t[0] for t in retrieved[1:])), want, (None, *want_retrieved[1:]))
     off = naive.logits(tokens[0].tolist(), retrieval=False)[0]
     assert relative_error(model(tokens, retrieval=False)[0], torch.from_numpy(off)) < EXACT
     assert relative_error(got[0], torch.from_numpy(off)) > 1e-3
@@ -85,9 +85,9 @@ def test_the_plain_decoder():
 
 def test_more_neighbours_than_in_training():
     model, tokens = tiny.model(), tiny.tokens(31)
-    want, found = tiny.naive(model).logits(tokens[0].tolist(), k=4)
+    want, want_retrieved = tiny.naive(model).logits(tokens[0].tolist(), k=4)
     got, retrieved = model(tokens, num_neighbours=4, return_retrieved=True)
-    check(got[0], type(retrieved)(*(t[0] for t in retrieved)), want, found)
+    check(got[0], type(retrieved)(*(t[0] for t in retrieved)), want, want_retrieved)
 
 
 @pytest.mark.parametrize("changes", [{}, {"null_slot": True, "window": "sliding"}, {"excluded_chunks": 1}], ids=str)

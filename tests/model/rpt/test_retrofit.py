@@ -63,8 +63,8 @@ def test_another_librarys_decoder(kind):
     assert torch.equal(model(tokens, retrieval=False), want) and relative_error(moved, want) > 1e-4
     for n in (3, 9, 24):  # still causal
         assert relative_error(model(tokens[:, :n]), moved[:, :n]) < 1e-5
-    given = torch.full((2, 10, 2), -1)
-    assert relative_error(model(tokens, index=given), want) < 1e-6
+    index = torch.full((2, 10, 2), -1)
+    assert relative_error(model(tokens, index=index), want) < 1e-6
     again = retrofit_rpt(decoder(kind), **ADDED)
     again.load_state_dict(model.added_state_dict(), strict=False)
     assert torch.equal(again(tokens), moved)
@@ -80,7 +80,7 @@ def test_decoding_equals_the_whole(kind, changes):
     for cca in model.cca.values():
         torch.nn.init.normal_(cca.output.weight, std=0.3)
     with torch.no_grad():
-        want, found = model(tokens, return_retrieved=True)
+        want, whole = model(tokens, return_retrieved=True)
         assert relative_error(model(tokens, retrieval=False), want) > 1e-3
         for blocks in ([1] * 43, [9, 1, 7, *[1] * 10, 16], [43], [3, 40]):
             cache, outs, indexes, first = model.make_cache(2, 43), [], [], 0
@@ -90,13 +90,13 @@ def test_decoding_equals_the_whole(kind, changes):
                 indexes += [] if retrieved is None else [retrieved.index]
                 first += count
             assert relative_error(torch.cat(outs, 1), want) < 1e-12
-            assert torch.equal(torch.cat(indexes, 1), found.index)
-        assert (found.index >= 0).any()
+            assert torch.equal(torch.cat(indexes, 1), whole.index)
+        assert (whole.index >= 0).any()
         cache = model.make_cache(2)
-        given = torch.full((2, 5, model.config.num_neighbours), -1)
-        given[:, 3:] = 0
-        got = torch.cat([model(tokens[:, :20], cache=cache, index=given), model(tokens[:, 20:21], cache=cache)], 1)
-        assert relative_error(got, model(tokens[:, :21], index=given)) < 1e-12
+        index = torch.full((2, 5, model.config.num_neighbours), -1)
+        index[:, 3:] = 0
+        got = torch.cat([model(tokens[:, :20], cache=cache, index=index), model(tokens[:, 20:21], cache=cache)], 1)
+        assert relative_error(got, model(tokens[:, :21], index=index)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

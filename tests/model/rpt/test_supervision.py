@@ -108,10 +108,10 @@ def test_dense_and_teacher():
 
 
 def test_lessons_from_bm25_alone():
-    found = supervise(tiny.tokens(60, batch=1)[0], None, chunk_len=4, excluded_chunks=2, candidates=5)
-    there = found.scores > -torch.inf
-    assert (found.scores[there] > 0).all() and found.scores[there].max() == 1 and not there[-1].any()
-    assert (found.candidates[there] >= 0).all()
+    lessons = supervise(tiny.tokens(60, batch=1)[0], None, chunk_len=4, excluded_chunks=2, candidates=5)
+    there = lessons.scores > -torch.inf
+    assert (lessons.scores[there] > 0).all() and lessons.scores[there].max() == 1 and not there[-1].any()
+    assert (lessons.candidates[there] >= 0).all()
 
 
 def test_a_stored_build_continues_where_it_was_killed(tmp_path):

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=f"needs a 
 
 @pytest.fixture(scope="module")
 def chromium():
-    with browser.chromium() as found:
-        yield found
+    with browser.chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")

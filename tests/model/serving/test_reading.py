@@ -52,9 +52,9 @@ def test_a_source_is_in_the_longest_run_of_the_chunk_befores_neighbours():
     neighbours = np.array([[[9, 9, 9, 6, 9, 9, 9, 9], [3, 4, 5, 6, 9, 9, 8, 8]], [[5, 6, 7, 8, 1, 1, 1, 1]] * 2])
     mask = np.ones_like(neighbours, bool)
     mask[0, 1, 7] = False
-    found = reading.sources(tokens, neighbours, mask, np.zeros(8, bool))
-    assert found[:4] == [None] * 4  # nothing was retrieved before the first chunk
-    assert found[4:] == [[1, 2, 0, 4], [1, 3, 0, 4], None, [1, 6, 6, 7]]
+    sources = reading.sources(tokens, neighbours, mask, np.zeros(8, bool))
+    assert sources[:4] == [None] * 4  # nothing was retrieved before the first chunk
+    assert sources[4:] == [[1, 2, 0, 4], [1, 3, 0, 4], None, [1, 6, 6, 7]]
     assert reading.sources(tokens, neighbours, mask, tokens == 5)[4] is None  # white space has no source
 
 
@@ -65,7 +65,7 @@ def test_a_character_cut_in_two_belongs_to_the_token_that_ends_it():
 
 def test_the_costs_are_the_models_own(reader):
     ids = reader.passage(0)
-    found = reader.read(ids, Options(k=3))
+    got = reader.read(ids, Options(k=3))
     tokens = torch.from_numpy(ids)[None]
     chunks = ids[: len(ids) // folders.M * folders.M].reshape(-1, folders.M)
     neighbours, mask = reader.library.values(reader.library.search(chunks, 3)[0])
@@ -73,19 +73,19 @@ def test_the_costs_are_the_models_own(reader):
         off = F.cross_entropy(reader.model(tokens)[0, :-1], tokens[0, 1:], reduction="none") / np.log(2)
         logits = reader.model(tokens, torch.from_numpy(neighbours)[None], neighbour_mask=torch.from_numpy(mask)[None])
         on = F.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="none") / np.log(2)
-    np.testing.assert_allclose(found.off[1:], off, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found.on[1:], on, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.off[1:], off, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.on[1:], on, rtol=1e-4, atol=1e-5)
     text = reader.tokenizer.decode(ids[1:])
-    assert "".join(found.texts) == text
-    assert found.per_byte(found.off) == pytest.approx(float(off.sum()) / len(text.encode()), rel=1e-5)
+    assert "".join(got.texts) == text
+    assert got.per_byte(got.off) == pytest.approx(float(off.sum()) / len(text.encode()), rel=1e-5)
 
 
 def test_the_library_forgets_and_learns(reader):
     library, base = reader.library, {}
 
     def cost():
-        found = reader.read(reader.passage(0), Options())
-        return found.per_byte(found.on), {entry["name"] for entry in found.documents()}
+        got = reader.read(reader.passage(0), Options())
+        return got.per_byte(got.on), {entry["name"] for entry in got.documents()}
 
     base["cost"], names = cost()
     assert "harbour.txt" in names
@@ -101,8 +101,8 @@ def test_the_library_forgets_and_learns(reader):
     assert cost()[0] == pytest.approx(base["cost"], rel=1e-6)
     for number in range(6):
         library.forget(number)
-    found = reader.read(reader.passage(0), Options())
-    assert found.cards[0] == [] and found.per_byte(found.on) == pytest.approx(found.per_byte(found.off), rel=1e-5)
+    got = reader.read(reader.passage(0), Options())
+    assert got.cards[0] == [] and got.per_byte(got.on) == pytest.approx(got.per_byte(got.off), rel=1e-5)
 
 
 def test_what_is_found_is_the_nearest_and_stands_where_it_is_said(reader):
@@ -127,9 +127,9 @@ def test_written_text_follows_the_prompt_and_the_seed(reader):
 def test_rpt_shows_chunks_of_its_own_past(paths):
     reader = open_folder(paths["rpt"])
     ids = reader.passage(0)
-    found = reader.read(ids, Options())
-    words = "".join(found.texts)
-    for chunk, cards in enumerate(found.cards):
+    got = reader.read(ids, Options())
+    words = "".join(got.texts)
+    for chunk, cards in enumerate(got.cards):
         for card in cards:
             earlier = card["token"] // folders.M
             assert (
@@ -137,7 +137,7 @@ def test_rpt_shows_chunks_of_its_own_past(paths):
                 and "".join(card["texts"]) in words
                 and card["name"].startswith(f"{chunk - earlier} chunks")
             )
-    assert any(found.cards) and reader.library is None
+    assert any(got.cards) and reader.library is None
 
 
 def test_memories_votes_are_their_weights(paths):
@@ -217,9 +217,9 @@ def test_gains_are_given_with_intervals_where_enough_bytes_are_kept(tmp_path):
     leakage = np.array([0.0, 0.5, 0.5, 0.5, 1.0, 1.0])
     size = np.array([2, 20, 20, 20, 20, 18])
     on, off = (Scores(nats, np.full(6, 4), size) for nats in (size * 0.5 * np.log(2), size * 0.75 * np.log(2)))
-    found = evaluation.gains(on, off, store, leakage, alphas=(0.0, 0.5, 1.0))
-    assert [alpha for alpha, *_ in found] == [0.5, 1.0]  # at 0 are 2 of 100 bytes
-    assert all(row[1:4] == pytest.approx((-0.25, -0.25, -0.25)) for row in found) and found[0][4] == pytest.approx(0.62)
+    gains = evaluation.gains(on, off, store, leakage, alphas=(0.0, 0.5, 1.0))
+    assert [alpha for alpha, *_ in gains] == [0.5, 1.0]  # at 0 are 2 of 100 bytes
+    assert all(row[1:4] == pytest.approx((-0.25, -0.25, -0.25)) for row in gains) and gains[0][4] == pytest.approx(0.62)
     evaluation.plot_gains(on, {"off": off}, store, leakage, tmp_path / "gains.png")
     assert (tmp_path / "gains.png").stat().st_size > 10_000
 

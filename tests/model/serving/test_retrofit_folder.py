@@ -41,15 +41,15 @@ def test_off_is_the_decoder_as_it_was(made):
     decoder, out = made
     reader = open_folder(out)
     ids = reader.passage(reader.start)
-    found = reader.read(ids, Options())
+    got = reader.read(ids, Options())
     plain = transformers.AutoModelForCausalLM.from_pretrained(decoder).eval()
     tokens = torch.from_numpy(ids)[None]
     with torch.no_grad():
         wanted = F.cross_entropy(plain(tokens).logits[0, :-1], tokens[0, 1:], reduction="none") / np.log(2)
-    np.testing.assert_allclose(found.off[1:], wanted, rtol=1e-4, atol=1e-4)
-    assert np.abs(found.on - found.off).max() > 1e-4  # what was added has learned something
-    assert "".join(found.texts) == reader.tokenizer.decode_bytes(ids).decode()
-    assert found.cards[0] and found.cards[0][0]["name"].endswith((".txt", ".md"))
+    np.testing.assert_allclose(got.off[1:], wanted, rtol=1e-4, atol=1e-4)
+    assert np.abs(got.on - got.off).max() > 1e-4  # what was added has learned something
+    assert "".join(got.texts) == reader.tokenizer.decode_bytes(ids).decode()
+    assert got.cards[0] and got.cards[0][0]["name"].endswith((".txt", ".md"))
 
 
 def test_it_is_asked_and_its_library_changes_like_any_other(made, capsys):
