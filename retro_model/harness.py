@@ -14,11 +14,12 @@ import torch
 from lm_eval.api.model import TemplateLM
 from torch import nn
 
+from retro_model.chunk_neighbours import Retrieve
 from retro_model.data.hub import as_encoder
 from retro_model.data.tokens import BOS
 from retro_model.evaluation import question_answering, windows
 from retro_model.evaluation.suffixes import score_suffixes
-from retro_model.generation import Retrieve, generate
+from retro_model.generation import generate
 
 #: doc -> (title, text) of its passages, nearest first; None or nothing where it has none.
 Passages = Callable[[dict], Iterable[tuple[str, str]] | None]

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from retro_model.generation import Retrieve, check_retrieved
+from retro_model.chunk_neighbours import Retrieve, check_retrieved
 from retro_model.retro.cache import completed
 from retro_model.retro.decoders import adapters, base_of
 from retro_model.retro.inputs import row_starts

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 
+#include "bits.h"
 #include "matrix.h"
 
 namespace ptx {

@@ -21,6 +21,11 @@ def store_of(folder, documents, *, chunk_len=8, vocab_size=200):
     return build_store(folder, named, Given(vocab_size), chunk_len=chunk_len)
 
 
+def build_small(folder):
+    """The same small store each time: 6 documents."""
+    return store_of(folder, random_documents(6))
+
+
 def random_documents(count=12, seed=0, vocab_size=200, longest=60):
     """Token ids with much in common: documents repeat parts of each other."""
     rng = np.random.default_rng(seed)

@@ -85,8 +85,7 @@ MOMENT = "state.table.weight.exp_avg"
     [
         (
             lambda t: t.update({MOMENT: torch.zeros(3)}),
-            r"table.weight's exp_avg is float32 \[3\], the optimiser has "
-            r"float32 \[17, 17\]",
+            r"table.weight's exp_avg is float32 \[3\], the optimiser has float32 \[17, 17\]",
         ),
         (lambda t: t.update({MOMENT: torch.zeros(17, 17).double()}), "table.weight's exp_avg is float64"),
         (lambda t: t.update({MOMENT: torch.zeros(17, 17).long()}), "table.weight's exp_avg is int64"),

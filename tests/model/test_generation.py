@@ -183,15 +183,13 @@ REFUSED = {
         ([[1] * 5], 1),
         returns(lambda n: n[0], same),
         ValueError,
-        r"retrieve's neighbours: expected "
-        r"\[n,K,R\]",
+        r"retrieve's neighbours: expected \[n,K,R\]",
     ),
     "neighbour count": (
         ([[1] * 9], 1),
         returns(lambda n: n[:1], same),
         ValueError,
-        r"retrieve's neighbours: expected "
-        r"\[n,K,R\] with n=2; got n=1",
+        r"retrieve's neighbours: expected \[n,K,R\] with n=2; got n=1",
     ),
     "neighbour type": (
         ([[1] * 5], 1),
@@ -210,8 +208,7 @@ REFUSED = {
         ([[1] * 5], 1),
         returns(same, lambda m: m[:, :, :2]),
         ValueError,
-        r"retrieve's mask: expected "
-        r"\[n,K\]",
+        r"retrieve's mask: expected \[n,K\]",
     ),
 }
 

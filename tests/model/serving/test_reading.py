@@ -242,8 +242,7 @@ def test_gains_are_given_with_intervals_where_enough_bytes_are_kept(tmp_path):
             (0.02, 0.01, 0.04),
             [
                 "retrieval hurts by 0.080",
-                r"behind its baseline by 0.020 [^:]*: "
-                r"0.010 to 0.040\)\.",
+                r"behind its baseline by 0.020 [^:]*: 0.010 to 0.040\)\.",
             ],
         ),
         ((-0.08, -0.1, 0.06), (0.02, -0.01, 0.04), ["whether retrieval helps cannot be told", "cannot be told apart"]),
