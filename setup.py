@@ -27,8 +27,8 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
-# One folder whoever builds: an editable install's own build_temp is
-# thrown away, and `make setup` would compile all of it twice.
+# One folder whoever builds: an editable install's own build_temp is thrown away, and `make setup` would compile all of
+# it twice.
 OBJECTS = ROOT / "build" / f"objects-{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
 
 CXX_FLAGS = [

@@ -31,8 +31,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """{"sha", "dirty"} of the tree that `retro_kernels` comes from
-    (`ab` measures another than this), both None outside a repository.
+    """{"sha", "dirty"} of the tree that `retro_kernels` comes from (`ab` measures another than this), both None outside
+    a repository.
     """
     root = root or Path(importlib.import_module("retro_kernels").__file__).resolve().parent.parent
     if not _output(

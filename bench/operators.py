@@ -151,8 +151,8 @@ def _backend(operator: Operator, backend: str) -> Contender:
 
 
 def _devices(backend: str) -> tuple[str, ...]:
-    """Where a backend's kernels run; Triton's on CPU tensors only
-    under its interpreter, which is checked but no machine to time.
+    """Where a backend's kernels run; Triton's on CPU tensors only under its interpreter, which is checked but no
+    machine to time.
     """
     if backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
         return ("cpu",)

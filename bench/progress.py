@@ -1,5 +1,5 @@
-"""Progress on standard error: a live line where it is a terminal and
-rich is there, plain lines otherwise. Results go to stdout.
+"""Progress on standard error: a live line where it is a terminal and rich is there, plain lines otherwise. Results go
+to stdout.
 """
 
 from __future__ import annotations

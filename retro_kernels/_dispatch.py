@@ -94,8 +94,8 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
 
 
 def repeat(module: ModuleType) -> Callable[[Callable], Callable]:
-    """What the module's backend makes of a function that will be
-    called again with tensors of the same layouts: often the function.
+    """What the module's backend makes of a function that will be called again with tensors of the same layouts: often
+    the function.
     """
     backend = sys.modules[module.__name__.rpartition(".")[0]]
     return getattr(backend, "repeat", lambda function: function)

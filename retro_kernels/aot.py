@@ -48,8 +48,8 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One launch to compile: `case` says for which call, `launch` is
-    a `triton.common.launch.Launch` on meta tensors.
+    """One launch to compile: `case` says for which call, `launch` is a
+    `triton.common.launch.Launch` on meta tensors.
     """
 
     case: str

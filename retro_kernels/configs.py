@@ -49,8 +49,8 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """block_m queries by block_n keys. precision: how float32
-    products are made ("tf32x3": three tensor-core products).
+    """block_m queries by block_n keys. precision: how float32 products are made ("tf32x3": three
+    tensor-core products).
     """
 
     block_m: int

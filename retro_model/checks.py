@@ -26,8 +26,8 @@ __all__ = [
 
 
 def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:
-    """bool, of the shape of `neighbours` [`dims`] or without its last
-    dimension; TypeError or ValueError, naming `name`, otherwise.
+    """bool, of the shape of `neighbours` [`dims`] or without its last dimension; TypeError or ValueError, naming
+    `name`, otherwise.
     """
     tensor(name, mask)
     if mask.dtype != torch.bool:

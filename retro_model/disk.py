@@ -1,5 +1,5 @@
-"""What builds and checkpoints need of a file system: locks, JSON from
-strangers, plain files, names that survive a power cut.
+"""What builds and checkpoints need of a file system: locks, JSON from strangers, plain files, names that survive a
+power cut.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(text: str | bytes) -> Any:
-    """JSON that a stranger wrote. Raises ValueError for any that is
-    not, is nested too deeply or has endless numbers.
+    """JSON that a stranger wrote. Raises ValueError for any that is not, is nested too deeply or
+    has endless numbers.
     """
     try:
         return json.loads(text, parse_int=_integer)

@@ -24,8 +24,8 @@ def allowed() -> bool:
 
 
 def killed_at(n: int, function: Callable[[], object]) -> bool | None:
-    """Runs function in a child and kills it before its n-th system
-    call. True: it was killed; False: it had ended; None: not allowed.
+    """Runs function in a child and kills it before its n-th system call. True: it was killed; False: it had ended;
+    None: not allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]

@@ -93,8 +93,8 @@ def runtime(sanitizer: Sanitizer) -> str | None:
 
 
 def preloaded(sanitizer: Sanitizer) -> str:
-    """The sanitizer's library, and the C++ library with it: what
-    intercepts exceptions looks for them when it starts.
+    """The sanitizer's library, and the C++ library with it: what intercepts exceptions looks for them
+    when it starts.
     """
     standard = subprocess.run(
         [compiler(), "-print-file-name=libstdc++.so"], capture_output=True, text=True

@@ -24,8 +24,8 @@ def names(tree: Path = ROOT) -> list[str]:
 
 
 def copy(to: Path, like: Path = ROOT, binaries: bool = True) -> Path:
-    """The files of `like` in `to`, its built extensions too with
-    `binaries`; a file that is there already and the same is left alone.
+    """The files of `like` in `to`, its built extensions too with `binaries`; a file that is there already and the same
+    is left alone.
     """
     for name in names(like):
         target = to / name

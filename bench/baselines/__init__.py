@@ -27,8 +27,8 @@ def _baseline(op: str, name: str, **more) -> Contender:
 
 
 def contenders() -> list[Contender]:
-    """Compiled twins only on request: each case costs tens of seconds
-    of compilation, which is hours over all of them.
+    """Compiled twins only on request: each case costs tens of seconds of compilation, which is hours
+    over all of them.
     """
     twin = {"default_on": ()}
     return [

@@ -53,8 +53,8 @@ def attend(logits: Tensor, visible: Tensor | None, value: Tensor, equation: str)
 
 
 class CompiledTwin:
-    """The same function under `torch.compile`: compiled at its first call, and
-    again for every new shape; the runner resets the compiler between cases.
+    """The same function under `torch.compile`: compiled at its first call, and again for every new shape; the runner
+    resets the compiler between cases.
     """
 
     def __init__(self, function):

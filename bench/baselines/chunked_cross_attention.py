@@ -1,5 +1,5 @@
-"""Chunked cross-attention as RETRO's listing 1 writes it: shift the
-queries by M-1, fold them into chunks, attend in one batch.
+"""Chunked cross-attention as RETRO's listing 1 writes it: shift the queries by M-1, fold them into chunks, attend in
+one batch.
 """
 
 from __future__ import annotations

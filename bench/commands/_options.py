@@ -44,8 +44,8 @@ def selection(arguments: argparse.Namespace) -> plan.Selection:
 
 
 def named(arguments: argparse.Namespace, device: str) -> plan.Selection:
-    """What the arguments name on `device`, whether or not this
-    machine has one. Raises UsageError for a name that doesn't exist.
+    """What the arguments name on `device`, whether or not this machine has one. Raises UsageError for a name that
+    doesn't exist.
     """
     for names, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
         for name in names or ():

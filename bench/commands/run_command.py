@@ -81,8 +81,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _finished(path: Path, run: runner.Run) -> frozenset[str]:
-    """Ids in the file that were measured on this very tree; an error
-    is tried again. Raises UsageError for a file of another machine.
+    """Ids in the file that were measured on this very tree; an error is tried again. Raises UsageError for a file of
+    another machine.
     """
     if not path.exists():
         raise exits.UsageError(f"--resume {path}: no such file")

@@ -159,8 +159,8 @@ def sampled(
     items: list[Item],
     say: Callable[[str], None],
 ):
-    """What `take` makes of the items, taken again for those whose
-    interval is still wide: a noisy case needs more process pairs.
+    """What `take` makes of the items, taken again for those whose interval is still wide: a noisy case needs more
+    process pairs.
     """
     samples = take(items)
     for _ in range(MOST_BATCHES - 1):
@@ -224,8 +224,8 @@ def _ratio(pairs) -> gate_statistics.Ratio | None:
 
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:
-    """A head that fails is a failure; a kernel that only the base has
-    has vanished; one that only the head has is new.
+    """A head that fails is a failure; a kernel that only the base has has vanished; one that only the
+    head has is new.
     """
     reason = f"{refusal.side}: {refusal.reason}"
     if refusal.side == "base":
@@ -239,8 +239,8 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
-    """A temporary worktree of `ref`, or the folder `ref` itself where
-    it holds a tree. Raises ValueError for a ref that git doesn't know.
+    """A temporary worktree of `ref`, or the folder `ref` itself where it holds a tree. Raises ValueError for a ref that
+    git doesn't know.
     """
     if ref and (Path(ref) / "retro_kernels").is_dir():
         yield Path(ref).resolve()

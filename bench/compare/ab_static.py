@@ -23,8 +23,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Comparison:
-    """`launches`: how many the base has; `differ`: how many of either
-    tree were compiled because their sources differ.
+    """`launches`: how many the base has; `differ`: how many of either tree were compiled because
+    their sources differ.
     """
 
     launches: int
@@ -33,8 +33,8 @@ class Comparison:
 
 
 def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable[[str], None]) -> Comparison | None:
-    """Regressions from `base` to `head` under this toolchain; None where
-    the base has nothing to compile. A head that fails is a regression.
+    """Regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A head that
+    fails is a regression.
     """
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
@@ -89,8 +89,8 @@ def _rows(
 
 
 def _static(side: str, tree: Path, arches: str, parts: list[str], folder: Path, more: list[str]) -> bool:
-    """Run `static` of this harness on the kernels of `tree`; 1 means
-    that a kernel can't launch, which the comparison says better.
+    """Run `static` of this harness on the kernels of `tree`; 1 means that a kernel can't launch, which the comparison
+    says better.
     """
     command = [sys.executable, str(HERE / "tree.py"), str(tree), "static", "--arch", arches, *more]
     if parts:

@@ -30,8 +30,8 @@ INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
 def changed_files(root: Path, ref: str) -> list[str]:
-    """Paths that differ between `ref` and the working tree, untracked
-    ones included. Raises ValueError for a ref git doesn't know.
+    """Paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a ref git
+    doesn't know.
     """
     paths = []
     sha = commit(ref, root)

@@ -32,8 +32,8 @@ class EmulationError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """One instruction after a run. units: sectors (global) or wavefronts
-    (shared) of its requests, fewest: as few as its bytes need.
+    """One instruction after a run. units: sectors (global) or wavefronts (shared) of its requests, fewest: as few as
+    its bytes need.
     """
 
     opcode: str

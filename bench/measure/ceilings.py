@@ -53,8 +53,8 @@ def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy(device: str, size: int) -> float:
-    """Bytes read plus bytes written per second, by a copy or by
-    reading alone, whichever is faster: a copy may read its target too.
+    """Bytes read plus bytes written per second, by a copy or by reading alone, whichever is faster: a copy may read its
+    target too.
     """
     elements = size // 4
     source = torch.ones(elements, dtype=torch.float32, device=device)
@@ -109,8 +109,8 @@ def _best(call, device: str) -> float:
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
-    """FLOP/s of a type; of a half type never below float32's, to
-    which its operands can be widened. None for an unmeasured type.
+    """FLOP/s of a type; of a half type never below float32's, to which its operands can be widened. None for an
+    unmeasured type.
     """
     rates = ceilings["flops_per_s"]
     known = [

@@ -38,8 +38,8 @@ def missing() -> str | None:
 
 
 def count(call: Callable[[], Any]) -> dict[str, Any] | None:
-    """{"instructions", "isa", "tool", "threads"} of one call; None
-    where it can't be told (no valgrind, no call into the extension).
+    """{"instructions", "isa", "tool", "threads"} of one call; None where it can't be told (no valgrind, no call into
+    the extension).
     """
     if missing():
         return None

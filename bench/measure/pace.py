@@ -12,8 +12,8 @@ LEARNT = 3  # steps after which the machine's own pace is known
 
 @dataclass
 class Pace:
-    """`work`: seconds that each step is expected to take on a quiet
-    machine; `limit`: seconds for all, None for as long as it takes.
+    """`work`: seconds that each step is expected to take on a quiet machine; `limit`: seconds for all, None for as long
+    as it takes.
     """
 
     work: list[float]
@@ -32,8 +32,8 @@ class Pace:
         return self.limit is not None and self.spent >= self.limit
 
     def share(self, done: int) -> float:
-        """Of the usual effort, for the step after the first `done`: 1,
-        or less where the rest would not end in time at the pace so far.
+        """Of the usual effort, for the step after the first `done`: 1, or less where the rest would not end in time at
+        the pace so far.
         """
         if self.limit is None:
             return 1.0

@@ -75,8 +75,8 @@ def run_case(
 
 
 def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
-    """The inputs, with every entry's verdict filled in. Inputs or an
-    oracle that don't fit are a status of all, not the run's end.
+    """The inputs, with every entry's verdict filled in. Inputs or an oracle that don't fit are a status of all, not the
+    run's end.
     """
     arguments: dict[str, Any] = {}
     try:
@@ -92,8 +92,8 @@ def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entrie
 def _check(
     run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]
 ) -> None:
-    """Fill in every entry's verdict; oracle and yardstick are
-    computed once, and once more for those without positions.
+    """Fill in every entry's verdict; oracle and yardstick are computed once, and once more for
+    those without positions.
     """
     operator = OPERATORS[case.kernel]
     yardstick = None
@@ -119,8 +119,8 @@ def _check(
 def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
-    """One contender's verdict beside the yardstick's, and the
-    arguments it was reached on: for callers with a timer of their own.
+    """One contender's verdict beside the yardstick's, and the arguments it was reached on: for callers with a timer of
+    their own.
     """
     yardstick = next(c for c in contenders_of(case.kernel) if c.name == plan.YARDSTICK)
     entries = [Entry(yardstick), Entry(contender)]
@@ -225,8 +225,8 @@ def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
-    """A share above 1 says that the ceilings were measured while the
-    machine was busy: they are measured again, a few times a run.
+    """A share above 1 says that the ceilings were measured while the machine was busy: they are measured again, a few
+    times a run.
     """
     work = _work(case, dtype, mode)
     share = ceilings.roofline(work, run.ceilings, dtype, seconds)

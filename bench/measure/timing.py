@@ -30,8 +30,8 @@ DEFAULT_L2_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one contender: at least `least` samples
-    (one of a call beyond `slow_s`), at most `most`, about `seconds`.
+    """How long to measure one contender: at least `least` samples (one of a call beyond `slow_s`), at most `most`,
+    about `seconds`.
     """
 
     least: int = 3

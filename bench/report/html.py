@@ -19,8 +19,8 @@ HEAT_RATIO, FULL_HEAT = 1.0, 4.0
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    """Everything the records can fill; tables show the last record of
-    every id. Without matplotlib the pictures are left out, and it says so.
+    """Everything the records can fill; tables show the last record of every id. Without matplotlib the pictures are
+    left out, and it says so.
     """
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]

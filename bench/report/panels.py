@@ -1,5 +1,5 @@
-"""What each picture shows, drawn once with matplotlib for the PNG and
-the page. An operator has one colour everywhere, a type one marker.
+"""What each picture shows, drawn once with matplotlib for the PNG and the page. An operator has one colour everywhere,
+a type one marker.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def farthest(rows: list[summary.Row]) -> float:
 
 
 def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None = None) -> None:
-    """Speed-up over the fastest rival, a bar a row of `places_in_all`,
-    the rival beside it; whiskers where both sides' samples are known.
+    """Speed-up over the fastest rival, a bar a row of `places_in_all`, the rival beside it; whiskers where both sides'
+    samples are known.
     """
     if not rows:
         axes.set_visible(False)
@@ -144,8 +144,8 @@ def _label(row: summary.Row, backend: bool) -> str:
 
 
 def memory_series(records: list[dict[str, Any]]) -> dict[tuple[str, ...], list[tuple[int, float]]]:
-    """(kernel, backend, type, mode) -> (N, peak MB) by length, for
-    families of cases that differ in nothing but length.
+    """(kernel, backend, type, mode) -> (N, peak MB) by length, for families of cases that differ in
+    nothing but length.
     """
     series: dict[tuple, dict[int, float]] = {}
     for record in records:

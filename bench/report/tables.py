@@ -1,5 +1,5 @@
-"""Tables for a terminal, drawn by rich: as wide as the terminal, which
-drops columns, and whole where the output goes to a file or a pipe.
+"""Tables for a terminal, drawn by rich: as wide as the terminal, which drops columns, and whole where the output goes
+to a file or a pipe.
 """
 
 from __future__ import annotations

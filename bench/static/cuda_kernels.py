@@ -1,5 +1,5 @@
-"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu
-of whichever tree was imported; nothing where there is no nvcc.
+"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of whichever tree was imported; nothing where
+there is no nvcc.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def metrics(
     warps: int | None,
     **more,
 ) -> dict[str, Any]:
-    """The `static` part of a record. `shared`: static bytes as cuobjdump
-    counts them, and dynamic bytes; None: not declared anywhere.
+    """The `static` part of a record. `shared`: static bytes as cuobjdump counts them, and dynamic bytes; None: not
+    declared anywhere.
     """
     own = sass.own_shared(shared[0], arch)
     known = warps is not None and shared[1] is not None

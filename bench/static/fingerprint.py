@@ -48,8 +48,8 @@ def _is_jit(value: Any) -> bool:
 
 
 def _reachable(function, seen: set[int]) -> Iterator[str]:
-    """The syntax tree of `function` and, depth first, of the tree's
-    own functions and values that it names. Triton's are the toolchain.
+    """The syntax tree of `function` and, depth first, of the tree's own functions and values that it names. Triton's
+    are the toolchain.
     """
     if id(function) in seen or function.fn.__module__.split(".")[0] == "triton":
         return

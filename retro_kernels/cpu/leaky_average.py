@@ -1,5 +1,5 @@
-"""Leaky average on the CPU: one pass over memory, float32 state,
-lanes h,d side by side (csrc/cpu/leaky_average.cpp).
+"""Leaky average on the CPU: one pass over memory, float32 state, lanes h,d side by side
+(csrc/cpu/leaky_average.cpp).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def accumulator(tensor: Tensor) -> torch.dtype:
 
 
 def widened(call):
-    """The call with every float tensor in the accumulation type: cast
-    once, so that gradients of shared inputs add up in it.
+    """The call with every float tensor in the accumulation type: cast once, so that gradients of shared inputs add up
+    in it.
     """
     dtype = accumulator(call.query)
     return type(call)(*(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in call))
@@ -63,8 +63,8 @@ def positions(count: int, start: int, batch_start: Tensor | None, device: torch.
 
 
 def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, rel_start: int) -> Tensor:
-    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement
-    int [n,s] or [B,1,n,s]; a row outside the table adds 0.
+    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement int [n,s] or [B,1,n,s]; a row outside the table
+    adds 0.
     """
     band = torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(rel_query.shape[2], -1, -1))
     row = displacement - rel_start

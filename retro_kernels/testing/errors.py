@@ -12,8 +12,8 @@ from . import tolerances
 
 @dataclass(frozen=True)
 class Error:
-    """Relative Frobenius norm and greatest absolute difference; None
-    where the tensors are not comparable (NaN, infinities, other shape).
+    """Relative Frobenius norm and greatest absolute difference; None where the tensors are not comparable (NaN,
+    infinities, other shape).
     """
 
     frobenius: float | None

@@ -148,8 +148,8 @@ def self_attention(
     draw=None,
     **options,
 ):
-    """Keyword arguments of `relative_attention`, as above; `options` go
-    through (causal, causal_gap, window, window_block, query_offset, ...).
+    """Keyword arguments of `relative_attention`, as above; `options` go through (causal, causal_gap, window,
+    window_block, query_offset, ...).
     """
     g = draw or Draw(seed, dtype)
     G, S = H if G is None else G, N if S is None else S

@@ -1,5 +1,5 @@
-"""A GPU that isn't there: Triton compiles for it as for any other,
-and its launches go nowhere. For host time, and tests of it.
+"""A GPU that isn't there: Triton compiles for it as for any other, and its launches go nowhere. For host time, and
+tests of it.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def curves(
 def ablations(
     demo: Trained, steps: int, *, seed: int = 0, documents: int | None = None, report=print
 ) -> dict[str, float]:
-    """Bits per byte after `steps` steps on the same batches: RETRO,
-    an encoder that is not conditioned on the chunk, N alone, F alone.
+    """Bits per byte after `steps` steps on the same batches: RETRO, an encoder that is not conditioned on the chunk, N
+    alone, F alone.
     """
     config, plan = demo.retro.config, demo.plan
     m, k = config.chunk_len, plan["neighbours"]

@@ -20,8 +20,8 @@ class HubTokenizer:
 
     Text is text: "</s>" in a document is four characters, never the end of a sequence. The bytes behind a token are
     exact for byte-level vocabularies (GPT-2, Llama 3, Qwen). SentencePiece's begin every text with a space that is not
-    there; others, such as WordPiece, lose
-    spaces and capitals: bits per byte then count the bytes of what is left, with a warning.
+    there; others, such as WordPiece, lose spaces and capitals: bits per byte then count the bytes of what is left, with
+    a warning.
 
     Attributes: name, vocab_size (added tokens included), byte_lengths int64 [vocab_size], bos_id (None where it has
     none), exact.

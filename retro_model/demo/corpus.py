@@ -1,5 +1,5 @@
-"""The demonstration's data: sources of Python's standard library,
-split by package, tokenised, deduplicated, searched.
+"""The demonstration's data: sources of Python's standard library, split by package, tokenised,
+deduplicated, searched.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDat
 
 
 def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
-    """First rows of the half of the training windows whose chunks share
-    the longest substrings with the k neighbours of the chunk before.
+    """First rows of the half of the training windows whose chunks share the longest substrings with the k neighbours of
+    the chunk before.
     """
     store, m, means = corpus.train, corpus.train.chunk_len, []
     windows = _aligned_windows(store, window // m)
@@ -179,8 +179,8 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
 
 
 def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
-    """The batches of either model: the first half of the steps from
-    windows where there is something to copy, the rest from all.
+    """The batches of either model: the first half of the steps from windows where there is something to copy, the rest
+    from all.
     """
     what = (
         {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours} if retrieves else {}

@@ -74,8 +74,8 @@ def rows(tokens: np.ndarray, chunk_len: int, neighbours: np.ndarray, mask: np.nd
 
 
 def _spans(tokens: np.ndarray, lengths: np.ndarray, decode: Callable[[Sequence[int]], str]) -> list[tuple[str, int]]:
-    """Text and colour of each run of equally coloured tokens; a run
-    is decoded at once, so that split characters meet.
+    """Text and colour of each run of equally coloured tokens; a run is decoded at once, so that
+    split characters meet.
     """
     levels = np.minimum(lengths, len(COLOURS) - 1)
     cuts = np.flatnonzero(np.diff(levels)) + 1 if len(levels) else []
@@ -99,8 +99,8 @@ def to_html(
     prompt_chunks: int = 1,
     off: Sequence[str] = (),
 ) -> str:
-    """A self-contained page: a row a chunk; the sample, then each
-    neighbour, all coloured; `off`: the sample without retrieval, by chunk.
+    """A self-contained page: a row a chunk; the sample, then each neighbour, all coloured; `off`: the sample without
+    retrieval, by chunk.
     """
     width = max((len(r.neighbours) for r in sample), default=0)
     heads = (["Sample, retrieval off"] if off else []) + ["Sample, by LCP with RET of the chunk before"]

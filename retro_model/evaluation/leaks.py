@@ -1,5 +1,5 @@
-"""How much of an evaluation text the training text holds, bits-per-byte
-by that share; how many training windows see their own future.
+"""How much of an evaluation text the training text holds, bits-per-byte by that share; how many training windows see
+their own future.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def table(
 def plot(
     results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Sequence[float] = tuple(i / 16 for i in range(17))
 ) -> None:
-    """Bits-per-byte against the allowed leakage, one line a model,
-    above the share of bytes that each alpha keeps; an image file.
+    """Bits-per-byte against the allowed leakage, one line a model, above the share of bytes that each alpha keeps; an
+    image file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model pays for each chunk: nats float64, scored tokens
-    int64, bytes int64; all [num_chunks], zero where not scored.
+    """What a model pays for each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where
+    not scored.
     """
 
     nats: np.ndarray

@@ -46,8 +46,8 @@ def curation(path: str | Path) -> dict[str, Any]:
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
-    """Perplexity a word and bits per byte of whole articles, in
-    windows of `RetroLM`'s window and stride. Fields: text.
+    """Perplexity a word and bits per byte of whole articles, in windows of `RetroLM`'s window and
+    stride. Fields: text.
     """
     kinds = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
     metrics = [{"metric": name, "aggregation": how, "higher_is_better": False} for name, how in kinds.items()]

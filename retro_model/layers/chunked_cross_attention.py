@@ -87,8 +87,8 @@ class ChunkedCrossAttention(Attention):
 
     def relative_keys(self, neighbour_len: int) -> Tensor:
         """[H,M+R-1,D] for neighbours of R tokens."""
-        # the kernels' row t is i-i' = t-(R-1); the paper's displacement
-        # is M-1 further, for a neighbour starts where its chunk does
+        # the kernels' row t is i-i' = t-(R-1); the paper's displacement is M-1 further, for a neighbour starts where
+        # its chunk does
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
     def attend(

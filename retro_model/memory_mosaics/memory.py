@@ -36,8 +36,8 @@ def normalised(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, Tensor]:
-    """sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the
-    logarithm of the softmax's denominator [B,h,N]; heads of any width.
+    """sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the logarithm of the softmax's denominator [B,h,N]; heads of
+    any width.
     """
     width = query.shape[-1]
     # zeros change neither a dot product nor a sum
@@ -115,8 +115,7 @@ class ContextualMemory(_Memory):
         y_T = sum_{i<T} softmax_i(k_T·k_i) v_i,   y_1 = 0;     update_T = W_z [y_T of every head]
 
     Key and query are one vector and there are no positions. A value peeks at the next token, so a token may read the
-    pairs
-    before its own and not its own: y_T is the memory's prediction of v_T, which is not known yet.
+    pairs before its own and not its own: y_T is the memory's prediction of v_T, which is not known yet.
 
     Example:
         memory = ContextualMemory(64, num_heads=4)

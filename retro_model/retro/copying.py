@@ -81,8 +81,8 @@ def _copy(attention: nn.Module, before: Tensor, turn: Tensor, match: float, gain
 
 
 def _look_one_back(attention: nn.Module, turn: Tensor) -> None:
-    """Every head attends displacement 1, by the fastest waves of the
-    positional encoding, and adds that token turned.
+    """Every head attends displacement 1, by the fastest waves of the positional encoding, and adds
+    that token turned.
     """
     heads, dim, width = attention.num_heads, attention.head_dim, attention.d_model
     waves = torch.zeros(dim, width)

@@ -1,5 +1,5 @@
-"""What a decoder of another library must be to be retrofitted: where
-its blocks are, how they add, what of it trains.
+"""What a decoder of another library must be to be retrofitted: where its blocks are, how they add,
+what of it trains.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _generate_alone(decoder: nn.Module, *args, **options):
 
 
 def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
-    """A Hugging Face decoder's blocks, and the name of a block's
-    self-attention. Raises: TypeError for another decoder.
+    """A Hugging Face decoder's blocks, and the name of a block's self-attention. Raises: TypeError
+    for another decoder.
     """
     for path, attention in PLACES:
         try:
@@ -73,8 +73,8 @@ def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
 
 
 def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) -> RetroConfig:
-    """Our sizes for a Hugging Face decoder: its chunked cross-attention
-    has its own number of heads and their width (None: theirs).
+    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width
+    (None: theirs).
     """
     theirs = getattr(base_of(decoder), "config", None)
     for name in ("vocab_size", "hidden_size", "num_attention_heads"):
@@ -141,8 +141,8 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
 
 
 def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:
-    """How much the block's output differs between (input x, attention's
-    output u) and (x + u, 0), relative to what it adds to x.
+    """How much the block's output differs between (input x, attention's output u) and (x + u, 0), relative to what it
+    adds to x.
     """
     kwargs = {
         name: None if name in ("past_key_values", "past_key_value", "layer_past") else value

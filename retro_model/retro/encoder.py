@@ -1,5 +1,5 @@
-"""The neighbour encoder: a small bidirectional transformer that reads
-neighbours in the light of the chunk that retrieved them.
+"""The neighbour encoder: a small bidirectional transformer that reads neighbours in the light of the chunk that
+retrieved them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class EncoderLayer(nn.Module):
         """
         x = x + self._dropped(self.attention(self.attention_norm(x), key_mask=key_mask))
         if self.cross is not None:
-            # positions restart in every neighbour, so neighbours of one
-            # chunk are separate batch entries: projected once, then repeated
+            # positions restart in every neighbour, so neighbours of one chunk are separate batch entries: projected
+            # once, then repeated
             neighbours = x.shape[0] // max(chunks.shape[0], 1)
             key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks))
             first = 1 - chunks.shape[1]  # d_enc(i',i) = i' - i

@@ -31,8 +31,8 @@ from .retrieval import Encoded, Part, Retrieval
 
 
 class DecoderLayer(nn.Module):
-    """Causal attention, chunked cross-attention in the layers of
-    `cca_layers`, feed-forward; each a pre-norm residual.
+    """Causal attention, chunked cross-attention in the layers of `cca_layers`, feed-forward; each a
+    pre-norm residual.
     """
 
     def __init__(self, config: RetroConfig, index: int, *, backend: str | None = None, device=None, dtype=None):

@@ -23,8 +23,8 @@ Encoded = list[Tensor | None]
 
 
 class Part(Protocol):
-    """A process's range of sequences whose rest others hold: what
-    `retro_model.parallel.SequencePart` does for a model.
+    """A process's range of sequences whose rest others hold: what `retro_model.parallel.SequencePart`
+    does for a model.
     """
 
     def check(self, config, tokens: Tensor, cache, token_mask) -> None: ...

@@ -40,8 +40,8 @@ def decode(
 
 
 def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retrieved | None:
-    """A call of `count` tokens with this cache: what its chunks retrieve,
-    to be filled; None where none completes or retrieval is off.
+    """A call of `count` tokens with this cache: what its chunks retrieve, to be filled; None where none completes or
+    retrieval is off.
     """
     if cache.retrieval not in (None, retrieval):
         raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
@@ -129,8 +129,8 @@ class Call:
         return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
-        """Encodes, searches and gates the chunks that complete with
-        states [b,N,d]: (rows, Memory) of each group of like rows.
+        """Encodes, searches and gates the chunks that complete with states [b,N,d]: (rows, Memory) of each group of
+        like rows.
         """
         self.fresh = self._complete(hidden, index)
 

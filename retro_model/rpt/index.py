@@ -48,8 +48,8 @@ class SelfIndex:
         return self._count
 
     def add(self, keys: Tensor | None, states: Tensor) -> None:
-        """The next chunks: keys [n,d] and states [n,...], of types
-        and widths that stay. keys=None: states to be read by number.
+        """The next chunks: keys [n,d] and states [n,...], of types and widths that stay. keys=None: states to be read
+        by number.
         """
         if self._count and (keys is None) != (not self._keys):
             raise ValueError("keys: expected them in every call or in none")
@@ -93,8 +93,8 @@ class SelfIndex:
         return tuple(t[0] for t in stream.result())
 
     def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
-        """Query 0 may see chunks up to `last`, query 1 one more, and so
-        on; FAISS is asked for so many more than it may see too many.
+        """Query 0 may see chunks up to `last`, query 1 one more, and so on; FAISS is asked for so many more than it may
+        see too many.
         """
         fetched = min(self._count, k + max(0, self._count - 1 - last))
         scores, hits = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)

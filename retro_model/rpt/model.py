@@ -197,8 +197,8 @@ class RPT(SelfMemory):
     generation_options = ("retrieval",)
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
-        """An empty cache for `batch` rows; capacity: most tokens a row
-        can have, None: no limit. num_neighbours: K, None: the config's.
+        """An empty cache for `batch` rows; capacity: most tokens a row can have, None: no limit. num_neighbours: K,
+        None: the config's.
         """
         return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
 

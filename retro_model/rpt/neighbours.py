@@ -1,5 +1,5 @@
-"""Neighbours as the decoder reads them: a chunk and its successor,
-contextualised together, then in the light of the chunk that asks.
+"""Neighbours as the decoder reads them: a chunk and its successor, contextualised together, then in the light of the
+chunk that asks.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class NeighbourEncoder(nn.Module):
         return self.augment(pairs[row, index.clamp(0, pairs.shape[1] - 1)], chunks)
 
     def of(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """`forward` where `states` [B,S,m,d] are of more chunks than
-        those that ask, `chunks` [B,L,m,d]: only those chosen are encoded.
+        """`forward` where `states` [B,S,m,d] are of more chunks than those that ask, `chunks` [B,L,m,d]: only those
+        chosen are encoded.
         """
         row = torch.arange(len(states), device=index.device).view(-1, 1, 1)
         first = index.clamp(0, states.shape[1] - 2)

@@ -97,8 +97,8 @@ def keep(
 
 
 def passages(store: TokenStore, window: int, on, off) -> list[dict]:
-    """What each window of each document costs in bits per byte, for
-    `facts`; on, off: `evaluation.Scores` of the store.
+    """What each window of each document costs in bits per byte, for `facts`; on, off:
+    `evaluation.Scores` of the store.
     """
     per_window, spans = max(1, window // store.chunk_len), []
     for number, entry in enumerate(store.documents):

@@ -1,5 +1,5 @@
-"""Memory Mosaics: which earlier places each contextual memory recalls
-before a token, and which token followed there.
+"""Memory Mosaics: which earlier places each contextual memory recalls before a token, and which
+token followed there.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class MosaicsReader(Reader):
 
 
 def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
-    """For every token, what was recalled before it: [[number + shift,
-    weight], ..], the heaviest; weights [N,n], row T before token T+1.
+    """For every token, what was recalled before it: [[number + shift, weight], ..], the heaviest; weights [N,n], row T
+    before token T+1.
     """
     top = weights.topk(min(SHOWN, weights.shape[1]))
     rows = [

@@ -1,5 +1,5 @@
-"""What a page shows of a text: its tokens, what each costs with and
-without retrieval, and where it can have been read.
+"""What a page shows of a text: its tokens, what each costs with and without retrieval, and where it
+can have been read.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Reading:
         return float(cost[1:].sum() / max(1, self.byte_lengths[1:].sum()))
 
     def documents(self) -> list[dict]:
-        """The documents that were retrieved: in how many chunks, and
-        the bits that the tokens which stand in them gained, most first.
+        """The documents that were retrieved: in how many chunks, and the bits that the tokens which stand in them
+        gained, most first.
         """
         entries: dict[int, dict] = {}
         for cards in self.cards:

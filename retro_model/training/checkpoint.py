@@ -2,8 +2,7 @@
 
 A checkpoint is a folder: the model's tensors, the optimiser's (moments by parameter name, and the random generators'
 states of every process) and `state.json` (step, position in the data, configuration, and each file's digest, its own
-too). A kill at any
-moment leaves the checkpoint that was there or the new one: see `checkpoint_folder`.
+too). A kill at any moment leaves the checkpoint that was there or the new one: see `checkpoint_folder`.
 """
 
 from __future__ import annotations
@@ -252,8 +251,8 @@ _MISSING = object()
 
 
 def _check_option(file: Path, name: str, got, want) -> None:
-    """An option must be one of the optimiser's, of the kind it has
-    there; numbers finite, of its sign, decay rates below 1.
+    """An option must be one of the optimiser's, of the kind it has there; numbers finite, of its sign, decay rates
+    below 1.
     """
     if want is _MISSING:
         raise CheckpointError(f"{file}: {name} is no option of the optimiser")

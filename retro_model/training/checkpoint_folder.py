@@ -118,8 +118,8 @@ def _state_digest(state: dict) -> str:
 
 
 def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
-    """use(state, files by kind) of a whole checkpoint, all digests
-    compared; again where a save replaced it meanwhile.
+    """use(state, files by kind) of a whole checkpoint, all digests compared; again where a save
+    replaced it meanwhile.
     """
     while True:
         try:

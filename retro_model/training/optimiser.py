@@ -93,10 +93,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Parameters with weight decay and those without, each once.
 
     Decay shrinks the matrices of linear maps, whose scale the next norm or softmax can undo. Gains of norms, biases and
-    u, v
-    are few and set scales and offsets themselves: shrinking them to zero is no simpler model. A row of an embedding
-    gets a gradient only when its token occurs, so decay at every step would erase rare tokens; an output matrix tied to
-    it goes with it. A module whose own parameters are such matrices lists them in `decayed`.
+    u, v are few and set scales and offsets themselves: shrinking them to zero is no simpler model. A row of an
+    embedding gets a gradient only when its token occurs, so decay at every step would erase rare tokens; an output
+    matrix tied to it goes with it. A module whose own parameters are such matrices lists them in `decayed`.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}

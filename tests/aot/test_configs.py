@@ -1,5 +1,5 @@
-"""The tables of tiles: rows are whole, options go before what has
-none, and every option named is one that calls have.
+"""The tables of tiles: rows are whole, options go before what has none, and every option named is
+one that calls have.
 """
 
 import itertools

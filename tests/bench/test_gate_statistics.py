@@ -1,5 +1,5 @@
-"""The statistics of `ab` on planted slowdowns: found at 5%, silent
-without one, inconclusive where the control moves.
+"""The statistics of `ab` on planted slowdowns: found at 5%, silent without one, inconclusive where
+the control moves.
 """
 
 import math
@@ -14,8 +14,8 @@ PAIRS, SAMPLES = 5, 40
 
 
 def batch(rng, slowdown, noise=0.02, layout=0.004, spikes=0.05):
-    """A worker pair draws a small offset of its own; samples share a
-    drift and have noise and rare spikes, as measured machines do.
+    """A worker pair draws a small offset of its own; samples share a drift and have noise and rare spikes, as measured
+    machines do.
     """
     pairs = []
     for _ in range(PAIRS):

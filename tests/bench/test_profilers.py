@@ -1,5 +1,5 @@
-"""`profile` beside other people's profilers and clocks: recipes that
-parse, calls in ranges, CSV, a choice of metrics.
+"""`profile` beside other people's profilers and clocks: recipes that parse, calls in ranges, CSV, a
+choice of metrics.
 """
 
 import csv

@@ -280,8 +280,8 @@ def test_report_command_renders_files(tmp_path, capsys):
 
 
 def test_png_is_a_picture_of_every_row(tmp_path):
-    """Two operators with a case of one name keep their own bars; two
-    runs make a history, three lengths a memory plot.
+    """Two operators with a case of one name keep their own bars; two runs make a history, three lengths
+    a memory plot.
     """
     pytest.importorskip("matplotlib")
     from bench.report import figures, summary

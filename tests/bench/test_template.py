@@ -78,8 +78,8 @@ def test_the_comment_is_found_by_what_it_begins_with():
 
 
 def post(folder, number, head):
-    """Exit code of the commenting step, and what it asked of GitHub; `gh`
-    is a stand-in that knows one open pull request, 7, at commit abc.
+    """Exit code of the commenting step, and what it asked of GitHub; `gh` is a stand-in that knows one open pull
+    request, 7, at commit abc.
     """
     (folder / "comment").mkdir()
     (folder / "comment" / "number").write_text(number)

@@ -1,5 +1,5 @@
-"""The tuner: which tiles it tries, that a wrong or failing one is
-never kept, and that a table is changed in one line.
+"""The tuner: which tiles it tries, that a wrong or failing one is never kept, and that a table is
+changed in one line.
 """
 
 import json

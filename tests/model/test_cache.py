@@ -135,8 +135,8 @@ def test_what_is_kept_does_not_grow_with_chunks():
     before = cache.nbytes
     decoded(model, cache, tokens, neighbours, mask, [19], first=4)
     assert cache.nbytes == before
-    # by hand, 4 bytes a number, H=2, D=16: keys and values, relative
-    # keys, the chunk, keys and values of neighbours, tables, mask
+    # by hand, 4 bytes a number, H=2, D=16: keys and values, relative keys, the chunk, keys and values of neighbours,
+    # tables, mask
     by_layer = 2 * (2 * 23 * 2 * 16) + 2 * 23 * 16
     by_cca = 2 * (2 * 2 * 6 * 2 * 16) + 2 * (4 + 6 - 1) * 16
     assert before == 4 * (5 * by_layer + 2 * by_cca + 2 * 4 * 24) + 2 * 2 * 6

@@ -106,8 +106,8 @@ def test_saving_over_a_checkpoint_replaces_it(saved):
 
 
 def test_what_a_save_replaces(tmp_path):
-    """An empty folder and the rest of a first save into one, but
-    nothing else; a stranger's file in a checkpoint stays.
+    """An empty folder and the rest of a first save into one, but nothing else; a stranger's file in
+    a checkpoint stays.
     """
     model, optimizer = make()
     (tmp_path / "proj").mkdir()

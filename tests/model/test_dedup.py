@@ -72,8 +72,8 @@ def test_blocks_change_nothing(stores, monkeypatch):
 
 
 def test_copies_are_compared_once(tmp_path):
-    """300 copies on either side, and one that is nearly theirs: two
-    pairs, not 90,000; every copy is removed, in order.
+    """300 copies on either side, and one that is nearly theirs: two pairs, not 90,000; every copy is
+    removed, in order.
     """
     rng = np.random.default_rng(0)
     text, other = rng.integers(2, 200, 300), rng.integers(2, 200, 300)

@@ -1,5 +1,5 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: a training step
-of a tiny model equals the one process's that sees the whole batch.
+"""DDP and FSDP2 over two gloo processes on the CPU: a training step of a tiny model equals the one process's that sees
+the whole batch.
 """
 
 import os

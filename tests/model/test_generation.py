@@ -1,5 +1,5 @@
-"""Sampling: against a loop of whole forward passes, rows of different
-lengths against each alone, and what is refused.
+"""Sampling: against a loop of whole forward passes, rows of different lengths against each alone,
+and what is refused.
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
-"""Our models in lm_eval: the paper's tasks over small local files,
-against scores and samples made without the harness.
+"""Our models in lm_eval: the paper's tasks over small local files, against scores and samples made
+without the harness.
 """
 
 import json

@@ -22,8 +22,8 @@ DEEP, LONG = "[" * 100_000, '{"version": %s}' % ("9" * 5000)
 
 
 def forge(manifest: Path, change, **contents):
-    """A manifest whose checksums are right and whose content is not
-    what a build writes; contents: new bytes of files.
+    """A manifest whose checksums are right and whose content is not what a build writes; contents: new
+    bytes of files.
     """
     for name, data in contents.items():
         (manifest.parent / name.replace("__", ".")).write_bytes(data)

@@ -30,8 +30,8 @@ def batch(device="cpu") -> Batch:
 
 
 def outcome(model, part=None):
-    """Logits, the loss of every token and every gradient, the loss
-    being the mean over all real tokens of all ranges.
+    """Logits, the loss of every token and every gradient, the loss being the mean over all real tokens
+    of all ranges.
     """
     whole = batch(next(model.parameters()).device)
     mine = whole if part is None else part.split(whole)

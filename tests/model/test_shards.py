@@ -1,5 +1,5 @@
-"""Folders of shards: what one process, a pool and a Dask cluster with
-a killed worker write is the same, and equals one store of all.
+"""Folders of shards: what one process, a pool and a Dask cluster with a killed worker write is the same, and equals one
+store of all.
 """
 
 import functools

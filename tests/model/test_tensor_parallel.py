@@ -1,5 +1,5 @@
-"""Heads divided among processes: a model, its encoder and single
-layers equal the whole ones, gradients too, FSDP2 beside it.
+"""Heads divided among processes: a model, its encoder and single layers equal the whole ones, gradients too, FSDP2
+beside it.
 """
 
 import pytest

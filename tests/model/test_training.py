@@ -164,8 +164,8 @@ def windows_of(store, neighbours, database, **options):
 
 @pytest.mark.parametrize("same_store", [True, False])
 def test_no_window_is_shown_its_own_documents(tmp_path, same_store):
-    """Adversarial documents: each of one to three chunks, and the
-    nearest to every chunk is in the document before or after its own.
+    """Adversarial documents: each of one to three chunks, and the nearest to every chunk is in the document before or
+    after its own.
     """
     from retro_model.data.database import ChunkDatabase
     from retro_model.data.embed import HashedTfidf

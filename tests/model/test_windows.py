@@ -79,8 +79,8 @@ def retrofit_of(store):
 
 @pytest.mark.parametrize("workers, skip", [(0, True), (2, False)])
 def test_the_trainer_resumes_exactly(tmp_path, workers, skip):
-    """Stopped after 2 of 4 steps and resumed, by reading past what
-    was taken or by `start`: the weights of an uninterrupted run.
+    """Stopped after 2 of 4 steps and resumed, by reading past what was taken or by `start`: the weights of an
+    uninterrupted run.
     """
     store, options = prepared(batch_size=2)
 

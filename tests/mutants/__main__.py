@@ -2,8 +2,7 @@
 
 For every target the tests run once as they are, which tells how long they may take; then once a fault, C++ rebuilt for
 one instruction set. Exit code 1 where a fault survives that explained.json does not name. One seed plants the same
-faults in the same sources. `--json FILE` goes on where a
-run ended: what FILE says was noticed is not planted again.
+faults in the same sources. `--json FILE` goes on where a run ended: what FILE says was noticed is not planted again.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ NO_CODE = re.compile(
 
 
 def cpp(source: str) -> list[Fault]:
-    """Faults in lines of code, comments left out; operators are told
-    from template brackets by the spaces around them.
+    """Faults in lines of code, comments left out; operators are told from template brackets by the
+    spaces around them.
     """
     faults = {}
     for number, line in enumerate(source.split("\n"), 1):

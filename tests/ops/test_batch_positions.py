@@ -1,5 +1,5 @@
-"""Positions given as a tensor, one a batch entry: rows of different
-lengths, caches of fixed capacity, nothing read by the host.
+"""Positions given as a tensor, one a batch entry: rows of different lengths, caches of fixed capacity, nothing read by
+the host.
 """
 
 import pytest

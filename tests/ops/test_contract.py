@@ -139,8 +139,8 @@ def test_autocast(op, backend):
 
 @pytest.mark.parametrize("x, decay, initial", [("bfloat16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")])
 def test_autocast_gives_a_running_sum_one_type(x, decay, initial):
-    """States, decays and inputs come from narrowed layers or from
-    parameters; without autocast the mixture is an error.
+    """States, decays and inputs come from narrowed layers or from parameters; without autocast the
+    mixture is an error.
     """
     kw = inputs.leaky(1)
     kw = {
@@ -212,8 +212,8 @@ def test_empty_inputs(op, backend):
 
 @pytest.mark.parametrize("n, keys", [(1, 0), (0, 1), (0, 0)])
 def test_no_displacement_takes_a_table_of_no_rows(n, keys):
-    """As the slice of a larger table comes out: decoding from an
-    empty cache, a shard without keys or without queries.
+    """As the slice of a larger table comes out: decoding from an empty cache, a shard without keys
+    or without queries.
     """
     kw = inputs.self_attention(1, N=1, S=1, causal=True)
     kw |= {

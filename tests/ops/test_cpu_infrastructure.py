@@ -118,8 +118,8 @@ def test_a_stale_extension_is_a_reason_like_any_other():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' libraries are not looked into")
 @pytest.mark.parametrize("share", [0, 1e-4, 0.01, 0.5, 0.99])
 def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path, share):
-    """The loader maps what the file's header promises, and the
-    process dies where it touches what is missing (SIGBUS).
+    """The loader maps what the file's header promises, and the process dies where it touches what
+    is missing (SIGBUS).
     """
     package, library = Path(rk.__file__).parent, Path(_native.extension("_cpu").__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))

@@ -72,8 +72,8 @@ def test_float32_decay_beside_bfloat16():
 
 @pytest.mark.parametrize("begin", [1023, 1024, 1025, 2047, 2048, 2099])
 def test_a_document_that_begins_beside_a_cut(begin):
-    """Time is cut at 1024 and 2048; what is carried over a cut must
-    stop at a document's start, values and gradients.
+    """Time is cut at 1024 and 2048; what is carried over a cut must stop at a document's start,
+    values and gradients.
     """
     kw = inputs.leaky(8, B=1, N=2100, H=2, D=8, decay=[0.999, 0.9])
     kw["segment"] = (torch.arange(2100) >= begin).long().unsqueeze(0)

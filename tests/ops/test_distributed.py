@@ -1,5 +1,5 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: the averaged
-gradient equals the one process that sees both halves.
+"""DDP and FSDP2 over two gloo processes on the CPU: the averaged gradient equals the one process
+that sees both halves.
 """
 
 import pytest

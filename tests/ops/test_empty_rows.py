@@ -1,5 +1,5 @@
-"""A row that attends nothing is 0, -inf and without gradients,
-whatever lies around it; a NaN that a row does attend stays NaN.
+"""A row that attends nothing is 0, -inf and without gradients, whatever lies around it; a NaN that a row does attend
+stays NaN.
 """
 
 import pytest
@@ -91,8 +91,8 @@ def test_nan_that_is_attended_stays_nan(op, backend):
 @pytest.mark.parametrize("behind", [False, True], ids=["ahead", "behind"])
 @every
 def test_minus_infinity_in_a_table_hides(op, backend, behind):
-    """A table of numbers, as T5's or ALiBi's, that holds -inf is a
-    mask by displacement; some rows here keep nothing.
+    """A table of numbers, as T5's or ALiBi's, that holds -inf is a mask by displacement; some rows
+    here keep nothing.
     """
     kw = (
         inputs.cross_attention(4, biases=False, E=1)

@@ -78,8 +78,8 @@ def buffer(device: str) -> torch.UntypedStorage:
 
 
 def far(tensor: Tensor, dimension: int, number: int) -> Tensor:
-    """The same values with `dimension` so far apart that its last index
-    is more than FAR elements from its first; the number-th of a call.
+    """The same values with `dimension` so far apart that its last index is more than FAR elements from its first; the
+    number-th of a call.
     """
     strides = list(torch.empty(tensor.shape, device="meta").stride())
     # 16-byte alignment stays, and it fits an int32

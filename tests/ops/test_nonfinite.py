@@ -1,5 +1,5 @@
-"""What NaN and infinity may reach, as docs/ops.md states it: seen,
-they show; masked, or of another batch entry or head, they don't.
+"""What NaN and infinity may reach, as docs/ops.md states it: seen, they show; masked, or of another batch entry or
+head, they don't.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""Eager calls on the CPU that are checked once: the same results, the
-same errors, and nobody who listens misses one.
+"""Eager calls on the CPU that are checked once: the same results, the same errors, and nobody who
+listens misses one.
 """
 
 import pytest

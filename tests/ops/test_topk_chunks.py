@@ -298,8 +298,8 @@ def test_splitting_the_batch_or_the_queries_changes_no_bit(backend):
 
 
 def assert_same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    """To the bit; under the interpreter to rounding, for its products
-    are NumPy's, which add up in an order that depends on the layout.
+    """To the bit; under the interpreter to rounding, for its products are NumPy's, which add up in an order that
+    depends on the layout.
     """
     if INTERPRETER:
         compare.assert_passes(name, got, want.double(), None, want.dtype)

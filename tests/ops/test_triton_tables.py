@@ -1,5 +1,5 @@
-"""Every committed tile that serves calls with options, on small problems
-under the interpreter: compiling shows its registers, not its sums.
+"""Every committed tile that serves calls with options, on small problems under the interpreter: compiling shows its
+registers, not its sums.
 """
 
 from unittest import mock

@@ -1,5 +1,5 @@
-"""The definition itself: gradcheck, cases worked by hand, and an
-independent formulation after the paper's Listing 1.
+"""The definition itself: gradcheck, cases worked by hand, and an independent formulation after the
+paper's Listing 1.
 """
 
 import math

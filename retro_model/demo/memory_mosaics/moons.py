@@ -2,8 +2,7 @@
 
 An observation is three complex numbers e^{i theta}. A network of one head must see all three moons return together,
 after the least common multiple of their periods; one of three heads needs each moon to return once, after the longest
-period. Nothing
-tells the heads which moon to take: training finds it, the paper's "predictive disentanglement".
+period. Nothing tells the heads which moon to take: training finds it, the paper's "predictive disentanglement".
 
 Source: Zhang et al., arXiv 2405.06394, section 3, figures 4 to 6; data as in the authors' code.
 """
@@ -137,15 +136,15 @@ def train(heads: int, plan: Plan, seed: int, progress=None) -> Moons:
 
 
 def generation_error(model: Moons, x: Tensor, contexts) -> list[float]:
-    """For each T of `contexts`: the mean |error| of AHEAD
-    free-running predictions after T observations of x [B,N,3].
+    """For each T of `contexts`: the mean |error| of AHEAD free-running predictions after T observations
+    of x [B,N,3].
     """
     return [float((model.run_on(x[:, :t], AHEAD) - x[:, t : t + AHEAD]).abs().mean()) for t in contexts]
 
 
 def separation(model: Moons) -> float:
-    """How far the three magnitudes |W| are from permutations: the
-    largest entry that is not its row's largest, of any.
+    """How far the three magnitudes |W| are from permutations: the largest entry that is not its row's
+    largest, of any.
     """
     magnitudes = [torch.view_as_complex(w.detach()).abs() for w in (model.key, model.value, model.output)]
     return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in magnitudes)
@@ -158,8 +157,8 @@ def analytic(contexts) -> dict[int, list[float]]:
 
 
 def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores on the held-out moons, draws; the numbers of
-    results.json. After `minutes` no training is begun: the same call goes on.
+    """Trains, scores on the held-out moons, draws; the numbers of results.json. After `minutes` no training is begun:
+    the same call goes on.
     """
     report = Report(folder, dataclasses.replace(plan, seeds=1), quiet, minutes)  # more seeds are more parts
     moons = periods(HELD_OUT, plan.length)

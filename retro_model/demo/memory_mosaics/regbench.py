@@ -128,8 +128,8 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, 
 
 
 def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
-    """A run a seed, at the rate that is best with seed 0 on automata
-    of neither training nor test; the rates' accuracies there.
+    """A run a seed, at the rate that is best with seed 0 on automata of neither training nor test; the rates'
+    accuracies there.
     """
     others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
 
@@ -153,8 +153,8 @@ def last_quarter(curve: list[dict], metric: str) -> float:
 
 
 def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After
-    `minutes` no training is begun: the same call goes on.
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
+    same call goes on.
     """
     # more seeds and rates are more parts
     report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)

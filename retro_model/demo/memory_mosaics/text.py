@@ -1,8 +1,7 @@
 """Real text: Memory Mosaics beside transformers of equal size and steps, within the training length and beyond it.
 
 Equal validation loss is the paper's claim within the training length. Beyond it learned positions end, rotary ones were
-never
-trained, and a Memory Mosaic has none: it may go on reading.
+never trained, and a Memory Mosaic has none: it may go on reading.
 
 Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded memories: its section 6.
 """
@@ -219,8 +218,8 @@ def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dic
 
 
 def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After
-    `minutes` no training is begun: the same call goes on.
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
+    same call goes on.
     """
     report = Report(folder, plan, quiet, minutes)
     documents, held_out = CORPORA[plan.corpus]()

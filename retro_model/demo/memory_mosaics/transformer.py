@@ -1,5 +1,5 @@
-"""The baseline: a GPT-2-like decoder whose blocks have as many
-parameters as those of a Memory Mosaic with N_m = 3.5 d.
+"""The baseline: a GPT-2-like decoder whose blocks have as many parameters as those of a Memory
+Mosaic with N_m = 3.5 d.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Transformer(nn.Module):
     sums_losses = True  # takes `loss_mask`
 
     def forward(self, tokens: Tensor, *, loss_mask: Tensor | None = None) -> Tensor | NextTokenLoss:
-        """Logits [B,N,V] after each of tokens [B,N], or their loss as in
-        `MemoryMosaics`; ValueError where learned positions do not reach.
+        """Logits [B,N,V] after each of tokens [B,N], or their loss as in `MemoryMosaics`; ValueError where learned
+        positions do not reach.
         """
         x = self.embedding(tokens)
         if self.positions is not None:

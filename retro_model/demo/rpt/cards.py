@@ -69,8 +69,8 @@ class Plan:
 
 
 class Variant(NamedTuple):
-    """What differs: the configuration's changes, where neighbours and
-    lessons come from, the decoder's share of the retrieval loss.
+    """What differs: the configuration's changes, where neighbours and lessons come from, the decoder's share of the
+    retrieval loss.
     """
 
     changes: dict
@@ -157,8 +157,8 @@ def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 1
 
 @torch.no_grad()
 def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
-    """Nats of a far token by whose neighbours are read, nats of any
-    token, and recall: far cues with a right one of the K found.
+    """Nats of a far token by whose neighbours are read, nats of any token, and recall: far cues with a right one of the
+    K found.
     """
     model.eval()
     k, results = model.config.num_neighbours, {}

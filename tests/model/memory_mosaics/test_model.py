@@ -92,8 +92,8 @@ def test_initial_scalars_are_those_of_the_authors():
 
 
 def test_initial_weights_have_the_authors_spreads():
-    """W ~ N(0, 1/fan_in), what writes to the residual stream over the
-    square root of the depth, K and V ~ N(0, 1/hd).
+    """W ~ N(0, 1/fan_in), what writes to the residual stream over the square root of the depth, K and V
+    ~ N(0, 1/hd).
     """
     torch.manual_seed(0)
     model = MemoryMosaics(
@@ -250,8 +250,8 @@ def test_compiles_to_one_graph(segmented):
 
 
 def test_a_persistent_memory_stands_alone():
-    """In place of a feed-forward: the update of each row depends on
-    its own tokens alone, and its pairs get gradients.
+    """In place of a feed-forward: the update of each row depends on its own tokens alone, and its
+    pairs get gradients.
     """
     memory, x = PersistentMemory(32, 2, 9), torch.randn(3, 7, 32)
     whole = memory(x)

@@ -15,8 +15,8 @@ def config(**changes) -> MosaicsConfig:
 
 
 def model(seed: int = 0, *, dtype=torch.float32, backend=None, checkpoint=False, **changes) -> MemoryMosaics:
-    """In evaluation mode; every scalar and gain is random, some key
-    scales beyond their clamp, one value of the next token alone.
+    """In evaluation mode; every scalar and gain is random, some key scales beyond their clamp, one value of the next
+    token alone.
     """
     torch.manual_seed(seed)
     built = MemoryMosaics(config(**changes), backend, dtype=torch.float64, checkpoint=checkpoint).eval()

@@ -24,8 +24,8 @@ CASES = [{}, {"window": "sliding", "null_slot": True}, {"retriever": False}]
 
 
 def data(changes: dict):
-    """Documents, candidates and neighbours by the numbers of whole
-    documents, some of them the retriever's to choose.
+    """Documents, candidates and neighbours by the numbers of whole documents, some of them the
+    retriever's to choose.
     """
     g, number = torch.Generator().manual_seed(0), torch.arange(N // M)
     candidates = torch.stack([(number - 2 - c).clamp(min=-1) for c in range(3)], 1).expand(B, -1, -1).contiguous()

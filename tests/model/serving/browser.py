@@ -37,8 +37,8 @@ def serving(reader: Reader) -> Iterator[str]:
 
 
 def open_page(chromium, address: str, *, width: int = 1400, height: int = 1000, scheme: str = "light"):
-    """A page that has drawn its first text. What it asks of other
-    hosts and what it complains of is kept in `.strange`.
+    """A page that has drawn its first text. What it asks of other hosts and what it complains of is
+    kept in `.strange`.
     """
     page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
     page.strange = []

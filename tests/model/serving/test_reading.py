@@ -1,5 +1,5 @@
-"""What a page is told: runs and sources against brute force, a
-library that forgets and learns, costs that are the model's own.
+"""What a page is told: runs and sources against brute force, a library that forgets and learns, costs that are the
+model's own.
 """
 
 import json
