@@ -24,7 +24,8 @@ COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)
 if COMPILED:
     from bench.emulate import launches
 
-    contextlib.ExitStack().enter_context(launches.emulating(COMPILED))
+    _EMULATION = contextlib.ExitStack()  # held: a context that nobody holds is closed at once
+    _EMULATION.enter_context(launches.emulating(COMPILED))
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("repeatable")

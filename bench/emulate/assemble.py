@@ -18,6 +18,7 @@ _SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
 _VOTES = {"ballot": 0, "any": 1, "all": 2}
 _REDUCTIONS = {"min": 0, "max": 1, "add": 2, "and": 3, "or": 4, "xor": 5}
 _SPACES = {"global": 0, "shared": 1, "shared::cta": 1}
+PARAMETERS = 2  # the space of a structure's fields, whose address is computed
 #: of a load or store; they say how to cache, not what
 _HINTS = {
     "nc",
@@ -158,7 +159,7 @@ def _move(s, parts):
         raise _NotUnderstood("an address space other than global")
     targets = list(target.items) if isinstance(target, Vector) else [target]
     sources = list(source.items) if isinstance(source, Vector) else [source]
-    return Instruction("mov", kind, sources, targets)
+    return Instruction("mov", kind, sources, targets, options=(int(isinstance(source, Constant)),))
 
 
 @_form("selp")
@@ -219,7 +220,9 @@ def _values(operand) -> list:
 def _load(s, parts):
     target, address = s.operands[:2]
     if parts[0] == "param":
-        return Instruction("mov", parts[-1], [address], _values(target))
+        if isinstance(address.base, Symbol) and not isinstance(target, Vector):
+            return Instruction("mov", parts[-1], [address], [target])
+        return Instruction("ld", parts[-1], [address.base], _values(target), options=(address.offset, PARAMETERS))
     space, kind, count = _space(parts)
     targets = _values(target)
     if len(targets) != count or len(s.operands) > 2:

@@ -156,7 +156,7 @@ class Run {
     for (int t = 0; t < m_.threads && !anyone; ++t) anyone = m_.mask[t];
     if (anyone) i.run(m_, i);
     // a copy is a name: LLVM places copies of loop variables behind the fence, and ptxas makes one register of them
-    bool copy = i.run == mov && i.d.size() == 1 && i.s.size() == 1;
+    bool copy = i.run == mov && i.d.size() == 1 && i.s.size() == 1 && !i.option[0];  // option 0: of a constant
     for (int d : i.d) m_.register_time[d] = copy ? m_.register_time[i.s[0]] : m_.time;
     return advance(i);
   }

@@ -7,7 +7,7 @@
 
 namespace ptx {
 
-enum Space { GLOBAL, SHARED };
+enum Space { GLOBAL, SHARED, PARAMETERS };  // parameters are a region of their own, and not counted
 
 // Distinct 32-byte sectors that a warp's request touches, and the fewest that its bytes need
 inline void count_sectors(Ins& i, const std::vector<uint64_t>& addresses, int bytes) {
@@ -87,7 +87,7 @@ inline void access(Machine& m, Ins& i, bool load) {
     }
     if (shared)
       count_wavefronts(i, offsets, bytes);
-    else
+    else if (i.option[1] == GLOBAL)
       count_sectors(i, addresses, bytes);
   }
 }

@@ -85,12 +85,18 @@ class Kernel:
     threads: int | None  # .reqntid
 
 
-def kernel(text: str) -> Kernel:
-    """The one entry of a PTX module."""
+def entries(text: str) -> list[str]:
+    """The names of a module's kernels."""
+    return re.findall(r"\.entry\s+(\w+)", text)
+
+
+def kernel(text: str, name: str | None = None) -> Kernel:
+    """An entry of a PTX module: the one it has, or that of the name."""
     files, shared, size, names = _files(text), {}, 0, {}
-    body = re.search(r"\.entry\s+(\w+)\s*\((.*?)\)(.*?)\n\{(.*)\n\}", text, re.S)
-    if body is None:
-        raise PtxError("expected a PTX module with one .entry")
+    found = entries(text)
+    if len(found) != 1 if name is None else name not in found:
+        raise PtxError(f"expected a PTX module with one .entry{f' {name}' if name else ''}; got {found}")
+    body = re.search(rf"\.entry\s+({name or found[0]})\s*\((.*?)\)(.*?)\n\{{(.*?)\n\}}", text, re.S)
     name, parameters, directives, code = body.groups()
     for declared in re.finditer(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+(\w+)(?:\[(\d*)\])?", text):
         align, label, length = int(declared[1]), declared[2], declared[3]

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import struct
@@ -44,6 +45,13 @@ class Counted:
     fewest: int
 
 
+def cache_folder() -> Path:
+    """Where what was compiled is kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The emulator, compiled at its first use for this machine and kept in a cache folder."""
@@ -52,13 +60,12 @@ def library() -> ctypes.CDLL:
     digest = hashlib.sha256(
         b"".join(path.read_bytes() for path in sources) + " ".join([*flags, _processor()]).encode()
     ).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels"
+    cache = cache_folder()
     target = cache / f"ptx-{digest}.so"
     if not target.exists():
         compiler = os.environ.get("CXX", "").split() or [
             next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
         ]
-        cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             made = Path(folder) / "ptx.so"
             done = subprocess.run(
@@ -94,6 +101,7 @@ class Program:
         self._constant_of: dict[int, int] = {}
         self._parameters: dict[str, list[tuple[int, int, int, bool]]] = {}  # name -> (register, offset, bytes, signed)
         self._symbols: dict[tuple[str, int], int] = {}
+        self._addressed: dict[tuple[str, int], int] = {}  # parameters whose address is taken
         instructions = [(statement, assemble.decode(statement)) for statement in self.kernel.statements]
         encoded = [self._encode(statement, instruction) for statement, instruction in instructions]
         self.handle = library().ptx_program(len(self._registers))
@@ -119,7 +127,7 @@ class Program:
         """Execute every CTA of the grid; the number of barriers that were passed.
 
         Args:
-            arguments: the parameters in order: ints for integers and addresses, floats for f32.
+            arguments: the parameters in order: ints for integers and addresses, floats for f32, a `Structure`.
             regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
             threads, block: of a CTA; None: as the kernel was compiled for.
             shared_bytes: dynamic shared memory.
@@ -132,8 +140,18 @@ class Program:
         grid = (*grid, 1, 1)[:3]
         values = dict(self._constants)
         bases = [region_base(k, host) for k, (host, _) in enumerate(regions)]
-        for (name, size), argument in zip(self.kernel.parameters, arguments, strict=True):
-            self._bind(values, name, size, argument, bases)
+        given = {
+            name: _packed(size, argument, bases)
+            for (name, size), argument in zip(self.kernel.parameters, arguments, strict=True)
+        }
+        for name, raw in given.items():
+            self._bind(values, name, raw)
+        if self._addressed:  # then the parameters are one more region of memory
+            held = ctypes.create_string_buffer(b"".join(given.values()))
+            regions = [*regions, (ctypes.addressof(held), len(held) - 1)]
+            bases.append(region_base(len(regions) - 1, 0))
+            starts = dict(zip(given, itertools.accumulate(map(len, given.values()), initial=0)))
+            values |= {r: bases[-1] + starts[name] + offset for (name, offset), r in self._addressed.items()}
         for (name, offset), register in self._symbols.items():
             start, _ = self.kernel.shared[name]
             values[register] = SHARED_BASE + start + offset
@@ -184,13 +202,7 @@ class Program:
         library().ptx_counts(ctypes.c_void_p(self.handle), raw)
         return [Counted(s.opcode, s.line, *raw[4 * k : 4 * k + 4]) for k, s in enumerate(self.kernel.statements)]
 
-    def _bind(self, values: dict[int, int], name: str, size: int, argument, bases: list[int]) -> None:
-        if isinstance(argument, Region):
-            raw = struct.pack("<Q", bases[argument.index])
-        elif isinstance(argument, float):
-            raw = struct.pack("<f", argument)
-        else:
-            raw = (int(argument) & (2 ** (8 * size) - 1)).to_bytes(size, "little")
+    def _bind(self, values: dict[int, int], name: str, raw: bytes) -> None:
         for register, offset, width, signed in self._parameters.get(name, ()):
             values[register] = int.from_bytes(raw[offset : offset + width], "little", signed=signed)
 
@@ -209,6 +221,10 @@ class Program:
         if isinstance(operand, Symbol) and operand.name in self.kernel.shared:
             index = self._register(f"symbol {operand.name}+{operand.offset}")
             self._symbols[operand.name, operand.offset] = index
+            return index
+        if isinstance(operand, Symbol) and operand.name in dict(self.kernel.parameters):
+            index = self._register(f"address {operand.name}+{operand.offset}")
+            self._addressed[operand.name, operand.offset] = index
             return index
         if isinstance(operand, Memory) and isinstance(operand.base, Symbol):  # a parameter
             signed, width = kind.startswith("s"), int(kind[1:]) // 8
@@ -264,6 +280,28 @@ class Region:
     """An argument that is the address of the tensor `regions[index]`."""
 
     index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """An argument that is a C structure: its fields as (format of `struct`, value) in order, aligned as C does."""
+
+    fields: tuple[tuple[str, object], ...]
+
+
+def _packed(size: int, argument, bases: list[int]) -> bytes:
+    """The bytes of an argument."""
+    if isinstance(argument, Structure):
+        values = [bases[value.index] if isinstance(value, Region) else value for _, value in argument.fields]
+        raw = struct.pack("".join(kind for kind, _ in argument.fields), *values)
+        if not raw or len(raw) > size:
+            raise ValueError(f"structure: expected {size} bytes; got {len(raw)}")
+        return raw.ljust(size, b"\0")
+    if isinstance(argument, Region):
+        return struct.pack("<Q", bases[argument.index])
+    if isinstance(argument, float):
+        return struct.pack("<f", argument)
+    return (int(argument) & (2 ** (8 * size) - 1)).to_bytes(size, "little")
 
 
 def region_base(index: int, host: int) -> int:

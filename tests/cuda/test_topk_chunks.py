@@ -78,8 +78,8 @@ def strides(tensor):
     return (tensor.stride(0) if tensor.shape[0] > 1 else 0), tensor.stride(1)
 
 
-def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0, wgmma=False):
-    """scores, indices and the splits' packed lists [B,Q,splits,k]."""
+def launched(call: TopkChunks, splits=1):
+    """(tensors, strides, numbers) of the structure, with new scratch and outputs: partial, scores, indices."""
     b, q, d = call.query.shape
     s = call.key.shape[1]
     tiles = -(-s // backend.TILE_S)
@@ -90,23 +90,17 @@ def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0, wgmma=False):
     tensors = (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
     bytes_of = [8 if t is None else t.element_size() for t in (call.query_doc, call.key_doc)]
-    numbers = (
-        b,
-        q,
-        s,
-        d,
-        call.k,
-        call.causal_gap is not None,
-        shift,
-        splits,
-        length,
-        *bytes_of,
-        call.query.dtype == torch.bfloat16,
-        call.metric == "l2",
-    )
-    pairs = [stride for tensor in tensors[:5] for stride in strides(tensor)]
+    causal, bf16 = call.causal_gap is not None, call.query.dtype == torch.bfloat16
+    numbers = (b, q, s, d, call.k, causal, shift, splits, length, *bytes_of, bf16, call.metric == "l2")
+    return tensors, [stride for tensor in tensors[:5] for stride in strides(tensor)], numbers
+
+
+def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0, wgmma=False):
+    """scores, indices and the splits' packed lists [B,Q,splits,k]."""
+    tensors, pairs, numbers = launched(call, splits)
     native = Call(*(None if t is None else t.data_ptr() for t in tensors), *pairs, *numbers)
     library.emulate_topk_chunks(ctypes.byref(native), blocks, seed, wgmma)
+    partial, scores, indices = tensors[5:]
     return scores, indices, partial
 
 

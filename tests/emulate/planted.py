@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bench.emulate import launches
-from bench.emulate.parse import Constant
+from bench.emulate.parse import Constant, Kernel
 from bench.emulate.program import EmulationError, Program
 from retro_kernels.testing import compare, inputs
 
@@ -57,29 +57,34 @@ def recorded(arch: int, dtype: torch.dtype) -> list:
     return log
 
 
-def variants(kernel: launches.Compiled, plant: str, most: int | None = None) -> Iterator[launches.Compiled]:
+def struck(whole: Kernel, plant: str, most: int | None = None) -> Iterator[Kernel]:
     """The kernel with the plant in one place, for every place, or for `most` of them."""
     strikes, change = PLANTS[plant]
-    whole = kernel.program.kernel
     places = [at for at, statement in enumerate(whole.statements) if strikes(statement)]
     if most is not None and len(places) > most:
         places = [places[k * len(places) // most] for k in range(most)]
     for at in places:
         statement = whole.statements[at]
-        struck = copy.copy(whole)
-        struck.statements = list(whole.statements)
+        other = copy.copy(whole)
+        other.statements = list(whole.statements)
         # a statement that does nothing keeps every label where it is
-        struck.statements[at] = change(statement) or dataclasses.replace(
+        other.statements[at] = change(statement) or dataclasses.replace(
             statement, opcode="membar.cta", operands=[], predicate=None
         )
-        yield dataclasses.replace(kernel, program=Program(struck))
+        yield other
+
+
+def variants(kernel: launches.Compiled, plant: str, most: int | None = None) -> Iterator[launches.Compiled]:
+    """As `struck`, for a Triton launch."""
+    for other in struck(kernel.program.kernel, plant, most):
+        yield dataclasses.replace(kernel, program=Program(other))
 
 
 def without_low_parts(kernel: launches.Compiled) -> Iterator[launches.Compiled]:
     """The kernel with the low part of every tf32 operand 0: one product where three make a float32 product."""
     whole = kernel.program.kernel
-    struck = copy.copy(whole)
-    struck.statements, high, low = [], set(), set()
+    other = copy.copy(whole)
+    other.statements, high, low = [], set(), set()
     for statement in whole.statements:
         if statement.opcode == "cvt.rna.tf32.f32":
             target, source = statement.operands
@@ -87,9 +92,9 @@ def without_low_parts(kernel: launches.Compiled) -> Iterator[launches.Compiled]:
         if statement.opcode == "sub.f32" and getattr(statement.operands[2], "name", None) in high:
             low.add(statement.operands[0].name)
             statement = dataclasses.replace(statement, opcode="mov.b32", operands=[statement.operands[0], Constant(0)])
-        struck.statements.append(statement)
+        other.statements.append(statement)
     if low:
-        yield dataclasses.replace(kernel, program=Program(struck))
+        yield dataclasses.replace(kernel, program=Program(other))
 
 
 def busiest(launch, arch: int, kernel: launches.Compiled) -> range:
