@@ -30,8 +30,8 @@ struct type_caster<retro::RelativeLogits> : fields_caster<retro::RelativeLogits>
 
 namespace {
 
-template <class R, class... Arguments>
-void bind(py::module_& m, const char* name, retro::IsaTable<R (*)(Arguments...)> table) {
+template <class Result, class... Arguments>
+void bind(py::module_& m, const char* name, retro::IsaTable<Result (*)(Arguments...)> table) {
   m.def(
       name, [table](Arguments... arguments) { return table.entry[retro::active_isa()](arguments...); },
       py::call_guard<py::gil_scoped_release>());

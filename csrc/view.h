@@ -82,8 +82,8 @@ inline int64_t position_of(const View& positions, int64_t b) {
 }
 
 // Calls `f` with a value of the view's element type: by_type(x.type, [&](auto t) { using T = decltype(t); ... }).
-template <class F>
-inline void by_type(Type type, F&& f) {
+template <class Function>
+inline void by_type(Type type, Function&& f) {
   switch (type) {
     case Type::BF16: f(bf16{}); break;
     case Type::F16: f(fp16{}); break;

@@ -50,41 +50,42 @@ struct Field {
 template <size_t>
 using FieldAt = Field;
 
-template <class S, class, class = void>
+template <class Struct, class, class = void>
 struct TakesFields : std::false_type {};
-template <class S, size_t... I>
-struct TakesFields<S, std::index_sequence<I...>, std::void_t<decltype(S{FieldAt<I>{}...})>> : std::true_type {};
+template <class Struct, size_t... I>
+struct TakesFields<Struct, std::index_sequence<I...>, std::void_t<decltype(Struct{FieldAt<I>{}...})>> : std::true_type {
+};
 
-template <class S, size_t N = 1>
+template <class Struct, size_t COUNT = 1>
 constexpr size_t count_fields() {
-  if constexpr (TakesFields<S, std::make_index_sequence<N + 1>>::value)
-    return count_fields<S, N + 1>();
+  if constexpr (TakesFields<Struct, std::make_index_sequence<COUNT + 1>>::value)
+    return count_fields<Struct, COUNT + 1>();
   else
-    return N;
+    return COUNT;
 }
 
 // How many fields a struct has, so that it and the Python tuple it is made from can't part unnoticed.
-template <class S>
-constexpr size_t FIELDS = count_fields<S>();
+template <class Struct>
+constexpr size_t FIELDS = count_fields<Struct>();
 
 }  // namespace retro
 
 namespace pybind11::detail {
 
 // A tuple to a struct of Views and numbers, field by field.
-template <class S>
+template <class Struct>
 struct fields_caster {
-  PYBIND11_TYPE_CASTER(S, const_name("tuple of an op's arguments"));
+  PYBIND11_TYPE_CASTER(Struct, const_name("tuple of an op's arguments"));
 
   bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != retro::FIELDS<S>)
+    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != retro::FIELDS<Struct>)
       return false;
-    set(source, std::make_index_sequence<retro::FIELDS<S>>{});
+    set(source, std::make_index_sequence<retro::FIELDS<Struct>>{});
     return true;
   }
   template <size_t... I>
   void set(handle source, std::index_sequence<I...>) {
-    value = S{retro::Field{PyTuple_GET_ITEM(source.ptr(), I)}...};
+    value = Struct{retro::Field{PyTuple_GET_ITEM(source.ptr(), I)}...};
   }
 };
 

@@ -8,10 +8,10 @@ namespace retro::RETRO_ISA {
 class Arena {
  public:
   explicit Arena(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
-  template <class X>
-  X* take(int64_t n) {
-    auto* piece = reinterpret_cast<X*>(at_);
-    at_ += (static_cast<size_t>(n) * sizeof(X) + 63) / 64 * 64;
+  template <class T>
+  T* take(int64_t n) {
+    auto* piece = reinterpret_cast<T*>(at_);
+    at_ += (static_cast<size_t>(n) * sizeof(T) + 63) / 64 * 64;
     return piece;
   }
   size_t used() const { return at_ - start_; }

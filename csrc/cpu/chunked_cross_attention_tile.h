@@ -61,8 +61,8 @@ struct Unit {
 };
 
 // Calls f(row) for every row that attends no chunk: before the first one, and after the last that exists.
-template <class F>
-void each_idle_row(const CrossAttention& c, const Sizes& n, F&& f) {
+template <class Function>
+void each_idle_row(const CrossAttention& c, const Sizes& n, Function&& f) {
   const int64_t begin = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
   const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.last_chunk), begin, n.N);
   for (int64_t row = 0; row < begin; ++row) f(row);
@@ -294,8 +294,8 @@ struct RowsAsB {
   RowsAsB(const Sizes& n, Arena& arena)
       : data(arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(n.D))) {}
   // product(B)
-  template <class F>
-  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, F&& product) const {
+  template <class Function>
+  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, Function&& product) const {
     const int ld = pad(n.D);
     if (packed) return product(PackedB<Elem>{data, ld});
     if (n.D == ld) return product(UnpackedB<T, Elem>{rows.row, data, ld});

@@ -127,8 +127,8 @@ inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int c
 }
 
 // Types that a kernel is compiled for: how a tensor lies in memory, and what products are made of.
-template <class F>
-inline void by_storage(Type type, F&& f) {
+template <class Function>
+inline void by_storage(Type type, Function&& f) {
   switch (type) {
     case Type::BF16:
 #if RETRO_ISA_LEVEL >= 3

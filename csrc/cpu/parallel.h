@@ -13,9 +13,9 @@ using Task = void (*)(void* context, int64_t task);
 // Rethrows the first exception of a task. Inside a task it runs serially.
 void run_tasks(int64_t tasks, int threads, Task task, void* context);
 
-template <class F>
-void parallel_for(int64_t tasks, int threads, F&& f) {
-  run_tasks(tasks, threads, [](void* context, int64_t t) { (*static_cast<F*>(context))(t); }, &f);
+template <class Function>
+void parallel_for(int64_t tasks, int threads, Function&& f) {
+  run_tasks(tasks, threads, [](void* context, int64_t t) { (*static_cast<Function*>(context))(t); }, &f);
 }
 
 // This thread's scratch memory, 64-byte aligned, contents undefined, valid until the thread's next call.

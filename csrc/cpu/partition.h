@@ -46,8 +46,8 @@ struct Partition {
             static_cast<int>(head)};
   }
   // Calls f(slot) for every slot of a head, in order; head < 0: of all heads.
-  template <class F>
-  void each_slot(int64_t head, F&& f) const {
+  template <class Function>
+  void each_slot(int64_t head, Function&& f) const {
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t h = std::max<int64_t>(head, 0); h < (head < 0 ? heads : head + 1); ++h)
         for (int64_t part = 0; part < parts; ++part) f(slot(group * batches, h, part));

@@ -26,8 +26,8 @@ bool few_rows(const Call& call) {
 // by_storage for a backward pass: rows that were attended one by one had scores
 // of floats, and their log-sum-exp must fit the scores that are computed again: a
 // query of bf16 plus its bias, rounded to bf16, moves a probability by a percent.
-template <class Call, class F>
-void by_scores(const Call& call, F&& f) {
+template <class Call, class Function>
+void by_scores(const Call& call, Function&& f) {
   by_storage(call.query.type, [&](auto t, auto e) {
     if (few_rows(call))
       f(t, float{});

@@ -93,6 +93,14 @@ RETRO_INLINE float scalar(const View& v, int64_t offset) {
 
 namespace retro::RETRO_ISA {
 
+// The coefficients of the highest power first.
+template <class... Coefficients>
+RETRO_INLINE Vec polynomial(Vec x, float leading, Coefficients... others) {
+  Vec p = broadcast(leading);
+  ((p = fma(p, x, broadcast(others))), ...);
+  return p;
+}
+
 // exp to about 1 ulp: 2^n * e^r, |r| <= ln2/2; 0 at -inf, inf above 88.7, NaN stays NaN. Polynomial: Cephes' expf.
 RETRO_INLINE Vec exp(Vec x) {
   constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
@@ -101,12 +109,8 @@ RETRO_INLINE Vec exp(Vec x) {
   const Vec n = round(x * broadcast(LOG2E));
   Vec r = fma(n, broadcast(-LN2_HIGH), x);
   r = fma(n, broadcast(-LN2_LOW), r);
-  Vec p = broadcast(1.9875691500e-4f);
-  p = fma(p, r, broadcast(1.3981999507e-3f));
-  p = fma(p, r, broadcast(8.3334519073e-3f));
-  p = fma(p, r, broadcast(4.1665795894e-2f));
-  p = fma(p, r, broadcast(1.6666665459e-1f));
-  p = fma(p, r, broadcast(5.0000001201e-1f));
+  const Vec p = polynomial(r, 1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                           5.0000001201e-1f);
   return scale2(fma(p, r * r, r) + broadcast(1.f), n);
 }
 
@@ -115,12 +119,8 @@ RETRO_INLINE Vec exp2(Vec x) {
   constexpr float LOWEST = -152.f, HIGHEST = 129.f;  // beyond these the result is 0 or inf
   x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
   const Vec n = round(x), r = x - n;
-  Vec p = broadcast(1.535336188319500e-4f);
-  p = fma(p, r, broadcast(1.339887440266574e-3f));
-  p = fma(p, r, broadcast(9.618437357674640e-3f));
-  p = fma(p, r, broadcast(5.550332471162809e-2f));
-  p = fma(p, r, broadcast(2.402264791363012e-1f));
-  p = fma(p, r, broadcast(6.931472028550421e-1f));
+  const Vec p = polynomial(r, 1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,
+                           5.550332471162809e-2f, 2.402264791363012e-1f, 6.931472028550421e-1f);
   return scale2(fma(p, r, broadcast(1.f)), n);
 }
 

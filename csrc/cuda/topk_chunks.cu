@@ -180,10 +180,10 @@ __device__ __forceinline__ int64_t* row_list(const retro::TopkChunks& call, cons
 }
 
 // The pending survivors of `row` go into its list of k. A warp does this together.
-template <class Mma, int R>
+template <class Mma, int PER_LANE>
 __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared, int row, int lane) {
   const int count = shared.count[row], have = shared.have[row];
-  const int64_t last = merge_into<R>(row_list(call, work, row), have, shared.pending[row], count, call.k, lane);
+  const int64_t last = merge_into<PER_LANE>(row_list(call, work, row), have, shared.pending[row], count, call.k, lane);
   __syncwarp();  // every lane has read the row's state
   if (lane == 0) {
     shared.limit[row] = score_of(last);
@@ -194,7 +194,7 @@ __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<Mm
 }
 
 // The staged chunk, whose first column is key `first_key`: this warp's rows, two at a time.
-template <class Mma, int R>
+template <class Mma, int PER_LANE>
 __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
                                              int first_key, int warp, int lane) {
   const int half = lane / CHUNK, column = lane % CHUNK;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, cons
     if (!simt::ballot(score > shared.limit[row])) continue;
 #pragma unroll 1
     for (int r = pair; r < pair + 2; ++r) {
-      if (shared.count[r] > PENDING - CHUNK) flush<Mma, R>(call, work, shared, r, lane);
+      if (shared.count[r] > PENDING - CHUNK) flush<Mma, PER_LANE>(call, work, shared, r, lane);
     }
     const bool enters =
         score > shared.limit[row] && is_candidate(call, work, work.first_query + row, first_key + column);
@@ -218,7 +218,7 @@ __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, cons
   }
 }
 
-template <class Mma, int R>
+template <class Mma, int PER_LANE>
 __device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
                                                const typename Mma::Sums& sums, int first_key, int warp, int lane) {
   constexpr int WARP_CHUNKS = Mma::FRAGMENTS_N / 2;
@@ -232,12 +232,12 @@ __device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, co
     if (!(all >> c & 1)) continue;
     if (warp % Mma::WARPS_N == c / WARP_CHUNKS) stage_chunk<Mma>(sums, shared, c % WARP_CHUNKS, warp, lane);
     __syncthreads();
-    append_chunk<Mma, R>(call, work, shared, first_key + c * CHUNK, warp, lane);
+    append_chunk<Mma, PER_LANE>(call, work, shared, first_key + c * CHUNK, warp, lane);
     __syncthreads();  // before the next chunk is staged, and before limits are read again
   }
 }
 
-template <class Mma, int R>
+template <class Mma, int PER_LANE>
 __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared) {
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   if (threadIdx.x < TILE_Q) {
@@ -279,7 +279,7 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
       __syncthreads();
       to_l2<Mma>(sums, shared, warp, lane);
     }
-    take_survivors<Mma, R>(call, work, shared, sums, key, warp, lane);
+    take_survivors<Mma, PER_LANE>(call, work, shared, sums, key, warp, lane);
     each_sum<Mma>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
     square = 0.0f;
     step = 0;
@@ -291,54 +291,55 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
     const int row = warp * ROWS_PER_WARP + i;
     // a list that never came to be is written too: the merge reads it
     if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0))
-      flush<Mma, R>(call, work, shared, row, lane);
+      flush<Mma, PER_LANE>(call, work, shared, row, lane);
   }
   __syncthreads();  // before the next item starts over
 }
 
-template <class Mma, int R>
+template <class Mma, int PER_LANE>
 __device__ __forceinline__ void scan(const retro::TopkChunks& call, unsigned char* memory) {
   Shared<Mma>& shared = *reinterpret_cast<Shared<Mma>*>(memory);
   const int items = call.B * ((call.Q + TILE_Q - 1) / TILE_Q) * call.splits;
-  for (int item = blockIdx.x; item < items; item += gridDim.x) scan_item<Mma, R>(call, work_item(call, item), shared);
+  for (int item = blockIdx.x; item < items; item += gridDim.x)
+    scan_item<Mma, PER_LANE>(call, work_item(call, item), shared);
 }
 
-template <bool BF16, int R>
+template <bool BF16, int PER_LANE>
 __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan(const retro::TopkChunks call) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  scan<MmaSync<BF16>, R>(call, memory);
+  scan<MmaSync<BF16>, PER_LANE>(call, memory);
 }
 
 // Empty but for sm_90a, where alone it is launched.
-template <bool BF16, int R>
+template <bool BF16, int PER_LANE>
 __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro::TopkChunks call) {
 #ifdef RETRO_WGMMA
   extern __shared__ __align__(1024) unsigned char memory[];
-  scan<Wgmma<BF16>, R>(call, memory);
+  scan<Wgmma<BF16>, PER_LANE>(call, memory);
 #endif
 }
 
 // One warp a row: the k best of its splits' lists.
-template <int R>
+template <int PER_LANE>
 __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkChunks call) {
   const int lane = threadIdx.x % WARP;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
   if (row >= static_cast<int64_t>(call.B) * call.Q) return;  // a whole warp
   const int64_t many = static_cast<int64_t>(call.splits) * call.k;
   const int64_t* from = call.partial + row * many;
-  int64_t v[R];
+  int64_t v[PER_LANE];
 #pragma unroll
-  for (int r = 0; r < R; ++r) v[r] = NOTHING;
-  for (int64_t start = 0; start < many; start += WARP * R - call.k) {
+  for (int r = 0; r < PER_LANE; ++r) v[r] = NOTHING;
+  for (int64_t start = 0; start < many; start += WARP * PER_LANE - call.k) {
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < PER_LANE; ++r) {
       const int e = r * WARP + lane;
       if (e >= call.k) v[r] = start + e - call.k < many ? from[start + e - call.k] : NOTHING;
     }
-    sort_descending<R>(v, lane);
+    sort_descending<PER_LANE>(v, lane);
   }
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < PER_LANE; ++r) {
     const int e = r * WARP + lane;
     if (e < call.k) {
       call.scores[row * call.k + e] = score_of(v[r]);
@@ -362,23 +363,23 @@ cudaError_t on_hopper(bool& yes) {
   return error;
 }
 
-template <bool BF16, int R>
+template <bool BF16, int PER_LANE>
 cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
   bool hopper = false;
   cudaError_t error = on_hopper(hopper);
   if (error != cudaSuccess) return error;
   const int bytes = hopper ? TOPK_CHUNKS_SCAN_WGMMA.shared_bytes : TOPK_CHUNKS_SCAN.shared_bytes;
-  auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, R> : topk::topk_chunks_scan<BF16, R>;
+  auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, PER_LANE> : topk::topk_chunks_scan<BF16, PER_LANE>;
   error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   scan<<<blocks, topk::THREADS, bytes, stream>>>(call);
   const int64_t rows = static_cast<int64_t>(call.B) * call.Q;
-  topk::topk_chunks_merge<R>
+  topk::topk_chunks_merge<PER_LANE>
       <<<static_cast<unsigned>((rows + topk::WARPS - 1) / topk::WARPS), topk::THREADS, 0, stream>>>(call);
   return cudaGetLastError();
 }
 
-// A list of k and the pending survivors are sorted together: 32*R values hold both.
+// A list of k and the pending survivors are sorted together: 32*PER_LANE values hold both.
 template <bool BF16>
 cudaError_t launch_width(const TopkChunks& call, int blocks, cudaStream_t stream) {
   return call.k + topk::PENDING <= 128 ? launch<BF16, 4>(call, blocks, stream) : launch<BF16, 8>(call, blocks, stream);

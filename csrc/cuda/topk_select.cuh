@@ -28,15 +28,15 @@ __device__ __forceinline__ int64_t index_of(int64_t packed) {
   return packed == NOTHING ? -1 : 0x7fffffff - static_cast<int64_t>(packed & 0x7fffffff);
 }
 
-// Bitonic sort, descending, of the 32*R values of a warp; value e is v[e / 32] of lane e % 32.
-template <int R>
-__device__ __forceinline__ void sort_descending(int64_t (&v)[R], int lane) {
+// Bitonic sort, descending, of the 32*PER_LANE values of a warp; value e is v[e / 32] of lane e % 32.
+template <int PER_LANE>
+__device__ __forceinline__ void sort_descending(int64_t (&v)[PER_LANE], int lane) {
 #pragma unroll
-  for (int size = 2; size <= WARP * R; size *= 2) {
+  for (int size = 2; size <= WARP * PER_LANE; size *= 2) {
 #pragma unroll
     for (int stride = size / 2; stride > 0; stride /= 2) {
 #pragma unroll
-      for (int r = 0; r < R; ++r) {
+      for (int r = 0; r < PER_LANE; ++r) {
         const int e = r * WARP + lane;
         if (stride < WARP) {
           const int64_t other = simt::shuffle_xor(v[r], stride);
@@ -54,36 +54,36 @@ __device__ __forceinline__ void sort_descending(int64_t (&v)[R], int lane) {
   }
 }
 
-// Value e of a warp's 32*R, in every lane. e is the same in all lanes.
-template <int R>
-__device__ __forceinline__ int64_t element(const int64_t (&v)[R], int e) {
+// Value e of a warp's 32*PER_LANE, in every lane. e is the same in all lanes.
+template <int PER_LANE>
+__device__ __forceinline__ int64_t element(const int64_t (&v)[PER_LANE], int e) {
   int64_t mine = 0;
   // masks, not selects: a chain of selects becomes an array in local memory
 #pragma unroll
-  for (int r = 0; r < R; ++r) mine |= v[r] & -static_cast<int64_t>(e / WARP == r);
+  for (int r = 0; r < PER_LANE; ++r) mine |= v[r] & -static_cast<int64_t>(e / WARP == r);
   return simt::shuffle(mine, e % WARP);
 }
 
 // list[0, k) = the k best of list[0, have) and extra[0, count), descending, the rest NOTHING; the new k-th is returned.
-// A warp does this together; have is 0 or k, and k + count <= 32*R.
-template <int R>
+// A warp does this together; have is 0 or k, and k + count <= 32*PER_LANE.
+template <int PER_LANE>
 __device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int64_t* extra, int count, int k,
                                               int lane) {
-  int64_t v[R];
+  int64_t v[PER_LANE];
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < PER_LANE; ++r) {
     const int e = r * WARP + lane;
     v[r] = e < have ? list[e] : NOTHING;
     if (e >= k && e < k + count) v[r] = extra[e - k];
   }
-  sort_descending<R>(v, lane);
+  sort_descending<PER_LANE>(v, lane);
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
+  for (int r = 0; r < PER_LANE; ++r) {
     const int e = r * WARP + lane;
     if (e < k) list[e] = v[r];
   }
   __syncwarp();
-  return element<R>(v, k - 1);
+  return element<PER_LANE>(v, k - 1);
 }
 
 }  // namespace topk

@@ -86,8 +86,8 @@ __device__ __forceinline__ int fragment_row(int warp, int lane, int m, int i) {
 __device__ __forceinline__ int fragment_column(int lane, int n, int i) { return n * 8 + lane % 4 * 2 + i % 2; }
 
 // f(m, n, i) for every sum a thread holds, unrolled: registers have no run-time index.
-template <class Mma, class F>
-__device__ __forceinline__ void each_sum(F&& f) {
+template <class Mma, class Function>
+__device__ __forceinline__ void each_sum(Function&& f) {
 #pragma unroll
   for (int m = 0; m < Mma::FRAGMENTS_M; ++m) {
 #pragma unroll

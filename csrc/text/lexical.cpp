@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t DENSE = 4;  // a token that a quarter of the block's chunks hold has a row of weights, not a list
 
 // f(token, times) for every distinct token of a row, in ascending order.
-template <class F>
-void each_token(const int32_t* row, int64_t size, std::vector<int32_t>& sorted, F&& f) {
+template <class Function>
+void each_token(const int32_t* row, int64_t size, std::vector<int32_t>& sorted, Function&& f) {
   sorted.assign(row, row + size);
   std::sort(sorted.begin(), sorted.end());
   for (size_t i = 0, next; i < sorted.size(); i = next) {
