@@ -19,6 +19,7 @@ _MOST_PLANS = 4096  # of some hundred bytes, or some thousand once they are repl
 _OPTIONS = frozenset((int, float, bool, str))
 
 _PLANS: dict[tuple, Plan] = {}
+_dispatch_keys = torch._C._dispatch_keys
 
 
 def serve(op: str, call, backend: str | None, resolve: Callable):
@@ -28,14 +29,15 @@ def serve(op: str, call, backend: str | None, resolve: Callable):
     if key is None:
         return operator(op)(*resolve(call), backend)
     plan = _PLANS.get(key)
-    if plan is not None:
-        outs = plan.run(plan.resolved(call), differentiable)
-    else:
+    if plan is None:
         resolved = resolve(call)
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         plan = _PLANS[key] = Plan(op, call, resolved, backend)
-        outs = plan.run(resolved, differentiable)
+        tensors = [resolved[at] for at in plan.tensors]
+    else:
+        tensors = plan.tensors_of(call)
+    outs = _Differentiable.apply(plan, *tensors) if differentiable else plan.guard(plan.forward, tensors)
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -44,105 +46,113 @@ def operator(op: str, part: str = ""):
 
 
 class Plan:
-    """How calls of one key are served. Holds no tensor: those are
-    taken from each call, wherever `resolve` moved them to.
-    """
+    """How calls of one key are served. Holds no tensor: those are taken from each call, wherever `resolve` moved them
+    to."""
 
     def __init__(self, op: str, call, resolved, backend: str | None):
         self.op, self.backend, self.make = op, backend, type(resolved)
         self.module = _dispatch.choose(op, resolved, backend)
         self.repeat = _dispatch.repeat(self.module)
         self.guarded = resolved[0].is_cuda
-        self.places = [resolved._fields.index(name) for name in resolved.DIFFERENTIABLE]
-        self.seeded = getattr(resolved, "seed", None) is not None
         # a field is an option, or the tensor of the call that stands at `moves`
         self.options = [None if isinstance(value, Tensor) else value for value in resolved]
         self.tensors = [i for i, value in enumerate(resolved) if isinstance(value, Tensor)]
-        self.seed_at = resolved._fields.index("seed") if self.seeded else None
-        self.moves = [(i, _place(i, call, resolved)) for i in self.tensors if i != self.seed_at]
+        differentiable = [resolved._fields.index(name) for name in resolved.DIFFERENTIABLE]
+        #: of each entry of DIFFERENTIABLE, its place among `tensors`; None where the call has no such tensor
+        self.places = [self.tensors.index(at) if at in self.tensors else None for at in differentiable]
+        self.seeded = getattr(resolved, "seed", None) is not None
+        seed = resolved._fields.index("seed") if self.seeded else None
+        self.moves = [None if at == seed else _place(at, call, resolved) for at in self.tensors]
         self.forward = self.repeat(self._forward)
         self.backwards: dict[tuple, Callable] = {}
 
-    def resolved(self, call):
-        """The call with its tensors where they belong, and a fresh seed where it draws."""
-        values = self.options.copy()
-        for to, at in self.moves:
-            values[to] = call[at]
+    def tensors_of(self, call) -> list[Tensor]:
+        """The call's tensors in the order of `tensors`, and a fresh seed where it draws."""
         if self.seeded:
-            values[self.seed_at] = _register.dropout_seed(call[0].device, 1.0)
+            seed = _register.dropout_seed(call[0].device, 1.0)
+            return [seed if at is None else call[at] for at in self.moves]
+        return [call[at] for at in self.moves]
+
+    def guard(self, run: Callable, tensors):
+        """`run` with the call's GPU current."""
+        if self.guarded and tensors[0].device.index != torch.cuda.current_device():
+            with torch.cuda.device(tensors[0].device):
+                return run(tensors)
+        return run(tensors)
+
+    def call(self, tensors):
+        """The call of these tensors, resolved."""
+        values = self.options.copy()
+        for at, tensor in zip(self.tensors, tensors):
+            values[at] = tensor
         return self.make._make(values)
 
-    def run(self, call, differentiable: bool) -> tuple[Tensor, ...]:
-        return _Differentiable.apply(self, *call) if differentiable else self.guard(self.forward, call)
-
-    def guard(self, run: Callable, values):
-        """`run` with the call's GPU current."""
-        if self.guarded and values[0].device.index != torch.cuda.current_device():
-            with torch.cuda.device(values[0].device):
-                return run(values)
-        return run(values)
-
-    def _forward(self, values) -> tuple[Tensor, ...]:
-        return tuple([out.contiguous() for out in self.module.forward(self.make._make(values))])
+    def _forward(self, tensors) -> tuple[Tensor, ...]:
+        return tuple([out.contiguous() for out in self.module.forward(self.call(tensors))])
 
     def gradients(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
-        """saved: the call's tensors and its outputs, whose layouts are
-        looked at again: a hook may have put others in their place.
-        """
-        layouts = [None if tensor is None else (tensor.stride(), tensor.data_ptr() & 15) for tensor in (*saved, *grads)]
-        key = (needs, *layouts)
+        """saved: the call's tensors and its outputs, whose layouts are looked at again: a hook may have put others in
+        their place. The gradients of those that `needs` names."""
+        values = (*saved, *grads)
+        key = (needs, *[None if x is None else (x.stride(), x.data_ptr() & 15) for x in values])
         run = self.backwards.get(key)
         if run is None:
             if len(self.backwards) >= _MOST_PLANS:
                 self.backwards.clear()
             run = self.backwards[key] = self.repeat(lambda values: self._backward(values, needs))
-        return self.guard(run, self.values(saved, grads))
+        return self.guard(run, values)
 
-    def values(self, saved: tuple[Tensor, ...], grads) -> list:
-        """The call, its outputs and their gradients."""
-        slots = [*self.options, *saved[len(self.tensors) :], *grads]
-        for at, tensor in zip(self.tensors, saved):
-            slots[at] = tensor
-        return slots
-
-    def _backward(self, values, needs) -> list[Tensor | None]:
-        fields = len(self.options)
-        count = (len(values) - fields) // 2
-        call, outs, grads = self.make._make(values[:fields]), values[fields : fields + count], values[fields + count :]
+    def _backward(self, values, needs: tuple[bool, ...]) -> list[Tensor | None]:
+        first = len(self.tensors)
+        count = (len(values) - first) // 2
+        outs, grads = values[first : first + count], values[first + count :]
         contiguous = tuple([g if g is None or _register.has_rows(g) else g.contiguous() for g in grads])
-        results = self.module.backward(call, outs, contiguous, needs)
-        return [grad.contiguous() if needed else None for grad, needed in zip(results, needs, strict=True)]
+        named = self.needed(needs)
+        results = [None] * first
+        for at, grad in zip(self.places, self.module.backward(self.call(values), outs, contiguous, named), strict=True):
+            if at is not None and needs[at]:
+                results[at] = grad.contiguous()
+        return results
+
+    def needed(self, needs: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Of each entry of DIFFERENTIABLE, where `needs` says it of each tensor."""
+        return tuple([at is not None and needs[at] for at in self.places])
+
+    def recorded(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
+        """`gradients` by the registered operator, for whoever listens or differentiates again."""
+        first, named = len(self.tensors), self.needed(needs)
+        arguments = (*self.call(saved), self.backend, *saved[first:], *grads, list(named))
+        listed = iter(operator(self.op, "_backward")(*arguments))
+        results = [None] * first
+        for at, needed in zip(self.places, named):
+            if needed:
+                results[at] = next(listed)
+        return results
 
 
 class _Differentiable(torch.autograd.Function):
-    """What `register_autograd` does, at a quarter of its cost."""
+    """What `register_autograd` does, at a quarter of its cost: a function of the call's tensors alone."""
 
     @staticmethod
-    def forward(ctx, plan: Plan, *values):
-        outs = plan.guard(plan.forward, values)
+    def forward(ctx, plan: Plan, *tensors):
+        outs = plan.guard(plan.forward, tensors)
         ctx.plan = plan
-        ctx.save_for_backward(*[values[at] for at in plan.tensors], *outs)
+        ctx.save_for_backward(*tensors, *outs)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[out for out in outs if not out.is_floating_point()])
+        if not outs[-1].is_floating_point():  # of topk_chunks; the last of its outputs
+            ctx.mark_non_differentiable(outs[-1])
         return outs
 
     @staticmethod
     def backward(ctx, *grads):
         plan, saved = ctx.plan, ctx.saved_tensors
-        results = [None] * (len(plan.options) + 1)
-        asked = ctx.needs_input_grad
-        needs = tuple([asked[at + 1] for at in plan.places])
-        if not any(needs) or all([grad is None for grad in grads]):
-            return tuple(results)
-        if torch.is_grad_enabled() or not alone() or not all([grad is None or _plain(grad) for grad in grads]):
-            values, fields = plan.values(saved, grads), len(plan.options)
-            listed = iter(operator(plan.op, "_backward")(*values[:fields], plan.backend, *values[fields:], list(needs)))
-            made = [next(listed) if needed else None for needed in needs]
-        else:
-            made = plan.gradients(saved, grads, needs)
-        for at, grad in zip(plan.places, made, strict=True):
-            results[at + 1] = grad
-        return tuple(results)
+        needs = ctx.needs_input_grad[1:]
+        if all([grad is None for grad in grads]):
+            return (None,) * (len(needs) + 1)
+        listens = torch.is_grad_enabled() or not alone()
+        if listens or not all([grad is None or _plain(grad) for grad in grads]):
+            return None, *plan.recorded(saved, grads, needs)
+        return None, *plan.gradients(saved, grads, needs)
 
 
 def forget() -> None:
@@ -161,15 +171,22 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool]:
     """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the
     call; and whether a gradient is wanted."""
     parts: list = [op, backend, configs.epoch()]
-    wanted = False
+    add, wanted, plain = parts.append, False, _PLAIN_ON_CPU
     for value in call:
-        if isinstance(value, Tensor):
-            if not _plain(value):
+        if value is None:
+            add(None)
+        elif isinstance(value, Tensor):
+            if _dispatch_keys(value).raw_repr() not in plain and not _plain(value):
                 return None, False
-            parts += (value.dtype, value.shape, value.stride(), value.get_device(), value.data_ptr() & 15)
+            add(value.dtype)
+            add(value.shape)
+            add(value.stride())
+            add(value.get_device())
+            add(value.data_ptr() & 15)
             wanted = wanted or value.requires_grad
-        elif value is None or value.__class__ in _OPTIONS:
-            parts += (value.__class__, value)
+        elif (kind := value.__class__) in _OPTIONS:
+            add(kind)
+            add(value)
         else:
             return None, False
     return (tuple(parts) if alone() else None), wanted and torch.is_grad_enabled()
@@ -190,17 +207,17 @@ def alone() -> bool:
 
 def _plain(tensor: Tensor) -> bool:
     """An ordinary tensor of the CPU or a GPU: no subclass, no lazy negation, no wrapper."""
-    keys = torch._C._dispatch_keys(tensor).raw_repr()
+    keys = _dispatch_keys(tensor).raw_repr()
     return keys in _PLAIN_ON_CPU or (tensor.is_cuda and keys in _plain_keys("cuda"))
 
 
 @functools.cache
 def _plain_keys(device: str) -> frozenset[int]:
     """Dispatch keys of ordinary tensors, of inference mode too; asked for a GPU once a tensor has been there."""
-    keys = [torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr()]
+    found = [_dispatch_keys(torch.empty(0, device=device)).raw_repr()]
     with torch.inference_mode():
-        keys.append(torch._C._dispatch_keys(torch.empty(0, device=device)).raw_repr())
-    return frozenset(keys)
+        found.append(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
+    return frozenset(found)
 
 
 _PLAIN_ON_CPU = _plain_keys("cpu")

@@ -2,6 +2,10 @@
 equal the registered operator: other values, other memory.
 """
 
+import ctypes
+import itertools
+import types
+
 import pytest
 import torch
 
@@ -89,3 +93,56 @@ def test_what_changes_the_choice_ends_a_plan():
     with configs.watched() as seen:
         rk.relative_logits(**kw, backend="triton")
     assert [op for op, _ in seen] == ["relative_logits"]
+
+
+class Compiled:
+    """In place of what Triton compiled: executes a launch whose tensors are addresses, as the driver gets them."""
+
+    packed_metadata = function = None
+
+    def __init__(self, launch, execute):
+        self.launch, self.execute = launch, execute
+        self.heard = 0
+
+    def run(self, x, y, z, stream, function, metadata, hooks, enter, leave, *own):
+        self.heard += 1
+        names = self.launch.kernel.arg_names
+        given = {name: self.at(value, self.launch.arguments[name]) for name, value in zip(names, own, strict=True)}
+        self.execute(type(self.launch)(self.launch.kernel, (x, y, z), given))
+
+    @staticmethod
+    def at(value, like):
+        """Memory at this address, with the type and strides of what stood there when the launch was noted."""
+        if not isinstance(like, torch.Tensor):
+            assert value == like or value is like
+            return value
+        extent = sum((n - 1) * s for n, s in zip(like.shape, like.stride())) + 1
+        held = (ctypes.c_char * (extent * like.element_size())).from_address(value)
+        return torch.frombuffer(held, dtype=torch.uint8).view(like.dtype).as_strided(like.shape, like.stride())
+
+
+@pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention", "leaky_average"])
+def test_launches_by_address_equal_the_operator(op, monkeypatch):
+    """Scratch memory is one allocation then, and results are apart from it and from one another."""
+    from triton.runtime import driver
+
+    from retro_kernels.triton.common import launch
+
+    execute, compiled = launch.Launch.run, []
+
+    def noted(self):
+        execute(self)
+        compiled.append(Compiled(self, execute))
+        return compiled[-1]
+
+    monkeypatch.setattr(launch.Launch, "run", noted)
+    calls = types.SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
+    monkeypatch.setattr(driver, "_active", calls)
+    for seed in (1, 2, 3):
+        heard = sum(kernel.heard for kernel in compiled)
+        got = results(op, CALLS[op](seed), lambda kw: getattr(rk, op)(**kw, backend="triton"))
+        assert (sum(kernel.heard for kernel in compiled) > heard) == (seed > 2)
+    for a, b in zip(got, results(op, CALLS[op](3), operator(op)), strict=True):
+        assert torch.equal(a, b)
+    places = sorted((t.data_ptr(), t.nbytes) for t in got)
+    assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(places))

@@ -13,9 +13,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import launcher
+from . import launcher, replay
 
 _ACTIVE = threading.local()
+_ATEN = torch.ops.aten
+#: what makes memory that holds nothing yet
+_FRESH = (
+    _ATEN.empty.memory_format,
+    _ATEN.empty_like.default,
+    _ATEN.empty_strided.default,
+    _ATEN.new_empty.default,
+    _ATEN.new_empty_strided.default,
+)
 
 
 class Repeated:
@@ -50,7 +59,7 @@ class Tape(TorchDispatchMode):
         self.values, self.inputs = list(values), len(values)
         self.slots = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
         self.alive: list[Tensor] = []
-        self.steps: list[Callable[[list], None]] = []
+        self.steps: list[replay.Step] = []
         self.replayable, self.launching = True, False
 
     def __enter__(self):
@@ -73,11 +82,15 @@ class Tape(TorchDispatchMode):
             self.alive.append(out)
             return out
         places = [(i, self._slot(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+        if operation in _FRESH and not kwargs.get("pin_memory"):
+            self.steps.append(replay.made(self._put(out), out))
+            return out
         nested = [x for arg in args if isinstance(arg, (list, tuple)) for x in arg]
         if any(isinstance(x, Tensor) for x in (*nested, *kwargs.values())):
             self.replayable = False
         outs = out if isinstance(out, (list, tuple)) else (out,)
-        self.steps.append(_operation(operation, list(args), places, kwargs, [self._put(x) for x in outs]))
+        into = [self._put(x) for x in outs]
+        self.steps.append(replay.Operation(operation, list(args), places, kwargs, into))
         return out
 
     def launch(self, launch) -> None:
@@ -87,24 +100,15 @@ class Tape(TorchDispatchMode):
         finally:
             self.launching = False
         places = {name: self._slot(value) for name, value in launch.arguments.items() if isinstance(value, Tensor)}
-        self.steps.append(launcher.step(launch, compiled, places))
+        self.steps.append(launcher.Launched(launch, compiled, places))
 
     def replay(self, results) -> Callable | None:
-        """Does the same to other tensors and gives what stands for
-        `results`; None where something else than the tensors went in.
-        """
+        """Does the same to other tensors and gives what stands for `results`; None where something else than the tensors
+        went in."""
         slots = [None if tensor is None else self._slot(tensor) for tensor in results]
         if not self.replayable:
             return None
-        steps, room, kind = self.steps, [None] * (len(self.values) - self.inputs), type(results)
-
-        def again(values):
-            at = [*values, *room]
-            for step in steps:
-                step(at)
-            return kind([None if slot is None else at[slot] for slot in slots])
-
-        return again
+        return replay.function(self.steps, self.inputs, len(self.values), slots, type(results))
 
     def _slot(self, tensor: Tensor) -> int:
         if id(tensor) not in self.slots:  # from elsewhere: another call may have another
@@ -124,29 +128,6 @@ class Tape(TorchDispatchMode):
 def active() -> Tape | None:
     """The tape that records this thread."""
     return getattr(_ACTIVE, "tape", None)
-
-
-def _operation(
-    operation, args: list, places: list[tuple[int, int]], kwargs: dict, into: list[int]
-) -> Callable[[list], None]:
-    if operation is torch.ops.aten.empty.memory_format:  # most of them: torch's own function is the cheaper way
-        size, options = tuple(args[0]), {name: value for name, value in kwargs.items() if value is not None}
-        (made,) = into
-
-        def allocate(at: list) -> None:
-            at[made] = torch.empty(size, **options)
-
-        return allocate
-
-    def step(at: list) -> None:
-        operands = args.copy()
-        for i, slot in places:
-            operands[i] = at[slot]
-        out = operation(*operands, **kwargs)
-        for slot, value in zip(into, out if isinstance(out, (list, tuple)) else (out,)):
-            at[slot] = value
-
-    return step
 
 
 def _apart(values):
