@@ -41,9 +41,14 @@ def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | 
     name -> (tensor, dimension, rows), all within 2**31 elements.
     """
     for name, (tensor, dimension, rows) in spans.items():
-        if tensor is not None and (rows - 1) * tensor.stride(dimension) >= 2**31:
+        if tensor is not None and beyond(tensor, dimension, rows):
             return f"{name}: {rows} rows, {tensor.stride(dimension)} elements apart, span 2**31 elements or more"
     return None
+
+
+def beyond(tensor: Tensor, dimension: int, rows: int) -> bool:
+    """Whether so many rows are further apart than 32-bit offsets from the first of them reach."""
+    return (rows - 1) * tensor.stride(dimension) >= 2**31
 
 
 def repeat(function: Callable) -> Callable:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ... import configs
 from ..._problem import ChunkedCrossAttention
 from ..._target import Target
+from .. import beyond
 from ..common.launch import Launch, settled, strides
 from ..common.plan import Plan
 from ..common.sums import summed
@@ -151,6 +152,8 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
         grad_out = torch.zeros_like(out)
     elif call.neighbour_mask is not None or call.batch_start is not None:
         grad_out = settled(grad_out, lse)
+    elif beyond(grad_out, 1, call.chunk_len):  # nobody can be asked for another gradient
+        grad_out = grad_out.contiguous()
     arguments = {
         **inputs(call),
         **constants(call, cut.core),
