@@ -103,8 +103,7 @@ class Tape(TorchDispatchMode):
         self.steps.append(launcher.Launched(launch, compiled, places))
 
     def replay(self, results) -> Callable | None:
-        """Does the same to other tensors and gives what stands for `results`; None where something else than the tensors
-        went in."""
+        """Does the same to other tensors and gives what stands for `results`; None where something else went in."""
         slots = [None if tensor is None else self._slot(tensor) for tensor in results]
         if not self.replayable:
             return None
