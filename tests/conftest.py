@@ -15,6 +15,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels import _eager
 from retro_kernels.testing import inputs
+from tests import browser
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -51,6 +52,12 @@ def pytest_generate_tests(metafunc):
     """`backend` in a test module with `OP = "..."`: every fast backend of that op that this process can run."""
     if "backend" in metafunc.fixturenames and hasattr(metafunc.module, "OP"):
         metafunc.parametrize("backend", fast_backends(metafunc.module.OP))
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)

@@ -105,15 +105,7 @@ def preloaded(sanitizer: Sanitizer) -> str:
 def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
     """Raises RuntimeError with the compiler's last words."""
     flags = f"-g1 -O1 -fno-omit-frame-pointer {sanitizer.flags}"
-    environ = os.environ | {"CXXFLAGS": flags, "LDFLAGS": sanitizer.flags, "RETRO_KERNELS_ISAS": f"portable,{isas}"}
-    done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-        cwd=tree,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    done = trees.build(tree, isas, CXXFLAGS=flags, LDFLAGS=sanitizer.flags)
     if done.returncode or "failed" in done.stdout:
         raise RuntimeError(f"build under {sanitizer.name}: {(done.stdout.strip().splitlines() or ['no output'])[-1]}")
 

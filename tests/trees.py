@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,3 +39,15 @@ def copy(to: Path, like: Path = ROOT, binaries: bool = True) -> Path:
         for binary in (like / package).glob("*.so"):
             shutil.copy2(binary, to / package)
     return to
+
+
+def build(tree: Path, isas: str, **flags: str) -> subprocess.CompletedProcess:
+    """The extensions of a copy, for the portable and these instruction sets; flags: what setup.py reads."""
+    return subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=tree,
+        env=os.environ | {"RETRO_KERNELS_ISAS": f"portable,{isas}"} | flags,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

@@ -13,12 +13,6 @@ from ._common import HIDDEN, CompiledTwin, attend, flex_attention, repeat_groups
 from ._common import position_bias as skewed_bias
 
 
-def _offset(query: Tensor, key: Tensor, causal: bool, query_offset: int | None) -> int:
-    if query_offset is not None:
-        return query_offset
-    return key.shape[1] - query.shape[1] if causal else 0
-
-
 def _visible(n: int, keys: int, offset: int, causal, causal_gap, window, key_mask, device) -> Tensor | None:
     """bool [1 or B,1,N,S], None where everything is visible."""
     visible = None
@@ -66,40 +60,48 @@ class Call(NamedTuple):
     triangle: bool  # nothing but the causal mask of a square
 
 
-def _call(
-    query,
-    key,
-    value,
-    *,
-    rel_key=None,
-    rel_query=None,
-    rel_start=None,
-    content_bias=None,
-    position_bias=None,
-    causal=False,
-    causal_gap=0,
-    window=None,
-    query_offset=None,
-    key_mask=None,
-    scale=None,
-) -> Call:
+class Arguments(NamedTuple):
+    """The op's arguments that the baselines serve."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rel_key: Tensor | None = None
+    rel_query: Tensor | None = None
+    rel_start: int | None = None
+    content_bias: Tensor | None = None
+    position_bias: Tensor | None = None
+    causal: bool = False
+    causal_gap: int = 0
+    window: int | None = None
+    query_offset: int | None = None
+    key_mask: Tensor | None = None
+    scale: float | None = None
+
+    @property
+    def offset(self) -> int:
+        if self.query_offset is not None:
+            return self.query_offset
+        return self.key.shape[1] - self.query.shape[1] if self.causal else 0
+
+    @property
+    def content(self) -> Tensor:
+        return self.query if self.content_bias is None else self.query + self.content_bias
+
+    @property
+    def factor(self) -> float:
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+
+def _call(query, key, value, **options) -> Call:
     """The op's arguments with everything materialised."""
-    n, h, d = query.shape[1:]
-    keys, offset = key.shape[1], _offset(query, key, causal, query_offset)
-    content = query if content_bias is None else query + content_bias
-    bias = _bias(query, keys, offset, rel_key, rel_query, rel_start, position_bias)
-    visible = _visible(n, keys, offset, causal, causal_gap, window, key_mask, query.device)
-    triangle = (
-        bias is None
-        and causal
-        and causal_gap == 0
-        and window is None
-        and key_mask is None
-        and n == keys
-        and offset == 0
-    )
-    scale = d**-0.5 if scale is None else scale
-    return Call(content, repeat_groups(key, h), repeat_groups(value, h), bias, visible, scale, triangle)
+    a = Arguments(query, key, value, **options)
+    n, h, keys = query.shape[1], query.shape[2], key.shape[1]
+    bias = _bias(query, keys, a.offset, a.rel_key, a.rel_query, a.rel_start, a.position_bias)
+    visible = _visible(n, keys, a.offset, a.causal, a.causal_gap, a.window, a.key_mask, query.device)
+    masked = a.causal_gap != 0 or a.window is not None or a.key_mask is not None
+    triangle = bias is None and a.causal and not masked and n == keys and a.offset == 0
+    return Call(a.content, repeat_groups(key, h), repeat_groups(value, h), bias, visible, a.factor, triangle)
 
 
 def eager(query, key, value, **options) -> Tensor:
@@ -131,43 +133,25 @@ def sdpa_plain(query, key, value, **options) -> Tensor:
     return sdpa_bias(query, key, value, **options)
 
 
-def flex(
-    query,
-    key,
-    value,
-    *,
-    rel_key=None,
-    rel_query=None,
-    rel_start=None,
-    content_bias=None,
-    position_bias=None,
-    causal=False,
-    causal_gap=0,
-    window=None,
-    query_offset=None,
-    key_mask=None,
-    scale=None,
-) -> Tensor:
+def flex(query, key, value, **options) -> Tensor:
     """FlexAttention: a block mask, and the un-skewed position logits [B,H,N,T] as a captured tensor."""
-    n, h, d = query.shape[1:]
-    keys, offset = key.shape[1], _offset(query, key, causal, query_offset)
-    scale = d**-0.5 if scale is None else scale
+    a = Arguments(query, key, value, **options)
+    n, h, keys, offset = query.shape[1], query.shape[2], key.shape[1], a.offset
     score = None
-    if rel_key is not None:
-        start = offset - (keys - 1) if rel_start is None else rel_start
-        wanted = query if rel_query is None else rel_query
-        wanted = wanted if position_bias is None else wanted + position_bias
-        rows = rel_key.shape[1]
+    if a.rel_key is not None:
+        start = offset - (keys - 1) if a.rel_start is None else a.rel_start
+        wanted = query if a.rel_query is None else a.rel_query
+        wanted = wanted if a.position_bias is None else wanted + a.position_bias
+        rows = a.rel_key.shape[1]
         # a zero row on either side is where a displacement outside the table lands
-        band = F.pad(torch.einsum("bnhe,hte->bhnt", wanted, rel_key.expand(h, -1, -1)) * scale, (1, 1))
+        band = F.pad(torch.einsum("bnhe,hte->bhnt", wanted, a.rel_key.expand(h, -1, -1)) * a.factor, (1, 1))
 
         def score(value, batch, head, i, j):
             return value + band[batch, head, i, (i + offset - j - start + 1).clamp(0, rows + 1)]
 
-    content = query if content_bias is None else query + content_bias
-    sides = [t.transpose(1, 2).contiguous() for t in (content, key, value)]
-    mask = _block_mask(n, keys, offset, causal, causal_gap, window, query.device)
-    out = flex_attention()(*sides, score_mod=score, block_mask=mask, scale=scale, enable_gqa=key.shape[2] != h)
+    sides = [t.transpose(1, 2).contiguous() for t in (a.content, key, value)]
+    mask = _block_mask(n, keys, offset, a.causal, a.causal_gap, a.window, query.device)
+    out = flex_attention()(*sides, score_mod=score, block_mask=mask, scale=a.factor, enable_gqa=key.shape[2] != h)
     return out.transpose(1, 2)
 
 

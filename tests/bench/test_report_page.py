@@ -16,12 +16,6 @@ RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-22.jsonl"
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    with browser.chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def report(tmp_path_factory):
     records = [r for r in record.read(RECORD) if r["kernel"] in ("topk_chunks", "leaky_average")]
     path = tmp_path_factory.mktemp("report") / "report.html"

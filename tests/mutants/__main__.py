@@ -37,15 +37,7 @@ def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operat
 
 
 def build(tree: Path, isa: str) -> bool:
-    environ = os.environ | {"RETRO_KERNELS_ISAS": f"portable,{isa}", "CXXFLAGS": "-O1"}
-    done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-        cwd=tree,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    done = trees.build(tree, isa, CXXFLAGS="-O1")
     return done.returncode == 0 and not re.search(r"failed|left out", done.stdout)
 
 

@@ -14,12 +14,6 @@ pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=f"needs a 
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    with browser.chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def readers(tmp_path_factory):
     return {
         name: open_folder(getattr(folders, name)(tmp_path_factory.mktemp(name))) for name in ("retro", "rpt", "mosaics")
