@@ -23,6 +23,14 @@ BACKENDS = ("triton", "cuda", "cpu", "reference")
 #: what of retro_model loads nothing optional
 LIGHT = ("retro", "layers", "generation", "training", "evaluation")
 LONGEST_FILE = 400  # lines
+MOST_ARGUMENTS = 40  # that stand one a line; the attentions' kernels have more, in rows of a kind
+ATTENTIONS = ("relative_attention", "chunked_cross_attention")
+#: what makes a tile in their kernels
+TILE_OPERATIONS = (
+    *("dot", "product", "deep_product", "tile_product", "table_product", "position_logits", "position_query_gradient"),
+    *("load_rows", "load_query", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step", "scalar_position"),
+)
+SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "examples")
 NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")
 
 
@@ -160,18 +168,47 @@ def test_every_backend_module_serves_the_protocol(backend):
 
 
 def test_files_stay_readable():
-    sources = [
-        p
-        for folder in ("retro_kernels", "retro_model", "csrc", "bench", "tests", "examples")
-        for p in (ROOT / folder).rglob("*")
-        if p.is_file()
-    ]
+    sources = [p for folder in (*SOURCES, "csrc") for p in (ROOT / folder).rglob("*") if p.is_file()]
     long = {
         str(p.relative_to(ROOT)): n
         for p in sources
         if p.suffix in (".py", ".cpp", ".cu", ".cuh", ".h") and (n := len(p.read_text().splitlines())) > LONGEST_FILE
     }
     assert not long
+
+
+@pytest.mark.parametrize(
+    "path", [p for f in ATTENTIONS for p in files(f"triton/{f}")], ids=lambda p: p.parent.name + p.stem
+)
+def test_tiles_of_the_attentions_have_a_shape_beside_them(path):
+    """`# [BLOCK_M, BLOCK_N]` at the statement or above it."""
+    if not path.stem.startswith(("forward", "backward", "band")) or path.stem.endswith("plan"):
+        return
+    lines, bare = path.read_text().splitlines(), []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            calls = [c.func for c in ast.walk(node.value) if isinstance(c, ast.Call)]
+            names = {c.attr if isinstance(c, ast.Attribute) else getattr(c, "id", None) for c in calls}
+            beside = lines[max(0, node.lineno - 2) : node.end_lineno]
+            if names & set(TILE_OPERATIONS) and not any("# [" in line for line in beside):
+                bare.append(f"{path.name}:{node.lineno}: {lines[node.lineno - 1].strip()}")
+    assert not bare
+
+
+def test_only_rows_of_many_arguments_escape_the_formatter():
+    escapes = []
+    for path in [p for folder in SOURCES for p in (ROOT / folder).rglob("*.py") if "fmt: " + "skip" in p.read_text()]:
+        ends = {}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                ends[node.body[0].lineno] = len(node.args.args)
+            if isinstance(node, ast.Call):
+                ends[node.end_lineno + 1] = max(ends.get(node.end_lineno + 1, 0), len(node.args))
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            following = [ends[n] for n in (number + 1, number + 2, number + 3) if n in ends]
+            if line.endswith("# fmt: " + "skip") and max(following, default=0) <= MOST_ARGUMENTS:
+                escapes.append(f"{path.relative_to(ROOT)}:{number}")
+    assert not escapes
 
 
 def test_nothing_names_a_machine():
