@@ -11,17 +11,20 @@ from .feed_forward import FeedForward
 from .initialisation import initialise
 from .loss import NextTokenLoss, linear_cross_entropy, next_token_loss
 from .positions import RelativePositions, encode_displacements
+from .products import Linear, linear
 
 __all__ = [
     "Attention",
     "ChunkedCrossAttention",
     "FeedForward",
     "KeyValueCache",
+    "Linear",
     "NextTokenLoss",
     "RelativeAttention",
     "RelativePositions",
     "encode_displacements",
     "initialise",
+    "linear",
     "linear_cross_entropy",
     "next_token_loss",
 ]

@@ -10,6 +10,7 @@ from retro_model import checks
 
 from .cache import KeyValueCache
 from .positions import RelativePositions
+from .products import Linear
 
 
 class Attention(nn.Module):
@@ -31,10 +32,10 @@ class Attention(nn.Module):
         self.context_dim, self.num_kv_heads = context_dim, kv_heads
         self.dropout, self.backend = dropout, backend
         where = {"device": device, "dtype": dtype}
-        self.query = nn.Linear(d_model, num_heads * head_dim, bias=bias, **where)
-        self.key = nn.Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
-        self.value = nn.Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
-        self.output = nn.Linear(num_heads * head_dim, d_model, bias=bias, **where)
+        self.query = Linear(d_model, num_heads * head_dim, bias=bias, **where)
+        self.key = Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
+        self.value = Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
+        self.output = Linear(num_heads * head_dim, d_model, bias=bias, **where)
         self.positions = RelativePositions(d_model, num_heads, head_dim, **where)
         self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
         self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))

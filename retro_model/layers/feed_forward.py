@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .products import Linear
+
 
 class FeedForward(nn.Module):
     """Two matrices with a GELU between them.
@@ -19,8 +21,8 @@ class FeedForward(nn.Module):
     def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, device=None, dtype=None):
         super().__init__()
         self.d_model = d_model
-        self.inner = nn.Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype)
-        self.output = nn.Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)
+        self.inner = Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype)
+        self.output = Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """The update [...,d_model] of x [...,d_model]."""

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from retro_model import checks
 
+from .products import matmul
+
 #: Logits made at a time: 256 MiB in float32, 524 rows of a vocabulary
 #: of 128,000. Fewer rows would read the matrix too often.
 LOGITS_AT_ONCE = 2**26
@@ -90,7 +92,7 @@ def _op(
     with torch.autocast(x.device.type, enabled=False):
         for first in range(0, len(x), rows):
             part = slice(first, first + rows)
-            logits = (x[part] @ weight.T).to(wide)
+            logits = (matmul(x[part], weight.T)).to(wide)
             lse = logits.logsumexp(-1, keepdim=True)
             target = targets[part].unsqueeze(-1)
             losses[part] = (lse - logits.gather(-1, target)).squeeze(-1) * weights[part]
@@ -100,9 +102,9 @@ def _op(
             grad.scatter_add_(-1, target, torch.full_like(lse, -1.0))
             grad = grad.mul_(weights[part].unsqueeze(-1)).to(x.dtype)
             if grad_x:
-                dx[part] = grad @ weight
+                dx[part] = matmul(grad, weight)
             if grad_weight:
-                dweight += grad.T @ x[part]
+                dweight += matmul(grad.T, x[part])
     return losses.sum(), losses, dx, dweight.to(weight.dtype)
 
 

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .products import Linear
+
 ENCODING_BASE = (
     10_000.0  # longest wavelength / 2 pi of a positional encoding: Vaswani et al., arXiv 1706.03762, section 3.5
 )
@@ -55,7 +57,7 @@ class RelativePositions(nn.Module):
         if d_model % 2:
             raise ValueError(f"d_model: expected an even width (half of a positional encoding is sines); got {d_model}")
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, head_dim
-        self.projection = nn.Linear(d_model, num_heads * head_dim, bias=False, device=device, dtype=dtype)
+        self.projection = Linear(d_model, num_heads * head_dim, bias=False, device=device, dtype=dtype)
 
     def forward(self, first: int, count: int) -> Tensor:
         """rel_key [H,count,D]: row t belongs to displacement first + t."""

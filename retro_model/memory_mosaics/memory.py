@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import retro_kernels as rk
 from retro_kernels.checks import HEAD_DIM_MIN, HEAD_DIM_STEP
 from retro_model import checks
+from retro_model.layers import Linear
 
 from .config import check_heads
 
@@ -57,8 +58,8 @@ class _Memory(nn.Module):
         self.attention_dropout = checks.probability("attention_dropout", attention_dropout)
         self.output_dropout, self.backend = checks.probability("output_dropout", output_dropout), backend
         where = {"device": device, "dtype": dtype}
-        self.key = nn.Linear(d_model, d_model, bias=False, **where)
-        self.output = nn.Linear(d_model, d_model, bias=False, **where)
+        self.key = Linear(d_model, d_model, bias=False, **where)
+        self.output = Linear(d_model, d_model, bias=False, **where)
         for name in ("stored_decay", "stored_key_scale", "stored_value_scale"):
             self.register_parameter(name, nn.Parameter(torch.empty(num_heads, **where)))
 
@@ -148,7 +149,7 @@ class ContextualMemory(_Memory):
     ):
         dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
         super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
-        self.value = nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
+        self.value = Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
         #: c [h]: the weight of a token in its own value; any number, 0: the value is the next token's alone
         self.value_now = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()

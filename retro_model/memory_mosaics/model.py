@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from retro_kernels._validate import INTEGERS
 from retro_model import checks
-from retro_model.layers import NextTokenLoss, next_token_loss
+from retro_model.layers import NextTokenLoss, linear, next_token_loss
 
 from .cache import MosaicsCache
 from .config import MosaicsConfig
@@ -120,7 +120,7 @@ class MemoryMosaics(nn.Module):
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits [...,V] of final activations [...,d]."""
-        return F.linear(x * self.config.logit_scale, self.embedding.weight)
+        return linear(x * self.config.logit_scale, self.embedding.weight)
 
     def activations(
         self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None

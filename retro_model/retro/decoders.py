@@ -12,6 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from retro_model.layers import Linear
+
 from .config import RetroConfig
 
 #: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
@@ -92,7 +94,7 @@ def readout_of(decoder: nn.Module) -> str | None:
     none. Tried out, as `check_blocks` does."""
     base, where = base_of(decoder), next(decoder.parameters()).device
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
-    if type(head) is not nn.Linear or head.bias is not None or where.type == "meta":
+    if type(head) not in (nn.Linear, Linear) or head.bias is not None or where.type == "meta":
         return None
     inputs: list[Tensor] = []
     handle = head.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))

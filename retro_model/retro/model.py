@@ -17,6 +17,7 @@ from retro_model.layers import (
     ChunkedCrossAttention,
     FeedForward,
     KeyValueCache,
+    Linear,
     NextTokenLoss,
     RelativeAttention,
     initialise,
@@ -123,7 +124,7 @@ class Retro(nn.Module):
             DecoderLayer(config, index, backend=backend, **where) for index in range(1, config.num_layers + 1)
         )
         self.norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
-        self.readout = nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
+        self.readout = Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.encoder = None
         if config.retrieves:
             shared = (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_model import checks
-from retro_model.layers import FeedForward, NextTokenLoss, next_token_loss
+from retro_model.layers import FeedForward, Linear, NextTokenLoss, linear, next_token_loss
 
 ROTARY_BASE = 10_000.0  # longest wavelength / 2 pi: Su et al., arXiv 2104.09864, section 3.2
 NORM_EPS = 1e-5
@@ -73,7 +73,7 @@ class TransformerBlock(nn.Module):
             backend,
         )
         self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(d, eps=NORM_EPS, bias=False) for _ in range(2))
-        self.query, self.key, self.value, self.output = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.output = (Linear(d, d, bias=False) for _ in range(4))
         self.feed_forward = FeedForward(d, 4 * d)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
             x = block(x)
         x = self.norm(x)
         return (
-            F.linear(x, self.embedding.weight)
+            linear(x, self.embedding.weight)
             if loss_mask is None
             else next_token_loss(x, self.embedding.weight, tokens, loss_mask)
         )
