@@ -47,10 +47,29 @@ def test_whole_steps_of_every_way_have_one_loss(plugin):
 
     said: list[str] = []
     config = MosaicsConfig(40, d_model=64, num_heads=1, num_layers=2, persistent_slots=224)
-    rows = {(r["dtype"], r["model"]): r for r in model_steps.run(config, (2, 24), rounds=1, steps=2, say=said.append)}
+    contenders = model_steps.mosaics_contenders(config, (2, 24))
+    rows = {(r["dtype"], r["model"]): r for r in model_steps.run(contenders, rounds=1, steps=2, say=said.append)}
     assert len(rows) == len(said) == 6
+    over = f"over_{model_steps.TRANSFORMER}"
     for dtype, rel in (("float32", 1e-5), ("bfloat16", 2e-2)):
         ours, authors = (rows[dtype, name] for name in (model_steps.MOSAICS, model_steps.AUTHORS))
         assert [s["loss"] for s in ours["samples"]] == pytest.approx([s["loss"] for s in authors["samples"]], rel=rel)
-        assert ours["over_transformer"]["seconds"] == ours["seconds"] / rows[dtype, model_steps.TRANSFORMER]["seconds"]
-        assert rows[dtype, model_steps.TRANSFORMER]["over_transformer"] == {"seconds": 1.0, "cpu_seconds": 1.0}
+        assert ours[over]["seconds"] == ours["seconds"] / rows[dtype, model_steps.TRANSFORMER]["seconds"]
+        assert rows[dtype, model_steps.TRANSFORMER][over] == {"seconds": 1.0, "cpu_seconds": 1.0}
+
+
+def test_retros_steps_and_what_they_are_made_of():
+    from bench import model_steps
+
+    config = model_steps.retro_config(12).replace(vocab_size=50)
+    contenders = model_steps.retro_contenders(config, (1, 128))
+    (baseline, retro) = rows = model_steps.run(contenders, rounds=1, steps=1, dtypes=["float32"], say=lambda line: None)
+    model_steps.floors(contenders, rows, say=lambda line: None)
+    assert (baseline["model"], retro["model"]) == (model_steps.BASELINE, model_steps.RETRO)
+    # every matrix by every token, forward and two gradients; positions by displacements, without one for the sinusoids
+    d, heads, n = config.d_model, config.num_heads * config.head_dim, 128
+    of_tokens = config.num_layers * (4 * d * heads + 2 * d * config.d_ff) + config.vocab_size * d
+    of_positions = config.num_layers * d * heads
+    assert baseline["floor"]["product_flops"] == 2 * n * (3 * of_tokens + 2 * of_positions)
+    assert retro["floor"]["product_flops"] > baseline["floor"]["product_flops"]
+    assert 0 < baseline["floor"]["kernels_seconds"] < 60 and baseline["over_floor"] > 0
