@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--chunks", type=float, help="of 64 tokens")
             command.add_argument("--documents", type=float, help="in place of --chunks, of --chunks-a-document each")
             command.add_argument("--chunks-a-document", type=float, default=20)
+            command.add_argument("--synthetic", type=float, help="in place of --chunks: random tokens, not text")
         else:
             command.add_argument("out", type=Path)
             command.add_argument(
@@ -89,9 +90,10 @@ def recipe_of(options: argparse.Namespace, chunks: int) -> Recipe:
 def show_plan(options: argparse.Namespace, chunks: int | None = None) -> None:
     """Prints what a build of so many chunks costs."""
     if chunks is None:
-        if (options.chunks is None) == (options.documents is None):
-            raise SystemExit("plan: give --chunks or --documents")
-        chunks = int(options.chunks if options.chunks is not None else options.documents * options.chunks_a_document)
+        given = [options.chunks, options.synthetic, options.documents and options.documents * options.chunks_a_document]
+        if sum(number is not None for number in given) != 1:
+            raise SystemExit("plan: give --chunks, --documents or --synthetic")
+        chunks = int(next(number for number in given if number is not None))
     recipe = recipe_of(options, chunks)
     rates = planning.measured_rates(options.rates) if options.rates else None
     searched = None if options.searched is None else int(options.searched)

@@ -88,7 +88,7 @@ def test_the_plan_is_printed_for_documents_and_machines(capsys, tmp_path):
         and "on 32 machines of 64 cores" in output
         and "GB" in output
     )
-    with pytest.raises(SystemExit, match="give --chunks or --documents"):
+    with pytest.raises(SystemExit, match="give --chunks, --documents or --synthetic"):
         command.main(["plan"])
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"report\.json: expected the report of a build"):
