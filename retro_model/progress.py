@@ -36,7 +36,8 @@ def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[
             smooth = results["loss"] if smooth is None else 0.95 * smooth + 0.05 * results["loss"]
             speed = bar.tasks[task].speed
             tokens = f", {speed * results['tokens']:,.0f} tokens/s" if speed else ""
-            bar.update(task, advance=1, note=f"loss {smooth:.3f}{tokens}")
+            waiting = f", {results['waiting']:.0%} waiting for data" if results.get("waiting", 0) > 0.05 else ""
+            bar.update(task, advance=1, note=f"loss {smooth:.3f}{tokens}{waiting}")
 
         yield report
 

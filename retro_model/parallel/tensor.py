@@ -58,6 +58,7 @@ def _divide(layer: nn.Module, mesh, columns: tuple[str, ...]) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     parallelize_module(layer, mesh, {name: ColwiseParallel() for name in columns} | {"output": RowwiseParallel()})
+    layer.divided_among = mesh.size()  # these processes read the same tokens, and a step counts them once
 
 
 def _divide_heads(layer: Attention, mesh) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -19,8 +18,7 @@ import torch.distributed as dist
 
 from retro_model import Retro, RetroConfig, training
 from retro_model.parallel import SequencePart, parallelize
-from retro_model.training import Batch, Settings, sharded_checkpoint
-from retro_model.training.windows import IGNORED, WindowDataset
+from retro_model.training import Settings, WindowDataset, sharded_checkpoint
 
 from .build import opened
 
@@ -95,47 +93,28 @@ def main(options: argparse.Namespace) -> list[dict]:
         world_size=data,
     )
     part = SequencePart(mesh["sequence"], options.exchange) if options.sequence > 1 else None
-    stream, history = Stream(rows, options.batch // data, options.workers, device, part), []
-    began, first = time.perf_counter(), dist.get_rank() == 0
-    for step in range(start, options.steps):
-        history.append(training.train_step(model, optimizer, [next(stream)], settings, step))
+    stream = training.prefetched(rows, options.workers)
+    first = dist.get_rank() == 0
+
+    def report(step: int, results: dict) -> None:
         if first:
             print(
-                f"step {step + 1}: loss {history[-1]['loss']:.4f}, gradient norm {history[-1]['gradient_norm']:.3f}",
+                f"step {step + 1}: loss {results['loss']:.4f}, gradient norm {results['gradient_norm']:.3f}, "
+                f"{results['tokens']} tokens, {results['waiting']:.1%} waiting for data",
                 flush=True,
             )
         if step + 1 == options.steps or (options.save_every and (step + 1) % options.save_every == 0):
             sharded_checkpoint.save(place, model, optimizer, step=step + 1, position=step + 1)
+
+    mine = stream if part is None else map(part.split, stream)
+    history = training.train(model, optimizer, mine, settings, start=start, report=report)
     if first and history:
-        share = stream.waited / (time.perf_counter() - began)
+        share = sum(h["waiting"] * h["seconds"] for h in history) / sum(h["seconds"] for h in history)
         print(
             f"{dist.get_world_size()} processes, {len(history)} steps; {share:.1%} of the time waiting for data",
             flush=True,
         )
     return history
-
-
-class Stream:
-    """Batches from reading workers; `waited`: seconds that the training has waited for them."""
-
-    def __init__(
-        self, rows: WindowDataset, batch: int, workers: int, device: torch.device, part: SequencePart | None
-    ) -> None:
-        ahead = {"prefetch_factor": 4, "multiprocessing_context": "spawn"} if workers else {}
-        self.loader = iter(torch.utils.data.DataLoader(rows, batch_size=batch, num_workers=workers, **ahead))
-        self.device, self.part, self.waited = device, part, 0.0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self) -> Batch:
-        start = time.perf_counter()
-        row = next(self.loader)
-        self.waited += time.perf_counter() - start
-        batch = Batch(row["input_ids"], row["labels"] != IGNORED, row["neighbours"], row["neighbour_mask"]).to(
-            self.device
-        )
-        return batch if self.part is None else self.part.split(batch)
 
 
 def _mesh(options: argparse.Namespace):

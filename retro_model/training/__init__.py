@@ -25,7 +25,7 @@ from . import checkpoint, sharded_checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
 from .step import batch_loss, loss, shard, token_losses, train, train_step
-from .windows import WindowDataset
+from .windows import WindowDataset, prefetched
 
 __all__ = [
     "AUTOCAST",
@@ -42,6 +42,7 @@ __all__ = [
     "loss",
     "make_optimizer",
     "parameter_groups",
+    "prefetched",
     "progress",
     "shard",
     "sharded_checkpoint",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -103,7 +104,8 @@ def train_step(
     """One optimiser step on the mean loss over all real tokens of `parts`, of this and every other process.
 
     parts: batches whose gradients add up (gradient accumulation). step: 0-based, sets the learning rate.
-    Returns: loss in nats a token, gradient norm before clipping, learning rate, number of real tokens.
+    Returns: loss in nats a token, gradient norm before clipping, learning rate, number of real tokens (once, where
+    `parallel.parallelize` has several processes read the same).
     Raises: FloatingPointError where the gradient is not finite; the parameters are then as before.
     """
     if not parts:
@@ -114,9 +116,9 @@ def train_step(
         group["lr"] = rate
     parts = [part.to(device) for part in parts]
     processes = dist.get_world_size() if dist.is_initialized() else 1
-    totals = torch.stack([torch.zeros((), device=device), sum(p.counted.sum() for p in parts).float()])
+    total, counted = torch.zeros((), device=device), sum(p.counted.sum() for p in parts)
     if processes > 1:
-        dist.all_reduce(totals[1])
+        dist.all_reduce(counted)
     model.train()
     for i, part in enumerate(parts):
         with _synchronise(model, i == len(parts) - 1):
@@ -124,24 +126,29 @@ def train_step(
                 summed = batch_loss(model, part)[0].total
             # DDP and FSDP average over processes; tokens are what
             # counts, so the number of processes is multiplied back.
-            (summed * (processes / totals[1].clamp(min=1))).backward()
-        totals[0] += summed.detach()
+            (summed * (processes / counted.clamp(min=1))).backward()
+        total += summed.detach()
     if processes > 1:
-        dist.all_reduce(totals[0])
+        dist.all_reduce(total)
     norm = clip_gradient(model, settings.clip)
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
-            f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[1])}, learning rate {rate:.3g}"
+            f"gradient norm is {norm} at step {step}: loss {float(total / counted)}, learning rate {rate:.3g}"
         )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return {
-        "loss": float(totals[0] / totals[1].clamp(min=1)),
+        "loss": float(total / counted.clamp(min=1)),
         "gradient_norm": norm,
         "learning_rate": rate,
-        "tokens": int(totals[1]),
+        "tokens": int(counted) // _readers(model),
     }
+
+
+def _readers(model: nn.Module) -> int:
+    """Processes that are given the same tokens: those that the heads are divided among."""
+    return max(getattr(module, "divided_among", 1) for module in model.modules())
 
 
 def train(
@@ -158,13 +165,19 @@ def train(
     """Steps `start` to `stop` (settings.steps by default), `accumulate` batches each; `report(step, results)` after
     each.
 
-    Returns: the results of `train_step`, one a step.
+    Returns: the results of `train_step`, one a step, with the `seconds` it took and `waiting`, the share of them that
+    it waited for the stream (`prefetched` reads ahead).
     """
     if accumulate < 1:
         raise ValueError(f"accumulate: expected at least 1; got {accumulate}")
     history = []
     for step in range(start, settings.steps if stop is None else stop):
-        history.append(train_step(model, optimizer, [next(stream) for _ in range(accumulate)], settings, step))
+        began = time.perf_counter()
+        parts = [next(stream) for _ in range(accumulate)]
+        waited = time.perf_counter() - began
+        results = train_step(model, optimizer, parts, settings, step)
+        seconds = time.perf_counter() - began  # its numbers are read from the device: it has ended there too
+        history.append(results | {"seconds": seconds, "waiting": waited / seconds})
         if report is not None:
             report(step, history[-1])
     return history

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from .batches import Batch, batches
 
@@ -90,3 +90,21 @@ def rows(batch: Batch) -> Iterator[dict[str, Tensor]]:
         if batch.neighbours is not None:
             row |= {"neighbours": batch.neighbours[i], "neighbour_mask": batch.neighbour_mask[i]}
         yield row
+
+
+def prefetched(dataset: WindowDataset, workers: int, *, ahead: int = 4) -> Iterator[Batch]:
+    """The batches of a dataset, read from its memory maps by worker processes before they are asked for.
+
+        for results in training.train(model, optimizer, prefetched(dataset, 2), settings):
+            print(results["waiting"])  # the share of the step that waited for them
+
+    Args:
+        dataset: its `batch_size` is a batch's.
+        workers: processes, each with a copy of what it reads from (folders are opened again there); 0: read here, when
+            asked for.
+        ahead: batches that each worker holds ready.
+    """
+    options = {"prefetch_factor": ahead, "multiprocessing_context": "spawn"} if workers else {}
+    size = dataset.options["batch_size"] // dataset.options["world_size"]
+    for row in DataLoader(dataset, batch_size=size, num_workers=workers, **options):
+        yield Batch(row["input_ids"], row["labels"] != IGNORED, row.get("neighbours"), row.get("neighbour_mask"))

@@ -25,7 +25,7 @@ class Dropped(toys.Bigram):
 
 def run(model, optimizer, start, stop):
     stream = training.batches(toys.random_store(41), window=8, batch_size=2, seed=5, start=start)
-    return training.train(model, optimizer, stream, SETTINGS, start=start, stop=stop)
+    return toys.untimed(training.train(model, optimizer, stream, SETTINGS, start=start, stop=stop))
 
 
 def make():

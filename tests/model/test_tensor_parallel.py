@@ -172,6 +172,7 @@ def test_with_fsdp2_and_with_ranges_of_the_sequence(ran):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-6) and a["gradient_norm"] == pytest.approx(
             b["gradient_norm"], rel=1e-6
         )
+        assert a["tokens"] == b["tokens"]  # once, though both processes of a pair read them
     restored = tiny.model(seed=1, dtype=torch.float64, **SIZES)
     checkpoint.load(folder, restored)  # four processes' checkpoint in one
     for (name, p), q in zip(model.named_parameters(), restored.parameters(), strict=True):

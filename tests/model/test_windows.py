@@ -45,6 +45,18 @@ def test_workers_and_prefetching_change_nothing(workers):
     assert_same(first(DataLoader(resumed, batch_size=4, num_workers=workers, **prefetch), 4), want[3:])
 
 
+def test_prefetched_batches_are_those_of_the_stream():
+    store, options = given(batch_size=2)
+    want = first(batches(store, **options | {"batch_size": 4}, rank=1, world_size=2), 5)
+    for workers in (0, 1):
+        rows = WindowDataset(store, rank=1, world_size=2, start=1, **options)
+        for got, batch in zip(first(training.prefetched(rows, workers), 4), want[1:], strict=True):
+            for name in ("tokens", "real", "neighbours", "neighbour_mask"):
+                assert torch.equal(getattr(got, name), getattr(batch, name)), name
+    alone = next(training.prefetched(WindowDataset(store, window=3 * M, batch_size=2, seed=5), 0))
+    assert alone.neighbours is None and alone.tokens.shape == (2, 3 * M)
+
+
 def test_processes_share_each_batch():
     store, options = prepared(batch_size=2)
     whole = first(batches(store, **options | {"batch_size": 4}), 3)

@@ -80,6 +80,11 @@ class Database:
         return tokens, mask
 
 
+def untimed(history: list[dict]) -> list[dict]:
+    """Results of `training.train` without those of the clock."""
+    return [{name: value for name, value in h.items() if name not in ("seconds", "waiting")} for h in history]
+
+
 class Bigram(nn.Module):
     """log p(token | previous) from a table; its gradient is as simple."""
 

@@ -21,7 +21,7 @@ def make(**changes):
 
 def run(model, optimizer, start, stop):
     stream = training.batches(toys.random_store(41), window=8, batch_size=4, seed=5, start=start)
-    return training.train(model, optimizer, stream, SETTINGS, start=start, stop=stop)
+    return toys.untimed(training.train(model, optimizer, stream, SETTINGS, start=start, stop=stop))
 
 
 def test_what_decays_is_a_matrix_and_no_embedding():
