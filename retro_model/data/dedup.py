@@ -5,8 +5,10 @@ MinHash signatures cut into bands find candidate pairs; the exact 13-gram Jaccar
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +17,8 @@ import numpy as np
 from retro_model import disk
 from retro_model.progress import track
 
+from .executors import each
+from .shards import shards_of
 from .store import Document, TokenStore
 from .text import minhash_signatures, ngram_jaccard
 
@@ -63,12 +67,14 @@ def find_leaked(
     ngram: int = 13,
     num_permutations: int = 128,
     seed: int = 0,
+    executor: Executor | None = None,
     progress: bool = False,
 ) -> Report:
     """Training documents whose n-gram Jaccard similarity with any held-out document is at least `threshold`.
 
     No document is removed in error; one at the threshold is missed with a probability below 1e-6, one above it with
-    less.
+    less. The shards of the held-out stores are signed, then those of the training store looked through, each by a task;
+    the result is that of one store of all.
 
     Args:
         training: the documents to be looked through, in blocks of bounded memory.
@@ -77,7 +83,8 @@ def find_leaked(
         ngram: tokens; a shorter document is one n-gram, itself.
         num_permutations: columns of a signature.
         seed: of the hash functions.
-        progress: show a bar (rich).
+        executor: works on the shards, see `executors`; None: here.
+        progress: show a bar (rich), where the training store has one shard.
 
     Raises:
         ValueError: naming the argument; a threshold too low for so few permutations.
@@ -89,38 +96,107 @@ def find_leaked(
             raise ValueError(
                 f"held_out: expected tokenizer {training.tokenizer_name!r} as in training; got {store.tokenizer_name!r}"
             )
-    rows = rows_of_a_band(threshold, num_permutations)
-    entries = [entry for store in held_out for entry in store.documents]
-    against, first, _ = _distinct([store.document_tokens(d) for store in held_out for d in range(len(store.documents))])
-    entries = [entries[i] for i in first]
-    options = {"ngram": ngram, "seed": seed}
-    bands = _bands(minhash_signatures(*_joined(against), num_permutations, **options), rows)
-    removed, candidates = [], 0
-    for block in track(list(_blocks(training)), "deduplication", enabled=progress):
-        documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
-        pairs = _sharing_a_band(
-            _bands(minhash_signatures(*_joined(documents), num_permutations, **options), rows), bands
-        )
-        candidates += len(pairs)
-        similar = ngram_jaccard(*_joined([*documents, *against]), pairs + [0, len(documents)], ngram=ngram)
-        best = {}  # of a distinct document: similarity and held-out entry
-        for local in np.unique(pairs[similar >= threshold, 0]):
-            mine = np.flatnonzero(pairs[:, 0] == local)
-            pair = mine[similar[mine].argmax()]
-            best[local] = float(similar[pair]), entries[pairs[pair, 1]]
-        for number, local in zip(block, copy_of):
-            if local in best:
-                (jaccard, other), own = best[local], training.documents[number]
-                removed.append(Removal(int(number), own.name, own.group, other.name, other.group, jaccard))
+    signing = _Signing(threshold, ngram, num_permutations, rows_of_a_band(threshold, num_permutations), seed)
+    held = _HeldOut.of([shard for store in held_out for shard in shards_of(store)], signing, executor)
+    shards = shards_of(training)
+    shown = progress and len(shards) == 1
+    removed, candidates, first = [], 0, 0
+    for shard, found in zip(shards, each(_leaked, [(shard, held, signing, shown) for shard in shards], executor)):
+        candidates += found[1]
+        for number, other, jaccard in found[0]:
+            own, theirs = shard.documents[number], held.entry(other)
+            removed.append(Removal(first + number, own.name, own.group, theirs.name, theirs.group, jaccard))
+        first += len(shard.documents)
     return Report(threshold, ngram, len(training.documents), candidates, removed)
 
 
 def kept_documents(training: TokenStore, report: Report) -> Iterator[Document]:
     """The training documents without those removed: the input of `build_store`."""
-    removed = {removal.document for removal in report.removed}
-    for number, document in enumerate(training.stream()):
+    yield from _kept(training, {removal.document for removal in report.removed})
+
+
+def kept_sources(training: TokenStore, report: Report) -> list[Callable[[], Iterator[Document]]]:
+    """The same by shards: the input of `build_sharded_store`, whose shards are then those of the training store."""
+    removed, first, sources = {removal.document for removal in report.removed}, 0, []
+    for shard in shards_of(training):
+        own = {number - first for number in removed if first <= number < first + len(shard.documents)}
+        sources.append(functools.partial(_kept, shard, own))
+        first += len(shard.documents)
+    return sources
+
+
+def _kept(store: TokenStore, removed: set[int]) -> Iterator[Document]:
+    for number, document in enumerate(store.stream()):
         if number not in removed:
             yield document
+
+
+class _Signing(NamedTuple):
+    """How documents are signed and compared. rows: of a band."""
+
+    threshold: float
+    ngram: int
+    num_permutations: int
+    rows: int
+    seed: int
+
+    def bands(self, documents: list[np.ndarray]) -> np.ndarray:
+        options = {"ngram": self.ngram, "seed": self.seed}
+        return _bands(minhash_signatures(*_joined(documents), self.num_permutations, **options), self.rows)
+
+
+class _HeldOut(NamedTuple):
+    """The distinct held-out documents: which of which store each is, and its bands, uint64 [documents, bands]."""
+
+    stores: list[TokenStore]
+    places: list[tuple[int, int]]
+    bands: np.ndarray
+
+    @classmethod
+    def of(cls, stores: list[TokenStore], signing: _Signing, executor: Executor | None) -> _HeldOut:
+        """Signed a store a task; of equal documents the first counts, whichever store it is in."""
+        seen: set[bytes] = set()
+        places, bands = [], [np.zeros((0, signing.num_permutations // signing.rows), np.uint64)]
+        for number, (documents, digests, found) in enumerate(each(_signed, [(s, signing) for s in stores], executor)):
+            new = [i for i, digest in enumerate(digests) if digest not in seen]
+            seen.update(digests)
+            places += [(number, documents[i]) for i in new]
+            bands.append(found[new])
+        return cls(stores, places, np.concatenate(bands))
+
+    def entry(self, number: int):
+        store, document = self.places[number]
+        return self.stores[store].documents[document]
+
+    def tokens(self, number: int) -> np.ndarray:
+        store, document = self.places[number]
+        return self.stores[store].document_tokens(document)
+
+
+def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes], np.ndarray]:
+    """The distinct documents of a held-out store: their numbers, digests and bands."""
+    documents, first, _ = _distinct([store.document_tokens(d) for d in range(len(store.documents))])
+    return first, [_digest(document) for document in documents], signing.bands(documents)
+
+
+def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: bool) -> tuple[list, int]:
+    """Of one shard: (document, held-out document, similarity) of those to be removed, and the pairs compared."""
+    leaked, candidates = [], 0
+    for block in track(list(_blocks(training)), "deduplication", enabled=progress):
+        documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
+        pairs = _sharing_a_band(signing.bands(documents), held.bands)
+        candidates += len(pairs)
+        theirs, compact = np.unique(pairs[:, 1], return_inverse=True)  # only these are read
+        against = [held.tokens(number) for number in theirs]
+        both = np.stack([pairs[:, 0], len(documents) + compact], 1)
+        similar = ngram_jaccard(*_joined([*documents, *against]), both, ngram=signing.ngram)
+        best = {}  # of a distinct document: the held-out one and the similarity
+        for local in np.unique(pairs[similar >= signing.threshold, 0]):
+            mine = np.flatnonzero(pairs[:, 0] == local)
+            pair = mine[similar[mine].argmax()]
+            best[local] = int(pairs[pair, 1]), float(similar[pair])
+        leaked += [(int(number), *best[local]) for number, local in zip(block, copy_of) if local in best]
+    return leaked, candidates
 
 
 def rows_of_a_band(threshold: float, num_permutations: int) -> int:
@@ -172,9 +248,13 @@ def _distinct(documents: list[np.ndarray]) -> tuple[list[np.ndarray], list[int],
     A thousand copies on both sides would be a million pairs.
     """
     numbers: dict[bytes, int] = {}
-    copy_of = [numbers.setdefault(hashlib.sha256(document.tobytes()).digest(), len(numbers)) for document in documents]
+    copy_of = [numbers.setdefault(_digest(document), len(numbers)) for document in documents]
     first = np.unique(copy_of, return_index=True)[1].tolist()
     return [documents[i] for i in first], first, copy_of
+
+
+def _digest(document: np.ndarray) -> bytes:
+    return hashlib.sha256(document.tobytes()).digest()
 
 
 def _joined(documents: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retro_model.data import dedup
-from retro_model.data.dedup import find_leaked, kept_documents
+from retro_model.data import dedup, executors
+from retro_model.data.dedup import find_leaked, kept_documents, kept_sources
+from retro_model.data.shards import build_sharded_store
 from retro_model.data.store import build_store
 from tests.model.data import Given, store_of
 
@@ -69,6 +70,24 @@ def test_blocks_change_nothing(stores, monkeypatch):
     monkeypatch.setattr(dedup, "TOKENS_AT_ONCE", 1000)
     assert len(list(dedup._blocks(training))) > 5
     assert find_leaked(training, held) == whole
+
+
+def test_shards_and_processes_change_nothing(stores, tmp_path):
+    """Training and held-out documents in several shards, copies across their borders too."""
+    training, held = stores
+    validation = [*held[0].stream(), *held[1].stream()]
+    sharded_held = build_sharded_store(tmp_path / "held", [validation[:2], validation[2:], validation[:1]], Given())
+    documents = list(training.stream())
+    parts = [documents[:7], documents[7:8], documents[8:]]
+    sharded = build_sharded_store(tmp_path / "training", parts, Given(), chunk_len=8)
+    want = find_leaked(training, held)
+    assert find_leaked(sharded, [sharded_held]) == want
+    with executors.pool(1) as pool:
+        assert find_leaked(sharded, [sharded_held], executor=pool) == want
+    kept = build_sharded_store(tmp_path / "kept", kept_sources(sharded, want), Given(), chunk_len=8)
+    removed = {r.document for r in want.removed}
+    assert [e.name for e in kept.documents] == [d.name for i, d in enumerate(documents) if i not in removed]
+    assert len(kept.shards) == 3
 
 
 def test_copies_are_compared_once(tmp_path):
