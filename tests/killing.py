@@ -23,10 +23,25 @@ def allowed() -> bool:
     return sys.platform == "linux" and killed_at(1, lambda: os.getcwd()) is not None
 
 
-def killed_at(n: int, function: Callable[[], object]) -> bool | None:
+def killed_at(n: int, function: Callable[[], object], before: Callable[[], object] | None = None) -> bool | None:
     """Runs function in a child and kills it before its n-th system call. True: it was killed; False: it had ended;
     None: not allowed.
+
+    before: what the child does first, untraced and uncounted.
     """
+    calls = _traced(n, function, before)
+    return None if calls is None else calls == n
+
+
+def calls_of(function: Callable[[], object], before: Callable[[], object] | None = None) -> int:
+    """The system calls of a function that runs to its end in a child."""
+    calls = _traced(sys.maxsize, function, before)
+    assert calls is not None, "not allowed"
+    return calls
+
+
+def _traced(n: int, function: Callable[[], object], before: Callable[[], object] | None) -> int | None:
+    """n: the child was killed before that call; fewer: it ended after so many; None: not allowed."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     libc.ptrace.restype = ctypes.c_long
@@ -34,6 +49,8 @@ def killed_at(n: int, function: Callable[[], object]) -> bool | None:
     if child == 0:
         code = 1
         try:
+            if before is not None:
+                before()
             if libc.ptrace(TRACE_ME, 0, None, None) == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 function()
@@ -56,13 +73,13 @@ def killed_at(n: int, function: Callable[[], object]) -> bool | None:
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"the child failed: {status}"
-            return False
+            return stops // 2
         deliver = os.WSTOPSIG(status) if os.WSTOPSIG(status) != signal.SIGTRAP | 0x80 else 0
         stops += not deliver  # two a call: on entry and on return
         if stops == 2 * n - 1:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return True
+            return n
 
 
 def at_every_call(prepare: Callable[[], object], function: Callable[[], object], check: Callable[[int], object]) -> int:

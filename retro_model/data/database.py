@@ -80,7 +80,7 @@ class ChunkDatabase:
             store: of one shard or many: the keys have the same shards.
             index: a FAISS index factory string; None: exact search.
             nprobe: lists that an IVF index visits.
-            device: where the exact search runs.
+            device: where the search runs, "cuda": the exact one, and the index with a FAISS for GPUs.
             block: chunks embedded between two points where a killed run continues.
             key_type: "float16" takes half the disk; distances are computed in float32.
             executor: embeds the shards, and fills an index's, see `executors`; None: here. The embedder must be one
@@ -136,7 +136,7 @@ class ChunkDatabase:
             name = "".join(c if c.isalnum() else "-" for c in index)
             crc = opened[0][1] if len(parts) == 1 else zlib.crc32(repr([crc for _, crc in opened]).encode())
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
-            searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path, executor=executor)
+            searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path, verify=verify, executor=executor)
         made = cls(store, searcher)
         made._again = functools.partial(
             cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False

@@ -177,18 +177,27 @@ class EncoderEmbedder:
     """A frozen encoder's hidden states averaged over the real tokens: RETRO's keys, with BERT.
 
         EncoderEmbedder(BertModel(...))  # chunks are in the encoder's own vocabulary
-        EncoderEmbedder(bert, prepare=retokenized(tokenizer.decode, bert_tokenizer))
+        EncoderEmbedder(bert, prepare=retokenized(tokenizer.decode, bert_tokenizer), device="cuda")
 
     Args:
         encoder: module called with input_ids and attention_mask, both int64 [n,T]; gives the hidden states [n,T,dim] or
             an output that has them as `last_hidden_state`. Put in evaluation mode; its parameters are not changed.
         prepare: (chunks [n,M], lengths [n]) -> (input_ids, attention_mask); None: the chunks themselves.
         batch: chunks at once.
+        device: where it computes, from the first chunks on: in an executor's worker, that worker's own; None: where it
+            is.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.3.
     """
 
-    def __init__(self, encoder: torch.nn.Module, *, prepare: Callable | None = None, batch: int = 64) -> None:
+    def __init__(
+        self,
+        encoder: torch.nn.Module,
+        *,
+        prepare: Callable | None = None,
+        batch: int = 64,
+        device: torch.device | str | None = None,
+    ) -> None:
         self.encoder, self.prepare, self.batch = encoder.eval(), prepare or _as_they_are, batch
         self.device = next(encoder.parameters()).device
         one = np.zeros((1, 1), np.int64)
@@ -197,10 +206,12 @@ class EncoderEmbedder:
         for key, value in encoder.state_dict().items():
             digest.update(key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         self.name = f"{type(encoder).__name__}-mean-{digest.hexdigest()[:16]}"
+        self.device = self.device if device is None else torch.device(device)
 
     def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         chunks, lengths = _chunks(chunks, lengths)
         out = np.zeros((len(chunks), self.dim), np.float32)
+        self.encoder.to(self.device)
         for start in range(0, len(chunks), self.batch):
             rows = slice(start, start + self.batch)
             ids, mask = self.prepare(chunks[rows], lengths[rows])

@@ -23,12 +23,23 @@ from retro_model import disk
 TRIES = 4  # of a task whose worker died, or whose shard another process held
 
 
-def pool(workers: int) -> ProcessPoolExecutor:
-    """Processes on this machine, one thread each."""
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread)
+def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
+    """Processes on this machine, one thread each.
+
+    devices: GPUs that are dealt out to them in turn: each worker sees one, as "cuda"; 0: as here.
+    """
+    context = multiprocessing.get_context("spawn")
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
+    turns = context.Queue() if devices else None
+    for worker in range(workers if devices else 0):
+        turns.put(seen.split(",")[worker % devices])
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(turns,))
 
 
-def _one_thread() -> None:
+def _start(turns) -> None:
+    if turns is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = turns.get()
+
     import torch
 
     os.environ["OMP_NUM_THREADS"] = "1"

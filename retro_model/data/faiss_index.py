@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from retro_model import disk
 
@@ -43,6 +44,7 @@ class FaissSearcher:
             where the factory string names a lossy code (PQ, SQ, ...), else 0, the index's own order.
         executor: fills the shards of an IVF index, see `executors`; None: here.
         path: where an index built from a string is kept and found again, its recall in the manifest beside it.
+        verify: compare the checksums of a kept one that is mapped.
 
     Raises:
         ValueError: no such index, too few keys to train it on; a kept file that is truncated, corrupt or of other keys,
@@ -57,6 +59,7 @@ class FaissSearcher:
         nprobe: int = 16,
         rerank: int | None = None,
         path: Path | None = None,
+        verify: bool = True,
         executor: Executor | None = None,
     ) -> None:
         self.exact, self.nprobe, self.recall, self.executor = exact, nprobe, {}, executor
@@ -69,11 +72,11 @@ class FaissSearcher:
         self.name += f" rerank={rerank}" if rerank else ""
         if not isinstance(index, str):
             self._use(index)
-        elif path is not None and isinstance(exact.keys, Joined) and "IVF" in index:
-            self._build_shards(index, path)
         elif path is None:
             self._use(_trained_index(exact.keys, index))
             self.recall = measured_recall(self)
+        elif index_shards.mergeable(_empty(exact.keys.shape[1], index)) and not index_shards.in_one_file(path):
+            self._build_shards(index, path, verify)
         else:
             self._build(index, path)
 
@@ -85,7 +88,7 @@ class FaissSearcher:
         inverted = _faiss().try_extract_index_ivf(index)
         if inverted is not None:
             inverted.nprobe = self.nprobe
-        self.index = index
+        self.index = _on_device(index, self.exact.device)
 
     def _build(self, factory: str, path: Path) -> None:
         """Reads the index kept at `path`, or builds and keeps it; its recall too, for each nprobe."""
@@ -105,14 +108,15 @@ class FaissSearcher:
                 build.adopt(path.name, unfinished)
                 build.finish(recall=_written_recall(self.recall, self.nprobe))
 
-    def _build_shards(self, factory: str, path: Path) -> None:
+    def _build_shards(self, factory: str, path: Path, verify: bool) -> None:
         """`_build` of an index whose shards are filled side by side and whose lists are mapped, not read."""
+        keys = self.exact.keys if isinstance(self.exact.keys, Joined) else Joined([self.exact.keys])
         manifest, form = path.with_name(path.name + ".json"), index_shards.form(path)
         settings = {"factory": factory, "vectors": list(self.exact.keys.shape)}
         if manifest.exists() and files.read_manifest(manifest, form)["complete"]:
             manifest_there = files.read_manifest(manifest, form, complete=True)
             files.same_settings(manifest, settings, manifest_there["settings"])
-            files.check_files(manifest, form, manifest_there, verify=False)
+            files.check_files(manifest, form, manifest_there, verify=verify)
             self._use(index_shards.opened(path))
             known = manifest_there["facts"].get("recall", {})
             self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
@@ -121,7 +125,7 @@ class FaissSearcher:
         with files.Build(manifest, form, settings) as build:
             if not build.complete:
                 index_shards.fill_and_merge(
-                    lambda: _trained(self.exact.keys, factory), self.exact.keys, path, build, self.executor
+                    lambda: _trained(self.exact.keys, factory), keys, path, build, self.executor
                 )
                 self._use(index_shards.opened(path))
                 self.recall = measured_recall(self)
@@ -171,11 +175,13 @@ def measured_recall(
     exact = searcher.exact
     rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:sample])
     queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
+    ks = [k for k in ks if k <= len(exact.keys)]
+    # its first k are the k nearest
+    nearest = _distances(exact.keys, queries, exact.nearest(queries, max(ks), documents))
     recall = {}
-    for k in (k for k in ks if k <= len(exact.keys)):
-        want, got = (
-            _distances(exact.keys, queries, which.nearest(queries, k, documents)) for which in (exact, searcher)
-        )
+    for k in ks:
+        want = nearest[:, :k]
+        got = _distances(exact.keys, queries, searcher.nearest(queries, k, documents))
         exist = np.isfinite(want)
         farthest = np.where(exist, want, -np.inf).max(1, keepdims=True)
         recall[k] = float(((got <= farthest) & exist).sum() / max(1, exist.sum()))
@@ -213,13 +219,18 @@ def _trained_index(keys: np.ndarray, factory: str):
     return index
 
 
-def _trained(keys: np.ndarray, factory: str):
-    """Without any."""
+def _empty(dim: int, factory: str):
+    """Not even trained."""
     faiss = _faiss()
     try:
-        index = faiss.index_factory(keys.shape[1], factory, faiss.METRIC_L2)
+        return faiss.index_factory(dim, factory, faiss.METRIC_L2)
     except RuntimeError as error:
         raise ValueError(f"index: expected a FAISS index factory string; got {factory!r} ({error})") from error
+
+
+def _trained(keys: np.ndarray, factory: str):
+    """Without any."""
+    faiss, index = _faiss(), _empty(keys.shape[1], factory)
     if not index.is_trained:
         inverted = faiss.try_extract_index_ivf(index)
         rows = _training_rows(len(keys), 0 if inverted is None else inverted.nlist)
@@ -233,6 +244,15 @@ def _trained(keys: np.ndarray, factory: str):
 def _training_rows(keys: int, lists: int) -> np.ndarray:
     """The sample that an index of so many inverted lists is trained on: it grows with them."""
     return np.sort(np.random.default_rng(0).permutation(keys)[: max(TRAINING_KEYS, KEYS_A_LIST * lists)])
+
+
+def _on_device(index, device: str):
+    """On a GPU where the searcher has one and FAISS can use it (faiss-gpu), with its lists in the GPU's memory; else as
+    it is: a FAISS for CPUs searches there, and the exact search behind it on the GPU."""
+    faiss, device = _faiss(), torch.device(device)
+    if device.type != "cuda" or not hasattr(faiss, "StandardGpuResources"):
+        return index
+    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), device.index or 0, index)
 
 
 def _faiss():

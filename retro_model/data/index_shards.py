@@ -1,5 +1,5 @@
-"""An inverted-file index of many shards: trained on a sample, filled side by side, merged on disk, searched from a
-memory map.
+"""An inverted-file index of shards, one or many: trained on a sample, filled side by side, merged on disk, searched
+from a memory map.
 
 Beside the index lie `.trained` (without vectors) and `.part-NNNNN`, one a shard, until the merged one is whole: each is
 written under another name and renamed, so that a build continues with those that are missing. The lists of the merged
@@ -53,11 +53,36 @@ def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Exec
         disk.remove(left)
 
 
+def mergeable(index) -> bool:
+    """Whether an empty index is one whose lists can be merged on disk: an IVF, transforms before it or not, and nothing
+    behind it; no lists of blocks (fast scan)."""
+    import faiss
+
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    lists = getattr(inner, "invlists", None)
+    return isinstance(inner, faiss.IndexIVF) and isinstance(
+        faiss.downcast_InvertedLists(lists), faiss.ArrayInvertedLists
+    )
+
+
+def in_one_file(path: Path) -> bool:
+    """Whether an index is there that keeps its lists within: the form of a single shard until version 0.3."""
+    manifest = path.with_name(path.name + ".json")
+    try:
+        return disk.read_json(manifest.read_bytes())["files"].keys() == {path.name}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def opened(path: Path):
     """The index, its lists mapped."""
     import faiss
 
-    return faiss.read_index(str(path), faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY)
+    index = faiss.read_index(str(path), faiss.IO_FLAG_SKIP_IVF_DATA)
+    lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
+    lists.filename, lists.read_only = str(path.with_name(path.name + LISTS)), True  # beside it, wherever that is now
+    lists.do_mmap()
+    return index
 
 
 def _write(index, path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retro_model.data import database as databases
-from retro_model.data import faiss_index, files
+from retro_model.data import faiss_index, files, index_shards
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from tests.model.data import random_documents, store_of
@@ -319,3 +319,32 @@ def test_other_errors(dense, store, tmp_path):
     Broken.dim = 2
     with pytest.raises(ValueError, match=r"broken: expected float32 \[1132,2\]; got float32 \[1132, 1\]"):
         ChunkDatabase.build(tmp_path / "narrow", store, Broken())
+
+
+def test_a_single_shard_keeps_its_index_as_many_do(tmp_path, store, monkeypatch):
+    """Its lists are a file of their own, mapped; the one file of earlier versions, and of what cannot be merged, is
+    read as it is."""
+    embedder, rows = HashedTfidf(32).fit(store), np.arange(60)
+
+    def built(folder, index="IVF4,Flat", **options):
+        options = {"index": index, "nprobe": 4} | options
+        return ChunkDatabase.build(tmp_path / folder, store, embedder, **options).search(store.chunks(rows), 5)
+
+    def kinds(folder):
+        return {p.name.split(".", 1)[1] for p in (tmp_path / folder).glob("*.faiss*")}
+
+    want = built("new")
+    assert kinds("new") == {"faiss", "faiss.lists", "faiss.json"}
+    with monkeypatch.context() as patch:
+        patch.setattr(index_shards, "mergeable", lambda index: False)
+        assert np.array_equal(built("old"), want) and kinds("old") == {"faiss", "faiss.json"}
+    before = {p.name: p.read_bytes() for p in (tmp_path / "old").iterdir()}
+    assert np.array_equal(built("old"), want)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "old").iterdir()} == before
+    for index in ("IVF4,PQ4x4fs", "IVF4,SQ8,RFlat"):
+        assert (built(index[-5:], index) >= 0).all() and kinds(index[-5:]) == {"faiss", "faiss.json"}
+    damaged = next((tmp_path / "new").glob("*.lists"))
+    good = damaged.read_bytes()
+    damaged.write_bytes(good[:600] + bytes([good[600] ^ 255]) + good[601:])
+    with pytest.raises(ValueError, match=r"lists: corrupt"):
+        ChunkDatabase.open(tmp_path / "new", store, embedder, index="IVF4,Flat", nprobe=4)

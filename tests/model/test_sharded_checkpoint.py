@@ -65,6 +65,84 @@ def test_a_kill_leaves_the_old_or_the_new(tmp_path):
     assert int(calls) > 40 and in_order == "True" and " ".join(outcomes) == "1 2 2"
 
 
+KILLED_OF_TWO = """
+import datetime, os, shutil, signal, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from tests import killing
+from tests.model import toys
+from retro_model import training
+from retro_model.training import sharded_checkpoint
+torch.set_num_threads(1)
+folder, made = Path(sys.argv[1]), {}
+
+def make(value):
+    model = toys.Bigram(vocab=4)
+    torch.nn.init.constant_(model.table.weight, value)
+    return model
+
+def join(rank):
+    options = {"init_method": f"file://{folder / 'group'}", "timeout": datetime.timedelta(seconds=60)}
+    dist.init_process_group("gloo", rank=rank, world_size=2, **options)
+    model = make(2.0)
+    model.shard_units = list
+    made["model"] = training.shard(model, dist.init_device_mesh("cpu", (2,)))
+    made["optimizer"] = training.make_optimizer(model, training.Settings(steps=8, warmup_steps=2))
+    dist.barrier()
+
+def save():
+    sharded_checkpoint.save(folder / "c", made["model"], made["optimizer"], step=2)
+
+def other(rank):
+    process = os.fork()
+    if process:
+        return process
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what it says of the one that was killed
+    try:
+        join(rank)
+        save()
+    finally:
+        os._exit(0)
+
+def run(traced, function):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    sharded_checkpoint.save(folder / "c", make(1.0), step=1)
+    process = other(1 - traced)
+    try:
+        return function(save, lambda: join(traced))
+    finally:  # a process of a group that has lost another is ended
+        until = time.monotonic() + 1
+        while os.waitpid(process, os.WNOHANG) == (0, 0):
+            if time.monotonic() > until:
+                os.kill(process, signal.SIGKILL)
+            time.sleep(0.01)
+
+found = []
+for rank, tries in ((0, 10), (1, 5)):
+    calls = run(rank, killing.calls_of)
+    for n in [*range(1, calls, max(1, calls // tries)), calls]:
+        killed = run(rank, lambda *a: killing.killed_at(n, *a))
+        model = make(0.0)
+        step = sharded_checkpoint.load(folder / "c", model)["step"]
+        assert (model.table.weight == step).all()
+        found.append((killed, step))
+sharded_checkpoint.save(folder / "c", make(3.0), step=3)
+assert len(list((folder / "c").iterdir())) == 2
+print(len([1 for killed, _ in found if killed]), *sorted({step for killed, step in found}))
+shutil.rmtree(folder)
+"""
+
+
+def test_a_kill_of_one_of_two_processes_leaves_the_old_or_the_new(tmp_path):
+    """The first or the second, at calls throughout a save of both."""
+    if not killing.allowed():
+        pytest.skip("this system does not let a process trace its child")
+    killed, *found = killing.in_a_process(KILLED_OF_TWO, killing.fast_folder(tmp_path)).split()
+    assert int(killed) >= 10 and found == ["1", "2"]
+
+
 @pytest.fixture
 def saved(tmp_path):
     model = toys.Bigram(vocab=3)

@@ -10,17 +10,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from retro_model import disk, training
 from retro_model.data import executors
 from retro_model.data.database import ChunkDatabase
-from retro_model.data.embed import HashedTfidf
+from retro_model.data.embed import EncoderEmbedder, HashedTfidf
 from retro_model.data.neighbours import open_neighbours, precompute_neighbours
 from retro_model.data.shards import Joined, ShardedStore, build_sharded_store, open_store
 from retro_model.data.store import TokenStore, build_store
 from tests.model.data import Given, random_documents
 
 SHARDS = 4
+
+
+class Means(torch.nn.Module):
+    """An encoder of token ids."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(200, 32)
+
+    def forward(self, input_ids, attention_mask):
+        return self.table(input_ids)
 
 
 def named() -> list[tuple]:
@@ -68,6 +81,14 @@ def built(folder: Path, executor=None, mark: str | None = None):
         embedder = _deadly(f"{mark}-keys", embedder.__reduce__())
     database = ChunkDatabase.build(folder / "keys", store, embedder, executor=executor, block=5)
     return store, database, precompute_neighbours(folder / "neighbours", store, database, 3, block=7, executor=executor)
+
+
+def device_of_worker(folder: str, number: int) -> str | None:
+    """Of one of two workers that have this task at the same time."""
+    (Path(folder) / f"here-{number}").touch()
+    while len(list(Path(folder).glob("here-*"))) < 2:
+        time.sleep(0.01)
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -118,14 +139,29 @@ def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, tmp
     distributed = pytest.importorskip("distributed")
     want = content(here[0])
     assert len(want) == SHARDS * (6 + 2 + 2) + 3
-    with executors.pool(2) as pool:
+    with executors.pool(2, devices=2) as pool:
         built(tmp_path / "pool", pool)
+        assert sorted(executors.each(device_of_worker, [(str(tmp_path), n) for n in range(2)], pool)) == ["0", "1"]
     assert content(tmp_path / "pool") == want
     cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
     with cluster, distributed.Client(cluster) as client:
         built(tmp_path / "cluster", client.get_executor(), mark=str(tmp_path / "died"))
     assert {p.name for p in tmp_path.glob("died*")} == {"died-store", "died-keys"}
     assert content(tmp_path / "cluster") == want
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_workers_embed_with_a_frozen_encoder_and_search(here, tmp_path, device):
+    """A GPU a worker where there are any: keys and neighbours are those of this process."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    store, found = here[1], []
+    with executors.pool(1, devices=torch.cuda.device_count() * (device == "cuda")) as pool:
+        for where, executor in (("cpu", None), (device, pool)):
+            folder, options = tmp_path / f"{executor is None}", {"device": where, "executor": executor}
+            database = ChunkDatabase.build(folder / "keys", store, EncoderEmbedder(Means(), device=where), **options)
+            found.append(np.array(precompute_neighbours(folder / "found", store, database, 3, executor=executor)))
+    assert np.array_equal(*found) and found[0].min() >= 0
 
 
 def test_a_pool_whose_worker_died_is_continued(here, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from retro_model import disk
-from retro_model.data import index_shards, search
+from retro_model.data import faiss_index, index_shards, search
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.shards import build_sharded_store
@@ -82,6 +82,18 @@ def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, 
     next((tmp_path / "elsewhere").glob("*.lists")).write_bytes(b"short")
     with pytest.raises(ValueError, match=r"lists: truncated or corrupt"):
         ChunkDatabase.open(tmp_path / "elsewhere", store, embedder, **options)
+
+
+def test_an_index_goes_to_the_gpu_where_faiss_can(monkeypatch):
+    """By a FAISS that says it can: this one is for CPUs, and the index stays there."""
+    import faiss
+
+    index = faiss.IndexFlatL2(32)
+    assert faiss_index._on_device(index, "cuda:1") is index
+    monkeypatch.setattr(faiss, "StandardGpuResources", lambda: "resources", raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda *given: given, raising=False)
+    assert faiss_index._on_device(index, "cuda:1") == ("resources", 1, index)
+    assert faiss_index._on_device(index, "cuda")[1] == 0 and faiss_index._on_device(index, "cpu") is index
 
 
 def test_bm25_in_blocks_equals_one_block(tmp_path, store, monkeypatch):
