@@ -17,10 +17,11 @@ from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.shards import build_sharded_store, open_store
+from retro_model.data.store import TokenStore
 
 from .recipe import Recipe
 
-REPORT, EMBEDDER = "report.json", "embedder.npz"
+REPORT, EMBEDDER, FITTED = "report.json", "embedder.npz", "embedder.json"
 
 
 def build(
@@ -31,12 +32,16 @@ def build(
     *,
     executor: Executor | None = None,
     searched: int | None = None,
+    cluster: int = 0,
+    device: str = "cpu",
     say: Callable[[str], object] = print,
 ) -> dict:
     """Store, keys, index and neighbours in `folder`; run again after a kill it continues.
 
     searched: chunks whose neighbours are searched, the first of the store, and only searched for, not kept; None: all,
     kept.
+    cluster: workers of the executor where it is Dask's, for the report.
+    device: where neighbours are searched, see `ChunkDatabase.build`.
 
     Returns: the report, which is also written: what each stage took and the recall.
     """
@@ -56,6 +61,7 @@ def build(
                 "name": name,
                 "seconds": round(time.perf_counter() - start, 2),
                 "core_seconds": round(used.cpu + own, 2),
+                "of_tasks": round(used.cpu, 2),
                 "peak_bytes": max(used.peak, executors.peak_bytes()),
                 "tasks": used.tasks,
             }
@@ -68,11 +74,10 @@ def build(
 
     options = {"chunk_len": recipe.chunk_len, "executor": executor}
     store = stage("tokens", lambda: build_sharded_store(folder / "store", sources, tokenizer, **options))
-    embedder = stage("frequencies", lambda: HashedTfidf(recipe.dim).fit(store, executor=executor))
-    embedder.save(folder / EMBEDDER)
+    embedder = stage("frequencies", lambda: _fitted(folder, recipe, store, executor))
     keys = {"key_type": recipe.key_type, "executor": executor}
     stage("keys", lambda: ChunkDatabase.build(folder / "keys", store, embedder, **keys))
-    index = {"index": recipe.index, "nprobe": recipe.nprobe}
+    index = {"index": recipe.index, "nprobe": recipe.nprobe, "device": device}
     database = stage(
         "index", lambda: ChunkDatabase.open(folder / "keys", store, embedder, **index, verify=False, executor=executor)
     )
@@ -90,12 +95,24 @@ def build(
         "documents": len(store.documents),
         "shards": len(store.shards),
         "searched": len(store) if searched is None else searched,
+        "cluster": cluster,
         "recall": database.recall,
         "stages": stages,
         "disk": sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
     }
     disk.write_json(folder / REPORT, report)
     return report
+
+
+def _fitted(folder: Path, recipe: Recipe, store: TokenStore, executor: Executor | None) -> HashedTfidf:
+    """The embedder, kept in the folder with what it was fitted to: a build that continues does not count again."""
+    said, wanted = folder / FITTED, {"store": store.identity, "dim": recipe.dim}
+    if said.exists() and disk.read_json(said.read_bytes()) == wanted:
+        return HashedTfidf.load(folder / EMBEDDER)
+    embedder = HashedTfidf(recipe.dim).fit(store, executor=executor)
+    embedder.save(folder / EMBEDDER)
+    disk.write_json(said, wanted)
+    return embedder
 
 
 def _search(database: ChunkDatabase, searched: int, k: int, executor: Executor | None, block: int = 1024) -> None:

@@ -19,6 +19,8 @@ from concurrent.futures import Executor
 from glob import glob
 from pathlib import Path
 
+import torch
+
 from retro_model.data import executors
 from retro_model.data.tokens import Tokenizer
 
@@ -27,7 +29,7 @@ from . import train as training
 from .build import build
 from .recipe import Recipe, Synthetic, file_documents, file_sources, standard_library, synthetic_sources
 
-TRAINED_ON = 400  # files that the tokeniser learns from
+TRAINED_ON, SAMPLED = 400, 64  # files that the tokeniser learns from, and by which the chunks are estimated
 
 
 def main(arguments: list[str]) -> None:
@@ -46,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("plan", "build", "all"):
         command = commands.add_parser(name)
         if name == "plan":
-            command.add_argument("--chunks", type=float, help="of 64 tokens")
+            command.add_argument("--chunks", type=float, help="of 64 tokens of text")
             command.add_argument("--documents", type=float, help="in place of --chunks, of --chunks-a-document each")
             command.add_argument("--chunks-a-document", type=float, default=20)
             command.add_argument("--synthetic", type=float, help="in place of --chunks: random tokens, not text")
@@ -59,9 +61,10 @@ def parser() -> argparse.ArgumentParser:
                 "--synthetic", type=float, help="in place of files: so many chunks of random tokens, for measuring"
             )
             command.add_argument("--workers", type=int, default=0, help="processes of a pool on this machine")
-            command.add_argument(
-                "--cluster", help="a Dask scheduler's address, or a number: a cluster of so many processes here"
-            )
+            command.add_argument("--device", default="cpu", help="where it searches; cuda: a GPU a worker of the pool")
+        command.add_argument(
+            "--cluster", help="a Dask scheduler's address, or a number: a cluster of so many processes here"
+        )
         command.add_argument("--shards", type=int, default=8)
         command.add_argument("--chunk-len", type=int, default=64)
         command.add_argument("--vocab", type=int, default=8192)
@@ -102,7 +105,9 @@ def show_plan(options: argparse.Namespace, chunks: int | None = None) -> None:
         f"[{recipe.dim}], "
         f"index {recipe.index or 'none: exact search'}, nprobe {recipe.nprobe}"
     )
-    stages = planning.plan(recipe, chunks, options.shards, searched=searched, rates=rates)
+    stages = planning.plan(
+        recipe, chunks, options.shards, searched=searched, rates=rates, cluster=_cluster_workers(options)
+    )
     print(planning.table(stages, machines=options.machines, cores=options.cores), flush=True)
 
 
@@ -124,13 +129,14 @@ def run_build(options: argparse.Namespace) -> dict:
             )
         tokenizer = _tokenizer(options.out / "tokenizer.json", paths, options.vocab)
         sources = file_sources(paths, options.shards)
-        chunks = sum(p.stat().st_size for p in paths) // 4 // options.chunk_len  # about 4 bytes a token
+        chunks = estimated_chunks(paths, tokenizer, options.chunk_len)
     show_plan(options, chunks)
     searched = None if options.searched is None else int(options.searched)
     with _executor(options) as executor:
         report = build(
-            options.out, recipe_of(options, chunks), sources, tokenizer, executor=executor, searched=searched
-        )
+            options.out, recipe_of(options, chunks), sources, tokenizer, executor=executor, searched=searched,
+            cluster=_cluster_workers(options), device=options.device,
+        )  # fmt: skip
     print(
         f"{report['documents']:,} documents, {report['chunks']:,} chunks, {report['disk'] / 1e6:.1f} MB on disk; "
         f"recall {report['recall']}"
@@ -152,6 +158,21 @@ def run_all(options: argparse.Namespace) -> None:
         raise SystemExit(done.returncode)
 
 
+def _cluster_workers(options: argparse.Namespace) -> int:
+    """Processes of a Dask cluster; 0: there is none. Of one that runs already: the cores that the plan is for."""
+    if not options.cluster:
+        return 0
+    return int(options.cluster) if options.cluster.isdigit() else options.machines * options.cores
+
+
+def estimated_chunks(paths: list[Path], tokenizer: Tokenizer, chunk_len: int) -> int:
+    """Of all files, by a sample of them."""
+    sample = paths[:: max(1, len(paths) // SAMPLED)]
+    lengths = [len(ids) for ids in tokenizer.encode_batch([d.content for d in file_documents(sample)])]
+    found, read = (sum(-(-n // chunk_len) for n in lengths), sum(p.stat().st_size for p in sample))
+    return max(1, sum(p.stat().st_size for p in paths) * found // max(1, read))
+
+
 def _tokenizer(path: Path, paths: list[Path], vocab_size: int) -> Tokenizer:
     """Trained once, on files from the whole list."""
     if not path.exists():
@@ -163,7 +184,7 @@ def _tokenizer(path: Path, paths: list[Path], vocab_size: int) -> Tokenizer:
 @contextlib.contextmanager
 def _executor(options: argparse.Namespace) -> Iterator[Executor | None]:
     if options.workers:
-        with executors.pool(options.workers) as pool:
+        with executors.pool(options.workers, devices=torch.cuda.device_count() * (options.device == "cuda")) as pool:
             yield pool
     elif options.cluster:
         try:

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from retro_model.data.faiss_index import KEYS_A_LIST, TRAINING_KEYS
+from retro_model.data.faiss_index import KEYS_A_LIST, RECALL_SAMPLE, TRAINING_KEYS
 
 from .recipe import Recipe
 
@@ -31,6 +31,11 @@ RATES = {
 }
 # of a query's time what does not depend on the index, in multiply-adds: its embedding, its candidates' exact distances
 A_QUERY = 3.7e6
+# queries of text that are searched for again, their nearest chunks being their own document's: 15% once, 2% twice more
+AGAIN = 0.17
+# Of a Dask cluster: core-seconds a task (the client packs the embedder for each, the workers unpack it), cores that its
+# scheduler, nannies and heartbeats keep busy whatever there is to do, core-seconds of a worker that loads FAISS.
+DASK_TASK, DASK_IDLE, LOADS_FAISS = 0.2, 0.05, 1.0
 
 
 class Stage(NamedTuple):
@@ -52,15 +57,15 @@ def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
             "frequencies": tokens,
             "keys": tokens,
             "index": 0,
-            "neighbours": searched * (A_QUERY + float(chunks) * d),
+            "neighbours": searched * (A_QUERY + float(chunks) * d),  # exact: nothing is searched for twice
         }
     sample = min(chunks, max(TRAINING_KEYS, KEYS_A_LIST * lists))
     coded = "PQ" in recipe.index
     codes = coded * min(sample, 1 << 16) * 256 * d * 900  # OPQ's and PQ's own clusterings, whatever the number of lists
     training = 10.0 * sample * lists * d + codes
-    adding = float(chunks) * d * (lists + coded * (256 + d))
+    adding = float(chunks) * d * (lists + coded * (256 + d) + RECALL_SAMPLE)  # and the exact search for the recall
     visited = recipe.nprobe / lists * chunks * (recipe.code_bytes if coded else d)
-    search = A_QUERY + d * lists + visited
+    search = (A_QUERY + d * lists + visited) * (1 + AGAIN * recipe.text)
     return {
         "tokens": tokens,
         "frequencies": tokens,
@@ -71,9 +76,13 @@ def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
 
 
 def plan(
-    recipe: Recipe, chunks: int, shards: int, *, searched: int | None = None, rates: dict[str, float] | None = None
-) -> list[Stage]:
-    """The stages of a build of so many chunks in so many shards; `searched` chunks get neighbours (None: all)."""
+    recipe: Recipe, chunks: int, shards: int, *, searched: int | None = None, rates: dict[str, float] | None = None,
+    cluster: int = 0,
+) -> list[Stage]:  # fmt: skip
+    """The stages of a build of so many chunks in so many shards; `searched` chunks get neighbours (None: all).
+
+    cluster: workers of a Dask cluster, whose own work is counted too; 0: there is none.
+    """
     searched = chunks if searched is None else searched
     rates, shard = RATES | (rates or {}), -(-chunks // shards)
     amounts = units(recipe, chunks, searched)
@@ -97,7 +106,16 @@ def plan(
         "neighbours": WORKER + 2 * centroids + (256 << 20),
     }
     rates["tokens"] = rates[_tokens(recipe)]
-    return [Stage(name, disk[name], memory[name], amounts[name] * rates[name]) for name in STAGES]
+    seconds = {name: amounts[name] * rates[name] for name in STAGES}
+    more = {name: of_cluster(name, amount, shards, cluster) for name, amount in seconds.items()}
+    return [Stage(name, disk[name], memory[name], seconds[name] + more[name]) for name in STAGES]
+
+
+def of_cluster(stage: str, seconds: float, shards: int, workers: int) -> float:
+    """Core-seconds of a Dask cluster itself while its workers take so many for the tasks of a stage."""
+    if not workers:
+        return 0.0
+    return shards * DASK_TASK + seconds / workers * DASK_IDLE + (stage == "index") * workers * LOADS_FAISS
 
 
 def _tokens(recipe: Recipe) -> str:
@@ -111,7 +129,12 @@ def measured_rates(report: str | Path) -> dict[str, float]:
         measured = json.loads(Path(report).read_text())
         recipe = Recipe(**measured["recipe"])
         amounts = units(recipe, measured["chunks"], measured["searched"])
-        rates = {s["name"]: s["core_seconds"] / amounts[s["name"]] for s in measured["stages"] if amounts[s["name"]]}
+        shards, workers = measured["shards"], measured.get("cluster", 0)
+        rates = {}
+        for stage in measured["stages"]:
+            name, seconds = stage["name"], stage["core_seconds"]
+            if amounts[name]:  # without what a cluster's own work may have been, at least half
+                rates[name] = max(seconds / 2, seconds - of_cluster(name, seconds, shards, workers)) / amounts[name]
         return {_tokens(recipe) if name == "tokens" else name: rate for name, rate in rates.items()}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{report}: expected the report of a build; got another file ({error!r})") from None
