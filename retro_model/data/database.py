@@ -146,8 +146,9 @@ class ChunkDatabase:
     @classmethod
     def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
         """By BM25, without an index; `options` of `LexicalSearcher`."""
-        made = cls(store, LexicalSearcher(store, **options))
-        made._again = functools.partial(cls.lexical, store, **options)
+        searcher = LexicalSearcher(store, **options)
+        made = cls(store, searcher)
+        made._again = functools.partial(cls.lexical, store, **options | {"counts": searcher.counts})
         return made
 
     def __reduce__(self):

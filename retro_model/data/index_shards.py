@@ -66,7 +66,7 @@ def mergeable(index) -> bool:
 
 
 def in_one_file(path: Path) -> bool:
-    """Whether an index is there that keeps its lists within: the form of a single shard until version 0.3."""
+    """Whether an index is there that keeps its lists within, as those of single shards did at first."""
     manifest = path.with_name(path.name + ".json")
     try:
         return disk.read_json(manifest.read_bytes())["files"].keys() == {path.name}

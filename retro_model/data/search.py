@@ -95,15 +95,21 @@ class LexicalSearcher:
     Args:
         store: the TokenStore searched.
         k1, b: BM25's.
+        counts: in how many chunks each token occurs, int64 [vocab_size], for workers that need not count again; None:
+            counted here.
 
     Source: Robertson and Zaragoza, 2009; the idf as in Lucene.
     """
 
-    def __init__(self, store, *, k1: float = 1.5, b: float = 0.75) -> None:
+    def __init__(self, store, *, k1: float = 1.5, b: float = 0.75, counts: np.ndarray | None = None) -> None:
         self.store, self.k1, self.b, self.name = store, float(k1), float(b), f"bm25 k1={k1} b={b}"
-        counts = np.zeros(store.vocab_size, np.int64)
-        for _, tokens, lengths in self._blocks():
-            text.native().count_chunks(tokens, lengths, counts)
+        if counts is None:
+            counts = np.zeros(store.vocab_size, np.int64)
+            for _, tokens, lengths in self._blocks():
+                text.native().count_chunks(tokens, lengths, counts)
+        elif counts.shape != (store.vocab_size,):
+            raise ValueError(f"counts: expected [{store.vocab_size}]; got {list(counts.shape)}")
+        self.counts = counts
         self.idf = np.log1p((len(store) - counts + 0.5) / (counts + 0.5)).astype(np.float32)
         self.mean = store.num_tokens / max(1, len(store))
 

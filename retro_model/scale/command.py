@@ -29,6 +29,7 @@ from . import train as training
 from .build import build
 from .recipe import Recipe, Synthetic, file_documents, file_sources, standard_library, synthetic_sources
 
+MANY = 10**9  # chunks: a database of the papers' size, in one more line of every plan
 TRAINED_ON, SAMPLED = 400, 64  # files that the tokeniser learns from, and by which the chunks are estimated
 
 
@@ -105,10 +106,13 @@ def show_plan(options: argparse.Namespace, chunks: int | None = None) -> None:
         f"[{recipe.dim}], "
         f"index {recipe.index or 'none: exact search'}, nprobe {recipe.nprobe}"
     )
-    stages = planning.plan(
-        recipe, chunks, options.shards, searched=searched, rates=rates, cluster=_cluster_workers(options)
-    )
-    print(planning.table(stages, machines=options.machines, cores=options.cores), flush=True)
+    settings = {"rates": rates, "cluster": _cluster_workers(options)}
+    where = {"machines": options.machines, "cores": options.cores}
+    stages = planning.plan(recipe, chunks, options.shards, searched=searched, **settings)
+    print(planning.table(stages, **where), flush=True)
+    if chunks < MANY:
+        many = planning.plan(recipe_of(options, MANY), MANY, options.shards * -(-MANY // chunks), **settings)
+        print(planning.summary(MANY, many, **where), flush=True)
 
 
 def run_build(options: argparse.Namespace) -> dict:

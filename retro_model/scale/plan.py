@@ -157,6 +157,16 @@ def table(stages: list[Stage], *, machines: int = 1, cores: int = 2) -> str:
     )
 
 
+def summary(chunks: int, stages: list[Stage], *, machines: int = 1, cores: int = 2) -> str:
+    """The plan in a line."""
+    whole = _total(stages)
+    hours = whole.core_seconds / 3600
+    return (
+        f"{chunks:,} such chunks on {machines} machine{'s'[: machines > 1]} of {cores} cores: {_bytes(whole.disk)}, "
+        f"{_bytes(whole.memory)} a worker, {hours:,.0f} core-hours, {hours / machines / cores:,.1f} hours"
+    )
+
+
 def _total(stages: list[Stage]) -> Stage:
     return Stage("all", sum(s.disk for s in stages), max(s.memory for s in stages), sum(s.core_seconds for s in stages))
 

@@ -117,6 +117,9 @@ def test_the_plan_is_printed_for_documents_and_machines(capsys, tmp_path):
         and "on 32 machines of 64 cores" in output
         and "GB" in output
     )
+    command.main(["plan", "--synthetic", "1e6", "--cluster", "2", "--machines", "4", "--cores", "8"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("1,000,000,000 such chunks on 4 machines of 8 cores: 460.1 GB")
     with pytest.raises(SystemExit, match="give --chunks, --documents or --synthetic"):
         command.main(["plan"])
     (tmp_path / "report.json").write_text("{}")

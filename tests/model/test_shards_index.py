@@ -100,4 +100,9 @@ def test_bm25_in_blocks_equals_one_block(tmp_path, store, monkeypatch):
     whole = build_store(tmp_path / "s", [d for s in range(3) for d in named()[s::3]], Given(), chunk_len=8)
     want = ChunkDatabase.lexical(whole).search(**queries(whole))
     monkeypatch.setattr(search, "CHUNKS_AT_ONCE", 7)
-    assert np.array_equal(ChunkDatabase.lexical(store).search(**queries(store)), want) and (want >= 0).all()
+    lexical = ChunkDatabase.lexical(store)
+    assert np.array_equal(lexical.search(**queries(store)), want) and (want >= 0).all()
+    monkeypatch.setattr(search.text.native(), "count_chunks", lambda *_: pytest.fail("it is counted"))
+    assert np.array_equal(pickle.loads(pickle.dumps(lexical)).search(**queries(store)), want)  # as in a worker
+    with pytest.raises(ValueError, match=r"counts: expected \[200\]; got \[3\]"):
+        search.LexicalSearcher(store, counts=np.zeros(3, np.int64))
