@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import resource
@@ -29,10 +30,11 @@ def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
     devices: GPUs that are dealt out to them in turn: each worker sees one, as "cuda"; 0: as here.
     """
     context = multiprocessing.get_context("spawn")
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
     turns = context.Queue() if devices else None
-    for worker in range(workers if devices else 0):
-        turns.put(seen.split(",")[worker % devices])
+    if turns is not None:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(devices)))
+        for _, device in zip(range(workers), itertools.cycle(seen.split(",")[:devices])):
+            turns.put(device)
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(turns,))
 
 

@@ -120,9 +120,9 @@ def run(traced, function):
             time.sleep(0.01)
 
 found = []
-for rank, tries in ((0, 10), (1, 5)):
+for rank, close in ((0, 60), (1, 0)):  # closely where the first one replaces the old checkpoint
     calls = run(rank, killing.calls_of)
-    for n in [*range(1, calls, max(1, calls // tries)), calls]:
+    for n in [*range(1, calls - close, 30), *range(calls - close, calls + 1, 3)]:
         killed = run(rank, lambda *a: killing.killed_at(n, *a))
         model = make(0.0)
         step = sharded_checkpoint.load(folder / "c", model)["step"]
@@ -136,11 +136,11 @@ shutil.rmtree(folder)
 
 
 def test_a_kill_of_one_of_two_processes_leaves_the_old_or_the_new(tmp_path):
-    """The first or the second, at calls throughout a save of both."""
+    """The first or the second, at system calls throughout a save of both."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
     killed, *found = killing.in_a_process(KILLED_OF_TWO, killing.fast_folder(tmp_path)).split()
-    assert int(killed) >= 10 and found == ["1", "2"]
+    assert int(killed) >= 30 and found == ["1", "2"]
 
 
 @pytest.fixture
