@@ -30,7 +30,7 @@ from .build import build
 from .recipe import Recipe, Synthetic, file_documents, file_sources, standard_library, synthetic_sources
 
 MANY = 10**9  # chunks: a database of the papers' size, in one more line of every plan
-# Of Dask's workers. Its own default has malloc give each array's memory back to the system too: keys took 1.7x the time.
+# Of Dask's workers. Its default also has malloc give each array's memory back to the system: keys took 1.7x the time.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)
 TRAINED_ON, SAMPLED = 400, 64  # files that the tokeniser learns from, and by which the chunks are estimated
 
