@@ -140,9 +140,15 @@ def run_build(options: argparse.Namespace) -> dict:
     searched = None if options.searched is None else int(options.searched)
     with _executor(options) as executor:
         report = build(
-            options.out, recipe_of(options, chunks), sources, tokenizer, executor=executor, searched=searched,
-            cluster=_cluster_workers(options), device=options.device,
-        )  # fmt: skip
+            options.out,
+            recipe_of(options, chunks),
+            sources,
+            tokenizer,
+            executor=executor,
+            searched=searched,
+            cluster=_cluster_workers(options),
+            device=options.device,
+        )
     print(
         f"{report['documents']:,} documents, {report['chunks']:,} chunks, {report['disk'] / 1e6:.1f} MB on disk; "
         f"recall {report['recall']}"

@@ -76,9 +76,14 @@ def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
 
 
 def plan(
-    recipe: Recipe, chunks: int, shards: int, *, searched: int | None = None, rates: dict[str, float] | None = None,
+    recipe: Recipe,
+    chunks: int,
+    shards: int,
+    *,
+    searched: int | None = None,
+    rates: dict[str, float] | None = None,
     cluster: int = 0,
-) -> list[Stage]:  # fmt: skip
+) -> list[Stage]:
     """The stages of a build of so many chunks in so many shards; `searched` chunks get neighbours (None: all).
 
     cluster: workers of a Dask cluster, whose own work is counted too; 0: there is none.

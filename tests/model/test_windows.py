@@ -46,7 +46,7 @@ def test_workers_and_prefetching_change_nothing(workers):
 
 
 def test_prefetched_batches_are_those_of_the_stream():
-    store, options = given(batch_size=2)
+    store, options = prepared(batch_size=2)
     want = first(batches(store, **options | {"batch_size": 4}, rank=1, world_size=2), 5)
     for workers in (0, 1):
         rows = WindowDataset(store, rank=1, world_size=2, start=1, **options)
