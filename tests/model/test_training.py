@@ -329,26 +329,6 @@ def test_training_lowers_the_loss():
     assert sum(h["loss"] for h in history[-10:]) < 0.7 * sum(h["loss"] for h in history[:10])
 
 
-def test_what_a_step_waits_for_data(monkeypatch):
-    """By a clock of its own: 3 seconds for each batch, 2 for the model."""
-    clock, seen = [0.0], []
-    monkeypatch.setattr(training.step.time, "perf_counter", lambda: clock[0])
-
-    def slow(batches):
-        for batch in batches:
-            clock[0] += 3
-            yield batch
-
-    model = toys.Bigram()
-    model.register_forward_hook(lambda *_: clock.__setitem__(0, clock[0] + 2))
-    optimizer = training.make_optimizer(model, SETTINGS)
-    batches = slow(stream(toys.random_store(41)))
-    training.train(model, optimizer, batches, SETTINGS, stop=2, report=lambda _, results: seen.append(results))
-    assert [(r["seconds"], r["waiting"]) for r in seen] == [(5, 0.6)] * 2
-    both = training.train(model, optimizer, batches, SETTINGS, stop=1, accumulate=2)
-    assert (both[0]["seconds"], both[0]["waiting"]) == (10, 0.6)
-
-
 def retro():
     config = RetroConfig(
         vocab_size=17,

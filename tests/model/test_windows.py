@@ -57,6 +57,26 @@ def test_prefetched_batches_are_those_of_the_stream():
     assert alone.neighbours is None and alone.tokens.shape == (2, 3 * M)
 
 
+def test_what_a_step_waits_for_data(monkeypatch):
+    """By a clock of its own: 3 seconds for each batch, 2 for the model."""
+    clock, seen = [0.0], []
+    monkeypatch.setattr(training.step.time, "perf_counter", lambda: clock[0])
+
+    def slow(stream):
+        for batch in stream:
+            clock[0] += 3
+            yield batch
+
+    model, settings = toys.Bigram(), training.Settings(steps=20, warmup_steps=2, max_lr=1e-2)
+    model.register_forward_hook(lambda *_: clock.__setitem__(0, clock[0] + 2))
+    optimizer = training.make_optimizer(model, settings)
+    stream = slow(batches(toys.random_store(41), window=8, batch_size=2, seed=5))
+    training.train(model, optimizer, stream, settings, stop=2, report=lambda _, results: seen.append(results))
+    assert [(r["seconds"], r["waiting"]) for r in seen] == [(5, 0.6)] * 2
+    both = training.train(model, optimizer, stream, settings, stop=1, accumulate=2)
+    assert (both[0]["seconds"], both[0]["waiting"]) == (10, 0.6)
+
+
 def test_processes_share_each_batch():
     store, options = prepared(batch_size=2)
     whole = first(batches(store, **options | {"batch_size": 4}), 3)
