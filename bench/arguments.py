@@ -48,8 +48,8 @@ def relative_attention(case, draw: Draw) -> dict[str, Any]:
 
 def _relative(case, rel: str, rows: int | None = None, start: int | None = None) -> dict[str, Any]:
     """What `case.extras` says of position logits and biases; `rows` of the table from displacement `start`."""
-    wide = case.shape.get("E", case.shape["D"]) if "rel_query" in case.extras else None
-    kwargs = {"E": wide, "biases": tuple(name for name in BIASES if name in case.extras), "bias_scale": BIAS_SCALE}
+    width = case.shape.get("E", case.shape["D"]) if "rel_query" in case.extras else None
+    kwargs = {"E": width, "biases": tuple(name for name in BIASES if name in case.extras), "bias_scale": BIAS_SCALE}
     return kwargs | ({"rel": rel, "T": rows, "rel_start": start} if "rel_key" in case.extras else {"rel": None})
 
 

@@ -94,7 +94,7 @@ def _wanted(contender: Contender, selection: Selection) -> bool:
     return "all" in selection.baselines or matches(contender.name, selection.baselines)
 
 
-def misfit(case: Case, device: str) -> str | None:
+def unsupported_case(case: Case, device: str) -> str | None:
     """Why this machine can't run the case at all."""
     free = environment.free_memory(device)
     if free is not None and case.memory_gib * 2**30 > free:
@@ -102,7 +102,7 @@ def misfit(case: Case, device: str) -> str | None:
     return None
 
 
-def unfit(contender: Contender, case: Case, dtype: str, device: str, backward: bool) -> str | None:
+def unsupported(contender: Contender, case: Case, dtype: str, device: str, backward: bool) -> str | None:
     """Why this contender can't serve the case, as far as can be told without trying."""
     why = contender.reason(case, dtype, device)
     if why:

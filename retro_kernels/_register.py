@@ -133,9 +133,8 @@ def autocast(call):
     return type(call)(*(_cast(value, dtype) for value in call))
 
 
-def autocast_to_first(call, wide: tuple[str, ...] = ()):
-    """The call with its floating tensors in the type of the first, where autocast is on; those named in `wide` may stay
-    float32.
+def autocast_to_first(call, may_stay_float32: tuple[str, ...] = ()):
+    """The call with its floating tensors in the type of the first, where autocast is on; those named may stay float32.
 
     For a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may come out of layers
     that autocast narrowed, or be parameters, which it left.
@@ -143,7 +142,7 @@ def autocast_to_first(call, wide: tuple[str, ...] = ()):
     if not _autocast_on(call[0]):
         return call
     named = call._asdict()
-    stay = [name for name in wide if isinstance(named[name], Tensor) and named[name].dtype == torch.float32]
+    stay = [name for name in may_stay_float32 if isinstance(named[name], Tensor) and named[name].dtype == torch.float32]
     return type(call)(**{name: value if name in stay else _cast(value, call[0].dtype) for name, value in named.items()})
 
 

@@ -192,10 +192,10 @@ def _config(launch) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    wide = max([34, *(len(r.case) for r in rows)])
-    head = f"{'kernel':<26} {'case':<{wide}} {'config':<30} {'dtype':<9} arch  regs stack  shared"
+    width = max([34, *(len(r.case) for r in rows)])
+    head = f"{'kernel':<26} {'case':<{width}} {'config':<30} {'dtype':<9} arch  regs stack  shared"
     lines = [
-        f"{r.kernel:<26} {r.case:<{wide}} {r.config:<30} {r.dtype:<9} {r.arch:>4} {r.registers:>5} {r.stack:>5} "
+        f"{r.kernel:<26} {r.case:<{width}} {r.config:<30} {r.dtype:<9} {r.arch:>4} {r.registers:>5} {r.stack:>5} "
         f"{r.shared_static + r.shared_dynamic:>7}"
         for r in rows
     ]

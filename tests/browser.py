@@ -7,7 +7,7 @@ from collections.abc import Iterator
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-def missing() -> str | None:
+def unavailable() -> str | None:
     """Why no browser can be driven here; None where one can."""
     try:
         import playwright.sync_api  # noqa: F401

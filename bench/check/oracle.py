@@ -42,13 +42,13 @@ def solve(
 
     `share` of the usual budget of elements is spent: a large case covers fewer queries.
     """
-    wide = {name: value.double() if _is_float(value) else value for name, value in arguments.items()}
+    arguments64 = {name: value.double() if _is_float(value) else value for name, value in arguments.items()}
     names = floating(arguments, operator.differentiable) if backward and operator.gradients is None else []
-    leaves = [wide[name].requires_grad_() for name in names]
+    leaves = [arguments64[name].requires_grad_() for name in names]
     ranges, rows, checked = _ranges(operator, case, arguments, share)
     upstream, outputs, totals = None, [], [torch.zeros_like(leaf) for leaf in leaves]
     for first, last in ranges:
-        part = wide if operator.rows is None else operator.rows(wide, first, last)
+        part = arguments64 if operator.rows is None else operator.rows(arguments64, first, last)
         with torch.set_grad_enabled(bool(names)):
             results = operator.call(part, "reference")
         outputs.append([t.detach() for t in results])

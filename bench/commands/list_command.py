@@ -42,7 +42,7 @@ def execute(arguments: argparse.Namespace) -> int:
             )
         for case in cases:
             star = "*" if (kernel, case.name) in default else " "
-            why = plan.misfit(case, selection.device) if arguments.why else None
+            why = plan.unsupported_case(case, selection.device) if arguments.why else None
             print(
                 f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {why or case.source}"
             )
@@ -56,7 +56,9 @@ def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> 
     if not ask and contender.role != "baseline":
         return f"on {', '.join(contender.devices)}"
     reasons = [
-        plan.unfit(contender, case, "float32", device, False) if ask else contender.reason(case, "float32", device)
+        plan.unsupported(contender, case, "float32", device, False)
+        if ask
+        else contender.reason(case, "float32", device)
         for case in cases
     ]
     bad = [reason for reason in reasons if reason]

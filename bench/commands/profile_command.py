@@ -139,7 +139,7 @@ def execute(arguments: argparse.Namespace) -> int:
     print(_table(timed, clocks, shown) if timed else "no kernel was timed")
     if arguments.csv:
         _write_csv(arguments.csv, timed, clocks)
-    if counted and (why := instructions.missing()):
+    if counted and (why := instructions.unavailable()):
         print(f"instructions: {why}")
     for record in records if writer else ():
         writer.write(record)

@@ -48,7 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
                 if pace.over():
                     say(f"{case.kernel}/{case.name}/{dtype}/{mode}: the deadline is over")
                     continue
-                if why := plan.misfit(case, selection.device) or plan.unfit(
+                if why := plan.unsupported_case(case, selection.device) or plan.unsupported(
                     contender, case, dtype, selection.device, mode == "fwdbwd"
                 ):
                     say(f"{case.kernel}/{case.name}/{dtype}/{mode}: {why}")

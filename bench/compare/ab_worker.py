@@ -36,7 +36,9 @@ def prepare(bench, wanted: dict):
             "status": "error",
             "reason": "registered in one process only: name the module that registers it with --plugin",
         }
-    if why := plan.misfit(case, "cpu") or plan.unfit(contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"):
+    if why := plan.unsupported_case(case, "cpu") or plan.unsupported(
+        contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"
+    ):
         return None, {"status": "unsupported", "reason": why}
     if wanted["check"]:
         eager = bench.CONTENDERS[(wanted["kernel"], plan.YARDSTICK)]

@@ -32,7 +32,7 @@ MANY, FEW, LONG = (5, 2, 2 * 10**8)
 Call = tuple[str, list[Any]]
 
 
-def missing() -> str | None:
+def unavailable() -> str | None:
     """Why nothing can be counted here; None if it can."""
     return _native.unavailable("_cpu") or (None if shutil.which("valgrind") else "valgrind is not installed")
 
@@ -41,7 +41,7 @@ def count(call: Callable[[], Any]) -> dict[str, Any] | None:
     """{"instructions", "isa", "tool", "threads"} of one call; None where it can't be told (no valgrind, no call into
     the extension).
     """
-    if missing():
+    if unavailable():
         return None
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

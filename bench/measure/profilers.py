@@ -45,7 +45,7 @@ def kernels(selection: plan.Selection) -> Iterator[tuple[str, Any, Any, str, str
                 continue
             for dtype in plan.dtypes(case, selection):
                 for mode in plan.modes(case, selection):
-                    if not plan.unfit(contender, case, dtype, selection.device, mode == "fwdbwd"):
+                    if not plan.unsupported(contender, case, dtype, selection.device, mode == "fwdbwd"):
                         yield (
                             identity(case.kernel, contender.name, case.name, dtype, mode),
                             contender,

@@ -57,13 +57,13 @@ def run_case(
 ) -> Iterator[dict[str, Any]]:
     """Records of every contender and mode; one check covers all modes of a type."""
     seed = secrets.randbits(31) if run.seed is None else run.seed
-    misfit = plan.misfit(case, run.device)
+    why = plan.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
     backward = "fwdbwd" in modes
     arguments: dict[str, Any] = {}
-    if misfit:
+    if why:
         for entry in entries:
-            entry.fail("unsupported", misfit)
+            entry.fail("unsupported", why)
     else:
         arguments = _prepare(run, case, dtype, seed, backward, entries)
     if not run.timed:
@@ -101,7 +101,7 @@ def _check(
     for bare in (False, True):
         group = [entry for entry in yardstick_first if entry.contender.without_positions == bare]
         for entry in group:
-            why = plan.unfit(entry.contender, case, dtype, run.device, False)
+            why = plan.unsupported(entry.contender, case, dtype, run.device, False)
             if why:
                 entry.fail("unsupported", why)
         if all(entry.status != "ok" for entry in group):
@@ -161,7 +161,7 @@ def _timed(
     now = {id(entry): Entry(entry.contender, entry.status, entry.reason, entry.verdict) for entry in entries}
     calls = {}
     for entry in now.values():
-        if entry.status == "ok" and (why := plan.unfit(entry.contender, case, dtype, run.device, backward)):
+        if entry.status == "ok" and (why := plan.unsupported(entry.contender, case, dtype, run.device, backward)):
             entry.fail("unsupported", why)
         if entry.status == "ok":
             calls[entry.contender.name] = step(entry.contender, case, arguments, backward, seed)

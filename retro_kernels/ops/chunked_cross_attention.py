@@ -152,8 +152,8 @@ def _resolve(call: ChunkedCrossAttention) -> ChunkedCrossAttention:
 
 def _fake(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:
     b, n, h, _ = call.query.shape
-    wide = torch.float64 if call.query.dtype == torch.float64 else torch.float32
-    return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=wide)
+    acc_dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=acc_dtype)
 
 
 _register.register("chunked_cross_attention", ChunkedCrossAttention, ("out", "lse"), _fake)

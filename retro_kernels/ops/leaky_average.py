@@ -50,7 +50,7 @@ def leaky_average(
 
 
 def _resolve(call: LeakyAverage) -> LeakyAverage:
-    return _validate.leaky_average(_register.autocast_to_first(call, wide=("decay",)))
+    return _validate.leaky_average(_register.autocast_to_first(call, may_stay_float32=("decay",)))
 
 
 def _fake(call: LeakyAverage) -> tuple[Tensor]:

@@ -173,8 +173,8 @@ def _resolve(call: RelativeAttention) -> RelativeAttention:
 
 def _fake(call: RelativeAttention) -> tuple[Tensor, Tensor]:
     b, n, h, _ = call.query.shape
-    wide = torch.float64 if call.query.dtype == torch.float64 else torch.float32
-    return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=wide)
+    acc_dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=acc_dtype)
 
 
 _register.register("relative_attention", RelativeAttention, ("out", "lse"), _fake)

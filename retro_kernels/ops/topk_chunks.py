@@ -64,8 +64,10 @@ def _resolve(call: TopkChunks) -> TopkChunks:
 
 def _fake(call: TopkChunks) -> tuple[Tensor, Tensor]:
     b, q, _ = call.query.shape
-    wide = torch.float64 if call.query.dtype == torch.float64 else torch.float32
-    return call.query.new_empty((b, q, call.k), dtype=wide), call.query.new_empty((b, q, call.k), dtype=torch.int64)
+    acc_dtype = torch.float64 if call.query.dtype == torch.float64 else torch.float32
+    return call.query.new_empty((b, q, call.k), dtype=acc_dtype), call.query.new_empty(
+        (b, q, call.k), dtype=torch.int64
+    )
 
 
 _register.register("topk_chunks", TopkChunks, ("scores", "indices"), _fake)

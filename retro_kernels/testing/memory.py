@@ -30,10 +30,10 @@ def sliced(tensor: Tensor) -> Tensor:
     if tensor.dim() < 2:
         return tensor
     fill = torch.nan if tensor.is_floating_point() else 0
-    wide = torch.full(
+    padded = torch.full(
         (*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.shape[-1] + 3), fill, dtype=tensor.dtype, device=tensor.device
     )
-    view = wide[..., ::2, 1 : 1 + tensor.shape[-1]]
+    view = padded[..., ::2, 1 : 1 + tensor.shape[-1]]
     view.copy_(tensor)
     return view
 
@@ -41,9 +41,9 @@ def sliced(tensor: Tensor) -> Tensor:
 def spread(tensor: Tensor) -> Tensor:
     """The same values as a view whose last dimension is strided too; what lies between must not be read."""
     fill = torch.nan if tensor.is_floating_point() else 1
-    wide = torch.full((*tensor.shape[:-1], 3 * tensor.shape[-1]), fill, dtype=tensor.dtype, device=tensor.device)
-    wide[..., ::3] = tensor
-    return wide[..., ::3]
+    padded = torch.full((*tensor.shape[:-1], 3 * tensor.shape[-1]), fill, dtype=tensor.dtype, device=tensor.device)
+    padded[..., ::3] = tensor
+    return padded[..., ::3]
 
 
 @contextlib.contextmanager

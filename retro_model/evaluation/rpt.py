@@ -65,8 +65,8 @@ def read(
             neighbours = {} if index is None or chunks.start == chunks.stop else {"index": index[None, chunks]}
             logits, retrieved = model(part, cache=cache, retrieval=retrieval, return_retrieved=True, **neighbours)
             targets = tokens[first + 1 : first + 1 + part.shape[1]]
-            wide = logits[0, : len(targets)] if logits.dtype == torch.float64 else logits[0, : len(targets)].float()
-            nats.append(F.cross_entropy(wide, targets, reduction="none").double())
+            counted = logits[0, : len(targets)] if logits.dtype == torch.float64 else logits[0, : len(targets)].float()
+            nats.append(F.cross_entropy(counted, targets, reduction="none").double())
             if retrieved is not None:
                 indices.append(retrieved.index[0])
     finally:

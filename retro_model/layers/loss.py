@@ -62,8 +62,8 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    weights = torch.ones_like(targets, dtype=wide) if weights is None else weights.to(wide)
+    acc_dtype = torch.promote_types(x.dtype, torch.float32)
+    weights = torch.ones_like(targets, dtype=acc_dtype) if weights is None else weights.to(acc_dtype)
     grads = torch.is_grad_enabled()
     return _op(x, weight, targets, weights, rows, grads and x.requires_grad, grads and weight.requires_grad)[:2]
 
@@ -85,14 +85,14 @@ def _op(
     x: Tensor, weight: Tensor, targets: Tensor, weights: Tensor, rows: int, grad_x: bool, grad_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum, its terms, and the sum's gradients (empty where not asked for)."""
-    wide = weights.dtype
+    acc_dtype = weights.dtype
     losses = torch.empty_like(weights)
     dx = torch.empty_like(x) if grad_x else x.new_empty(0)
-    dweight = torch.zeros_like(weight, dtype=wide) if grad_weight else weight.new_empty(0)
+    dweight = torch.zeros_like(weight, dtype=acc_dtype) if grad_weight else weight.new_empty(0)
     with torch.autocast(x.device.type, enabled=False):
         for first in range(0, len(x), rows):
             part = slice(first, first + rows)
-            logits = (matmul(x[part], weight.T)).to(wide)
+            logits = matmul(x[part], weight.T).to(acc_dtype)
             lse = logits.logsumexp(-1, keepdim=True)
             target = targets[part].unsqueeze(-1)
             losses[part] = (lse - logits.gather(-1, target)).squeeze(-1) * weights[part]

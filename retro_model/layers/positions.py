@@ -32,9 +32,11 @@ def encode_displacements(
 
     Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3 and appendix B.
     """
-    wide = torch.promote_types(dtype, torch.float32)
-    frequency = torch.exp(torch.arange(0, width, 2, dtype=wide, device=device) * (-math.log(ENCODING_BASE) / width))
-    angle = torch.arange(first, first + count, dtype=wide, device=device)[:, None] * frequency
+    acc_dtype = torch.promote_types(dtype, torch.float32)
+    frequency = torch.exp(
+        torch.arange(0, width, 2, dtype=acc_dtype, device=device) * (-math.log(ENCODING_BASE) / width)
+    )
+    angle = torch.arange(first, first + count, dtype=acc_dtype, device=device)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], -1).to(dtype)
 
 

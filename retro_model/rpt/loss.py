@@ -48,16 +48,16 @@ def lambda_rank(
         raise ValueError(
             f"target_scores: expected the scores' shape [...,n] = {list(scores.shape)}; got {list(target_scores.shape)}"
         )
-    wide = torch.promote_types(scores.dtype, torch.float32)
+    acc_dtype = torch.promote_types(scores.dtype, torch.float32)
     scores, targets = (
-        scores.reshape(-1, scores.shape[-1]).to(wide),
-        target_scores.reshape(-1, scores.shape[-1]).to(wide),
+        scores.reshape(-1, scores.shape[-1]).to(acc_dtype),
+        target_scores.reshape(-1, scores.shape[-1]).to(acc_dtype),
     )
     with torch.no_grad():
         there = scores != -torch.inf
         targets = targets.masked_fill(~there, -torch.inf)
         gain = torch.exp2(targets.clamp(min=0)) - 1
-        discount = 1 / torch.log2(torch.arange(2, scores.shape[-1] + 2, dtype=wide, device=scores.device))
+        discount = 1 / torch.log2(torch.arange(2, scores.shape[-1] + 2, dtype=acc_dtype, device=scores.device))
         order = scores.argsort(dim=-1, descending=True, stable=True)
         at_rank = torch.empty_like(scores).scatter_(-1, order, discount.expand_as(scores))
         ideal = (gain.sort(-1, descending=True).values * discount).sum(-1)
@@ -67,7 +67,7 @@ def lambda_rank(
         pair = (best > 0).unsqueeze(-1) & loser.unsqueeze(1) & (best.unsqueeze(-1) > targets.unsqueeze(1))  # [rows,P,n]
         weight = (gain.gather(-1, best_index).unsqueeze(-1) - gain.unsqueeze(1)).abs()
         weight = weight * (at_rank.gather(-1, best_index).unsqueeze(-1) - at_rank.unsqueeze(1)).abs()
-        weight = (weight / ideal.clamp(min=torch.finfo(wide).tiny)[:, None, None]).masked_fill(~pair, 0)
+        weight = (weight / ideal.clamp(min=torch.finfo(acc_dtype).tiny)[:, None, None]).masked_fill(~pair, 0)
     known = scores.masked_fill(~there, 0)  # an infinite score has no pair and must not meet a zero
     margin = known.gather(-1, best_index).unsqueeze(-1) - known.unsqueeze(1)
     return (weight * (tau - margin).clamp(min=0)).sum(), pair.sum()

@@ -109,8 +109,8 @@ class SelfRetriever(nn.Module):
         """s [B,L,S] of queries of chunks first, first + 1, ... and keys of chunks 0 .. S-1, differentiable; -inf where
         chunk j may not be retrieved for chunk i."""
         with torch.autocast(query.device.type, enabled=False):  # ranks and margins are lost in half precision
-            wide = torch.promote_types(query.dtype, torch.float32)
-            scores = query.to(wide) @ key.to(wide).transpose(-1, -2)
+            acc_dtype = torch.promote_types(query.dtype, torch.float32)
+            scores = query.to(acc_dtype) @ key.to(acc_dtype).transpose(-1, -2)
         chunk = torch.arange(scores.shape[-1], device=scores.device)
         asking = torch.arange(first, first + scores.shape[-2], device=scores.device)
         return scores.masked_fill(chunk > asking[:, None] - self.excluded_chunks, -torch.inf)

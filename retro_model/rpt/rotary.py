@@ -28,8 +28,8 @@ def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float3
     frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
     # float64: a document's positions outgrow float32's digits
     angle = (positions.unsqueeze(-1) * frequency).unsqueeze(-2)
-    wide = torch.promote_types(dtype, torch.float32)
-    return Rotation(angle.cos().to(wide), angle.sin().to(wide))
+    acc_dtype = torch.promote_types(dtype, torch.float32)
+    return Rotation(angle.cos().to(acc_dtype), angle.sin().to(acc_dtype))
 
 
 def rotate(x: Tensor, turn: Rotation) -> Tensor:

@@ -51,9 +51,9 @@ class Supervision(NamedTuple):
         document, where these are a part of it: [...,L,chunks].
         """
         chunks = self.candidates.shape[-2] if chunks is None else chunks
-        wide = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
+        padded = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
         # missing candidates go to a column that is cut off
-        return wide.scatter(-1, torch.where(self.candidates < 0, chunks, self.candidates), self.scores)[..., :chunks]
+        return padded.scatter(-1, torch.where(self.candidates < 0, chunks, self.candidates), self.scores)[..., :chunks]
 
     def teacher(self, k: int) -> Tensor:
         """int64 [...,L,k]: the candidates of the highest positive s_t, best first; -1 where there are fewer."""

@@ -51,7 +51,7 @@ def test_every_op_is_recorded_without_an_address():
 
 def test_without_valgrind_the_count_is_missing_and_says_why(monkeypatch):
     monkeypatch.setattr(instructions.shutil, "which", lambda name: None)
-    assert instructions.missing() == "valgrind is not installed" and instructions.count(average(8)) is None
+    assert instructions.unavailable() == "valgrind is not installed" and instructions.count(average(8)) is None
 
 
 def test_the_closing_words_are_read():
@@ -59,7 +59,7 @@ def test_the_closing_words_are_read():
     assert instructions.collected("valgrind: failed to start tool") is None
 
 
-@pytest.mark.skipif(instructions.missing() is not None, reason=str(instructions.missing()))
+@pytest.mark.skipif(instructions.unavailable() is not None, reason=str(instructions.unavailable()))
 def test_as_many_steps_more_are_as_many_instructions_more():
     counts = [instructions.count(average(steps)) for steps in (512, 1024, 1536)]
     assert {c["isa"] for c in counts} == {"avx2"} and {c["threads"] for c in counts} == {1}

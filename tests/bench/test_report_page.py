@@ -11,7 +11,7 @@ from bench.report import html
 from tests import browser
 
 pytest.importorskip("matplotlib")
-pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=f"needs a browser: {browser.missing()}")
+pytestmark = pytest.mark.skipif(browser.unavailable() is not None, reason=f"needs a browser: {browser.unavailable()}")
 RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-22.jsonl"
 
 

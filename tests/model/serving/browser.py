@@ -10,12 +10,12 @@ from retro_model.serving.reader import Reader
 from tests import browser
 from tests.browser import chromium
 
-__all__ = ["chromium", "missing", "open_page", "serving"]
+__all__ = ["chromium", "open_page", "serving", "unavailable"]
 
 
-def missing() -> str | None:
+def unavailable() -> str | None:
     """Why the page cannot be looked at here; None where it can."""
-    return browser.missing() or (None if importlib.util.find_spec("uvicorn") else "uvicorn is not installed")
+    return browser.unavailable() or (None if importlib.util.find_spec("uvicorn") else "uvicorn is not installed")
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def main() -> None:
         parser.add_argument(f"--{kind}", type=Path, metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=IMAGES)
     options = parser.parse_args()
-    if why := browser.missing():
+    if why := browser.unavailable():
         parser.error(why)
     with browser.chromium() as chromium:
         for kind in ("retro", "rpt", "mosaics"):

@@ -10,7 +10,7 @@ from retro_model.serving.reader import open_folder
 
 from . import browser, folders
 
-pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=f"needs a browser: {browser.missing()}")
+pytestmark = pytest.mark.skipif(browser.unavailable() is not None, reason=f"needs a browser: {browser.unavailable()}")
 
 
 @pytest.fixture(scope="module")
