@@ -109,9 +109,11 @@ def main(options: argparse.Namespace) -> list[dict]:
     mine = stream if part is None else map(part.split, stream)
     history = training.train(model, optimizer, mine, settings, start=start, report=report)
     if first and history:
-        share = sum(h["waiting"] * h["seconds"] for h in history) / sum(h["seconds"] for h in history)
+        later = history[1:] or history  # the readers start in the first
+        share = sum(h["waiting"] * h["seconds"] for h in later) / sum(h["seconds"] for h in later)
         print(
-            f"{dist.get_world_size()} processes, {len(history)} steps; {share:.1%} of the time waiting for data",
+            f"{dist.get_world_size()} processes, {len(history)} steps; after the first, {share:.1%} of the time waiting for "
+            "data",
             flush=True,
         )
     return history

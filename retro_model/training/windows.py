@@ -106,5 +106,9 @@ def prefetched(dataset: WindowDataset, workers: int, *, ahead: int = 4) -> Itera
     """
     options = {"prefetch_factor": ahead, "multiprocessing_context": "spawn"} if workers else {}
     size = dataset.options["batch_size"] // dataset.options["world_size"]
-    for row in DataLoader(dataset, batch_size=size, num_workers=workers, **options):
-        yield Batch(row["input_ids"], row["labels"] != IGNORED, row.get("neighbours"), row.get("neighbour_mask"))
+    loader = iter(DataLoader(dataset, batch_size=size, num_workers=workers, **options))  # the workers begin now
+    return map(_batch, loader)
+
+
+def _batch(row: dict[str, Tensor]) -> Batch:
+    return Batch(row["input_ids"], row["labels"] != IGNORED, row.get("neighbours"), row.get("neighbour_mask"))
