@@ -111,11 +111,8 @@ def main(options: argparse.Namespace) -> list[dict]:
     if first and history:
         later = history[1:] or history  # the readers start in the first
         share = sum(h["waiting"] * h["seconds"] for h in later) / sum(h["seconds"] for h in later)
-        print(
-            f"{dist.get_world_size()} processes, {len(history)} steps; after the first, {share:.1%} of the time waiting for "
-            "data",
-            flush=True,
-        )
+        done = f"{dist.get_world_size()} processes, {len(history)} steps"
+        print(f"{done}; after the first, {share:.1%} of the time waiting for data", flush=True)
     return history
 
 
