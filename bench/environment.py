@@ -26,6 +26,7 @@ THROTTLED = {
     0x40: "heat, by the hardware",
     0x80: "power brake",
 }
+REHEARSAL = "RETRO_KERNELS_REHEARSAL"  # set: what is measured is no result
 #: of these variables only whether they were set matters to whoever compares two records
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
 
@@ -61,7 +62,12 @@ def environment() -> dict[str, Any]:
         "cpu": cpu_model(),
         "isa": cpu_flags(),
         "variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
-    }
+    } | ({"rehearsal": True} if rehearsing() else {})
+
+
+def rehearsing() -> bool:
+    """Whether this process only shows that its command works."""
+    return bool(os.environ.get(REHEARSAL))
 
 
 def device(kind: str) -> dict[str, Any]:

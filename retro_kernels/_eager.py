@@ -22,10 +22,24 @@ _PLANS: dict[tuple, Plan] = {}
 _dispatch_keys = torch._C._dispatch_keys
 
 
-def serve(op: str, call, backend: str | None, resolve: Callable):
-    """Check, choose and run a call of the public op; `resolve` checks it and fills its defaults in."""
+def serve(op: str, call, backend: str | None, resolve: Callable, cast: Callable = _register.autocast):
+    """Check, choose and run a call of the public op; `resolve` checks it and fills its defaults in, `cast` gives its
+    tensors the types that autocast asks for."""
+    if torch.compiler.is_compiling():
+        return operator(op)(*resolve(call), _dispatch.named(backend))
+    if torch._C._is_any_autocast_enabled() and unheard() and _register.autocast_on(call[0]):
+        call, device = cast(call), call[0].device.type
+        torch.set_autocast_enabled(device, False)
+        try:
+            return _served(op, call, backend, resolve)
+        finally:
+            torch.set_autocast_enabled(device, True)
+    return _served(op, call, backend, resolve)
+
+
+def _served(op: str, call, backend: str | None, resolve: Callable):
     backend = _dispatch.named(backend)
-    key, differentiable = (None, False) if torch.compiler.is_compiling() else _key(op, call, backend)
+    key, differentiable = _key(op, call, backend)
     if key is None:
         return operator(op)(*resolve(call), backend)
     plan = _PLANS.get(key)
@@ -193,7 +207,12 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool]:
 
 
 def alone() -> bool:
-    """Nobody but the implementation wants to know of a call."""
+    """Nobody but the implementation wants to know of a call, and no type is changed on its way."""
+    return unheard() and not torch._C._is_any_autocast_enabled()
+
+
+def unheard() -> bool:
+    """No mode, transform, tracer or profiler is on."""
     return (
         torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
@@ -201,7 +220,6 @@ def alone() -> bool:
         and torch._C._get_tracing_state() is None
         and torch.autograd.forward_ad._current_level < 0
         and not torch.autograd._profiler_enabled()
-        and not torch._C._is_any_autocast_enabled()
     )
 
 

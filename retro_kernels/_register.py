@@ -127,7 +127,7 @@ def autocast(call):
 
     What torch does for its own attention. float64 is left alone, as autocast does.
     """
-    if not _autocast_on(call[0]):
+    if not autocast_on(call[0]):
         return call
     dtype = torch.get_autocast_dtype(call[0].device.type)
     return type(call)(*(_cast(value, dtype) for value in call))
@@ -139,14 +139,14 @@ def autocast_to_first(call, may_stay_float32: tuple[str, ...] = ()):
     For a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may come out of layers
     that autocast narrowed, or be parameters, which it left.
     """
-    if not _autocast_on(call[0]):
+    if not autocast_on(call[0]):
         return call
     named = call._asdict()
     stay = [name for name in may_stay_float32 if isinstance(named[name], Tensor) and named[name].dtype == torch.float32]
     return type(call)(**{name: value if name in stay else _cast(value, call[0].dtype) for name, value in named.items()})
 
 
-def _autocast_on(first) -> bool:
+def autocast_on(first) -> bool:
     device = first.device.type if isinstance(first, Tensor) else None
     return device in _AUTOCAST and torch.is_autocast_enabled(device)
 

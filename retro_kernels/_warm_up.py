@@ -8,23 +8,28 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 
+import torch
+
 from . import _eager
 
 _WORK = f"from {__name__} import compile_share; compile_share()"
 
 
-def warm_up(*calls: Callable[[], object], jobs: int | None = None) -> int:
+def warm_up(*calls: Callable[[], object] | tuple, jobs: int | None = None) -> int:
     """Compile the Triton kernels that `calls` will launch, in parallel processes, into Triton's cache on disk.
 
     Each call is made once with its launches left out: outputs and gradients of our ops are then zeros, all else runs as
     it is. So give what leaves nothing behind, a forward and backward pass without the optimizer, on tensors of the
     shapes and types to come:
 
-        rk.warm_up(lambda: torch.autograd.grad(model(tokens).sum(), list(model.parameters())))
+        rk.warm_up(lambda: torch.autograd.grad(loss(model(tokens), targets), list(model.parameters())))
+        rk.warm_up((model, tokens))  # the same for a model and its inputs; without gradients in evaluation mode
 
     The cache (TRITON_CACHE_DIR) may be copied to other machines with the same versions of triton and of this package.
 
     Args:
+        calls: functions of no arguments, or tuples of a module and what it is called with: its floating outputs are
+            then differentiated by its parameters, unless it is in evaluation mode.
         jobs: processes; default one a core.
 
     Returns:
@@ -33,6 +38,7 @@ def warm_up(*calls: Callable[[], object], jobs: int | None = None) -> int:
     Raises:
         TypeError: a call can't be called. RuntimeError: a kernel doesn't compile, with the compiler's last words.
     """
+    calls = [_pass(*call) if isinstance(call, tuple) and call else call for call in calls]
     for call in calls:
         if not callable(call):
             raise TypeError(f"calls: expected functions of no arguments; got {type(call).__name__}")
@@ -52,6 +58,22 @@ def warm_up(*calls: Callable[[], object], jobs: int | None = None) -> int:
     if failed:
         raise RuntimeError(f"a kernel does not compile: {failed[0]}")
     return len(wanted)
+
+
+def _pass(module, *arguments) -> Callable[[], object]:
+    """A forward pass of the module, in training with a backward pass to its parameters."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"calls: expected a torch.nn.Module first in a tuple; got {type(module).__name__}")
+
+    def run() -> None:
+        with torch.set_grad_enabled(module.training):
+            outputs = torch.utils._pytree.tree_leaves(module(*arguments))
+        sums = [x.float().sum() for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
+        if sums:
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            torch.autograd.grad(torch.stack(sums).sum(), parameters, allow_unused=True)
+
+    return run
 
 
 def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
@@ -83,8 +105,6 @@ def _type_of(value):
     """What stands for an argument in another process: of a tensor its
     type, and whether it starts at a multiple of 16 bytes.
     """
-    import torch
-
     return (
         (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
         if isinstance(value, torch.Tensor)
@@ -106,7 +126,6 @@ def compile_share() -> None:
     """The work of one process; its share comes over stdin."""
     import importlib
 
-    import torch
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -114,11 +133,17 @@ def compile_share() -> None:
     from ._target import Target
     from .triton.common.launch import Launch
 
+    failed = None
     for module, name, arguments, warps, stages, arch in pickle.load(sys.stdin.buffer):
         values = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
         launch = Launch(getattr(importlib.import_module(module), name), (1,), values, warps, stages)
         src, options = aot.source(launch, Target(arch, 0))
-        triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
+        try:
+            triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
+        except Exception as error:  # the rest of the share is compiled all the same
+            failed = f"{name}: {error}"
+    if failed:
+        sys.exit(failed)
 
 
 def _environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .. import exits, plan, record
+from .. import environment, exits, plan, record
 from ..registry import MODES
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -107,11 +107,14 @@ def seconds(text: str) -> float:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """All records of a file. Raises UsageError for one that is missing or no record file."""
+    """All records of a file. Raises UsageError for one that is missing, no record file, or of a rehearsal."""
     try:
-        return record.read(path)
+        found = record.read(path)
     except (OSError, record.BadRecord) as e:
         raise exits.UsageError(str(e)) from None
+    if not environment.rehearsing() and any(r["environment"].get("rehearsal") for r in found):
+        raise exits.UsageError(f"{path}: a rehearsal's records, which are no results")
+    return found
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import retro_kernels
 from retro_kernels import configs
 
 from .. import plan
@@ -108,10 +109,16 @@ class Bench:
         verdict = numerics.judge(measured, self.yardstick, self.dtype, self.truth.checked)
         return None if verdict.passed else ("numerics", verdict.complaint())
 
+    def compile(self, *calls: Callable[[], Any]) -> None:
+        """What the calls launch, in a process a core; what doesn't compile says so when its turn comes."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            retro_kernels.warm_up(*calls)
+
     def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
         """Each of `rows` in place of `old`, beside the changes already `kept`: checked, then timed in turns."""
         trials: dict[int, Trial] = {}
         calls: dict[str, Callable[[], Any]] = {}
+        self.compile(*[self._with(op, [*kept, (old, row)]) for row in rows])
         for i, row in enumerate(rows):
             with in_place(op, [*kept, (old, row)]):
                 fault = self.fault()

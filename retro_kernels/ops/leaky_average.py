@@ -46,11 +46,15 @@ def leaky_average(
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
-    return _eager.serve("leaky_average", LeakyAverage(x, decay, initial, segment), backend, _resolve)
+    return _eager.serve("leaky_average", LeakyAverage(x, decay, initial, segment), backend, _resolve, _cast)
+
+
+def _cast(call: LeakyAverage) -> LeakyAverage:
+    return _register.autocast_to_first(call, may_stay_float32=("decay",))
 
 
 def _resolve(call: LeakyAverage) -> LeakyAverage:
-    return _validate.leaky_average(_register.autocast_to_first(call, may_stay_float32=("decay",)))
+    return _validate.leaky_average(_cast(call))
 
 
 def _fake(call: LeakyAverage) -> tuple[Tensor]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench import exits, plan
+from bench import environment, exits, plan
 from bench.__main__ import parser
 from bench.commands import gpu_command
 
@@ -21,7 +21,10 @@ STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values
 @pytest.mark.parametrize("step", STEPS)
 def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path):
     words = gpu_command.words(step, argparse.Namespace(out=tmp_path, rehearse=rehearse), 99.5)
-    assert words[0] == (step.tool or words[0]) and not any("{" in word for word in words)
+    assert words[0] == (step.tool if step.tool not in (None, "python") else words[0])
+    assert not any("{" in word for word in words)
+    if step.tool == "python":
+        return
     words_after = words[words.index("bench") + 1 :]
     arguments = parser().parse_args(words_after)
     names = getattr(arguments, "case", None)
@@ -45,7 +48,7 @@ class Processes:
 
     def __call__(self, command, **options):
         self.asked.append(shlex.join(command))
-        code = self.codes.get(command[3] if "bench" in command else command[0], 0)
+        code = self.codes.get(command[3] if command[1:3] == ["-m", "bench"] else command[0], 0)
         return argparse.Namespace(returncode=code)
 
 
@@ -53,12 +56,13 @@ def test_a_stage_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     first, second, third = Processes(report=exits.INCONCLUSIVE), Processes(), Processes()
     out = ["--out", str(tmp_path / "gpu"), "--rehearse"]
     monkeypatch.setattr(gpu_command.subprocess, "run", first)
-    assert bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 4
-    assert set(json.loads((tmp_path / "gpu" / "fast.json").read_text())) == {"headline", "compiled", "all"}
+    assert bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 5
+    state = json.loads((tmp_path / "gpu" / "fast.json").read_text())
+    assert state == {"headline": 0, "baselines": 0, "host time": 0, "all": 0, "table": "exit code 3"}
     monkeypatch.setattr(gpu_command.subprocess, "run", second)
     assert bench.main(["gpu", "fast", *out]) == 0 and len(second.asked) == 1 and " report " in second.asked[0]
     monkeypatch.setattr(gpu_command.subprocess, "run", third)
-    assert bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 4
+    assert bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 5
     assert "done before" in capsys.readouterr().err
 
 
@@ -67,6 +71,30 @@ def test_a_wrong_kernel_ends_red_and_a_tool_that_is_absent_is_named(tmp_path, mo
     monkeypatch.setattr(gpu_command.shutil, "which", lambda name: None)
     assert bench.main(["gpu", "right", "--out", str(tmp_path), "--rehearse"]) == 2
     assert "compute-sanitizer is not installed" in capsys.readouterr().err
+    state = json.loads((tmp_path / "right.json").read_text())
+    assert state["races"] == "compute-sanitizer is not installed" and state["check"] == exits.NUMERICS
+
+
+def test_a_tool_that_breaks_stops_nothing_and_is_tried_again(tmp_path, monkeypatch):
+    processes = Processes(**{"compute-sanitizer": 1})
+    monkeypatch.setattr(gpu_command.subprocess, "run", processes)
+    monkeypatch.setattr(gpu_command.shutil, "which", lambda name: name)
+    assert bench.main(["gpu", "right", "--out", str(tmp_path)]) == exits.INCONCLUSIVE
+    assert len(processes.asked) == len(gpu_command.STAGES["right"])
+    assert json.loads((tmp_path / "right.json").read_text())["races"] == "exit code 1"
+    processes.asked.clear()
+    assert bench.main(["gpu", "right", "--out", str(tmp_path)]) == exits.INCONCLUSIVE
+    assert len(processes.asked) == 2 and all(command.startswith("compute-sanitizer") for command in processes.asked)
+
+
+def test_a_rehearsals_records_are_no_results(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "run.jsonl"
+    line = json.loads((environment.ROOT / "bench/results/cpu-zen5-2core-2026-11-22.jsonl").read_text().splitlines()[0])
+    file.write_text(json.dumps(line | {"environment": line["environment"] | {"rehearsal": True}}) + "\n")
+    assert bench.main(["report", str(file)]) == bench.main(["compare", str(file), str(file)]) == exits.USAGE
+    assert "a rehearsal's records, which are no results" in capsys.readouterr().err
+    monkeypatch.setenv(environment.REHEARSAL, "1")
+    assert bench.main(["report", str(file)]) == exits.OK
 
 
 def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):

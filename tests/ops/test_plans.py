@@ -120,6 +120,26 @@ def test_those_who_listen_hear_of_every_call():
         assert not rk.leaky_average(**kw | {"x": kw["x"].clone().requires_grad_()}).requires_grad
 
 
+def test_autocast_is_served_by_plans_and_stays_on():
+    """The call's tensors are cast outside; gradients come back in their own types."""
+    kw = inputs.relative_logits(1)
+    kw["query"].requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            logits = rk.relative_logits(**kw, backend="cpu")
+        assert torch.is_autocast_enabled("cpu")
+        with pytest.raises(ValueError, match="rel_key: expected"):
+            rk.relative_logits(**kw | {"rel_key": kw["rel_key"][:, 1:]})
+        assert torch.is_autocast_enabled("cpu")
+    assert logits.dtype == torch.bfloat16 and len(_eager._PLANS) == 1
+    (grad,) = torch.autograd.grad(logits.float().sum(), kw["query"])
+    narrow = {name: x.detach().bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
+    query = narrow["query"].requires_grad_()
+    again = rk.relative_logits(**narrow, backend="cpu")
+    assert torch.equal(logits, again)
+    assert torch.equal(grad, torch.autograd.grad(again.float().sum(), query)[0].float())
+
+
 def test_dropout_draws_another_seed_every_time():
     kw = inputs.self_attention(1, dropout_p=0.5)
     first, second = rk.relative_attention(**kw), rk.relative_attention(**kw)
