@@ -18,10 +18,12 @@ __all__ = [
     "neighbour_mask",
     "number",
     "probability",
+    "room",
     "shape",
     "tensor",
     "token_ids",
     "token_range",
+    "tokens",
 ]
 
 
@@ -56,3 +58,20 @@ def token_ids(name: str, ids: Tensor, vocab_size: int, device: torch.device) -> 
         raise ValueError(f"{name}: expected the device of the model, {device}; got {ids.device}")
     if device.type == "cpu" and not torch.compiler.is_compiling():
         token_range(name, ids, vocab_size)
+
+
+def tokens(tokens: Tensor, config, device: torch.device, cache=None) -> dict[str, int]:
+    """tokens int64 [B,N] of the vocabulary, and the cache of this configuration; gives {"B": B, "N": N}."""
+    sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
+    shape("tokens", tokens, "B,N", sizes)
+    token_ids("tokens", tokens, config.vocab_size, device)
+    if cache is not None and cache.config != config:
+        raise ValueError("cache: expected one of this model's configuration; got another's")
+    return sizes
+
+
+def room(count: int, held: int, capacity: int, name: str = "capacity") -> None:
+    """ValueError where `count` tokens after the `held` ones are more than `capacity`, called `name`."""
+    if held + count > capacity:
+        after = f" after the {held} held" if held else ""
+        raise ValueError(f"tokens: expected N <= {capacity - held} ({name} = {capacity}{after}); got N={count}")

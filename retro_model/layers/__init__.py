@@ -12,6 +12,7 @@ from .initialisation import initialise
 from .loss import NextTokenLoss, linear_cross_entropy, next_token_loss
 from .positions import RelativePositions, encode_displacements
 from .products import Linear, linear
+from .rotary import RotaryAttention, Rotation, rotate, rotation
 
 __all__ = [
     "Attention",
@@ -22,9 +23,13 @@ __all__ = [
     "NextTokenLoss",
     "RelativeAttention",
     "RelativePositions",
+    "RotaryAttention",
+    "Rotation",
     "encode_displacements",
     "initialise",
     "linear",
     "linear_cross_entropy",
     "next_token_loss",
+    "rotate",
+    "rotation",
 ]

@@ -14,10 +14,24 @@ from .products import Linear
 
 
 class Attention(nn.Module):
-    """Projections that every attention here has, and Transformer-XL's u and v."""
+    """The four projections that every attention here has; how queries meet keys is for those that build on it."""
+
+    #: parameters with a row a head, beside the projections
+    head_parameters: tuple[str, ...] = ()
 
     def __init__(
-        self, d_model, num_heads, head_dim, *, context_dim, num_kv_heads, bias, dropout, backend, device, dtype
+        self,
+        d_model,
+        num_heads,
+        head_dim,
+        *,
+        context_dim=None,
+        num_kv_heads=None,
+        bias=False,
+        dropout=0.0,
+        backend=None,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -36,12 +50,14 @@ class Attention(nn.Module):
         self.key = Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
         self.value = Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
         self.output = Linear(num_heads * head_dim, d_model, bias=bias, **where)
-        self.positions = RelativePositions(d_model, num_heads, head_dim, **where)
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
+
+    def reset_parameters(self) -> None:
+        """What each head has beside the projections starts at 0."""
+        for name in self.head_parameters:
+            nn.init.zeros_(getattr(self, name))
 
     def heads_of(self, x: Tensor) -> Tensor:
-        """Queries [B,N,H,D] of x [B,N,d_model]."""
+        """Queries [...,H,D] of x [...,d_model]."""
         return self.query(x).unflatten(-1, (self.num_heads, self.head_dim))
 
     def project(self, context: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,16 +66,28 @@ class Attention(nn.Module):
         return self.key(context).unflatten(-1, shape), self.value(context).unflatten(-1, shape)
 
     def options(self) -> dict:
-        return {
-            "content_bias": local(self.content_bias),
-            "position_bias": local(self.position_bias),
-            "dropout_p": self.dropout if self.training else 0.0,
-            "backend": self.backend,
-        }
+        """What every call of an op gets."""
+        return {"dropout_p": self.dropout if self.training else 0.0, "backend": self.backend}
 
     def extra_repr(self) -> str:
         heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"
         return f"{heads}, dropout={self.dropout}"
+
+
+class RelativeProjections(Attention):
+    """An attention's projections with Transformer-XL's relative positions: the map of their encodings, u and v."""
+
+    head_parameters = ("content_bias", "position_bias")
+
+    def __init__(self, d_model, num_heads, head_dim, *, device=None, dtype=None, **options):
+        super().__init__(d_model, num_heads, head_dim, device=device, dtype=dtype, **options)
+        where = {"device": device, "dtype": dtype}
+        self.positions = RelativePositions(d_model, num_heads, head_dim, **where)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
+
+    def options(self) -> dict:
+        return super().options() | {name: local(getattr(self, name)) for name in self.head_parameters}
 
 
 def local(parameter: Tensor) -> Tensor:
@@ -67,7 +95,7 @@ def local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
-class RelativeAttention(Attention):
+class RelativeAttention(RelativeProjections):
     """Multi-head attention with Transformer-XL's relative positions: causal, bidirectional, or across to a context.
 
         logit[i,j] = ((q_i + u)·k_j + (q_i + v)·W_R s(i + query_offset - j)) / sqrt(D)

@@ -8,10 +8,10 @@ from torch import Tensor
 import retro_kernels as rk
 from retro_model import checks
 
-from .attention import Attention
+from .attention import RelativeProjections
 
 
-class ChunkedCrossAttention(Attention):
+class ChunkedCrossAttention(RelativeProjections):
     """Attention of every token to the encoded neighbours of the last complete chunk before it.
 
     The token at position p attends all K neighbours of chunk u = (p+1)//M - 1 in one softmax; as token i = (p+1) % M of

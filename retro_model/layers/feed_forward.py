@@ -9,21 +9,38 @@ from .products import Linear
 
 
 class FeedForward(nn.Module):
-    """Two matrices with a GELU between them.
+    """Two matrices with a GELU between them, or a SwiGLU of three: output(silu(gate x) * inner x).
 
     Args:
         d_model, d_ff: widths outside and inside.
-        bias: biases in both.
+        bias: biases in all.
+        gated: SwiGLU.
+        approximate: "none" or "tanh", the GELU's form.
 
-    Source: Borgeaud et al., arXiv 2112.04426, section 2.4 (Ffw) and Table 2; Radford et al., 2019 (GELU).
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.4 (Ffw) and Table 2; Radford et al., 2019 (GELU); Shazeer,
+    arXiv 2002.05202 (SwiGLU).
     """
 
-    def __init__(self, d_model: int, d_ff: int, *, bias: bool = False, device=None, dtype=None):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        approximate: str = "none",
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
-        self.d_model = d_model
-        self.inner = Linear(d_model, d_ff, bias=bias, device=device, dtype=dtype)
-        self.output = Linear(d_ff, d_model, bias=bias, device=device, dtype=dtype)
+        where = {"bias": bias, "device": device, "dtype": dtype}
+        self.d_model, self.approximate = d_model, approximate
+        self.inner = Linear(d_model, d_ff, **where)
+        self.output = Linear(d_ff, d_model, **where)
+        self.gate = Linear(d_model, d_ff, **where) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The update [...,d_model] of x [...,d_model]."""
-        return self.output(F.gelu(self.inner(x)))
+        if self.gate is None:
+            return self.output(F.gelu(self.inner(x), approximate=self.approximate))
+        return self.output(F.silu(self.gate(x)) * self.inner(x))

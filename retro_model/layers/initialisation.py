@@ -33,5 +33,4 @@ def initialise(stack: nn.Module, branches: int) -> None:
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, Attention):
-            nn.init.zeros_(module.content_bias)
-            nn.init.zeros_(module.position_bias)
+            module.reset_parameters()

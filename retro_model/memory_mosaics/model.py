@@ -163,13 +163,9 @@ class MemoryMosaics(nn.Module):
         return list(self.blocks)
 
     def _check(self, tokens: Tensor, segment: Tensor | None, cache: MosaicsCache | None) -> None:
-        sizes = {} if cache is None else {"B": cache.batch}
-        checks.shape("tokens", tokens, "B,N", sizes)
+        sizes = checks.tokens(tokens, self.config, self.embedding.weight.device, cache)
         if tokens.shape[1] == 0:
             raise ValueError("tokens: expected N >= 1; got N=0")
-        checks.token_ids("tokens", tokens, self.config.vocab_size, self.embedding.weight.device)
-        if cache is not None and cache.config != self.config:
-            raise ValueError("cache: expected one of this model's configuration; got another's")
         if segment is None:
             return
         if cache is not None:

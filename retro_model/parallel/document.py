@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from retro_model.layers import NextTokenLoss
+from retro_model.layers.rotary import rotation
 from retro_model.rpt.layers import Memory, Retrieved
-from retro_model.rpt.rotary import rotation
 from retro_model.rpt.supervision import Supervision
 
 from .collectives import GatherAll, Line, StateBefore

@@ -49,7 +49,7 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
     for layer in attentions.values():
         _divide_heads(layer, mesh)
     for layer in feed_forwards.values():
-        _divide(layer, mesh, ("inner",))
+        _divide(layer, mesh, ("inner",) if layer.gate is None else ("inner", "gate"))
     return module
 
 
@@ -64,8 +64,10 @@ def _divide(layer: nn.Module, mesh, columns: tuple[str, ...]) -> None:
 def _divide_heads(layer: Attention, mesh) -> None:
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    _divide(layer, mesh, ("query", "key", "value", "positions.projection"))
-    for name in ("content_bias", "position_bias"):
+    positions = getattr(layer, "positions", None)
+    relative = isinstance(positions, nn.Module)
+    _divide(layer, mesh, ("query", "key", "value", *(["positions.projection"] if relative else [])))
+    for name in layer.head_parameters:
         bias = getattr(layer, name)
         setattr(
             layer,
@@ -74,4 +76,5 @@ def _divide_heads(layer: Attention, mesh) -> None:
         )
     layer.num_heads //= mesh.size()
     layer.num_kv_heads //= mesh.size()
-    layer.positions.num_heads //= mesh.size()
+    if relative:
+        positions.num_heads //= mesh.size()

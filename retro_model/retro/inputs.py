@@ -27,15 +27,11 @@ def check_inputs(
 
     starts: the column of each row's first token, see `row_starts`.
     """
-    sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
-    checks.shape("tokens", tokens, "B,N", sizes)
-    checks.token_ids("tokens", tokens, config.vocab_size, device)
-    if cache is not None and cache.config != config:
-        raise ValueError("cache: expected one of this model's configuration; got another's")
-    held, room, name = (0, config.max_len, "max_len") if cache is None else (cache.length, cache.capacity, "capacity")
-    if held + sizes["N"] > room:
-        after = f" after the {held} held" if held else ""
-        raise ValueError(f"tokens: expected N <= {room - held} ({name} = {room}{after}); got N={sizes['N']}")
+    sizes = checks.tokens(tokens, config, device, cache)
+    if cache is None:
+        checks.room(sizes["N"], 0, config.max_len, "max_len")
+    else:
+        checks.room(sizes["N"], cache.length, cache.capacity)
     if neighbours is None:
         if mask is not None:
             raise ValueError("neighbour_mask: expected None where neighbours is None; got a value")

@@ -2,8 +2,8 @@
 own past.
 
 config.py       RPTConfig: sizes, switches, the paper's models
-rotary.py       rotary positions
-layers.py       attention, its window, chunked cross-attention, the decoder layer
+inputs.py       what is checked of tokens and neighbours
+layers.py       the window of its attention, chunked cross-attention, the decoder layer (on retro_model/layers)
 retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
 neighbours.py   the states of a chunk and its successor, in the light of the chunk that retrieved them
 gate.py         NeighbourGate
@@ -18,8 +18,7 @@ retro_model/demo/rpt.
 """
 
 from .cache import RPTCache
-from .checks import OWN
-from .config import RPTConfig
+from .config import OWN, RPTConfig
 from .gate import NeighbourGate
 from .index import SelfIndex
 from .layers import Retrieved

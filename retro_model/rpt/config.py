@@ -9,6 +9,7 @@ from retro_model import checks
 
 WINDOWS = ("segments", "sliding")
 VOCAB_SIZE = 50_277  # GPT-NeoX's tokens, section 3.4
+OWN = -2  # in an index: the retriever's own choice
 RETRIEVED_AS_A_PAIR = 2  # a neighbour is a chunk and the one after it
 
 

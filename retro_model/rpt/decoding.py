@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from retro_model.layers import Rotation, rotation
+
 from .cache import RPTCache
-from .checks import OWN
+from .config import OWN
 from .layers import Memory, Retrieved
-from .rotary import Rotation, rotation
 
 ROOM = 64  # chunks that the gate's cache begins with
 

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import Attention, norm
-from .rotary import rotation
+from retro_model import checks
+from retro_model.layers import RotaryAttention, rotation
+
+from .layers import norm
 
 
 class NeighbourGate(nn.Module):
@@ -26,7 +28,7 @@ class NeighbourGate(nn.Module):
     Args:
         d_model, num_heads: d, H of its attention.
         floor: eta, keeps a gradient flowing; 1: no gate.
-        dropout, backend: as in `Attention`.
+        dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
     """
@@ -47,7 +49,7 @@ class NeighbourGate(nn.Module):
         self.floor, self.dropout = floor, dropout
         self.norm, self.attention = (
             norm(d_model, **where),
-            Attention(d_model, num_heads, dropout=dropout, backend=backend, **where),
+            RotaryAttention(d_model, num_heads, dropout=dropout, backend=backend, **where),
         )
         self.out_norm = norm(d_model, **where)
         self.weight = nn.Parameter(torch.empty(d_model, **where))
@@ -61,6 +63,9 @@ class NeighbourGate(nn.Module):
         """g [B,L,K] of states [B,L,K,R,d]; neighbour_mask bool [B,L,K]: a neighbour that is not there is not seen by
         the others.
         """
+        sizes: dict[str, int] = {"d_model": len(self.weight)}
+        checks.shape("states", states, "B,L,K,R,d_model", sizes)
+        checks.shape("neighbour_mask", neighbour_mask, "B,L,K", sizes)
         pooled = states.mean(-2).flatten(1, 2)
         turn = rotation(torch.arange(pooled.shape[1], device=pooled.device), self.attention.head_dim, pooled.dtype)
         update = self.attention(self.norm(pooled), turn, causal=True, key_mask=neighbour_mask.flatten(1))

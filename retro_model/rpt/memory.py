@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from retro_model.layers import initialise
+from retro_model.layers import initialise, rotation
 
 from .config import RPTConfig
 from .gate import NeighbourGate
-from .layers import Attention, Memory, Retrieved
+from .layers import Memory, Retrieved
 from .neighbours import NeighbourEncoder
 from .retriever import SelfRetriever, in_chunks
-from .rotary import rotation
 
 
 class SelfMemory(nn.Module):
@@ -46,9 +45,8 @@ class SelfMemory(nn.Module):
         for part, passed in ((self.retriever, 1), (self.neighbours, 2), (self.gate, 1)):
             if part is not None:
                 initialise(part, passed)
-        for module in self.modules():
-            if isinstance(module, (NeighbourGate, Attention)):
-                module.reset_parameters()
+        if self.gate is not None:
+            self.gate.reset_parameters()
         if self.retriever is not None:
             self.retriever.key.weight.copy_(self.retriever.query.weight)
 

@@ -8,15 +8,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retro_model import checks
-from retro_model.layers import NextTokenLoss, initialise, next_token_loss
+from retro_model.layers import NextTokenLoss, initialise, next_token_loss, rotation
 
 from .cache import RPTCache
-from .checks import check_index, check_tokens
 from .config import RPTConfig
 from .decoding import decode
+from .inputs import check_index, check_tokens
 from .layers import DecoderLayer, Retrieved, norm
 from .memory import SelfMemory
-from .rotary import rotation
 
 
 class RPT(SelfMemory):

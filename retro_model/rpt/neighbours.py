@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .layers import Attention, norm
-from .rotary import rotation
+from retro_model import checks
+from retro_model.layers import RotaryAttention, rotation
+
+from .layers import norm
 
 
 class NeighbourEncoder(nn.Module):
@@ -21,7 +23,7 @@ class NeighbourEncoder(nn.Module):
 
     Args:
         d_model, num_heads: d, H.
-        null_slot, dropout, backend: as in `Attention`.
+        null_slot, dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1 and its footnote 2, appendix B.
     """
@@ -41,9 +43,9 @@ class NeighbourEncoder(nn.Module):
         where = {"device": device, "dtype": dtype}
         options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
         self.dropout = dropout
-        self.norm, self.attention = norm(d_model, **where), Attention(d_model, num_heads, **options)
+        self.norm, self.attention = norm(d_model, **where), RotaryAttention(d_model, num_heads, **options)
         self.cross_query_norm, self.cross_key_norm = norm(d_model, **where), norm(d_model, **where)
-        self.cross = Attention(d_model, num_heads, **options)
+        self.cross = RotaryAttention(d_model, num_heads, **options)
 
     def forward(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
         """States [B,L,K,2m,d] of neighbours `index` [B,L,K] (-1: none, its states are finite and meaningless).
@@ -52,6 +54,10 @@ class NeighbourEncoder(nn.Module):
             states: e [B,L,m,d] of the chunks.
             chunks: H [B,L,m,d], the lower decoder's states of the chunks that ask.
         """
+        sizes: dict[str, int] = {"d_model": self.attention.d_model}
+        checks.shape("states", states, "B,L,m,d_model", sizes)
+        checks.shape("chunks", chunks, "B,L,m,d_model", sizes)
+        checks.shape("index", index, "B,L,K", sizes)
         b, chunk_count, m, d = states.shape
         if chunk_count > 1:
             pairs = self.pair(states[:, :-1], states[:, 1:])

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retro_kernels as rk
+from retro_model import checks
+from retro_model.layers import RotaryAttention, rotation
 
-from .checks import OWN
-from .layers import Attention, norm
-from .rotary import rotation
+from .config import OWN
+from .layers import norm
 
 
 class SelfRetriever(nn.Module):
@@ -34,7 +35,7 @@ class SelfRetriever(nn.Module):
         excluded_chunks: w, chunk i retrieves chunks j <= i - w.
         score_scale: multiplies q·k.
         query_norm, key_norm: RMSNorm before W_Q, before W_K.
-        null_slot, dropout, backend: as in `Attention`.
+        null_slot, dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
     """
@@ -65,13 +66,16 @@ class SelfRetriever(nn.Module):
         )
         self.backend = backend
         self.norm = norm(d_model, **where)
-        self.attention = Attention(d_model, num_heads, null_slot=null_slot, dropout=dropout, backend=backend, **where)
+        self.attention = RotaryAttention(
+            d_model, num_heads, null_slot=null_slot, dropout=dropout, backend=backend, **where
+        )
         self.query_norm = norm(d_model, **where) if query_norm else None
         self.key_norm = norm(d_model, **where) if key_norm else None
         self.query, self.key = (nn.Linear(d_model, d_model, bias=False, **where) for _ in range(2))
 
     def encode(self, hidden: Tensor) -> Tensor:
         """e [B,L,m,d] of the complete chunks of hidden states [B,N,d]."""
+        checks.shape("hidden", hidden, "B,N,d_model", {"d_model": self.attention.d_model})
         chunks = in_chunks(hidden, self.chunk_len)
         x = chunks.flatten(0, 1)
         turn = rotation(torch.arange(self.chunk_len, device=x.device), self.attention.head_dim, x.dtype)
@@ -82,6 +86,7 @@ class SelfRetriever(nn.Module):
         """q and k [B,L,d] of e [B,L,m,d]; what flows back into e is
         scaled by `trunk_share` (0: W_Q and W_K learn alone).
         """
+        checks.shape("states", states, "B,L,m,d_model", {"d_model": self.attention.d_model})
         pooled = states.mean(-2)
         if trunk_share != 1.0:
             pooled = pooled.detach().lerp(pooled, trunk_share) if trunk_share else pooled.detach()

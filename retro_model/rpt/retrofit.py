@@ -15,17 +15,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from retro_model.layers import initialise
+from retro_model.layers import initialise, rotation
 from retro_model.retro.decoders import find_blocks
 
 from .cache import RPTCache
-from .checks import check_index, check_tokens
 from .config import RPTConfig
 from .decoding import Call, begin
+from .inputs import check_index, check_tokens
 from .layers import CrossAttention, Memory, Retrieved, norm
 from .memory import SelfMemory
 from .model import RPT
-from .rotary import rotation
 
 HEAD_DIM = 64  # of what is added, where the width allows it
 

@@ -46,6 +46,10 @@ class Supervision(NamedTuple):
         """The same on `device`."""
         return Supervision(*(t.to(device, non_blocking=True) for t in self))
 
+    def rows(self, which) -> Supervision:
+        """Those of some sequences."""
+        return Supervision(*(t[which] for t in self))
+
     def dense(self, chunks: int | None = None) -> Tensor:
         """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes. chunks: of the whole
         document, where these are a part of it: [...,L,chunks].
@@ -122,7 +126,7 @@ def reference_scores(lm: ReferenceLM, chunks: Tensor, candidates: Tensor, *, bat
 def _target_likelihood(lm: ReferenceLM, chunks: Tensor, rows: Tensor, batch_size: int) -> Tensor:
     """Mean log-likelihood a token of the last chunk of each of `rows` [n,c] after the others."""
     m, parts = chunks.shape[1], [torch.zeros(0)]
-    for part in rows.split(batch_size):
+    for part in rows.split(batch_size) if len(rows) else ():  # a library's model may refuse an empty batch
         tokens = chunks[part.to(chunks.device)].flatten(1)
         out = lm(tokens)
         logits = getattr(out, "logits", out)[:, -m - 1 : -1].float()

@@ -10,13 +10,14 @@ for step in range(settings.steps):
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from retro_model.rpt.checks import OWN
+from retro_model.rpt.config import OWN
 from retro_model.rpt.loss import lambda_rank
 from retro_model.rpt.supervision import CANDIDATES, Supervision
 
@@ -97,21 +98,33 @@ class Lessons:
 
 
 def make_optimizer(
-    model: nn.Module, settings: Settings, lessons: Lessons, kind: str = "adabelief"
+    model: nn.Module,
+    settings: Settings,
+    lessons: Lessons,
+    kind: str = "adabelief",
+    rates: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
     """AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in
     groups of their own. Make it after the model is sharded.
+
+    rates: learning rates as multiples of the others', by how a parameter's name begins: {"embedding.": 3.0}.
     """
     if kind not in OPTIMIZERS:
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
     retriever = getattr(getattr(model, "module", model), "retriever", None)
-    own = set() if retriever is None else {id(retriever.query.weight), id(retriever.key.weight)}
+    scales = {
+        id(p): scale
+        for start, scale in (rates or {}).items()
+        for name, p in getattr(model, "module", model).named_parameters()
+        if name.startswith(start)
+    }
+    if retriever is not None:
+        scales |= dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)
     groups = []
     for group in parameter_groups(model, settings.weight_decay):
-        for mine, scale in ((False, 1.0), (True, lessons.retriever_lr)):
-            params = [p for p in group["params"] if (id(p) in own) == mine]
-            if params:
-                groups.append({**group, "params": params, "lr_scale": scale})
+        for scale in sorted({scales.get(id(p), 1.0) for p in group["params"]}):
+            params = [p for p in group["params"] if scales.get(id(p), 1.0) == scale]
+            groups.append({**group, "params": params, "lr_scale": scale})
     if kind == "adabelief":
         return AdaBelief(groups, lr=settings.warmup_from, betas=settings.betas)
     return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from retro_model import checkpoint, training
-from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention
+from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RotaryAttention, rotation
 from retro_model.parallel import SequencePart, parallelize
 from retro_model.training import Batch, sharded_checkpoint
 from tests import processes
@@ -35,10 +35,12 @@ def layers() -> dict[str, nn.Module]:
         "attention": RelativeAttention(24, 4, 16, causal=True, **options),
         "cca": ChunkedCrossAttention(24, 4, 16, chunk_len=4, context_dim=20, **options),
         "feed_forward": FeedForward(24, 40, bias=True, dtype=torch.float64),
+        "gated": FeedForward(24, 40, gated=True, dtype=torch.float64),
+        "rotary": RotaryAttention(64, 4, null_slot=True, dtype=torch.float64),
     }
     for layer in made.values():
         for name, p in layer.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith("bias") or name.startswith("null"):
                 nn.init.normal_(p)
     return made
 
@@ -48,14 +50,14 @@ def updates(made: dict[str, nn.Module], device="cpu") -> dict[str, torch.Tensor]
     x, encoded = (
         torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in ((2, 11, 24), (2, 2, 2, 6, 20))
     )
-    x.requires_grad_()
-    results = {
-        "attention": made["attention"](x),
-        "cca": made["cca"](x, encoded),
-        "feed_forward": made["feed_forward"](x),
-    }
-    return results | {
-        f"{name} gradient": torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for name, y in results.items()
+    wide = torch.linspace(-1, 1, 2 * 11 * 64, dtype=torch.float64, device=device).sin().view(2, 11, 64)
+    turn = rotation(torch.arange(11, device=device), 16, torch.float64)
+    inputs = {name: x.clone().requires_grad_() for name in made} | {"rotary": wide.requires_grad_()}
+    calls = {"cca": lambda layer, x: layer(x, encoded), "rotary": lambda layer, x: layer(x, turn, causal=True)}
+    found = {name: calls.get(name, lambda layer, x: layer(x))(layer, inputs[name]) for name, layer in made.items()}
+    return found | {
+        f"{name} gradient": torch.autograd.grad(y.sum(), inputs[name], retain_graph=True)[0]
+        for name, y in found.items()
     }
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from retro_model.layers.rotary import rotate, rotation
 from retro_model.rpt.model import RPT
-from retro_model.rpt.rotary import rotate, rotation
 
 AHEAD = 1  # where the neighbour equals the chunk, the token to predict stands one further
 CONSTANT = 2.0  # of the embedding's first coordinate, in units of the others' deviation

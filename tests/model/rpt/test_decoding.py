@@ -193,7 +193,7 @@ def test_the_index_is_saved_restored_and_reset(tmp_path):
 def test_refuses():
     model, tokens = tiny.model(), tiny.tokens(N)
     cache = model.make_cache(2, 20)
-    with pytest.raises(ValueError, match=r"tokens: expected N <= 20 \(capacity = 20 after the 0 held\); got N=43"):
+    with pytest.raises(ValueError, match=r"tokens: expected N <= 20 \(capacity = 20\); got N=43"):
         model(tokens, cache=cache)
     model(tokens[:, :6], cache=cache)
     with pytest.raises(ValueError, match="retrieval: expected True, as in this cache's first call"):

@@ -94,6 +94,41 @@ def test_target_scores_are_differences_of_mean_log_likelihoods():
                 assert got[i, at].item() == pytest.approx(likelihood(j, j + 1, i, i + 1) - near, abs=1e-5)
 
 
+def test_a_hugging_face_model_is_a_reference():
+    """Target scores are differences of the losses that the library itself computes for the target's tokens."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    lm = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=tiny.VOCAB, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+    ).eval()
+    tokens = tiny.tokens(44, batch=1)[0]
+    chunks, lessons = tokens.view(11, 4), supervise(tokens, lm, chunk_len=4, excluded_chunks=2, candidates=3)
+
+    def loss(*rows):
+        ids = torch.cat([chunks[r] for r in rows])[None]
+        labels = ids.clone()
+        labels[:, :-4] = -100
+        return lm(ids, labels=labels).loss.item()
+
+    asked = [(i, c) for i in range(3, 10) for c in range(3) if lessons.candidates[i, c] >= 0]
+    assert len(asked) > 10
+    for i, c in asked:
+        j = int(lessons.candidates[i, c])
+        want = loss(i - 2, i - 1, i, i + 1) - loss(j, j + 1, i, i + 1)
+        assert lessons.scores[i, c].item() == pytest.approx(want, abs=1e-5)
+
+
+def test_learning_rates_by_name():
+    model = tiny.model()
+    settings, lessons = Settings(10, warmup_steps=0), training.Lessons(10, retriever_lr=0.5)
+    optimizer = training.make_optimizer(model, settings, lessons, rates={"embedding.": 3.0, "layers.0.": 0.1})
+    scale = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        want = {"embedding": 3.0, "layers.0": 0.1, "retriever.query": 0.5, "retriever.key": 0.5}
+        assert scale.pop(id(parameter)) == want.get(".".join(name.split(".")[: 1 + (name[0] in "lr")]), 1.0), name
+    assert not scale
+
+
 def test_dense_and_teacher():
     candidates = torch.tensor([[[-1, -1, -1], [0, -1, -1], [1, 0, -1], [2, 0, 1]]])
     scores = torch.tensor(

@@ -1,4 +1,4 @@
-"""What an RPT checks of its arguments before it computes anything."""
+"""What an RPT checks of its tokens and neighbours before it computes anything."""
 
 from __future__ import annotations
 
@@ -7,24 +7,14 @@ from torch import Tensor
 
 from retro_model import checks
 
-OWN = -2  # in an index: the retriever's own choice
+from .config import OWN
 
 
 def check_tokens(model, tokens: Tensor, cache) -> None:
     """tokens int64 [B,N] of the vocabulary that fit the cache; else TypeError or ValueError."""
-    sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
-    checks.shape("tokens", tokens, "B,N", sizes)
-    checks.token_ids("tokens", tokens, model.config.vocab_size, model.embedding.weight.device)
-    if cache is None:
-        return
-    if cache.config != model.config:
-        raise ValueError("cache: expected one of this model's configuration; got another's")
-    if cache.capacity is not None and max(cache.positions) + sizes["N"] > cache.capacity:
-        held = max(cache.positions)
-        raise ValueError(
-            f"tokens: expected N <= {cache.capacity - held} (capacity = {cache.capacity} after the {held} held); got "
-            f"N={sizes['N']}"
-        )
+    checks.tokens(tokens, model.config, model.embedding.weight.device, cache)
+    if cache is not None and cache.capacity is not None:
+        checks.room(tokens.shape[1], max(cache.positions), cache.capacity)
 
 
 def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache, part=None) -> None:
