@@ -7,8 +7,6 @@ The documents are made up: a few chunks return again and again, farther back tha
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from retro_model import RPT, RPTConfig, generate
@@ -36,18 +34,6 @@ config = RPTConfig(
 def document(chunks: int = 24) -> torch.Tensor:
     """[chunks * M] tokens: chunks drawn from six, so that each has been there before."""
     return torch.randint(V, (6, M))[torch.randint(6, (chunks,))].flatten()
-
-
-def share_of_retrieval(model: RPT, tokens: torch.Tensor) -> float:
-    """Of a forward pass's time, what retrieval off saves."""
-    times = []
-    for retrieval in (True, False):
-        model(tokens, retrieval=retrieval)
-        start = time.perf_counter()
-        for _ in range(5):
-            model(tokens, retrieval=retrieval)
-        times.append(time.perf_counter() - start)
-    return 1 - times[1] / times[0]
 
 
 def main() -> tuple[float, float]:
@@ -89,7 +75,8 @@ def main() -> tuple[float, float]:
     off = generate(model, [tokens[0, :100], tokens[1, :37]], max_new_tokens=20, retrieval=False)
     print("with retrieval   ", texts[0][100:].tolist())
     print("with retrieval off", off[0][100:].tolist())
-    print(f"of a forward pass, retrieval and the layers that read take {share_of_retrieval(model, tokens):.0%}")
+    share = evaluation.retrieval_share(model, tokens, lessons)
+    print("retrieval takes", ", ".join(f"{value:.0%} of {name}" for name, value in share.items()))
     return losses[0], losses[-1]
 
 

@@ -5,6 +5,7 @@ helps.
     wanted = supervise(tokens, lm, ..., candidates=chunks).dense()    # s_t of every earlier chunk
     print(perplexity(document.nats), ranking(document.scores, wanted))
     print(by_success(document, wanted, model.config.chunk_len))
+    print(retrieval_share(model, tokens[None], lessons))       # of a forward pass, of a training step, of decoding
 
 Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3, figure 6.
 """
@@ -12,12 +13,16 @@ Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from retro_model.rpt.loss import lambda_rank
+from retro_model.rpt.supervision import CANDIDATES, Supervision
 
 PRECISION_AT, RECALL_AT, NDCG_AT = 2, 10, 20  # table 3
 
@@ -155,6 +160,76 @@ def by_distance(
         means[f"{low}+" if high is None else f"{low} to {high - 1}"] = _mean(nats[within[:-1]])
         low = high
     return means
+
+
+def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:
+    """What share of the time retrieval takes, with all that it feeds (chunk attention, search, neighbours, gate,
+    chunked cross-attention, the retriever's loss): 1 - the least time without / the least time with, in turn.
+
+    Args:
+        model: an RPT; its mode and gradients are restored.
+        tokens: int64 [B,N], at least a chunk of them.
+        supervision: lessons of the tokens, for the retriever's loss; None: without that loss.
+        rounds: of which the fastest counts.
+
+    Returns:
+        {"forward", "step", "decode"}: of a forward pass without gradients, of a training step's forward and backward
+        pass, of decoding m tokens one by one after the others.
+    """
+    m, training, device = model.config.chunk_len, model.training, tokens.device
+    least: dict[tuple[str, bool], float] = {}
+    for _ in range(rounds):
+        for retrieval in (True, False):
+            for name, call in (("forward", _read_all), ("step", _train_on), ("decode", _decode)):
+                if name == "decode":
+                    cache = _read_into(model, tokens[:, :-m], retrieval)
+                    arguments = (tokens[:, -m:], retrieval, cache)
+                else:
+                    arguments = (tokens, retrieval, supervision)
+                seconds = _seconds(device, call, model, *arguments)
+                least[name, retrieval] = min(seconds, least.get((name, retrieval), math.inf))
+    model.train(training)
+    return {name: 1 - least[name, False] / least[name, True] for name in ("forward", "step", "decode")}
+
+
+def _seconds(device: torch.device, call, *arguments) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call(*arguments)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+@torch.no_grad()
+def _read_all(model, tokens: Tensor, retrieval: bool, supervision) -> None:
+    model.eval()(tokens, retrieval=retrieval)
+
+
+def _train_on(model, tokens: Tensor, retrieval: bool, supervision: Supervision | None) -> None:
+    """Forward and backward; the gradients are thrown away."""
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    out, found = model.train()(tokens, retrieval=retrieval, loss_mask=real, return_retrieved=True)
+    loss = out.total
+    if supervision is not None and found is not None and found.scores is not None:
+        loss = loss + lambda_rank(found.scores, supervision.dense(), 1.0, positives=CANDIDATES)[0]
+    torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+
+
+@torch.no_grad()
+def _read_into(model, tokens: Tensor, retrieval: bool):
+    """A cache that holds the tokens."""
+    cache = model.make_cache(len(tokens))
+    if tokens.shape[1]:
+        model.eval()(tokens, retrieval=retrieval, cache=cache)
+    return cache
+
+
+@torch.no_grad()
+def _decode(model, tokens: Tensor, retrieval: bool, cache) -> None:
+    for token in tokens.split(1, 1):
+        model.last_logits(token, retrieval=retrieval, cache=cache)
 
 
 def _mean(values: Tensor) -> tuple[float, int]:

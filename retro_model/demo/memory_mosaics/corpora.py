@@ -26,18 +26,23 @@ def stdlib() -> Split:
 HELD_OUT_BOOKS = ("Ruth", "Est", "Jonah", "Mark", "Phi", "1Jn")
 
 
-def kjv() -> Split:
-    """Books of the King James Bible as Debian's bible-kjv prints them; six are held out."""
+def books() -> dict[str, str]:
+    """Books of the King James Bible in their order, as Debian's bible-kjv prints them, without the verses' numbers."""
     if shutil.which("bible") is None:
         raise FileNotFoundError("needs the command `bible`: apt-get install bible-kjv")
     printed = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True).stdout
     verses = [line.split(" ", 1) for line in printed.splitlines() if " " in line]
     book = lambda verse: verse[0].split(":")[0].rstrip("0123456789")  # noqa: E731 - "1Jo5:3" is of "1Jo"
-    books = {name: "\n".join(text for _, text in group) + "\n" for name, group in itertools.groupby(verses, book)}
-    if missing := [name for name in HELD_OUT_BOOKS if name not in books]:
-        raise ValueError(f"`bible` printed no book {missing[0]}; it printed {', '.join(books)}")
-    return [text for name, text in books.items() if name not in HELD_OUT_BOOKS], [
-        books[name] for name in HELD_OUT_BOOKS
+    return {name: "\n".join(text for _, text in group) + "\n" for name, group in itertools.groupby(verses, book)}
+
+
+def kjv() -> Split:
+    """Books of the King James Bible; six are held out."""
+    every = books()
+    if missing := [name for name in HELD_OUT_BOOKS if name not in every]:
+        raise ValueError(f"`bible` printed no book {missing[0]}; it printed {', '.join(every)}")
+    return [text for name, text in every.items() if name not in HELD_OUT_BOOKS], [
+        every[name] for name in HELD_OUT_BOOKS
     ]
 
 

@@ -8,7 +8,7 @@ with random ones and the teacher's.
 from __future__ import annotations
 
 import itertools
-import time
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,19 +21,24 @@ from torch import Tensor
 from retro_model.data.store import Document
 from retro_model.rpt.config import RPTConfig
 from retro_model.rpt.model import RPT
-from retro_model.rpt.supervision import Supervision, bm25_index, stack, supervise
+from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
 from retro_model.serving import folder as folders
 from retro_model.serving.symbols import Symbols
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
-from .deck import Copyist, Deck
+from .deck import Copyist, Deck, Reader
+from .parts import train_in_parts
 from .start import start_copying
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run: the deck, training documents (taken in turn), documents to score, and the model."""
+    """Sizes of a run: the deck, training documents (taken in turn), documents to score, and the model.
+
+    reader: the reference language model knows the forms of a word (`Reader`). candidates: chunks that it scores for
+    each. rates: learning rates by name, see `training.rpt.make_optimizer`.
+    """
 
     deck: Deck = field(default_factory=Deck)
     documents: int = 512
@@ -49,6 +54,9 @@ class Plan:
     tau: float = 4.0
     alpha: float = 1.0  # weight of the retrieval loss
     every: int = 50  # steps between two scores
+    reader: bool = False
+    candidates: int = CANDIDATES
+    rates: dict[str, float] = field(default_factory=dict)
 
     def config(self, **changes) -> RPTConfig:
         """The model's, its scores scaled by d^-0.5."""
@@ -92,8 +100,8 @@ VARIANTS = {
 
 
 class Documents(NamedTuple):
-    """tokens [n,N]; far bool [n,L]; right bool [n,L,L]; the lessons of `Copyist` and of BM25; BM25's neighbours by
-    (c_i, c_{i+1}) and by c_i [n,L,K]."""
+    """tokens [n,N]; far bool [n,L]; right bool [n,L,L]; the reference language model's lessons and BM25's; BM25's
+    neighbours by (c_i, c_{i+1}) and by c_i [n,L,K]."""
 
     tokens: Tensor
     far: Tensor
@@ -116,15 +124,14 @@ class Documents(NamedTuple):
             )
             for t in (True, False)
         ]
-        tokens = torch.from_numpy(tokens)
-        lessons = [stack([supervise(t, lm, **sizes) for t in tokens]) for lm in (Copyist(deck), None)]
+        tokens, sizes["candidates"] = torch.from_numpy(tokens), plan.candidates
+        reference = (Reader if plan.reader else Copyist)(deck)
+        lessons = [stack([supervise(t, lm, **sizes) for t in tokens]) for lm in (reference, None)]
         return cls(tokens, far, right, *lessons, *rows)
 
     def rows(self, which) -> Documents:
         """Some of them."""
-        return Documents(
-            *(Supervision(*(t[which] for t in part)) if isinstance(part, Supervision) else part[which] for part in self)
-        )
+        return Documents(*(part.rows(which) if isinstance(part, Supervision) else part[which] for part in self))
 
 
 SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
@@ -196,9 +203,21 @@ def _nats(model: RPT, documents: Documents, options: dict) -> tuple[float, float
 
 
 def fit(
-    variant: Variant, plan: Plan, train: Documents, scored: Documents, seed: int = 0, report=None
+    variant: Variant,
+    plan: Plan,
+    train: Documents,
+    scored: Documents,
+    place: Path,
+    *,
+    seed: int = 0,
+    until: float = math.inf,
+    report=None,
 ) -> tuple[RPT, list[dict]]:
-    """Trains one variant; gives the model and its scores along the way. report(row) after each."""
+    """Trains one variant, from the checkpoint at `place` where there is one; gives the model and its scores along the
+    way. report(row) after each.
+
+    Raises: Stopped after `until` (of `time.monotonic`).
+    """
     torch.manual_seed(seed)
     model = RPT(plan.config(**variant.changes))
     start_copying(model)
@@ -208,21 +227,22 @@ def fit(
     lessons = Lessons(
         plan.steps, alpha_ret=variant.trunk_share * plan.alpha, retriever_alpha=plan.alpha, alpha_steps=0, tau=plan.tau
     )
-    optimizer = make_optimizer(model, settings, lessons, "adamw")
-    draw = torch.Generator().manual_seed(seed)
-    history, seconds, order = [], 0.0, torch.randperm(len(train.tokens), generator=draw)
-    for step in range(plan.steps + 1):
-        if step % plan.every == 0 or step == plan.steps:
-            history.append({"step": step, "seconds": round(seconds, 1)} | score(model, scored, variant))
-            if report is not None:
-                report(history[-1])
-        if step == plan.steps:
-            break
-        start = time.perf_counter()
+    optimizer = make_optimizer(model, settings, lessons, "adamw", plan.rates)
+    order = torch.randperm(len(train.tokens), generator=torch.Generator().manual_seed(seed))
+
+    def step_once(step: int) -> dict:
+        draw = torch.Generator().manual_seed(seed * plan.steps + step)
         part = train.rows(order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)])
         taught = None if variant.neighbours != "own" else part.lexical if variant.lexical else part.lessons
         index = {"bm25": part.with_target}.get(variant.neighbours)
         options = {"index": index} if index is not None else {}
-        train_step(model, optimizer, part.tokens, taught, settings, lessons, step, generator=draw, **options)
-        seconds += time.perf_counter() - start
+        return train_step(model, optimizer, part.tokens, taught, settings, lessons, step, generator=draw, **options)
+
+    def look(step: int, seconds: float, results: dict | None) -> dict:
+        row = {"step": step, "seconds": round(seconds, 1)} | score(model, scored, variant)
+        if report is not None:
+            report(row)
+        return row
+
+    history, _ = train_in_parts(model, optimizer, plan.steps, step_once, look, place, every=plan.every, until=until)
     return model, history

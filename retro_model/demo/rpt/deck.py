@@ -113,3 +113,26 @@ class Copyist:
         before = tokens[:, : tokens.shape[1] - self.distance + 1]
         logits[:, self.distance - 1 :].scatter_(-1, before.unsqueeze(-1), math.log(1 - self.doubt + uniform))
         return logits
+
+
+class Reader(Copyist):
+    """A language model that knows the forms of a word: it expects c_{j+1} again only where c_i says the words of c_j,
+    in whatever form, and knows nothing of any other chunk.
+
+    So a candidate's target score is positive where it is an earlier showing of the same card, and there alone.
+    """
+
+    def __init__(self, deck: Deck, doubt: float = 0.1):
+        super().__init__(deck, doubt)
+        self.deck = deck
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits [B,T,V] of tokens [B,T], whole chunks."""
+        deck = self.deck
+        chunks = tokens.unflatten(1, (-1, deck.chunk_len))
+        names = chunks[..., : deck.names] - deck.contents
+        words = torch.where(names >= 0, names // deck.forms, -1)
+        same = torch.zeros(chunks.shape[:2], dtype=torch.bool)  # [B,n]: chunk n follows a cue that chunk n - 3 was
+        same[:, 3:] = ((words[:, :-3] == words[:, 2:-1]) & (words[:, :-3] >= 0)).all(-1)
+        target = (torch.arange(tokens.shape[1]) + 1).clamp(max=tokens.shape[1] - 1) // deck.chunk_len
+        return torch.where(same[:, target].unsqueeze(-1), super().__call__(tokens), -math.log(deck.vocab_size))

@@ -1,17 +1,16 @@
-"""Real text: the sources of Python's standard library, the files of a package joined to one document, as CodeParrot's
-repositories are.
+"""Real text: long documents that return to what they said.
 
 Three models for equal steps: the window alone, which is then the reference language model; RPT; RETRO-BM25. Scored on
-packages that training has not seen, in nats a token, with the differences' intervals over packages.
+documents of groups (packages, books) that training has not seen, in nats a token, with the differences' intervals. What
+was trained is kept: a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
-import sysconfig
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,30 +18,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retro_model.data.store import Document
-from retro_model.data.tokens import Tokenizer
-from retro_model.demo.corpus import sources
 from retro_model.evaluation import rpt as evaluation
 from retro_model.rpt import RPT, RPTConfig
-from retro_model.rpt.supervision import Supervision, bm25_index, build_supervision, stack
+from retro_model.rpt.supervision import Supervision, build_supervision, stack
 from retro_model.serving import folder as folders
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
+from .parts import train_in_parts
 from .start import start_copying
+from .text_corpus import Corpus, prepare
 
-#: Packages that are scored and that training does not see: large enough to return to what they said.
-HELD_OUT = ("asyncio", "concurrent", "ctypes", "email", "http", "json", "logging", "multiprocessing", "unittest", "xml")
+TITLES = {"stdlib": "packages of Python's standard library", "kjv": "books of the King James Bible"}
 
 
 @dataclass(frozen=True)
 class Plan:
     """Sizes of a run.
 
-    length: tokens of a document: a package's files joined, cut. train, scored: documents; those scored are the first of
-    each package.
+    corpus: "stdlib" or "kjv". length: tokens of a document. train, scored: documents; those scored are the first of
+    each group.
     candidates: chunks that the reference language model scores for each (the paper: 20).
     """
 
+    corpus: str = "stdlib"
     length: int = 2048
     train: int = 96
     scored: int = 20
@@ -75,64 +74,20 @@ class Plan:
         )
 
 
-class Corpus(NamedTuple):
-    """tokens int64 [n,length] to train on and to score, the package
-    of each that is scored, BM25's neighbours of both [n,L,K].
-    """
-
-    tokenizer: Tokenizer
-    train: Tensor
-    scored: Tensor
-    packages: list[str]
-    train_index: Tensor
-    scored_index: Tensor
-
-
-def prepare(plan: Plan) -> Corpus:
-    """Documents from this Python's own standard library."""
-    packages: dict[str, list[str]] = {}
-    for document in sorted(sources(Path(sysconfig.get_path("stdlib"))), key=lambda d: d.name):
-        packages.setdefault(document.group, []).append(document.content)
-    held = {name: packages.pop(name) for name in HELD_OUT if name in packages}
-    packages.pop("test", None)
-    tokenizer = Tokenizer.train(("\n".join(files) for files in packages.values()), plan.vocab_size)
-    random = np.random.default_rng(0)
-    train = np.concatenate([_cut("\n".join(files), tokenizer, plan) for _, files in sorted(packages.items())])
-    train = train[random.permutation(len(train))[: plan.train]]
-    scored, names, each = [], [], -(-plan.scored // len(held))
-    for name, files in held.items():
-        documents = _cut("\n".join(files), tokenizer, plan)[:each]
-        scored.append(documents)
-        names += [name] * len(documents)
-    scored = np.concatenate(scored)
-    index = [
-        torch.from_numpy(
-            np.stack(
-                [
-                    bm25_index(
-                        d.reshape(-1, plan.chunk_len),
-                        2,
-                        excluded_chunks=2 * plan.segment // plan.chunk_len,
-                        with_target=target,
-                    )[0]
-                    for d in documents
-                ]
-            )
-        )
-        for documents, target in ((train, True), (scored, False))
-    ]
-    return Corpus(tokenizer, torch.from_numpy(train), torch.from_numpy(scored), names, *index)
-
-
-def _cut(text: str, tokenizer: Tokenizer, plan: Plan) -> np.ndarray:
-    tokens = tokenizer.encode(text)
-    return tokens[: len(tokens) // plan.length * plan.length].reshape(-1, plan.length)
-
-
 def fit(
-    config: RPTConfig, plan: Plan, corpus: Corpus, taught: Supervision | None, seed: int, report=None
+    config: RPTConfig,
+    plan: Plan,
+    corpus: Corpus,
+    taught: Supervision | None,
+    seed: int,
+    place: Path,
+    until: float = math.inf,
+    report=None,
 ) -> tuple[RPT, float]:
-    """Trains one model; gives it and the seconds it took."""
+    """Trains one model, from the checkpoint at `place` where there is one; gives it and the seconds it took.
+
+    Raises: Stopped after `until` (of `time.monotonic`), with a checkpoint at `place`.
+    """
     torch.manual_seed(seed)
     model = RPT(config)
     start_copying(model)
@@ -141,18 +96,23 @@ def fit(
     )
     lessons = Lessons(plan.steps, alpha_ret=0.1, retriever_alpha=0.1, alpha_steps=0, tau=plan.tau)
     optimizer = make_optimizer(model, settings, lessons, "adamw")
-    draw, start = torch.Generator().manual_seed(seed), time.perf_counter()
-    order = torch.randperm(len(corpus.train), generator=draw)
-    for step in range(plan.steps):
+    order = torch.randperm(len(corpus.train), generator=torch.Generator().manual_seed(seed))
+
+    def step_once(step: int) -> dict:
+        draw = torch.Generator().manual_seed(seed * plan.steps + step)
         rows = order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)]
-        part = None if taught is None else Supervision(*(t[rows] for t in taught))
+        part = None if taught is None else taught.rows(rows)
         neighbours = {"index": corpus.train_index[rows]} if config.uses_neighbours and not config.retriever else {}
-        results = train_step(
+        return train_step(
             model, optimizer, corpus.train[rows], part, settings, lessons, step, generator=draw, **neighbours
         )
-        if report is not None and (step + 1) % max(1, plan.steps // 8) == 0:
-            report(step + 1, results)
-    return model.eval(), time.perf_counter() - start
+
+    def look(step: int, seconds: float, results: dict | None) -> None:
+        if results is not None and report is not None:
+            report(step, results)
+
+    every = max(1, plan.steps // 8)
+    return model, train_in_parts(model, optimizer, plan.steps, step_once, look, place, every=every, until=until)[1]
 
 
 @torch.no_grad()
@@ -166,48 +126,70 @@ def nats(model: RPT, tokens: Tensor, index: Tensor | None = None, **options) -> 
     return F.pad(torch.stack(rows), (1, 0))
 
 
-def difference(a: Tensor, b: Tensor, packages: list[str], samples: int = 2000) -> tuple[float, float, float]:
-    """Mean of a - b [n,N] in nats a token, with the 2.5% and 97.5% percentiles over packages drawn with replacement."""
+def difference(a: Tensor, b: Tensor, groups: list[str], samples: int = 2000) -> dict[str, tuple[float, float, float]]:
+    """Mean of a - b [n,N] in nats a token, with the 2.5% and 97.5% percentiles over documents drawn with replacement,
+    and over groups of them."""
     gap = (a - b)[:, 1:].mean(1).numpy()
-    groups = [gap[[p == name for p in packages]] for name in dict.fromkeys(packages)]
-    random = np.random.default_rng(0)
-    drawn = [
-        np.concatenate([groups[g] for g in random.integers(len(groups), size=len(groups))]).mean()
-        for _ in range(samples)
-    ]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(gap.mean()), float(low), float(high)
+    found = {}
+    for name, keys in (("documents", list(range(len(gap)))), ("groups", groups)):
+        units = [gap[[k == key for k in keys]] for key in dict.fromkeys(keys)]
+        random = np.random.default_rng(0)
+        drawn = [
+            np.concatenate([units[u] for u in random.integers(len(units), size=len(units))]).mean()
+            for _ in range(samples)
+        ]
+        found[name] = (float(gap.mean()), *(float(p) for p in np.percentile(drawn, [2.5, 97.5])))
+    return found
 
 
-def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
-    """Everything: corpus, the three models, their scores; the numbers."""
+def run(folder: Path, plan: Plan, seed: int = 0, report=print, minutes: float = math.inf) -> dict:
+    """Everything: corpus, the three models, their scores; the numbers. The models stay in `folder`.
+
+    Raises: Stopped after `minutes`; the same call goes on.
+    """
+    until = time.monotonic() + 60 * minutes
     start = time.perf_counter()
     corpus = prepare(plan)
     config = plan.config(corpus.tokenizer.vocab_size)
     seconds = {"corpus": time.perf_counter() - start}
 
-    def told(name):
-        return lambda step, r: report(
-            f"{name}: step {step}, loss {r['loss']:.3f}, retrieval loss {r['retrieval_loss']:.3f}"
-        )
+    def trained(name: str, config: RPTConfig, taught: Supervision | None = None) -> RPT:
+        def told(step, r):
+            losses = f"loss {r['loss']:.3f}, retrieval loss {r['retrieval_loss']:.3f}"
+            report(f"{name}: step {step} of {plan.steps}, {losses}")
 
-    window, seconds["window alone"] = fit(config.baseline(), plan, corpus, None, seed, told("window alone"))
+        place = folder / f"{name.replace(' ', '-')}-{seed}"
+        model, seconds[name] = fit(config, plan, corpus, taught, seed, place, until, told)
+        return model
+
+    window = trained("window alone", config.baseline())
     start = time.perf_counter()
-    sizes = {
-        "chunk_len": plan.chunk_len,
-        "excluded_chunks": config.excluded_chunks,
-        "candidates": plan.candidates,
-        "name": f"window-{seed}",
-    }
     taught, wanted = (
-        stack(build_supervision(folder / f"{name}-lessons", documents, window, **sizes))
+        lessons_of(window, folder / f"{name}-lessons-{seed}", documents, config, plan, f"window-{seed}")
         for name, documents in (("train", corpus.train), ("scored", corpus.scored))
     )
     seconds["lessons"] = time.perf_counter() - start
     report(f"lessons: {seconds['lessons']:.0f} s")
-    rpt, seconds["RPT"] = fit(config, plan, corpus, taught, seed, told("RPT"))
-    keep(folder, corpus, rpt, plan)
-    bm25, seconds["RETRO-BM25"] = fit(config.replace(retriever=False), plan, corpus, None, seed, told("RETRO-BM25"))
+    rpt = trained("RPT", config, taught)
+    keep(folder / "model", corpus, rpt, plan)
+    bm25 = trained("RETRO-BM25", config.replace(retriever=False))
+    results = compare(window, rpt, bm25, corpus, wanted)
+    results["retrieval's share"] = evaluation.retrieval_share(rpt, corpus.train[:1], taught.rows([0]))
+    return results | {
+        "retrieval": _retrieval(rpt, corpus, wanted, results.pop("cost"), plan),
+        "seconds": {name: round(s, 1) for name, s in seconds.items()},
+        "documents": len(corpus.scored),
+    }
+
+
+def lessons_of(window: RPT, folder: Path, documents: Tensor, config: RPTConfig, plan: Plan, name: str) -> Supervision:
+    """Candidates and target scores by the window's model, stored."""
+    sizes = {"chunk_len": plan.chunk_len, "excluded_chunks": config.excluded_chunks, "candidates": plan.candidates}
+    return stack(build_supervision(folder, documents, window, name=name, **sizes))
+
+
+def compare(window: RPT, rpt: RPT, bm25: RPT, corpus: Corpus, wanted: Supervision) -> dict:
+    """Nats a token of every model, by whose neighbours it reads, and the differences; `cost`: RPT's of every token."""
     costs = {
         "window alone": nats(window, corpus.scored),
         "RPT": nats(rpt, corpus.scored),
@@ -217,20 +199,21 @@ def run(folder: Path, plan: Plan, seed: int = 0, report=print) -> dict:
         "RETRO-BM25": nats(bm25, corpus.scored, corpus.scored_index),
         "RETRO-BM25, off": nats(bm25, corpus.scored, retrieval=False),
     }
-    results = {"nats": {name: float(cost[:, 1:].mean()) for name, cost in costs.items()}}
     pairs = [("RPT", "window alone"), ("RPT", "RPT, off"), ("RPT", "RETRO-BM25"), ("RETRO-BM25", "window alone")]
-    results["differences"] = {f"{a} minus {b}": difference(costs[a], costs[b], corpus.packages) for a, b in pairs}
-    results["retrieval"] = _retrieval(rpt, corpus, wanted, costs["RPT"], plan)
-    return results | {"seconds": {name: round(s, 1) for name, s in seconds.items()}, "documents": len(corpus.scored)}
+    return {
+        "nats": {name: float(cost[:, 1:].mean()) for name, cost in costs.items()},
+        "differences": {f"{a} minus {b}": difference(costs[a], costs[b], corpus.groups) for a, b in pairs},
+        "cost": costs["RPT"],
+    }
 
 
 def keep(folder: Path, corpus: Corpus, model: RPT, plan: Plan) -> None:
     """The model and the scored documents, as a folder for `retro-model ask` and `serve`."""
     documents = [
         Document(f"{name}, part {number}", name, ids.numpy())
-        for number, (name, ids) in enumerate(zip(corpus.packages, corpus.scored), 1)
+        for number, (name, ids) in enumerate(zip(corpus.groups, corpus.scored), 1)
     ]
-    title = "RPT, trained on packages of Python's standard library"
+    title = f"RPT, trained on {TITLES[plan.corpus]}"
     folders.keep(
         folder,
         "rpt",

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from retro_model.evaluation import rpt as evaluation
+from retro_model.rpt.supervision import stack, supervise
 from tests.model.rpt import tiny
 
 NONE = -math.inf
@@ -70,3 +71,12 @@ def test_where_retrieval_helps():
         "none": (5.5, 1),
     }
     assert evaluation.by_distance(document, 4, (2,)) == {"none": (5.5, 1), "0 to 1": (13.5, 2), "2+": (13.5, 1)}
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_the_share_of_retrieval(taught):
+    model, tokens = tiny.model().train(), tiny.tokens(48)
+    lessons = stack([supervise(t, None, chunk_len=4, excluded_chunks=2) for t in tokens]) if taught else None
+    share = evaluation.retrieval_share(model, tokens, lessons, rounds=1)
+    assert list(share) == ["forward", "step", "decode"] and all(value < 1 for value in share.values())
+    assert model.training and all(p.grad is None for p in model.parameters())

@@ -9,6 +9,7 @@ import torch
 from retro_model.demo.rpt import command
 from retro_model.demo.rpt.cards import VARIANTS, Documents, Plan
 from retro_model.demo.rpt.deck import Copyist, Deck
+from retro_model.demo.rpt.text_corpus import pieces
 
 
 def test_the_smallest_run(tmp_path):
@@ -23,13 +24,41 @@ def test_the_smallest_run(tmp_path):
     assert (tmp_path / "cards.png").stat().st_size > 10_000
 
 
+def test_cards_in_parts_are_the_uninterrupted_run(tmp_path):
+    results = {}
+    for name, calls in (("whole", [[]]), ("parts", [["--minutes", "0"], ["--minutes", "0"], []])):
+        for more in calls:
+            command.main(["cards", "--out", str(tmp_path / name), "--smoke", "--reworded", "--only", "RPT", *more])
+        results[name] = json.loads((tmp_path / name / "cards-reworded.json").read_text())
+        assert list(results[name]["share of retrieval"]) == ["forward", "step", "decode"]
+        for row in results[name]["variants"]["RPT"]:
+            del row["seconds"]
+    assert results["parts"]["variants"] == results["whole"]["variants"]
+
+
 def test_the_smallest_run_on_text(tmp_path):
+    """Stopped after a step of the first model, then continued."""
+    command.main(["text", "--out", str(tmp_path), "--smoke", "--minutes", "0"])
+    folder = tmp_path / "text-stdlib"
+    assert not (folder / "text.json").exists() and (folder / "window-alone-0").is_dir()
     command.main(["text", "--out", str(tmp_path), "--smoke"])
-    results = json.loads((tmp_path / "text.json").read_text())
+    results = json.loads((folder / "text.json").read_text())
     assert results["documents"] == 10 and all(3 < value < 7 for value in results["nats"].values())
-    for gap, low, high in results["differences"].values():
-        assert low <= gap <= high
+    for of in results["differences"].values():
+        assert all(low <= gap <= high for gap, low, high in of.values())
     assert results["retrieval"]["ranking"]["queries"] > 1 and results["retrieval"]["nats by success"]["none"][1] > 0
+    assert all(value < 1 for value in results["retrieval's share"].values())
+
+
+def test_parallel_books_are_joined_piece_by_piece():
+    words = [[f"{book}{verse} " for verse in range(300)] for book in "abc"]
+    texts = list(pieces(["".join(book) for book in words], length=200))
+    assert len(texts) > 3
+    assert sum(map(len, texts)) == sum(len(word) for book in words for word in book)
+    for i, text in enumerate(texts):  # the i-th of n parts of every book
+        for book in "abc":
+            verses = [int(word[1:]) for word in text.split() if word.startswith(book) and word[1:].isdigit()]
+            assert abs(np.median(verses) / 300 - (i + 0.5) / len(texts)) < 0.1
 
 
 def test_a_card_returns_as_it_was():
@@ -72,6 +101,17 @@ def test_the_lessons_say_which_card_it_is():
         lexical = documents.right.gather(2, documents.without.clamp(min=0)).any(-1)[documents.far]
         shares[forms] = lexical.double().mean().item()
     assert shares[1] == 1.0 and shares[8] < 0.35
+
+
+def test_the_reader_is_right_about_every_reworded_card():
+    """Its lessons are positive for the earlier showings of a card, all of them, and for nothing else."""
+    plan = command.REWORDED
+    documents = Documents.draw(plan, 6, seed=3)
+    positive = documents.lessons.dense() > 0
+    assert torch.equal(positive[:, :-1], (documents.right & positive)[:, :-1])
+    assert positive[documents.far].any(-1).all() and positive[documents.right].double().mean() > 0.8
+    found = documents.right.gather(2, documents.without.clamp(min=0)).any(-1)[documents.far]
+    assert found.double().mean() < 0.35  # BM25 by the cue, where chance has 0.31
 
 
 def test_the_copyist_expects_what_stood_two_chunks_before():
