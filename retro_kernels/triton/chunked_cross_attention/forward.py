@@ -9,7 +9,7 @@ from ..common.dropout import dropout_keep
 from ..common.loads import add_bias, load_keys, load_rows, wide
 from ..common.position_logits import position_logits
 from ..common.products import tile_product
-from ..common.softmax import LN2, LOG2E
+from ..common.softmax import LOG2E, softmax_end, softmax_step
 from .tile import first_position, has_keys, load_gate, visible_keys
 
 #: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
@@ -139,14 +139,7 @@ def _cca_forward_kernel(
             logits = logits * scale2
             if MASKED:
                 logits = tl.where(visible[None, :], logits, float("-inf"))
-            new_max = tl.maximum(row_max, tl.max(logits, 1))
-            shift = new_max
-            if MASKED:
-                shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-            p = tl.exp2(logits - shift[:, None])  # [BLOCK_M, BLOCK_N]
-            alpha = tl.exp2(row_max - shift)
-            row_sum = row_sum * alpha + tl.sum(p, 1)
-            acc = acc * alpha[:, None]
+            p, row_max, row_sum, acc = softmax_step(logits, row_max, row_sum, acc, MASKED)
             if seed_ptr is not None:
                 keep = dropout_keep(tl.load(seed_ptr), dropout_limit, (a * R + j)[None, :], n[:, None], head, batch)
                 p = tl.where(keep, p * dropout_scale, 0.0)
@@ -154,16 +147,13 @@ def _cca_forward_kernel(
                 p = p * gate
             v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-            row_max = new_max
 
     # rows anew, past an addition of 0 that the compiler can't see
     # through: else they occupy registers throughout the loops
     n = start + tl.minimum(blocks, 0) + tl.arange(0, BLOCK_M)
     row_mask = n < tl.minimum(first_row + M, N)
     row = n.to(tl.int64)
-    some = row_sum != 0  # NaN must stay NaN
-    acc = acc / tl.where(some, row_sum, 1.0)[:, None]
-    lse = tl.where(some, (row_max + tl.log2(tl.where(some, row_sum, 1.0))) * LN2, float("-inf"))
+    acc, lse = softmax_end(row_max, row_sum, acc, False)
     part = split * tl.num_programs(1) + batch  # int64
     column = tl.arange(0, BLOCK_D)
     out_at = out_ptr + (part * N + row)[:, None] * (H * D) + head * D + column[None, :]

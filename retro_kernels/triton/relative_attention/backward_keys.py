@@ -13,7 +13,7 @@ import triton.language as tl
 from ..common.loads import load_keys, load_rows, wide
 from ..common.position_logits import position_logits
 from ..common.positions import position_of
-from ..common.products import block_from, deep_product, product
+from ..common.products import rows_product
 from ..common.softmax import LOG2E
 from .backward_query import load_statistics, tile_gradient
 from .forward import SIZES
@@ -32,7 +32,6 @@ def _walk_queries(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head."""
-    DEEP: tl.constexpr = PRECISION == "tf32x3"
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
         row_mask = i < N
@@ -41,12 +40,9 @@ def _walk_queries(
         lse2, delta = load_statistics(lse_at, delta_at, i, row_mask)
         zero = start >> 30  # N is far below 2**30
         q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
-        if DEEP:
-            logits = deep_product(  # [BLOCK_M, BLOCK_N]
-                q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
-            )
-        else:
-            logits = product(q, k, PRECISION, True)  # [BLOCK_M, BLOCK_N], made transposed, as do and q meet it below
+        logits = rows_product(  # [BLOCK_M, BLOCK_N], made transposed, as do and q meet it below
+            q, q_from, content_at, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+        )
         if POSITION and E > 1:
             _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
             base = start + shift - j0 - (BLOCK_N - 1)
@@ -71,12 +67,9 @@ def _walk_queries(
             t = (i + shift)[:, None] - j[None, :]
             # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
-        if DEEP:
-            dp = deep_product(  # [BLOCK_M, BLOCK_N]
-                do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
-            )
-        else:
-            dp = product(do, v, PRECISION, True)  # [BLOCK_M, BLOCK_N]
+        dp = rows_product(  # [BLOCK_M, BLOCK_N]
+            do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+        )
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
         # the logits of a row past the end are 0 times the table, NaN where that is infinite
         last_key = tl.where(row_mask, last_key, -1)

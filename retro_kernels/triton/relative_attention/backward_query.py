@@ -18,7 +18,7 @@ from ..common.dropout import dropout_keep
 from ..common.loads import load_keys, load_rows
 from ..common.position_logits import band_block, rel_rows, reverse_skew, table_product
 from ..common.positions import position_of
-from ..common.products import block_from, deep_product, product, tile_product
+from ..common.products import rows_product, tile_product
 from ..common.softmax import LOG2E
 from .forward import SIZES
 from .tile import (
@@ -137,7 +137,6 @@ def _walk_gradient(
     is: `held` is the gradient that waits for its other half.
     """
     WALK: tl.constexpr = POSITION and E > 1
-    DEEP: tl.constexpr = PRECISION == "tf32x3"
     upper, held = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
@@ -162,13 +161,10 @@ def _walk_gradient(
         seen = seen_keys(j, S, mask_at, stride_ms)
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
         zero = j0 >> 30  # S is far below 2**30
-        if DEEP:
-            logits = deep_product(  # [BLOCK_M, BLOCK_N]
-                q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
-            )
-        else:
-            v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
-            logits = product(q, k, PRECISION, True)
+        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        logits = rows_product(  # [BLOCK_M, BLOCK_N]
+            q, q_from, content_at, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+        )
         base = start + shift - j0 - (BLOCK_N - 1)
         t = (i + shift)[:, None] - j[None, :]
         if WALK:
@@ -180,12 +176,9 @@ def _walk_gradient(
         elif POSITION:
             # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
-        if DEEP:
-            dp = deep_product(  # [BLOCK_M, BLOCK_N]
-                do_from, None, block_from(v_base, j0, S, stride_vs, BLOCK_N), zero, D, BLOCK_D, PRECISION, True
-            )
-        else:
-            dp = product(do, v, PRECISION, True)  # [BLOCK_M, BLOCK_N]
+        dp = rows_product(  # [BLOCK_M, BLOCK_N]
+            do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+        )
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
         _, ds = tile_gradient(
             logits,

@@ -9,8 +9,8 @@ from ..common.dropout import dropout_keep
 from ..common.loads import load_keys
 from ..common.position_logits import band_block, table_product
 from ..common.positions import position_of
-from ..common.products import block_from, deep_product
-from ..common.softmax import LN2, LOG2E
+from ..common.products import rows_product
+from ..common.softmax import LOG2E, softmax_end, softmax_step
 from .tile import (
     load_query,
     load_segments,
@@ -99,13 +99,10 @@ def _walk_keys(
                 # a bare copy would be carried over two rounds, and such loops are not pipelined
                 uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
-        if PRECISION == "tf32x3":
-            logits = deep_product(  # [BLOCK_M, BLOCK_N]
-                q_from, content_at, block_from(k_base, j0, S, stride_ks, BLOCK_N), j0 >> 30, D, BLOCK_D, PRECISION
-            )
-        else:
-            k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
-            logits = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        logits = rows_product(  # [BLOCK_M, BLOCK_N]
+            q, q_from, content_at, k, k_base, j0, S, stride_ks, j0 >> 30, D, BLOCK_N, BLOCK_D, PRECISION
+        )
         if WALK:
             logits = logits + position
         elif POSITION:
@@ -114,18 +111,12 @@ def _walk_keys(
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
         logits = tl.where(visible, logits * scale2, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(logits, 1))
-        subtracted = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-        p = tl.exp2(logits - subtracted[:, None])  # [BLOCK_M, BLOCK_N]
-        alpha = tl.exp2(row_max - subtracted)
-        row_sum = row_sum * alpha + tl.sum(p, 1)
-        acc = acc * alpha[:, None]
+        p, row_max, row_sum, acc = softmax_step(logits, row_max, row_sum, acc, True)
         if seed_ptr is not None:
             keep = dropout_keep(tl.load(seed_ptr), dropout_limit, j[None, :], i[:, None], head, batch)
             p = tl.where(keep, p * dropout_scale, 0.0)
         v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-        row_max = new_max
     return row_max, row_sum, acc
 
 
@@ -203,9 +194,7 @@ def _relative_forward_kernel(
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
         )  # fmt: skip
 
-    some = row_sum != 0  # NaN must stay NaN
-    acc = tl.where(some[:, None], acc / tl.where(some, row_sum, 1.0)[:, None], 0.0)  # a hidden value may be NaN
-    lse = tl.where(some, (row_max + tl.log2(tl.where(some, row_sum, 1.0))) * LN2, float("-inf"))
+    acc, lse = softmax_end(row_max, row_sum, acc, True)
     slot = split * tl.num_programs(1) + batch  # int64
     column = tl.arange(0, BLOCK_D)
     out_at = out_ptr + (slot * N + i)[:, None] * (H * D) + head * D + column[None, :]
