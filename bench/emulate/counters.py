@@ -8,6 +8,7 @@ import collections
 import dataclasses
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from .program import Counted
 SECTOR_BYTES = 32
 #: larger tensors are left zero: only where a kernel reads matters here, and filling them costs seconds
 _FILLED = 1 << 22
+_ALIGNED = 256  # bytes: where an allocation on a GPU begins
 
 #: instructions by what executes them, by the first part of an opcode
 _KINDS = {
@@ -54,7 +56,7 @@ def materialised(launch, seed: int = 0):
         if not isinstance(value, Tensor) or value.device.type != "meta":
             return value
         if id(value) not in made:
-            out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
+            out = _zeros(value)
             if out.numel() <= _FILLED and out.is_floating_point():
                 out.copy_(torch.randn(out.shape, generator=generator))
             elif out.dtype in (torch.bool, torch.uint8):
@@ -63,6 +65,15 @@ def materialised(launch, seed: int = 0):
         return made[id(value)]
 
     return dataclasses.replace(launch, arguments={name: real(value) for name, value in launch.arguments.items()})
+
+
+def _zeros(like: Tensor) -> Tensor:
+    """Zeros of the shape and strides, aligned as a GPU's are, in pages that the system supplies when they are used."""
+    size = 1 + sum((n - 1) * stride for n, stride in zip(like.shape, like.stride())) if like.numel() else 0
+    memory = torch.from_numpy(numpy.zeros(size * like.element_size() + _ALIGNED, numpy.uint8))
+    first = -memory.data_ptr() % _ALIGNED
+    memory = memory[first : first + size * like.element_size()].view(like.dtype)
+    return memory.as_strided(like.shape, like.stride(), memory.storage_offset())
 
 
 def count(launch, arch: int, ctas: int = 1) -> tuple[dict[str, Any], list[Line]]:

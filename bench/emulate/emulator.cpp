@@ -84,6 +84,8 @@ struct Program {
   std::vector<Ins> code;
   int registers = 0;
   int64_t steps = 0;
+  bool tracing = false;
+  std::vector<int32_t> trace;  // the instructions in the order in which they were executed
 };
 
 constexpr int END = std::numeric_limits<int>::max();
@@ -148,6 +150,7 @@ class Run {
     select(i);
     ++m_.time;
     ++program_.steps;
+    if (program_.tracing) program_.trace.push_back(at_);
     ++i.executed;
     if (m_.pending_count) check_pending(i);
     m_.barrier = m_.exits = false;
@@ -318,6 +321,14 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
 }
 
 int64_t ptx_size(void* program) { return int64_t(static_cast<ptx::Program*>(program)->code.size()); }
+
+// From now on the order of execution is kept; `out` takes what was kept of it so far, where it isn't null.
+int64_t ptx_trace(void* handle, int32_t* out) {
+  auto& program = *static_cast<ptx::Program*>(handle);
+  program.tracing = true;
+  if (out) std::copy(program.trace.begin(), program.trace.end(), out);
+  return int64_t(program.trace.size());
+}
 
 // per instruction: executed, requests, units, fewest
 void ptx_counts(void* program, int64_t* out) {

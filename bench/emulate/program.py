@@ -76,7 +76,7 @@ def library() -> ctypes.CDLL:
             made.replace(target)
     loaded = ctypes.CDLL(str(target))
     loaded.ptx_program.restype = ctypes.c_void_p
-    loaded.ptx_size.restype = ctypes.c_int64
+    loaded.ptx_size.restype = loaded.ptx_trace.restype = ctypes.c_int64
     return loaded
 
 
@@ -104,6 +104,8 @@ class Program:
         self._addressed: dict[tuple[str, int], int] = {}  # parameters whose address is taken
         instructions = [(statement, assemble.decode(statement)) for statement in self.kernel.statements]
         encoded = [self._encode(statement, instruction) for statement, instruction in instructions]
+        #: of each instruction: (registers written, registers read, its predicate's or -1)
+        self.registers = [(targets, sources, fields[2]) for _, _, fields, targets, sources in encoded]
         self.handle = library().ptx_program(len(self._registers))
         for fields in encoded:
             self._append(*fields)
@@ -201,6 +203,13 @@ class Program:
         raw = (ctypes.c_int64 * (4 * size))()
         library().ptx_counts(ctypes.c_void_p(self.handle), raw)
         return [Counted(s.opcode, s.line, *raw[4 * k : 4 * k + 4]) for k, s in enumerate(self.kernel.statements)]
+
+    def trace(self) -> list[int]:
+        """The numbers of the instructions executed since the first call, which begins to keep them."""
+        size = library().ptx_trace(ctypes.c_void_p(self.handle), None)
+        raw = (ctypes.c_int32 * size)()
+        library().ptx_trace(ctypes.c_void_p(self.handle), raw)
+        return list(raw)
 
     def _bind(self, values: dict[int, int], name: str, raw: bytes) -> None:
         for register, offset, width, signed in self._parameters.get(name, ()):

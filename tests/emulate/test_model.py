@@ -1,0 +1,72 @@
+"""The static model of time: chains wait, independent work is issued, bytes take their time."""
+
+import pytest
+import torch
+
+from bench.emulate.program import Program, Region
+from bench.static import model
+from tests.conftest import COMPILED, INTERPRETER
+from tests.emulate import harness
+
+if INTERPRETER or COMPILED:
+    pytest.skip("once, in the ordinary process", allow_module_level=True)
+
+H200 = model.MACHINES[90]
+STEPS = 200
+
+
+def alone(body: str) -> tuple[float, dict[str, float]]:
+    """The scoreboard's (cycles, busy pipes) of a CTA of one warp."""
+    memory = torch.zeros(harness.THREADS * 8, dtype=torch.int64)
+    program = Program(harness.module(body))
+    program.trace()
+    place = (memory.data_ptr(), 8 * memory.numel())
+    program.run((1,), [Region(0), Region(1)], regions=[place, place])
+    return model.scoreboard(program, program.counts(), program.trace(), 1, 1.0, 500.0, H200)
+
+
+def chain(instruction: str) -> str:
+    return "mov.f32 %r1, 0f3f800000;\n" + f"{instruction} %r1, %r1, %r1;\n" * STEPS + "st.global.b32 [%l34], %r1;"
+
+
+def test_a_chain_waits_for_each_result_and_independent_work_does_not():
+    independent = "mov.f32 %r1, 0f3f800000;\n" + "".join(f"add.f32 %r{k + 2}, %r1, %r1;\n" for k in range(STEPS))
+    waiting, busy = alone(chain("add.f32"))
+    issued, same = alone(independent)
+    assert waiting > 4 * STEPS and issued < 1.5 * STEPS
+    assert busy["issue"] == pytest.approx(same["issue"], abs=2) and busy["tensor"] == 0
+
+
+def test_a_load_that_a_barrier_follows_is_exposed_and_one_that_nobody_needs_is_hidden():
+    load = "ld.global.b32 %r1, [%l33];\n"
+    work = "".join(f"add.f32 %r{k + 2}, %r300, %r300;\n" for k in range(STEPS))
+    needed = "st.shared.b32 [%r299], %r1;\nbar.sync 0;\n" + work
+    first, _ = alone("mov.u32 %r299, 1024;\n" + load + work)
+    assert first < 500 + 2 * STEPS
+    program = harness.module("mov.u32 %r299, smem;\n" + load + needed)
+    memory = torch.zeros(harness.THREADS * 8, dtype=torch.int64)
+    made = Program(program)
+    made.trace()
+    place = (memory.data_ptr(), 8 * memory.numel())
+    made.run((1,), [Region(0), Region(1)], regions=[place, place], shared_bytes=256)
+    exposed, _ = model.scoreboard(made, made.counts(), made.trace(), 1, 1.0, 500.0, H200)
+    assert exposed > 500 + STEPS
+
+
+def test_a_copy_is_bound_by_its_bytes():
+    import triton
+    import triton.language as tl
+
+    from retro_kernels.triton.common.launch import Launch
+
+    @triton.jit
+    def copy_kernel(x_ptr, y_ptr):
+        at = tl.program_id(0) * 2048 + tl.arange(0, 2048)
+        tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+    size = 1 << 26
+    x, y = (torch.empty(size, dtype=torch.float32, device="meta") for _ in range(2))
+    compiled = {"blocks_per_sm": 16, "instructions": 40, "warps": 4}
+    found = model.estimate(Launch(copy_kernel, (size // 2048,), {"x_ptr": x, "y_ptr": y}), compiled, H200)
+    assert found.hbm_bytes == 8 * size == found.l2_bytes and found.bound == "HBM"
+    assert found.seconds == pytest.approx(8 * size / H200.hbm + H200.launch)
