@@ -51,8 +51,18 @@ def execute(arguments: argparse.Namespace) -> int:
                 continue
             second = sorted(found.shares.items(), key=lambda item: -item[1])[1]
             tile = row["static"]["config"] or "-"
-            lines.append((name, case, one.dtype, str(tile), f"{found.waves:.2f}", f"{1e6 * found.seconds:.1f}",
-                          found.bound, f"{second[0]} {second[1]:.0%}"))  # fmt: skip
+            lines.append(
+                (
+                    name,
+                    case,
+                    one.dtype,
+                    str(tile),
+                    f"{found.waves:.2f}",
+                    f"{1e6 * found.seconds:.1f}",
+                    found.bound,
+                    f"{second[0]} {second[1]:.0%}",
+                )
+            )
             totals.setdefault((one.op, case), []).append((found.seconds, found.hbm_bytes))
             if arguments.json:
                 _write(arguments.json, one, machine, found)
@@ -70,8 +80,17 @@ def _named(case: str, names: tuple[str, ...] | None) -> bool:
 
 
 def _write(path: Path, one, machine, found) -> None:
-    row = {"mode": "model", "id": one.id, "machine": machine.name, "fingerprint": one.fingerprint,
-           "predicted_us": round(1e6 * found.seconds, 2), "bound": found.bound, "shares": found.shares,
-           "waves": round(found.waves, 3), "hbm_bytes": found.hbm_bytes, "l2_bytes": found.l2_bytes}  # fmt: skip
+    row = {
+        "mode": "model",
+        "id": one.id,
+        "machine": machine.name,
+        "fingerprint": one.fingerprint,
+        "predicted_us": round(1e6 * found.seconds, 2),
+        "bound": found.bound,
+        "shares": found.shares,
+        "waves": round(found.waves, 3),
+        "hbm_bytes": found.hbm_bytes,
+        "l2_bytes": found.l2_bytes,
+    }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

@@ -47,8 +47,23 @@ class Machine:
 MACHINES = {90: Machine("H200", 90, 132, 1.755e9, 0.9 * 4.8e12, 5.5e12, sass.TENSOR_FLOPS[90])}
 
 #: cycles from issue to result, by the first part of an opcode. Published microbenchmarks of sm_80 and sm_90
-_LATENCY = {"ex2": 22, "lg2": 22, "rcp": 24, "rsqrt": 24, "sqrt": 40, "div": 40, "shfl": 24, "vote": 14, "redux": 24,
-            "ldmatrix": 33, "mma": 34, "bar": 24, "barrier": 24, "st": 4, "mov": 0}  # fmt: skip
+_LATENCY = {
+    "ex2": 22,
+    "lg2": 22,
+    "rcp": 24,
+    "rsqrt": 24,
+    "sqrt": 40,
+    "div": 40,
+    "shfl": 24,
+    "vote": 14,
+    "redux": 24,
+    "ldmatrix": 33,
+    "mma": 34,
+    "bar": 24,
+    "barrier": 24,
+    "st": 4,
+    "mov": 0,
+}
 _ARITHMETIC, _SHARED_LOAD, _WGMMA = 5, 30, 60
 _L2_LOAD, _HBM_LOAD = 280, 700  # under load
 _MUFU = ("ex2", "lg2", "rcp", "rsqrt", "sqrt")

@@ -86,10 +86,21 @@ def tile_product(x, x_from, bias_ptr, y, y_from, zero, D: tl.constexpr, BLOCK_D:
 
 @triton.jit
 def rows_product(
-    x, x_from, bias_ptr, y, y_ptr, first, rows, stride, zero,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    x,
+    x_from,
+    bias_ptr,
+    y,
+    y_ptr,
+    first,
+    rows,
+    stride,
+    zero,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
-):  # fmt: skip
+):
     """`product` of x and y, the rows first .. first + BLOCK - 1 at y_ptr; of float32 operands as `tile_product`."""
     if PRECISION == "tf32x3":
         y_from = block_from(y_ptr, first, rows, stride, BLOCK)
