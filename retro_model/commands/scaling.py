@@ -3,7 +3,7 @@ a table.
 
     python -m retro_model demo --out demo-out
     python -m retro_model scaling demo-out                              # scaling.json, scaling.png in demo-out
-    python -m retro_model scaling demo-out --ablations 150      # trains four small models for so many steps each
+    python -m retro_model scaling demo-out --ablations 600      # trains four small models for so many steps each
 
 The model, its baseline, the database and the held-out text are those of the demonstration in the folder. Source: Figure
 1 (middle, right) and appendix D of arXiv 2112.04426.
@@ -15,53 +15,17 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from retro_model import Retro, RetroConfig, checkpoint, evaluation, training
-from retro_model.data.database import ChunkDatabase
-from retro_model.data.embed import HashedTfidf
-from retro_model.data.neighbours import open_neighbours
-from retro_model.data.parts import OnlyPart
-from retro_model.data.store import TokenStore
+from retro_model import Retro, evaluation
 from retro_model.data.subset import subset_neighbours, subset_rows
+
+from .ablations import ablations
+from .trained import Trained, open_demo
 
 SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
 NEIGHBOURS = (1, 2, 5, 10, 20, 40)
-
-
-class Trained(NamedTuple):
-    """What a demonstration left in its folder."""
-
-    retro: Retro
-    baseline: Retro
-    train: TokenStore
-    validation: TokenStore
-    database: ChunkDatabase
-    train_neighbours: np.ndarray
-    plan: dict
-
-
-def open_demo(folder: Path) -> Trained:
-    """Raises: FileNotFoundError, ValueError naming the file."""
-    results = json.loads((folder / "results.json").read_text())
-    models = []
-    for name in ("retro", "baseline"):
-        model = Retro(RetroConfig.from_dict(checkpoint.read_state(folder / name)["config"]))
-        checkpoint.load(folder / name, model)
-        models.append(model.eval())
-    store = TokenStore(folder / ("database" if (folder / "database").exists() else "all"))
-    train, plan = TokenStore(folder / "train"), results["plan"]
-    database = ChunkDatabase.open(folder / "embeddings", store, HashedTfidf(plan["dim"]).fit(store))
-    return Trained(
-        *models,
-        train,
-        TokenStore(folder / "validation"),
-        database,
-        open_neighbours(folder / "train-neighbours", train, database),
-        plan,
-    )
 
 
 def curves(
@@ -73,77 +37,29 @@ def curves(
     of the held-out text, the first so many; None: all. seed: of the documents that a share keeps.
     Returns: {"database": [(share, chunks, bpb)], "neighbours": [(k, bpb)], "off": bpb, "baseline": bpb, "k": k}.
     """
-    options = {"window": demo.plan["window"], "stride": demo.plan["stride"]}
-    options |= {} if documents is None else {"documents": range(min(documents, len(demo.validation.documents)))}
-    k = demo.plan["neighbours"]
+    held_out, database = demo.corpus.validation, demo.corpus.database
+    options = {"window": demo.plan.window, "stride": demo.plan.stride}
+    options |= {} if documents is None else {"documents": range(min(documents, len(held_out.documents)))}
+    k = demo.plan.neighbours
 
     def bpb(model: Retro, *neighbours) -> float:
-        return evaluation.bits_per_byte(evaluation.score(model, demo.validation, *neighbours, **options))
+        return evaluation.bits_per_byte(evaluation.score(model, held_out, *neighbours, **options))
 
     out: dict = {"off": bpb(demo.retro), "baseline": bpb(demo.baseline), "k": k, "database": [], "neighbours": []}
     report(f"retrieval off: {out['off']:.4f} bits per byte; baseline: {out['baseline']:.4f}")
     most = np.zeros((0, 0), np.int64)
     for share in sorted(shares):
-        rows = subset_rows(demo.database, share, seed=seed)
-        neighbours = subset_neighbours(demo.database, demo.validation, max(ks) if share == 1 else k, rows)
+        rows = subset_rows(database, share, seed=seed)
+        neighbours = subset_neighbours(database, held_out, max(ks) if share == 1 else k, rows)
         most = neighbours if share == 1 else most
-        out["database"].append((share, len(rows), bpb(demo.retro, neighbours[:, :k], demo.database)))
+        out["database"].append((share, len(rows), bpb(demo.retro, neighbours[:, :k], database)))
         report(f"{k} neighbours among {len(rows):,} chunks ({share:.0%}): {out['database'][-1][2]:.4f}")
     if not len(most):
-        most = subset_neighbours(demo.database, demo.validation, max(ks), np.arange(len(demo.database)))
+        most = subset_neighbours(database, held_out, max(ks), np.arange(len(database)))
     for number in sorted(ks):
-        out["neighbours"].append((number, bpb(demo.retro, most[:, :number], demo.database)))
+        out["neighbours"].append((number, bpb(demo.retro, most[:, :number], database)))
         report(f"{number} neighbours of the whole database: {out['neighbours'][-1][1]:.4f}")
     return out
-
-
-def ablations(
-    demo: Trained, steps: int, *, seed: int = 0, documents: int | None = None, report=print
-) -> dict[str, float]:
-    """Bits per byte after `steps` steps on the same batches: RETRO, an encoder that is not conditioned on the chunk, N
-    alone, F alone.
-    """
-    config, plan = demo.retro.config, demo.plan
-    m, k = config.chunk_len, plan["neighbours"]
-    variants = {
-        "RETRO": (config, demo.database),
-        "encoder not conditioned": (config.replace(encoder_cross_layers=()), demo.database),
-        "N alone": (config.replace(neighbour_len=m), OnlyPart(demo.database, "N")),
-        "F alone": (config.replace(neighbour_len=m), OnlyPart(demo.database, "F")),
-    }
-    held_out = subset_neighbours(demo.database, demo.validation, k, np.arange(len(demo.database)))
-    some = {} if documents is None else {"documents": range(min(documents, len(demo.validation.documents)))}
-    settings, losses = (
-        training.Settings(steps, max_lr=plan["max_lr"], warmup_steps=min(plan["warmup_steps"], steps // 10)),
-        {},
-    )
-    for name, (shape, database) in variants.items():
-        model = make(shape, plan, seed)
-        stream = training.batches(
-            demo.train,
-            window=plan["window"],
-            batch_size=plan["batch_size"],
-            seed=seed,
-            neighbours=demo.train_neighbours,
-            database=database,
-            k=k,
-        )
-        training.train(model, training.make_optimizer(model, settings), stream, settings)
-        scores = evaluation.score(
-            model, demo.validation, held_out, database, window=plan["window"], stride=plan["stride"], **some
-        )
-        losses[name] = evaluation.bits_per_byte(scores)
-        report(f"{name}: {losses[name]:.4f} bits per byte after {steps} steps")
-    return losses
-
-
-def make(config: RetroConfig, plan: dict, seed: int) -> Retro:
-    """A model as the demonstration begins with: copying weights where its plan says so and the encoder can."""
-    from retro_model.demo.command import make_model
-    from retro_model.demo.plan import Plan
-
-    names = Plan.__dataclass_fields__
-    return make_model(config, Plan(**{name: value for name, value in plan.items() if name in names}), seed, "cpu")
 
 
 def plot(results: dict, path: Path) -> None:
@@ -188,7 +104,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     begin, demo = time.perf_counter(), open_demo(options.folder)
     if options.ablations is not None:
-        results = ablations(demo, options.ablations, seed=options.seed, documents=options.documents)
+        results = ablations(
+            demo, options.ablations, options.folder / "ablations", seed=options.seed, documents=options.documents
+        )
         path = options.folder / "ablations.json"
     else:
         results = curves(

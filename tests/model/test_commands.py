@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
-from retro_model.commands import neighbours, scaling
+from retro_model.commands import ablations, neighbours, scaling
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import open_neighbours
@@ -158,6 +158,12 @@ def test_scaling_and_ablations(tmp_path, capsys, monkeypatch):
     )
     assert len({b for _, b in saved["neighbours"]}) == 3 and saved["database"][0][1] < saved["database"][1][1]
     assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
-    scaling.main([str(tmp_path), "--ablations", "1", "--documents", "1"])
+    for _ in range(2):  # the second time every variant's scores are there
+        scaling.main([str(tmp_path), "--ablations", "1"])
+        monkeypatch.setattr(ablations, "fit", lambda *_, **__: pytest.fail("trained again"))
     parts = json.loads((tmp_path / "ablations.json").read_text())
-    assert len(parts) == 4 == len(set(parts.values())) and "N alone" in capsys.readouterr().out
+    found = {name: part["bits_per_byte"] for name, part in parts.items()}
+    assert len(set(found.values())) == 4 and "N alone" in capsys.readouterr().out
+    assert found["RETRO"] == pytest.approx(bpb["RETRO on, 2 neighbours"])  # the same batches, the same steps
+    gap = parts["N alone"]["minus RETRO"][0]
+    assert gap == pytest.approx(found["N alone"] - found["RETRO"])
