@@ -14,6 +14,8 @@ COMMANDS = {
     "scale": "retro_model.scale.command",
     "neighbours": "retro_model.commands.neighbours",
     "scaling": "retro_model.commands.scaling",
+    "knn-lm": "retro_model.commands.knn_lm",
+    "lm-eval": "retro_model.commands.harness",
 }
 USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
 

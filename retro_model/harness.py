@@ -2,6 +2,9 @@
 
 lm = RetroLM(model, tokenizer, retrieve=lambda chunks: database.values(database.search(chunks, k=10)))
 results = lm_eval.simple_evaluate(lm, tasks=[tasks.lambada("lambada.jsonl"), "wikitext"])
+results = lm_eval.simple_evaluate("retro", "folder=demo-out,neighbours=10", tasks=["wikitext"])
+
+The last is a model folder, by the name that importing this module registers; on the command line `retro-model lm-eval`.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import simple_parse_args_string
 from torch import nn
 
 from retro_model.chunk_neighbours import Retrieve
@@ -19,12 +24,16 @@ from retro_model.data.hub import as_encoder
 from retro_model.data.tokens import BOS
 from retro_model.evaluation import question_answering, windows
 from retro_model.evaluation.suffixes import score_suffixes
+from retro_model.evaluation.tasks import passages_of
 from retro_model.generation import generate
+from retro_model.serving.reader import open_folder
+from retro_model.serving.retro_reader import RetroReader
 
 #: doc -> (title, text) of its passages, nearest first; None or nothing where it has none.
 Passages = Callable[[dict], Iterable[tuple[str, str]] | None]
 
 
+@register_model("retro")
 class RetroLM(TemplateLM):
     """A `Retro` or a `RetrofittedDecoder` as the harness calls language models: any of its tasks, with retrieval in the
     loop.
@@ -76,6 +85,59 @@ class RetroLM(TemplateLM):
                 f"{self.window}"
             )
         self.num_passages, self.batch_size = num_passages, batch_size
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str,
+        *,
+        neighbours: int | None = None,
+        passages: bool = False,
+        device: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **options,
+    ) -> RetroLM:
+        """What `retro-model demo` or `retrofit` left; the harness calls this for `--model retro --model_args ...`.
+
+        Args:
+            folder: a model folder.
+            neighbours: of each chunk; None: as many as in training; 0: retrieval off.
+            passages: a document's `passages` stand in for them, as in `tasks.question_answering`.
+            device, batch_size: the harness's, whose device is cuda unless told otherwise: cpu where there is none.
+                max_batch_size has no use here.
+            options: of `RetroLM`, e.g. window and stride; None: the folder's window and half of it.
+
+        Raises:
+            FileNotFoundError, ValueError: naming the file or the argument.
+        """
+        there = device is not None and (not device.startswith("cuda") or torch.cuda.is_available())
+        reader = open_folder(folder, device if there else "cpu")
+        if not isinstance(reader, RetroReader):
+            raise ValueError(f"folder: expected one of a retro or retrofit model; got one of {reader.folder.kind}")
+        k = reader.neighbours if neighbours is None else neighbours
+        if not isinstance(k, int) or k < 0:
+            raise ValueError(f"neighbours: expected a whole number from 0; got {k!r}")
+        if not str(batch_size or 1).isdecimal():
+            raise ValueError(f"batch_size: expected a number; got {batch_size!r}")
+        database = reader.database
+        options = {"window": reader.folder.window, "batch_size": int(batch_size or 1), **options}
+        return cls(
+            reader.model,
+            reader.tokenizer,
+            retrieve=(lambda chunks: database.values(database.search(chunks, k))) if k else None,
+            passages=passages_of if passages else None,
+            bos_id=reader.bos_id,
+            **options,
+        )
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> RetroLM:
+        return cls.from_folder(**arg_dict, **(additional_config or {}))
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict | None = None) -> RetroLM:
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @property
     def eot_token_id(self) -> int:

@@ -7,6 +7,7 @@ p_kNN(w) ~ sum over the k nearest stored contexts followed by w of exp(-alpha d)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +59,6 @@ class TokenDatastore:
         return (queries[:, None].float().cpu() - self.keys[ids]).square().sum(-1), self.values[ids]
 
 
-@torch.no_grad()
 def score_knn(
     model: nn.Module,
     datastore: TokenDatastore,
@@ -88,23 +88,60 @@ def score_knn(
 
     Source: Khandelwal et al., arXiv 1911.00172; section 4.1 and appendix C.2 of arXiv 2112.04426.
     """
-    if not 0 <= mixture < 1:
-        raise ValueError(f"mixture: expected a share from 0 to below 1; got {mixture}")
+    options = {"window": window, "stride": stride, "k": k, "batch_size": batch_size, "documents": documents}
+    [scores] = score_knn_settings(model, datastore, store, [(mixture, alpha)], **options)
+    return scores
+
+
+@torch.no_grad()
+def score_knn_settings(
+    model: nn.Module,
+    datastore: TokenDatastore,
+    store,
+    settings: Sequence[tuple[float, float]],
+    *,
+    window: int,
+    stride: int,
+    k: int = NEIGHBOURS,
+    batch_size: int = 8,
+    documents=None,
+) -> list[Scores]:
+    """`score_knn` for each (mixture, alpha) of `settings`, by one search."""
+    for mixture, _ in settings:
+        if not 0 <= mixture < 1:
+            raise ValueError(f"mixture: expected a share from 0 to below 1; got {mixture}")
     if not 1 <= k <= len(datastore.keys):
         raise ValueError(f"k: expected from 1 to the datastore's {len(datastore.keys)} contexts; got {k}")
-    nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
+    nats, tokens = np.zeros((len(settings), len(store.lengths))), np.zeros(len(store.lengths), np.int64)
     for rows, hidden, targets in _contexts(
         model, store, window=window, stride=stride, batch_size=batch_size, documents=documents
     ):
         own = torch.log_softmax(model.readout(hidden).float(), -1).gather(-1, targets[:, None])[:, 0].double().cpu()
         distances, followers = datastore.nearest(hidden, k)
-        weights = torch.softmax(-alpha * distances.double(), -1)
-        other = (weights * (followers == targets.cpu()[:, None])).sum(-1)
-        loss = -torch.log((1 - mixture) * own.exp() + mixture * other).numpy()
-        np.add.at(nats, rows, loss)
+        right = followers == targets.cpu()[:, None]
+        for of_setting, (mixture, alpha) in zip(nats, settings):
+            other = (torch.softmax(-alpha * distances.double(), -1) * right).sum(-1)
+            np.add.at(of_setting, rows, -torch.log((1 - mixture) * own.exp() + mixture * other).numpy())
         np.add.at(tokens, rows, 1)
     _add_first_tokens(model, store, nats, tokens, documents)
-    return Scores(nats, tokens, np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64))
+    num_bytes = np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64)
+    return [Scores(of_setting, tokens, num_bytes) for of_setting in nats]
+
+
+def best_of_others(scores: Sequence[Scores], store) -> tuple[Scores, list[int]]:
+    """Each document's scores by the setting that is best on all other documents: tuned on none of what it scores.
+
+    scores: of the settings, on the same tokens. Returns: the scores, and each document's setting.
+    """
+    found = document_rows(store)
+    if len(found) < 2:
+        raise ValueError(f"store: expected at least two documents, to tune on the others; got {len(found)}")
+    sums = np.array([[s.nats[a:b].sum() for a, b in found] for s in scores])
+    chosen = np.argmin(sums.sum(1, keepdims=True) - sums, 0)
+    nats = np.zeros_like(scores[0].nats)
+    for (a, b), setting in zip(found, chosen):
+        nats[a:b] = scores[setting].nats[a:b]
+    return Scores(nats, scores[0].tokens, scores[0].bytes), chosen.tolist()
 
 
 def typical_alpha(datastore: TokenDatastore) -> float:
@@ -149,5 +186,5 @@ def _add_first_tokens(model, store, nats: np.ndarray, tokens: np.ndarray, docume
     bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
     for row, _ in spans if documents is None else [spans[d] for d in documents]:
         if int(store.tokens[row][0]) != bos_id:
-            nats[row] += math.log(model.config.vocab_size)
+            nats[:, row] += math.log(model.config.vocab_size)
             tokens[row] += 1

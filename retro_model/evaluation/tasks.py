@@ -2,14 +2,16 @@
 each.
 
     lm_eval.simple_evaluate(RetroLM(...), tasks=[lambada("lambada_test.jsonl"), curation("curation.jsonl")])
+    retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada_test.jsonl curation=curation.jsonl
 
-Nothing here needs lm_eval: a task is the dict that its `tasks=` takes. Source: section 4.1, 4.3 and appendix C of arXiv
-2112.04426.
+Nothing here needs lm_eval: a task is the dict that its `tasks=` takes, or the YAML file that its `--include_path`
+holds. Source: section 4.1, 4.3 and appendix C of arXiv 2112.04426.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,12 @@ def lambada(path: str | Path) -> dict[str, Any]:
     """Accuracy of the last word, by greedy sampling. Fields: text."""
     metrics = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
     return _task(
-        "retro_lambada",
+        "lambada",
         path,
         output_type="loglikelihood",
         metric_list=metrics,
-        doc_to_text=lambda doc: doc["text"].rsplit(" ", 1)[0],
-        doc_to_target=lambda doc: " " + doc["text"].rsplit(" ", 1)[1],
+        doc_to_text=all_but_the_last_word,
+        doc_to_target=last_word,
     )
 
 
@@ -35,30 +37,30 @@ def curation(path: str | Path) -> dict[str, Any]:
     """Bits per byte of the summary after the article and "TL;DR:". Fields: article, summary."""
     metrics = [{"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False}]
     return _task(
-        "retro_curation",
+        "curation",
         path,
         output_type="loglikelihood",
         metric_list=metrics,
-        doc_to_text=lambda doc: doc["article"] + TL_DR,
-        doc_to_target=lambda doc: " " + doc["summary"],
-        process_results=lambda doc, results: {"bits_per_byte": (results[0][0], 1 + len(doc["summary"].encode()))},
+        doc_to_text=article,
+        doc_to_target=summary,
+        process_results=summary_bits,
     )
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
-    """Perplexity a word and bits per byte of whole articles, in windows of `RetroLM`'s window and
-    stride. Fields: text.
+    """Perplexity a word and bits per byte of whole articles, in
+    windows of `RetroLM`'s window and stride. Fields: text.
     """
     kinds = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
     metrics = [{"metric": name, "aggregation": how, "higher_is_better": False} for name, how in kinds.items()]
     return _task(
-        "retro_wikitext103",
+        "wikitext103",
         path,
         output_type="loglikelihood_rolling",
         metric_list=metrics,
         doc_to_text="",
-        doc_to_target=lambda doc: doc["text"],
-        process_results=_rolling,
+        doc_to_target=whole_text,
+        process_results=text_bits,
     )
 
 
@@ -67,15 +69,21 @@ def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[st
     nearest first; read by `passages_of`, the `passages` of `RetroLM`)."""
     metrics = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
     return _task(
-        "retro_question_answering",
+        "question_answering",
         path,
         output_type="generate_until",
         metric_list=metrics,
-        doc_to_text=lambda doc: PROMPT.format(question=doc["question"]),
-        doc_to_target=lambda doc: doc["answers"][0],
+        doc_to_text=question,
+        doc_to_target=first_answer,
+        process_results=answer_matches,
         generation_kwargs={"until": ["\n"], "max_gen_toks": max_new_tokens, "do_sample": False},
-        process_results=lambda doc, results: {"exact_match": float(exact_match(results[0], doc["answers"]))},
     )
+
+
+#: name on the command line -> what makes the task of a file
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    made.__name__: made for made in (lambada, curation, wikitext103, question_answering)
+}
 
 
 def passages_of(doc: dict) -> list[tuple[str, str]]:
@@ -83,13 +91,77 @@ def passages_of(doc: dict) -> list[tuple[str, str]]:
     return [(passage["title"], passage["text"]) for passage in doc.get("passages") or ()]
 
 
-def _rolling(doc: dict, results: tuple) -> dict[str, tuple]:
+# What a task makes of a document, by name, for a YAML file names it
+
+
+def all_but_the_last_word(doc: dict) -> str:
+    """The context of `lambada`."""
+    return doc["text"].rsplit(" ", 1)[0]
+
+
+def last_word(doc: dict) -> str:
+    """With the space before it."""
+    return " " + doc["text"].rsplit(" ", 1)[1]
+
+
+def article(doc: dict) -> str:
+    """The context of `curation`."""
+    return doc["article"] + TL_DR
+
+
+def summary(doc: dict) -> str:
+    """With a space before it."""
+    return " " + doc["summary"]
+
+
+def summary_bits(doc: dict, results: list) -> dict[str, tuple]:
+    """Nats and bytes of the summary."""
+    return {"bits_per_byte": (results[0][0], len(summary(doc).encode()))}
+
+
+def whole_text(doc: dict) -> str:
+    """Of `wikitext103`, without a context."""
+    return doc["text"]
+
+
+def text_bits(doc: dict, results: tuple) -> dict[str, tuple]:
+    """Nats, and words and bytes of a text."""
     (nats,), text = results, doc["text"]
     return {"word_perplexity": (nats, len(re.split(r"\s+", text))), "bits_per_byte": (nats, len(text.encode()))}
+
+
+def question(doc: dict) -> str:
+    """The prompt of `question_answering`."""
+    return PROMPT.format(question=doc["question"])
+
+
+def first_answer(doc: dict) -> str:
+    """Of those accepted."""
+    return doc["answers"][0]
+
+
+def answer_matches(doc: dict, results: list) -> dict[str, float]:
+    """Whether the generated answer is one of those accepted."""
+    return {"exact_match": float(exact_match(results[0], doc["answers"]))}
+
+
+def write_yaml(task: dict[str, Any], folder: Path) -> Path:
+    """A task as the file that lm_eval's `--include_path` reads; functions by their names."""
+    import yaml  # comes with lm_eval
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.add_representer(
+        type(write_yaml), lambda dumper, f: dumper.represent_scalar("!function", f"{f.__module__}.{f.__name__}")
+    )
+    path = folder / f"{task['task']}.yaml"
+    path.write_text(yaml.dump(task, Dumper=Dumper, sort_keys=False), encoding="utf-8")
+    return path
 
 
 def _task(name: str, path: str | Path, **fields) -> dict[str, Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"path: expected a file of JSON lines; got {path}")
     source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
-    return {"task": name, **source, "target_delimiter": "", "metadata": {"version": 1}, **fields}
+    return {"task": f"retro_{name}", **source, "target_delimiter": "", "metadata": {"version": 1}, **fields}

@@ -24,9 +24,11 @@ class RetroReader(Reader):
     def __init__(self, folder, device: str = "cpu") -> None:
         super().__init__(folder, device)
         store, embedder = TokenStore(folder.part("store"), verify=False), HashedTfidf.load(folder.part("embedder"))
-        database = ChunkDatabase.open(folder.part("keys"), store, embedder, verify=False)  # that they belong together
+        self.database = ChunkDatabase.open(  # opened too, so that keys and store are known to belong together
+            folder.part("keys"), store, embedder, verify=False
+        )
         keys = np.load(folder.part("keys") / KEYS, mmap_mode="r")
-        self.library = Library(database.store, keys, embedder, self.tokenizer)
+        self.library = Library(self.database.store, keys, embedder, self.tokenizer)
         self.neighbours = int(folder.facts.get("neighbours", 2))
 
     def _model(self) -> nn.Module:

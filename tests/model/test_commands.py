@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
-from retro_model.commands import ablations, neighbours, scaling
+from retro_model.commands import ablations, knn_lm, neighbours, scaling
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import open_neighbours
@@ -134,8 +134,8 @@ def test_a_smaller_database_is_searched_exactly(tmp_path):
         subset_rows(database, 0.0)
 
 
-def test_scaling_and_ablations(tmp_path, capsys, monkeypatch):
-    """On what a smoke run of the demonstration leaves: at its own settings the curves go through its own numbers."""
+def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
+    """On what a smoke run of the demonstration leaves: at its own settings all go through its own numbers."""
     pytest.importorskip("matplotlib")
     import dataclasses
 
@@ -167,3 +167,8 @@ def test_scaling_and_ablations(tmp_path, capsys, monkeypatch):
     assert found["RETRO"] == pytest.approx(bpb["RETRO on, 2 neighbours"])  # the same batches, the same steps
     gap = parts["N alone"]["minus RETRO"][0]
     assert gap == pytest.approx(found["N alone"] - found["RETRO"])
+    monkeypatch.setattr(knn_lm, "SHARPNESS", (1.0,))
+    knn_lm.main([str(tmp_path), "--documents", "4", "-k", "3"])
+    beside = json.loads((tmp_path / "knn-lm.json").read_text())
+    assert len(beside) == 5 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
+    assert beside["RETRO on, 2 neighbours"]["bits_per_byte"] == pytest.approx(found["RETRO"])

@@ -3,19 +3,25 @@ without the harness.
 """
 
 import json
+from functools import partialmethod
 
 import pytest
 import torch
 
 from retro_model import Retro, RetroConfig, evaluation, generate
+from retro_model.__main__ import main
+from retro_model.commands.harness import hand_over
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store
 from retro_model.data.tokens import BOS, Tokenizer
 from retro_model.evaluation import question_answering as qa
 from retro_model.evaluation import tasks
+from tests.model.serving import folders
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval, the extra `harness`")
+
+from lm_eval.tasks import TaskManager  # noqa: E402
 
 from retro_model.harness import RetroLM  # noqa: E402
 
@@ -70,7 +76,8 @@ def lines(folder, name, rows):
 
 
 def run(lm, task):
-    results = lm_eval.simple_evaluate(lm, tasks=[task], bootstrap_iters=0, log_samples=True)
+    manager = TaskManager(include_defaults=False)  # reading the thousands of others takes long
+    results = lm_eval.simple_evaluate(lm, tasks=[task], task_manager=manager, bootstrap_iters=0, log_samples=True)
     return results["results"][task["task"]], results["samples"][task["task"]]
 
 
@@ -142,3 +149,52 @@ def test_refuses(made):
         RetroLM(model, tokenizer, window=16, stride=16)
     with pytest.raises(FileNotFoundError, match="path: expected a file of JSON lines"):
         tasks.lambada("nowhere.jsonl")
+
+
+def test_the_command_scores_a_model_folder(tmp_path, monkeypatch, capsys):
+    """`--model retro` by the harness's own command line: the numbers of the same model by its Python."""
+    (tmp_path / "model").mkdir()
+    folder = folders.retro(tmp_path / "model")
+    texts = [text for _, _, text in folders.held_out()]
+    articles = lines(tmp_path, "articles", [{"text": text[:300]} for text in texts])
+    words = lines(tmp_path, "words", [{"text": "The captain lost the rope near the harbour."}])
+    monkeypatch.setattr(TaskManager, "__init__", partialmethod(TaskManager.__init__, include_defaults=False))
+    arguments = ["--model_args", f"folder={folder},neighbours=1", "--tasks", f"wikitext103={articles}"]
+    main(["lm-eval", *arguments, f"lambada={words}", "--batch_size", "2", "--output_path", str(tmp_path / "out")])
+    [path] = (tmp_path / "out").rglob("results*.json")
+    found = json.loads(path.read_text())["results"]
+    lm = RetroLM.from_folder(str(folder), neighbours=1)
+    assert (lm.window, lm.stride) == (128, 64)
+    for name, task in (("wikitext103", tasks.wikitext103(articles)), ("lambada", tasks.lambada(words))):
+        want, _ = run(lm, task)
+        metrics = [key for key in want if key.endswith(",none") and "stderr" not in key]
+        assert metrics and all(found[f"retro_{name}"][key] == pytest.approx(want[key]) for key in metrics)
+    off, _ = run(RetroLM.from_folder(str(folder), neighbours=0), tasks.wikitext103(articles))
+    assert off["bits_per_byte,none"] > found["retro_wikitext103"]["bits_per_byte,none"]
+    assert "retro_lambada" in capsys.readouterr().out
+
+
+def test_what_the_command_hands_over(tmp_path):
+    words = lines(tmp_path, "words", [{"text": "a b"}])
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    given = hand_over(["run", "--tasks", f"lambada={words},wikitext", "piqa", "--limit", "3"], folder)
+    want = ["run", "--tasks", "retro_lambada,wikitext", "piqa", "--limit", "3"]
+    assert given == [*want, "--include_path", str(folder), "--model", "retro"]
+    given = hand_over(["--include_path", "mine", "--tasks", f"lambada={words}", "--model", "hf"], folder)
+    assert given == ["--tasks", "retro_lambada", "--model", "hf", "--include_path", f"mine:{folder}"]
+    assert hand_over(["ls", "tasks"], folder) == ["ls", "tasks"]
+    assert hand_over(["--tasks", "other=x"], folder)[1] == "other=x"
+    with pytest.raises(FileNotFoundError, match="path: expected a file of JSON lines"):
+        hand_over(["--tasks", "lambada=nowhere.jsonl"], folder)
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="folder: expected one of a retro or retrofit model; got one of mosaics"):
+        RetroLM.from_folder(str(folders.mosaics(tmp_path)))
+    (tmp_path / "retro").mkdir()
+    folder = str(folders.retro(tmp_path / "retro"))
+    with pytest.raises(ValueError, match="neighbours: expected a whole number from 0; got -1"):
+        RetroLM.from_folder(folder, neighbours=-1)
+    with pytest.raises(ValueError, match="batch_size: expected a number; got 'auto'"):
+        RetroLM.from_folder(folder, batch_size="auto")

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from retro_model import evaluation
-from retro_model.evaluation.knn_lm import TokenDatastore, score_knn, typical_alpha
+from retro_model.evaluation.knn_lm import (
+    TokenDatastore,
+    best_of_others,
+    score_knn,
+    score_knn_settings,
+    typical_alpha,
+)
 from retro_model.evaluation.question_answering import (
     aligned_prompt,
     exact_match,
@@ -132,6 +138,23 @@ def test_knn_lm_is_its_definition(tmp_path):
         p = (weights * (values[nearest] == int(tokens[0, t]))).sum() / weights.sum()
         total -= math.log(mixture * p + (1 - mixture) * own[t - 1, int(tokens[0, t])])
     assert got.nats.sum() == pytest.approx(total, rel=1e-4) and got.tokens.sum() == tokens.shape[1] - 1
+
+
+def test_each_document_is_scored_by_what_is_best_on_the_others(tmp_path):
+    train, new = stores(tmp_path)
+    model = tiny.model()
+    datastore = TokenDatastore.build(model, train, window=12, stride=4)
+    options, settings = {"window": 12, "stride": 4, "k": 3}, [(0.0, 1.0), (0.2, 0.1), (0.9, 1e4)]
+    scores = score_knn_settings(model, datastore, new, settings, **options)
+    for (mixture, alpha), got in zip(settings, scores):
+        alone = score_knn(model, datastore, new, mixture=mixture, alpha=alpha, **options)
+        np.testing.assert_allclose(got.nats, alone.nats)
+    scores[1].nats[:] = scores[0].nats + 0.1  # all remembered, so the third is best; but for the last document
+    scores[2].nats[new.chunk_doc == 3] += 1e3
+    found, chosen = best_of_others(scores, new)
+    assert chosen == [0, 0, 0, 2]
+    want = np.where(new.chunk_doc == 3, scores[2].nats, scores[0].nats)
+    assert np.array_equal(found.nats, want) and np.array_equal(found.tokens, scores[0].tokens)
 
 
 def test_knn_lm_remembers(tmp_path):

@@ -63,9 +63,18 @@ TARGETS = (
     Target(
         "retro_model/data/neighbours.py", ("tests/model/test_neighbours.py", "tests/model/test_hostile_folders.py"), 2
     ),
+    Target("retro_model/data/database.py", ("tests/model/test_database.py", "tests/model/test_neighbours.py"), 2),
+    Target("retro_model/data/mixture.py", ("tests/model/test_mixture.py",), 2),
     Target("retro_model/data/dedup.py", ("tests/model/test_dedup.py",), 2),
     Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py",), 2),
+    Target("retro_model/evaluation/scoring.py", ("tests/model/test_evaluation.py",), 2),
+    Target("retro_model/evaluation/suffixes.py", ("tests/model/test_suffixes.py",), 2),
+    Target("retro_model/evaluation/knn_lm.py", ("tests/model/test_suffixes.py",), 2),
     Target("retro_model/training/step.py", ("tests/model/test_training.py",), 2),
+    Target("retro_model/training/batches.py", ("tests/model/test_training.py",), 2),
+    Target("retro_model/retro/retrieval.py", ("tests/model/test_retro.py", "tests/model/test_cache.py"), 2),
+    Target("retro_model/retro/retrofit.py", ("tests/model/test_retrofit.py", "tests/model/test_retrofit_abroad.py"), 2),
+    Target("retro_model/huggingface.py", ("tests/model/test_huggingface.py", "tests/model/test_retrofit_abroad.py"), 2),
     Target("bench/check/numerics.py", ("tests/bench/test_work.py", "tests/bench/test_run.py"), 2),
     Target("bench/check/topk.py", ("tests/bench/test_work.py",), 2),
     Target("bench/compare/gate_statistics.py", ("tests/bench/test_gate_statistics.py",), 3),

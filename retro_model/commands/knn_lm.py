@@ -1,0 +1,83 @@
+"""kNN-LM, the paper's baseline, beside RETRO: over the activations of the demonstration's baseline.
+
+    python -m retro_model demo --out demo-out
+    python -m retro_model knn-lm demo-out       # knn-lm.json in demo-out
+
+The datastore holds the contexts of the training text, all models score the same tokens in the same windows. kNN-LM once
+has the paper's lambda and alpha, and once those of a grid that are best on the other documents. Source: section 4.1 and
+appendix C.2 of arXiv 2112.04426.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from pathlib import Path
+
+from retro_model import evaluation
+from retro_model.evaluation import knn_lm
+
+from .trained import Trained, open_demo
+
+MIXTURES = (0.05, knn_lm.LAMBDA, 0.25, 0.4)
+SHARPNESS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of alpha, in units of `typical_alpha`
+
+
+def compare(
+    demo: Trained, *, k: int = knn_lm.NEIGHBOURS, trained_documents: int | None = None, report=print
+) -> dict[str, dict]:
+    """Scores of the held-out text by the baseline, kNN-LM over it, and RETRO.
+
+    trained_documents: of the training text, the first so many are the datastore; None: all.
+    Returns: {name: {"bits_per_byte": bpb, "minus baseline": (difference, 2.5%, 97.5% over documents)}}; kNN-LM also
+    has its settings, (lambda, alpha) or a list of them, one a document.
+    """
+    corpus, plan, held_out = demo.corpus, demo.plan, demo.corpus.validation
+    options = {"window": plan.window, "stride": plan.stride}
+    some = None if trained_documents is None else range(min(trained_documents, len(corpus.train.documents)))
+    datastore = knn_lm.TokenDatastore.build(demo.baseline, corpus.train, documents=some, **options)
+    alpha = knn_lm.typical_alpha(datastore)
+    settings = [(knn_lm.LAMBDA, knn_lm.ALPHA), *itertools.product(MIXTURES, (alpha * s for s in SHARPNESS))]
+    report(
+        f"{len(datastore.keys):,} contexts, {k} neighbours of each token; {len(settings) - 1} settings, alpha about "
+        f"{alpha:.3g}"
+    )
+    papers, *grid = knn_lm.score_knn_settings(demo.baseline, datastore, held_out, settings, k=k, **options)
+    tuned, chosen = knn_lm.best_of_others(grid, held_out)
+    near = corpus.validation_neighbours[:, : plan.neighbours]
+    scores = {
+        "baseline": evaluation.score(demo.baseline, held_out, **options),
+        "kNN-LM, the paper's lambda and alpha": papers,
+        "kNN-LM, tuned on the other documents": tuned,
+        "RETRO off": evaluation.score(demo.retro, held_out, **options),
+        f"RETRO on, {plan.neighbours} neighbours": evaluation.score(
+            demo.retro, held_out, near, corpus.database, **options
+        ),
+    }
+    found: dict[str, dict] = {}
+    for name, one in scores.items():
+        gap = evaluation.bootstrap(one, scores["baseline"], held_out)
+        found[name] = {"bits_per_byte": evaluation.bits_per_byte(one), "minus baseline": gap}
+        report(
+            f"{name}: {found[name]['bits_per_byte']:.4f} bits per byte, minus the baseline {gap[0]:+.4f} (95% over "
+            f"documents: {gap[1]:+.4f} to {gap[2]:+.4f})"
+        )
+    found["kNN-LM, the paper's lambda and alpha"]["settings"] = settings[0]
+    found["kNN-LM, tuned on the other documents"]["settings"] = [settings[1 + number] for number in chosen]
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m retro_model knn-lm", description=__doc__.split("\n\n")[0])
+    parser.add_argument("folder", type=Path, help="what `python -m retro_model demo --out` made")
+    parser.add_argument("-k", type=int, default=knn_lm.NEIGHBOURS, help="contexts a token (default: 10)")
+    parser.add_argument("--documents", type=int, help="of the training text, the first so many; default: all")
+    options = parser.parse_args(arguments)
+    begin = time.perf_counter()
+    found = compare(open_demo(options.folder), k=options.k, trained_documents=options.documents)
+    path = options.folder / "knn-lm.json"
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{time.perf_counter() - begin:.0f} s; {path}")
