@@ -145,8 +145,21 @@ def best_of_others(scores: Sequence[Scores], store) -> tuple[Scores, list[int]]:
 
 
 def typical_alpha(datastore: TokenDatastore) -> float:
-    """The inverse of the standard deviation of the keys' norms, where the paper's search for alpha begins."""
+    """The inverse of the standard deviation of the keys' norms, where the paper's search for alpha begins.
+
+    Far too large for keys whose norms hardly differ, such as normed activations: see `alpha_of_distances`.
+    """
     return float(1 / datastore.keys.norm(dim=-1).std())
+
+
+def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: int = 512) -> float:
+    """The alpha at which the k-th nearest of a stored context weighs 1/e of the nearest, itself left out: the median
+    over some contexts, evenly spaced.
+    """
+    k = min(k + 1, len(datastore.keys))
+    queries = datastore.keys[:: max(1, len(datastore.keys) // samples)]
+    distances = datastore.nearest(queries, k)[0].sort(-1).values[:, 1:]
+    return float(1 / (distances[:, -1] - distances[:, 0]).median().clamp(min=1e-6))
 
 
 def _contexts(model, store, *, window: int, stride: int, batch_size: int, documents):

@@ -9,6 +9,7 @@ import torch
 from retro_model import evaluation
 from retro_model.evaluation.knn_lm import (
     TokenDatastore,
+    alpha_of_distances,
     best_of_others,
     score_knn,
     score_knn_settings,
@@ -164,6 +165,8 @@ def test_knn_lm_remembers(tmp_path):
     datastore = TokenDatastore.build(model, train, window=12, stride=4)
     options = {"window": 12, "stride": 4}
     seen = score_knn(model, datastore, new, mixture=0.9, alpha=1e4, k=2, documents=[3], **options)
+    keys = torch.tensor([[0.0], [1.0], [2.0], [4.0]])  # squared distances to the 1st and 2nd: 1 4, 1 1, 1 4, 4 9
+    assert alpha_of_distances(TokenDatastore(keys, torch.zeros(4)), k=2) == pytest.approx(1 / 3)
     per_token = (seen.nats.sum() - math.log(V)) / (seen.tokens.sum() - 1)  # its first token has no context
     assert per_token < -math.log(0.9) + 0.01 and typical_alpha(datastore) > 0
     with pytest.raises(ValueError, match="mixture: expected a share"):
