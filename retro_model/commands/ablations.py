@@ -64,9 +64,14 @@ def _train_and_score(
     plan = dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10))
     model, _ = fit(config, demo.corpus, plan, seed, "cpu", path.stem, quiet=False, shown=shown)
     scores = evaluation.score(
-        model, held_out, demo.corpus.validation_neighbours[:, : plan.neighbours], shown, window=plan.window,
-        stride=plan.stride, documents=None if documents is None else range(min(documents, len(held_out.documents))),
-    )  # fmt: skip
+        model,
+        held_out,
+        demo.corpus.validation_neighbours[:, : plan.neighbours],
+        shown,
+        window=plan.window,
+        stride=plan.stride,
+        documents=None if documents is None else range(min(documents, len(held_out.documents))),
+    )
     part = path.with_suffix(".part.npz")
     np.savez(part, **dataclasses.asdict(scores))
     part.replace(path)

@@ -36,8 +36,10 @@ def open_demo(folder: Path) -> Trained:
     store = TokenStore(folder / ("database" if (folder / "database").exists() else "all"))
     database = ChunkDatabase.open(folder / "embeddings", store, HashedTfidf.load(folder / "embedder.npz"))
     parts = {name: TokenStore(folder / name) for name in ("train", "validation")}
-    neighbours = {f"{name}_neighbours": open_neighbours(folder / f"{name}-neighbours", part, database)
-                  for name, part in parts.items()}  # fmt: skip
+    neighbours = {
+        f"{name}_neighbours": open_neighbours(folder / f"{name}-neighbours", part, database)
+        for name, part in parts.items()
+    }
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     corpus = Corpus(tokenizer, database, **parts, **neighbours, facts=results["corpus"])
     return Trained(*models, corpus, Plan(**results["plan"]))
