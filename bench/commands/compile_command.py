@@ -35,7 +35,9 @@ def execute(arguments: argparse.Namespace) -> int:
             if pace.over():
                 say("the deadline is over")
                 return exits.INCONCLUSIVE
-            if plan.misfit(case, selection.device) or plan.unfit(contender, case, dtype, selection.device, False):
+            if plan.unsupported_case(case, selection.device) or plan.unsupported(
+                contender, case, dtype, selection.device, False
+            ):
                 continue
             inputs = case.make(0, selection.device, getattr(torch, dtype))
             modes = plan.modes(case, selection)

@@ -104,3 +104,8 @@ def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
     assert (
         not asked.asked and "no time is left" in capsys.readouterr().err and not Path(tmp_path / "tune.json").exists()
     )
+
+
+def test_compile_passes_over_what_no_gpu_kernel_serves(capsys):
+    assert bench.main(["compile", "--device", "cpu", "--case", "mosaics", "--jobs", "1"]) == exits.OK
+    assert capsys.readouterr().out.startswith("0 kernels of ")
