@@ -34,14 +34,12 @@ def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Exec
             already.
         keys: `shards.Joined`, one part a shard.
     """
-    import faiss
-
     empty = path.with_name(path.name + ".trained")
     if not empty.exists():
         _write(trained(), empty)
     parts = [path.with_name(f"{path.name}.part-{s:05d}") for s in range(len(keys.parts))]
     each(_fill, [(empty, part, keys.parts[s], int(keys.starts[s])) for s, part in enumerate(parts)], executor)
-    index = faiss.read_index(str(empty))
+    index = _read(empty)
     lists = path.with_name(path.name + LISTS + ".new")
     disk.remove(lists)
     _merge(index, parts, lists, path.name + LISTS)
@@ -85,6 +83,13 @@ def opened(path: Path):
     return index
 
 
+def _read(path: Path, flags: int = 0):
+    """To be added to or merged, not searched: without the table that a search by PQ wants, lists * codes * 1 kB."""
+    import faiss
+
+    return faiss.read_index(str(path), flags | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+
+
 def _write(index, path: Path) -> None:
     import faiss
 
@@ -97,12 +102,10 @@ def _write(index, path: Path) -> None:
 
 def _fill(empty: Path, part: Path, keys: np.ndarray, first: int) -> None:
     """The index of one shard's keys, numbered from `first`."""
-    import faiss
-
     if part.exists():
         return
     with disk.Lock(part.with_name(f".{part.name}.lock"), f"{part} is being filled"):
-        index = faiss.read_index(str(empty))
+        index = _read(empty)
         for start in range(0, len(keys), KEYS_AT_ONCE):
             block = np.array(keys[start : start + KEYS_AT_ONCE], np.float32)
             index.add_with_ids(block, np.arange(first + start, first + start + len(block)))
@@ -117,7 +120,7 @@ def _merge(index, parts: list[Path], lists: Path, name: str) -> None:
     import faiss
 
     inverted = faiss.extract_index_ivf(index)
-    opened_parts = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP) for part in parts]
+    opened_parts = [_read(part, faiss.IO_FLAG_MMAP) for part in parts]
     sources = faiss.InvertedListsPtrVector()
     for part in opened_parts:
         sources.push_back(faiss.extract_index_ivf(part).invlists)
