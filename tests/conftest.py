@@ -19,6 +19,11 @@ from tests import browser
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
+if INTERPRETER:
+    from tests import bfloat16
+
+    bfloat16.mend()
+
 #: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for
 #: that architecture, executed by bench.emulate on CPU tensors
 COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)

@@ -146,3 +146,15 @@ def test_launches_by_address_equal_the_operator(op, monkeypatch):
         assert torch.equal(a, b)
     places = sorted((t.data_ptr(), t.nbytes) for t in got)
     assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(places))
+
+
+def test_the_interpreters_bfloat16_rounds_as_torch_does():
+    from tests import bfloat16
+
+    values = torch.cat([torch.randn(4096) * 10.0**e for e in (-40, -3, 0, 3, 38)])
+    values = torch.cat([values, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1 + 2**-8, 1 + 3 * 2**-8])])
+    bits = torch.from_numpy(bfloat16.rounded(values.numpy()).view("int16"))
+    assert torch.equal(bits, values.bfloat16().view(torch.int16))
+    assert (
+        torch.from_numpy(bfloat16.rounded(torch.tensor([torch.nan]).numpy()).view("int16")).view(torch.bfloat16).isnan()
+    )
