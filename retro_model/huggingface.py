@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from retro_model import checks
 from retro_model.chunk_neighbours import Retrieve, check_retrieved
 from retro_model.retro.cache import completed
 from retro_model.retro.decoders import adapters, base_of
@@ -110,6 +111,12 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         neighbours, neighbour_mask: of complete chunks, as in `RetrofittedDecoder`. past_key_values: the library's, in
         `generate`.
         """
+        sizes: dict[str, int] = {}
+        checks.shape("input_ids", input_ids, "B,N", sizes)
+        if labels is not None:
+            checks.shape("labels", labels, "B,N", sizes)
+            ids = labels.masked_fill(labels == IGNORED, 0)
+            checks.token_ids("labels", ids, self.model.config.vocab_size, input_ids.device)
         inputs = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
         if labels is not None and self.training:
             total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
@@ -252,6 +259,9 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
                 f"folder: expected the {len(expected)} weights of its configuration; got {len(state)}, without or "
                 f"beside {odd[0]}"
             )
+        for name, weight in model.trained_state_dict().items():
+            if state[name].shape != weight.shape:
+                raise ValueError(f"folder: expected {name} {list(weight.shape)}; got {list(state[name].shape)}")
         model.load_state_dict(state, strict=False)
         return model
 

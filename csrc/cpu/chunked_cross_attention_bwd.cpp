@@ -14,16 +14,6 @@ namespace {
 constexpr int TASKS = 128;                         // wanted at least, for balance
 constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together; one slot is always there
 
-// x, rounded: a product is not fused into the sum that it goes into, so it is the same number wherever it is used.
-RETRO_INLINE Vec rounded(Vec x) {
-#ifdef __x86_64__
-  asm("" : "+x"(x));
-#else
-  asm("" : "+w"(x));
-#endif
-  return x;
-}
-
 template <class T, class Elem>
 struct Backward {
   const CrossAttention& c;
@@ -61,6 +51,7 @@ struct Backward {
       const float l = i < unit.rows ? *lse.at<float>(b, unit.head, unit.row + i) : -INFINITY;
       const bool empty = l == -INFINITY;  // also the lanes beyond the last row: their probabilities become 0
       st.lse2[i] = empty ? INFINITY : l * LOG2E;
+      st.inverse[i] = 1.f;
       st.delta[i] = empty ? 0.f : delta(b, unit.row + i, unit.head);
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
@@ -77,15 +68,47 @@ struct Backward {
     return sum(acc);
   }
 
+  // to(at, score in base 2, (q + u)·k)
+  template <class To>
+  void scores(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
+              const ChunkedState<Elem>& st, To to) const {
+    sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [&](int r, int i, Vec x) {
+      const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
+      to(r * QUERY_BLOCK + i, s, x);
+    });
+  }
+
   // w.p = P, and for the gate's gradient w.x = (q + u)·k
   void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                      const ChunkedState<Elem>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
-    sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [&](int r, int i, Vec x) {
-      const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
-      store(w.p + r * QUERY_BLOCK + i, exp2(s - load(st.lse2 + i)));
-      if (gate) store(w.x + r * QUERY_BLOCK + i, x);
+    scores(count, soon, unit, w, st, [&](int at, Vec s, Vec x) {
+      const int i = at % QUERY_BLOCK;
+      store(w.p + at, exp2(s - load(st.lse2 + i)) * load(st.inverse + i));
+      if (gate) store(w.x + at, x);
     });
+  }
+
+  // Rows that were attended one by one added their scores up in another order than blocks do. Their maximum and sum are
+  // made again from blocks, instead of `lse`: probabilities that don't add up to 1 would be off by all of the
+  // difference.
+  void sum_rows(const Tokens& tokens, int g, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
+                const ChunkedState<Elem>& st) const {
+    Vec row_max = broadcast(-INFINITY), row_sum = zero();
+    for (int first = 0; first < tokens.count; first += KEY_BLOCK) {
+      const Piece<const T> keys(c, tokens, true, g, first);
+      w.keys.take(keys), w.key_a.take(n, w.keys, keys.count);
+      w.factors.fill(c, n, tokens, first, keys.count, scale2);
+      Vec new_max = row_max;
+      scores(keys.count, {}, unit, w, st, [&](int at, Vec s, Vec) { store(w.p + at, s), new_max = max(s, new_max); });
+      const Vec shift = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
+      row_sum = row_sum * exp2(row_max - shift), row_max = new_max;
+      for (int r = 0; r < keys.count; ++r) row_sum = row_sum + exp2(load(w.p + r * QUERY_BLOCK) - shift);
+    }
+    float maxima[LANES], sums[LANES];
+    store(maxima, row_max), store(sums, row_sum);
+    for (int i = 0; i < unit.rows; ++i)
+      if (st.lse2[i] != INFINITY && std::isfinite(maxima[i])) st.lse2[i] = maxima[i], st.inverse[i] = 1.f / sums[i];
   }
 
   // keys or values · queries or gradients, transposed; asks for the rows that will be read next.
@@ -275,6 +298,7 @@ struct Backward {
     clear_hidden(here, g, keys);
     float* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
+    for (int i = 0; i < count && few_rows(c); ++i) sum_rows(here, g, units[i], w, w.state(n, i));
     for (int first = 0; first < keys; first += KEY_BLOCK) {
       const bool more = first + KEY_BLOCK < keys;
       const auto soon = [&](bool of_keys) {

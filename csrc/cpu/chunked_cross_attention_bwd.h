@@ -6,11 +6,21 @@
 
 namespace retro::RETRO_ISA {
 
+// x, rounded: a product is not fused into the sum that it goes into, so it is the same number wherever it is used.
+RETRO_INLINE Vec rounded(Vec x) {
+#ifdef __x86_64__
+  asm("" : "+x"(x));
+#else
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 // What a unit carries over the blocks of keys.
 template <class Elem>
 struct ChunkedState {
   Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;  // transposed, row-major A, B with k = row
-  float *z, *dz, *lse2, *delta, *dlse, *dquery;
+  float *z, *dz, *lse2, *inverse, *delta, *dlse, *dquery;
 
   ChunkedState(const Sizes& n, Arena& arena) {
     const int width = row_width<Elem>(n.D);
@@ -20,7 +30,7 @@ struct ChunkedState {
     grad_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : grad_a;
     z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK), dz = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
     lse2 = arena.take<float>(QUERY_BLOCK), delta = arena.take<float>(QUERY_BLOCK);
-    dlse = arena.take<float>(QUERY_BLOCK);
+    dlse = arena.take<float>(QUERY_BLOCK), inverse = arena.take<float>(QUERY_BLOCK);
     dquery = arena.take<float>(QUERY_BLOCK * pad(n.D));
   }
 };

@@ -12,10 +12,6 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
-// terms added one after the other before their rounding outweighs what the order is for
-constexpr int LONGEST_CHAIN = 128;
-
 // T is how tensors lie in memory, Elem what products are made of.
 template <class T, class Elem>
 struct Backward {
@@ -72,7 +68,7 @@ struct Backward {
       Visibility::Row row{};
       if (MASKED) row = w.visible.row(i + r);
       for (int x = 0; x < columns; x += LANES) {
-        const Vec e = exp2(fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r])));
+        const Vec e = exp2(fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r]))) * broadcast(w.inverse[r]);
         store(p + x, MASKED ? row.hide(e, x, zero()) : e);
       }
       if (dropout)
@@ -123,17 +119,50 @@ struct Backward {
                     [=](int r, int d, Vec x) { store(to + r * D_pad + d, load(to + r * D_pad + d) + x); });
   }
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, RelativeWorkspace<Elem>& w,
-            const RelativeSums& sums) const {
+  // Scores of a tile, before scaling, onto the position logits in the strip.
+  void make_scores(int64_t b, int rows, int64_t block, int blocks, int head, RelativeWorkspace<Elem>& w) const {
     const Elem* keys[GROUP];
-    const int64_t first = block - w.visible.first_block;
     for (int k = 0; k < blocks; ++k) {
       pack(b, block + k, head / n.share, w);
-      keys[k] = w.key + (first + k) * kc_of<Elem>(n.D) * BLOCK;
+      keys[k] = w.key + (block + k - w.visible.first_block) * kc_of<Elem>(n.D) * BLOCK;
     }
-    float* scores = w.strip + n.start;
-    multiply_keys(n, rows, blocks, w.query, keys, scores);
+    multiply_keys(n, rows, blocks, w.query, keys, w.strip + n.start);
     w.visible.enter(block, blocks);
+  }
+
+  // Rows that were attended one by one added their scores up in another order than tiles do. Their maximum and sum are
+  // made again from tiles, instead of `lse`: probabilities that don't add up to 1 would be off by all of the
+  // difference.
+  void sum_rows(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
+    float row_max[FEW_ROWS], row_sum[FEW_ROWS] = {};
+    std::fill_n(row_max, FEW_ROWS, -INFINITY);
+    int64_t at, end;
+    w.visible.range(i, rows, at, end);
+    for (int blocks; (blocks = w.visible.next(at, end, i, rows)); at += blocks) {
+      slide<T>(n, w.chunks, head, i / BLOCK, rows, at, blocks, 0, w.rel_query, w.strip);
+      make_scores(b, rows, at, blocks, head, w);
+      for (int r = 0; r < rows; ++r) {
+        const float* s = w.strip + n.start + r * n.row;
+        const Visibility::Row row = w.visible.row(i + r);
+        Vec tile_max = broadcast(row_max[r]), total = zero();
+        for (int x = 0; x < blocks * BLOCK; x += LANES)
+          tile_max = max(row.hide(load(s + x) * broadcast(scale2), x, broadcast(-INFINITY)), tile_max);
+        const float new_max = max_of(tile_max);
+        if (new_max == -INFINITY) continue;
+        for (int x = 0; x < blocks * BLOCK; x += LANES)
+          total = total + row.hide(exp2(fma(load(s + x), broadcast(scale2), broadcast(-new_max))), x, zero());
+        row_sum[r] = row_sum[r] * std::exp2(row_max[r] - new_max) + sum(total), row_max[r] = new_max;
+      }
+    }
+    for (int r = 0; r < rows; ++r)
+      if (w.lse[r] != INFINITY && std::isfinite(row_max[r])) w.lse[r] = row_max[r], w.inverse[r] = 1.f / row_sum[r];
+  }
+
+  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, RelativeWorkspace<Elem>& w,
+            const RelativeSums& sums) const {
+    const int64_t first = block - w.visible.first_block;
+    float* scores = w.strip + n.start;
+    make_scores(b, rows, block, blocks, head, w);
     if (w.visible.all(block, blocks, i, rows))
       probabilities<false>(b, i, rows, block, blocks, head, w);
     else
@@ -175,11 +204,12 @@ struct Backward {
     clear(w.d_query, BLOCK * n.D_pad), clear(w.d_rel_query, BLOCK * n.band.E_pad);
     pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
     pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
-    for (int r = 0; r < rows; r += DELTAS) deltas(r, std::min(DELTAS, rows - r), w);
+    for (int r = 0; r < rows; r += DELTAS) deltas(n.D, r, std::min(DELTAS, rows - r), w);
     for (int r = 0; r < rows; ++r) {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
       w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
+      w.inverse[r] = 1.f;
       w.dlse[r] =
           dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
       if (empty) forget(r, w);
@@ -195,37 +225,6 @@ struct Backward {
     w.delta[r] = 0.f;
     clear(w.dout + r * lda, lda), clear(w.query + r * lda, lda);
     clear(w.rel_query + r * rel_lda, rel_lda);
-  }
-
-  // delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one
-  // key, the two cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN
-  // add up by lanes: the error of delta goes into every score of its row, that of dP into one.
-  void deltas(int r, int count, RelativeWorkspace<Elem>& w) const {
-    const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
-    const Elem *a = w.dout + r * lda, *o = w.rows + r * lda;
-    if (kc > LONGEST_CHAIN) {
-      for (int k = 0; k < count; ++k) {
-        Vec product = zero();
-        for (int d = 0; d < kc; d += LANES)
-          product = fma(load_operand(a + k * lda + d), load_operand(o + k * lda + d), product);
-        w.delta[r + k] = sum(product);
-      }
-      return;
-    }
-    Vec total[DELTAS];
-    std::fill(total, total + DELTAS, zero());
-    for (int d = 0; d < kc; ++d)
-      for (int k = 0; k < DELTAS; ++k) total[k] = fma(broadcast(a[k * lda + d]), broadcast(o[k * lda + d]), total[k]);
-    for (int k = 0; k < count; ++k) store(w.delta + r + k, total[k], 1);
-  }
-
-  // sum += f * the block's rows: the block on its own first, so that rounding does not grow with the number of rows.
-  static void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
-    for (int d = 0; d < ld; d += LANES) {
-      Vec total = zero();
-      for (int r = 0; r < rows; ++r) total = total + load(block + r * ld + d);
-      store(sum + d, fma(total, f, load(sum + d)));
-    }
   }
 
   void finish(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
@@ -250,6 +249,7 @@ struct Backward {
 
   void block(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
     begin(b, i, rows, head, w);
+    if (few_rows(c)) sum_rows(b, i, rows, head, w);
     int64_t at, end, after = -1, a = i / BLOCK;
     int previous = 0;
     w.visible.range(i, rows, at, end);

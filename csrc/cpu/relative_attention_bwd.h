@@ -14,7 +14,7 @@ struct RelativeWorkspace {
     Elem *query, *rel_query, *dout, *strip, *weights;
   } pairs;  // the layouts that pairs need beside these; floats do without
   const Elem *query_b, *rel_query_b, *dout_b;
-  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *delta, *dlse;
+  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *inverse, *delta, *dlse;
   uint8_t* ready;
   float* own;  // dK, dV of the task, where nobody else adds to them
   size_t bytes;
@@ -40,7 +40,7 @@ struct RelativeWorkspace {
     keep = arena.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
     d_query = arena.take<float>(BLOCK * n.D_pad), d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
     bias = arena.take<float>(widest), lse = arena.take<float>(BLOCK), delta = arena.take<float>(BLOCK);
-    dlse = arena.take<float>(BLOCK);
+    dlse = arena.take<float>(BLOCK), inverse = arena.take<float>(BLOCK);
     own = arena.take<float>(alone ? 2 * blocks * BLOCK * n.D_pad : 0);
     bytes = arena.used();
   }
@@ -51,6 +51,42 @@ struct RelativeSums {
   float *key, *value;  // [key blocks of the task][BLOCK][D_pad], of the batch entry at hand
   float *table, *content, *position;
 };
+
+constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
+// terms added one after the other before their rounding outweighs what the order is for
+constexpr int LONGEST_CHAIN = 128;
+
+// delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key,
+// the two cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN add up
+// by lanes: the error of delta goes into every score of its row, that of dP into one.
+template <class Elem>
+void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
+  const int kc = kc_of<Elem>(width), lda = row_width<Elem>(width);
+  const Elem *a = w.dout + r * lda, *o = w.rows + r * lda;
+  if (kc > LONGEST_CHAIN) {
+    for (int k = 0; k < count; ++k) {
+      Vec product = zero();
+      for (int d = 0; d < kc; d += LANES)
+        product = fma(load_operand(a + k * lda + d), load_operand(o + k * lda + d), product);
+      w.delta[r + k] = sum(product);
+    }
+    return;
+  }
+  Vec total[DELTAS];
+  std::fill(total, total + DELTAS, zero());
+  for (int d = 0; d < kc; ++d)
+    for (int k = 0; k < DELTAS; ++k) total[k] = fma(broadcast(a[k * lda + d]), broadcast(o[k * lda + d]), total[k]);
+  for (int k = 0; k < count; ++k) store(w.delta + r + k, total[k], 1);
+}
+
+// sum += f * the block's rows: the block on its own first, so that rounding does not grow with the number of rows.
+inline void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
+  for (int d = 0; d < ld; d += LANES) {
+    Vec total = zero();
+    for (int r = 0; r < rows; ++r) total = total + load(block + r * ld + d);
+    store(sum + d, fma(total, f, load(sum + d)));
+  }
+}
 
 // The mean of a row's dP, weighted by p, in two parts: the dP of the greatest p, and the rest.
 struct WeightedMean {

@@ -11,7 +11,7 @@ from retro_model.generation import generate
 from tests.model.test_retrofit import ADDED, K, M, R, V, gpt2, llama
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
+safetensors = pytest.importorskip("safetensors.torch")
 
 from retro_model.huggingface import NeighbourCollator, RetrofitForCausalLM  # noqa: E402
 
@@ -167,3 +167,38 @@ def test_the_collator_pads_and_masks():
     assert "neighbours" not in NeighbourCollator(M)(batch_rows)
     with pytest.raises(ValueError, match=r"neighbours: expected \[n//M,K,R\] with n//M = 2 for n=17"):
         NeighbourCollator(M)([{**batch_rows[0], "neighbours": batch["neighbours"][0, :1]}])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (
+            dict(input_ids=torch.zeros(4, dtype=torch.int64)),
+            ValueError,
+            r"input_ids: expected \[B,N\] \(2 dimensions\)",
+        ),
+        (dict(labels=torch.zeros(2, 3, dtype=torch.int64)), ValueError, "labels: expected .* N=4; got N=3"),
+        (dict(labels=torch.zeros(2, 4)), TypeError, "labels: expected torch.int64 token ids; got torch.float32"),
+        (
+            dict(labels=torch.full((2, 4), V)),
+            ValueError,
+            f"labels: expected token ids from 0 to V-1 = {V - 1}; got {V}",
+        ),
+    ],
+)
+def test_wrong_inputs_are_named(training, wrong, error, message):
+    ids = torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(error, match=message):
+        model().train(training)(**{"input_ids": ids, "labels": ids, **wrong})
+
+
+def test_weights_of_another_shape_are_named(tmp_path):
+    ours = model()
+    ours.save_pretrained(tmp_path, whole=True)
+    file = tmp_path / "model.safetensors"
+    weights = safetensors.load_file(file)
+    name = min(weights)
+    safetensors.save_file(weights | {name: torch.zeros(3, 3)}, file)
+    with pytest.raises(ValueError, match=rf"folder: expected {name} \[.*\]; got \[3, 3\]"):
+        RetrofitForCausalLM.from_pretrained(tmp_path)

@@ -84,3 +84,14 @@ def test_reason_names_what_it_cannot_serve():
     kw = inputs.cross_attention(6, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"query is torch\.float64; have float32, bfloat16, float16"):
         rk.chunked_cross_attention(**kw, backend="cpu")
+
+
+@pytest.mark.parametrize("tokens", [40, 150])
+def test_probabilities_of_a_few_rows_add_up_to_one(tokens):
+    """Without packing, forward adds scores up in another order than backward, and `lse` would not fit large ones."""
+    kw = inputs.cross_attention(1, B=2, N=1, M=1, K=2, R=tokens, H=2, D=200) | {"scale": 1.0}
+    kw["value"].requires_grad_()
+    out = rk.chunked_cross_attention(**kw, backend="cpu")
+    upstream = torch.randn(out.shape, generator=inputs.generator(2))
+    (grad,) = torch.autograd.grad(out, kw["value"], upstream)
+    torch.testing.assert_close(grad.double().sum((1, 2, 3)), upstream[:, 0].double(), atol=2e-6, rtol=0)

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import retro_kernels as rk
 from retro_kernels import _native
 from retro_kernels.testing import compare, inputs
 
@@ -150,3 +151,14 @@ def test_memory_is_linear():
     """At 16384 tokens one matrix [N,N] would be 1 GiB; forward and backward stay below an eighth of it."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
     assert int(done.stdout) < 128 * 1024, done.stderr  # KiB
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_probabilities_of_a_few_rows_add_up_to_one(rows):
+    """Without packing, forward adds scores up in another order than backward, and `lse` would not fit large ones."""
+    kw = inputs.self_attention(1, B=2, N=rows, S=150, H=2, D=200, scale=1.0)
+    kw["value"].requires_grad_()
+    out = rk.relative_attention(**kw, backend="cpu")
+    upstream = torch.randn(out.shape, generator=inputs.generator(2))
+    (grad,) = torch.autograd.grad(out, kw["value"], upstream)
+    torch.testing.assert_close(grad.double().sum(1), upstream.double().sum(1), atol=2e-6, rtol=0)

@@ -52,17 +52,21 @@ class Noise:
     """What a last place of every input changes: inputs and upstream gradients, each number by up to half of eps.
 
     With a log-sum-exp, which is one float32, every probability that is made from it is off by as much, relative, as it
-    is absolute: the same as if its row's upstream gradient were.
+    is absolute: the same as if its row's upstream gradient were. A running sum is one float32 after every step: the
+    same as if what that step takes in were off by as much as the sum is.
     """
 
-    def __init__(self, seed: int, eps: float):
-        self.generator, self.eps = inputs.generator(seed), eps
+    def __init__(self, seed: int, eps: float, exact: dict[str, torch.Tensor]):
+        self.generator, self.eps, self.exact = inputs.generator(seed), eps, exact
 
     def like(self, t: torch.Tensor) -> torch.Tensor:
         return self.eps * (torch.rand(*t.shape, generator=self.generator, dtype=torch.float64) - 0.5).to(t.device)
 
     def rounded(self, t: torch.Tensor) -> torch.Tensor:
         return t * (1 + self.like(t)) if t.is_floating_point() else t
+
+    def of_steps(self, t: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        return t + state * self.like(t) * (2**-23 / self.eps)
 
     def of_rows(self, grad: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
         off = 1 + torch.where(lse.isfinite(), lse.abs(), 0).double() * self.like(lse) * (2**-23 / self.eps)
@@ -76,8 +80,10 @@ def run(
     them. What comes back for an output is rounded to `dtype`.
     """
     there = {n: (noise.rounded(v) if noise else view(v)) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    attention, leaky = "attention" in op, op == "leaky_average"
+    if noise and leaky:
+        there["x"] = noise.of_steps(there["x"], noise.exact["out0"])
     leaves = {n: v.requires_grad_() for n, v in there.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    attention = "attention" in op
     outs = getattr(rk, op)(**there, **({"return_lse": True} if attention else {}), backend=backend)
     outs = outs if isinstance(outs, tuple) else (outs,)
     result = {f"out{i}": out.detach() for i, out in enumerate(outs)}
@@ -92,9 +98,9 @@ def run(
     grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in outputs]
     grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(outputs, grads, strict=True)]
     if noise:
-        grads = [
-            noise.of_rows(noise.rounded(grad), outs[1].detach()) if attention else noise.rounded(grad) for grad in grads
-        ]
+        grads = [noise.rounded(grad) for grad in grads]
+        grads = [noise.of_rows(grad, outs[1].detach()) for grad in grads] if attention else grads
+        grads = [noise.of_steps(grad, noise.exact["grad_x"]) for grad in grads] if leaky else grads
     results = torch.autograd.grad(outputs, list(leaves.values()), grads, allow_unused=True)
     return result | {
         f"grad_{n}": torch.zeros_like(v) if grad is None else grad
@@ -102,15 +108,17 @@ def run(
     }
 
 
-def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, want: torch.Tensor, eps: float) -> float:
+def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, exact: dict, eps: float) -> float:
     """How far, in the mean, the exact result moves when what it is
     made of moves by rounding: less can be asked of no arithmetic.
     """
     total = 0.0
     for seed in range(DRAWS):
         torch.manual_seed(0)  # dropout's
-        moved = run(op, inputs.cast(kw, torch.float64), "reference", None, upstream, dtype, Noise(seed, eps))[name]
-        total += float((moved.detach() - want).nan_to_num(0.0, 0.0, 0.0).square().sum()) / DRAWS
+        moved = run(op, inputs.cast(kw, torch.float64), "reference", None, upstream, dtype, Noise(seed, eps, exact))[
+            name
+        ]
+        total += float((moved.detach() - exact[name]).nan_to_num(0.0, 0.0, 0.0).square().sum()) / DRAWS
     return total**0.5
 
 
@@ -136,7 +144,7 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
         except AssertionError:
             off = float((got[name].double() - value).norm())
             eps = torch.finfo(dtype if value.numel() < FEW else torch.float32).eps
-            if not off <= TIMES * rounding(op, kw, upstream, dtype, name, value, eps):  # NaN too
+            if not off <= TIMES * rounding(op, kw, upstream, dtype, name, want, eps):  # NaN too
                 raise
             event(f"{op}: {name} beyond the table, within the rounding of its inputs")
 
@@ -200,6 +208,7 @@ def test_relative_attention(backend, case):
             each_start=st.booleans(),
             gate=st.booleans(),
             mask=st.sampled_from([None, "neighbour", "token"]),
+            scale=st.sampled_from([None, None, 0.01, 1.0]),
             extra_chunks=st.integers(0, 1),
             dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
         )
@@ -211,8 +220,8 @@ def test_chunked_cross_attention(backend, case):
     view, upstream, each = (case.pop(n) for n in ("view", "upstream", "each_start"))
     case["N"] = min(case["N"], 12 * case["M"])  # a dozen chunks suffice
     case["query_start"] = min(case["query_start"], 12 * case["M"])
-    seed = case.pop("seed")
-    kw = inputs.cross_attention(seed, H=H, G=G, **case)
+    seed, scale = case.pop("seed"), case.pop("scale")
+    kw = inputs.cross_attention(seed, H=H, G=G, **case) | {"scale": scale}
     if each:
         kw["query_start"] = torch.randint(-5, 100, (case["B"],), generator=inputs.generator(seed))
     check("chunked_cross_attention", backend, kw, view, upstream)
