@@ -18,6 +18,7 @@ from retro_model.data.faiss_index import KEYS_A_LIST, RECALL_SAMPLE, TRAINING_KE
 from .recipe import Recipe
 
 STAGES = ("tokens", "frequencies", "keys", "index", "neighbours")
+LARGEST_TABLE = 1 << 31  # bytes: of the table that FAISS makes when an index by PQ is opened; no larger one
 WORKER = 450 << 20  # bytes of a process that has imported torch and FAISS
 #: Core-seconds for each unit of `units`; "text": of tokens that are made
 #: of text. Source: docs/scale.md, the runs of 10^5 and 10^6 chunks.
@@ -96,6 +97,8 @@ def plan(
     sample = min(chunks, max(TRAINING_KEYS, KEYS_A_LIST * recipe.lists)) if recipe.index else 0
     centroids = recipe.lists * recipe.dim * 4
     index = chunks * (recipe.code_bytes + 8) + centroids
+    table = recipe.lists * recipe.code_bytes * 256 * 4 * ("PQ" in (recipe.index or ""))
+    table *= table <= LARGEST_TABLE
     disk = {
         "tokens": chunks * (recipe.chunk_len * token + 20),
         "frequencies": 0,
@@ -108,7 +111,7 @@ def plan(
         "frequencies": WORKER + (256 << 20),
         "keys": WORKER + (256 << 20),
         "index": WORKER + max(sample * recipe.dim * 4 * 6, shard * (recipe.code_bytes + 8) + 2 * centroids),
-        "neighbours": WORKER + 2 * centroids + (256 << 20),
+        "neighbours": WORKER + 2 * centroids + table + (256 << 20),
     }
     rates["tokens"] = rates[_tokens(recipe)]
     seconds = {name: amounts[name] * rates[name] for name in STAGES}

@@ -37,6 +37,13 @@ def queries(store, count=60):
     return {"chunks": store.chunks(rows), "k": 4, "lengths": store.lengths[rows], "exclude_doc": store.chunk_doc[rows]}
 
 
+def table_of(index) -> int:
+    """Numbers in the table that a search by PQ wants."""
+    import faiss
+
+    return faiss.downcast_index(faiss.extract_index_ivf(index)).precomputed_table.size()
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, embedder, monkeypatch):
     options = {"index": FACTORY, "nprobe": 8}
@@ -56,7 +63,10 @@ def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, 
         lambda *a, merge=index_shards._merge: (filled.extend(p.stat().st_mtime_ns for p in a[1]), merge(*a)),
     )
     monkeypatch.setattr(index_shards, "_fill", lambda *a: fill(*a))
+    part = index_shards._read(parts[0])
+    assert part.ntotal and not table_of(part)  # what only a search wants is not there as often as parts
     built = ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
+    assert table_of(built.searcher.index)
     assert [filled[0], filled[2]] == times  # only the missing one was filled again
     assert {p.name.rsplit(".", 1)[-1] for p in (tmp_path / "d").iterdir() if "OPQ" in p.name} == {
         "faiss",
