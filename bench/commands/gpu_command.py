@@ -71,10 +71,10 @@ STAGES = {
     ),
     "fast": (
         Step("headline", f"run {_MEASURED} --json {{out}}/run.jsonl"),
-        Step("baselines", f"run {_MEASURED} --baselines all --json {{out}}/baselines.jsonl"),
-        Step("host time", "host --json {out}/host.json"),
-        Step("all", f"run {_EVERYTHING} --json {{out}}/all.jsonl"),
         Step("table", "report {out}/run.jsonl --format md --output {out}/run.md"),
+        Step("host time", "host --json {out}/host.json"),
+        Step("baselines", f"run {_MEASURED} --baselines all --json {{out}}/baselines.jsonl"),
+        Step("all", f"run {_EVERYTHING} --json {{out}}/all.jsonl"),
     ),
     "tune": (Step("tiles", "tune --device {device} --case {cases} --deadline {left}"),),
     "look": (
