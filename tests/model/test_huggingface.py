@@ -54,6 +54,15 @@ def test_generate_retrieves_in_the_loop(make):
         ours.generate(ids, retrieve=retrieve, num_beams=2, **options)
 
 
+@torch.no_grad()
+def test_a_cache_that_is_not_to_be_used_stays_empty():
+    ours, tokens, past = model().eval(), torch.arange(2 * M)[None], transformers.DynamicCache()
+    want = ours(tokens).logits
+    for use_cache in (None, False):
+        assert torch.equal(ours(tokens, past_key_values=past, use_cache=use_cache).logits, want)
+    assert past.get_seq_length() == 0
+
+
 @pytest.mark.parametrize("tuned", [False, True])
 def test_decoding_without_retrieval_is_never_silent(tuned):
     """The decoder within knows of no neighbours, and says so, also in a copy; ours says what was left out."""

@@ -73,7 +73,11 @@ TARGETS = (
     Target("retro_model/training/step.py", ("tests/model/test_training.py",), 2),
     Target("retro_model/training/batches.py", ("tests/model/test_training.py",), 2),
     Target("retro_model/retro/retrieval.py", ("tests/model/test_retro.py", "tests/model/test_cache.py"), 2),
-    Target("retro_model/retro/retrofit.py", ("tests/model/test_retrofit.py", "tests/model/test_retrofit_abroad.py"), 2),
+    Target(
+        "retro_model/retro/retrofitted_decoder.py",
+        ("tests/model/test_retrofit.py", "tests/model/test_retrofit_abroad.py"),
+        2,
+    ),
     Target("retro_model/huggingface.py", ("tests/model/test_huggingface.py", "tests/model/test_retrofit_abroad.py"), 2),
     Target("bench/check/numerics.py", ("tests/bench/test_work.py", "tests/bench/test_run.py"), 2),
     Target("bench/check/topk.py", ("tests/bench/test_work.py",), 2),
