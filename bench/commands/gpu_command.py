@@ -78,8 +78,8 @@ STAGES = {
     ),
     "tune": (Step("tiles", "tune --device {device} --case {cases} --deadline {left}"),),
     "look": (
-        Step("profile", f"profile {_MEASURED} --trace {{out}}/traces --json {{out}}/profile.jsonl"),
-        Step("replay", f"profile {_MEASURED} --mode decode,fwd {{graphs}} --json {{out}}/graphs.jsonl"),
+        Step("profile", f"profile {_MEASURED} {{counted}} --trace {{out}}/traces --json {{out}}/profile.jsonl"),
+        Step("replay", f"profile {_MEASURED} {{counted}} --mode decode,fwd {{graphs}} --json {{out}}/graphs.jsonl"),
         Step("counters", f"--set full --target-processes all -f -o {{out}}/ncu {_CHECKED}", "ncu"),
         Step("timeline", f"profile -t cuda,nvtx -f true -o {{out}}/nsys {_CHECKED}", "nsys"),
     ),
@@ -130,7 +130,7 @@ def stage(name: str, arguments: argparse.Namespace) -> int:
             codes.append(exits.INCONCLUSIVE)
         else:
             code = run(step, arguments, left)
-            say(f"{name}: {step.name}: exit code {code} after {arguments.deadline - left:.0f} s of the stage")
+            say(f"{name}: {step.name}: exit code {code}, {time.monotonic() - begun:.0f} s into the stage")
             idle = arguments.rehearse and code == exits.NOTHING_MEASURED  # a CPU has no tiles to tune
             done = code in (exits.OK, exits.NUMERICS) or (step.tool is None and code in FINISHED) or idle
             known[step.name] = code if done else f"exit code {code}"
@@ -172,6 +172,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
         "small": small,
         "every": f"--case {small}" if rehearse else "",
         "tests": shlex.join(tests(rehearse)),
+        "counted": "--no-instructions" if rehearse else "",  # minutes under valgrind
         "graphs": "" if rehearse else "--cuda-graph",
         "out": str(arguments.out),
         "left": f"{left:.0f}",
