@@ -39,18 +39,17 @@ def freeze(decoder: nn.Module) -> None:
         decoder.requires_grad_(False)
 
 
-def warn_in_generate(decoder: nn.Module) -> None:
-    """From now on the `generate` of a Hugging Face decoder, which knows of no neighbours, says so."""
+def warn_in_generate(decoder: nn.Module, instead: str) -> None:
+    """From now on the `generate` of a Hugging Face decoder, which knows of no neighbours, says so, and what does."""
     base = base_of(decoder)
     if hasattr(base, "generate"):
-        base.generate = partial(_generate_alone, base)  # a partial, which copies and pickles with its decoder
+        base.generate = partial(_generate_alone, base, instead)  # a partial, which copies and pickles with its decoder
 
 
-def _generate_alone(decoder: nn.Module, *args, **options):
+def _generate_alone(decoder: nn.Module, instead: str, *args, **options):
     warnings.warn(
         f"{type(decoder).__name__}.generate: this decoder was retrofitted, and its own generate decodes without "
-        "retrieval; with it decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and "
-        "retro_model.generate(model, ...)",
+        f"retrieval; with it {instead}",
         stacklevel=2,
     )
     return type(decoder).generate(decoder, *args, **options)

@@ -61,7 +61,10 @@ class RetrofittedDecoder(nn.Module):
         self.config = config
         self.decoder = decoder.eval()
         freeze(decoder)
-        warn_in_generate(decoder)
+        warn_in_generate(
+            decoder,
+            "decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and retro_model.generate(model, ...)",
+        )
         embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
         self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
         names = [str(layer) for layer in config.cca_layers]

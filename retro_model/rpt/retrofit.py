@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.layers import initialise, rotation
-from retro_model.retro.decoders import find_blocks
+from retro_model.retro.decoders import find_blocks, warn_in_generate
 
 from .cache import RPTCache
 from .config import RPTConfig
@@ -137,7 +137,8 @@ class RetrofittedRPT(SelfMemory):
     its own keys and values beside what an RPT keeps of the document's chunks; rows are then of one length.
 
     Args:
-        decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
+        decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`. Its
+            own `generate` decodes without retrieval, and warns.
         config: sizes of what is added. blocks, attention, backend: see `retrofit_rpt`.
     """
 
@@ -154,6 +155,7 @@ class RetrofittedRPT(SelfMemory):
         where = next(decoder.parameters())
         where = {"device": where.device, "dtype": where.dtype}
         self.config, self.decoder = config, decoder.requires_grad_(False).eval()
+        warn_in_generate(decoder, "decodes retro_model.generate(model, ...)")
         names = [str(layer) for layer in config.cca_layers]
         self.cca = nn.ModuleDict({name: CrossAttention(config, backend=backend, **where) for name in names})
         self.cca_norm = nn.ModuleDict({name: norm(config.d_model, **where) for name in names})
