@@ -323,18 +323,17 @@ def test_bad_input_is_named(message):
 
 
 def test_the_equations_stay_readable():
-    """Configuration, memories and model take less than 300 lines, of which docstrings and comments are none."""
+    """Configuration, memories and model take less than 285 lines, where docstrings and comments are none and the
+    arguments of a function one, however the formatter spreads them."""
     count = 0
     for name in ("config", "memory", "model"):
         text = Path(memory_mosaics.__file__).with_name(f"{name}.py").read_text()
-        nodes = [
-            n
-            for n in ast.walk(ast.parse(text))
-            if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(n)
-        ]
-        told = {line for n in nodes for line in range(n.body[0].lineno, n.body[0].end_lineno + 1)}
-        lines = enumerate(text.splitlines(), 1)
-        count += sum(
-            number not in told and bool(line.strip()) and not line.strip().startswith("#") for number, line in lines
-        )
-    assert count < 300
+        left_out: set[int] = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                left_out.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+            if isinstance(node, ast.FunctionDef):
+                left_out.update(range(node.lineno + 1, node.body[0].lineno))
+        for number, line in enumerate(text.splitlines(), 1):
+            count += number not in left_out and bool(line.strip()) and not line.strip().startswith("#")
+    assert count < 285
