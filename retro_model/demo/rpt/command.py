@@ -27,7 +27,7 @@ LOWER = ("layers.0.", "layers.1.", "retriever.attention.")
 #: while the embeddings still have to learn which forms are one word's. So they learn slowly, and the embeddings fast.
 REWORDED = cards.Plan(
     Deck(words=32, forms=8),
-    steps=300,
+    steps=450,
     alpha=30.0,
     reader=True,
     candidates=40,
