@@ -112,8 +112,7 @@ def measure(contender: Contender, dtype: str, steps: int) -> list[dict[str, floa
 
 def product_flops(contender: Contender) -> int:
     """Floating-point operations of a step's linear maps and readout: forward, and a product for each gradient."""
-    model, _, _ = _prepare(contender, "float32", 1)
-    total, readout = 0, 0
+    model, total = contender.build(), 0
 
     def count(module: nn.Linear, inputs: tuple[Tensor], out: Tensor):
         nonlocal total
@@ -123,10 +122,9 @@ def product_flops(contender: Contender) -> int:
     training.batch_loss(model, contender.batch)
     for handle in handles:
         handle.remove()
-    width = next(m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding))
-    vocab = next(m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding))
-    readout = 2 * contender.batch.tokens.numel() * width * vocab * 3  # inside the loss, never called as a module
-    return total + readout
+    embedding = next(m for m in model.modules() if isinstance(m, nn.Embedding))
+    # the readout, which is as large as the embedding, is multiplied inside the loss and never called as a module
+    return total + 3 * 2 * contender.batch.tokens.numel() * embedding.weight.numel()
 
 
 def kernel_seconds(contender: Contender, steps: int = 2) -> float:
