@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import _dispatch, _register, configs
+from . import _dispatch, _register, _validate, configs
 
 _MOST_PLANS = 4096  # of some hundred bytes, or some thousand once they are replayed
 _OPTIONS = frozenset((int, float, bool, str))
@@ -39,19 +39,22 @@ def serve(op: str, call, backend: str | None, resolve: Callable, cast: Callable 
 
 def _served(op: str, call, backend: str | None, resolve: Callable):
     backend = _dispatch.named(backend)
-    key, differentiable = _key(op, call, backend)
+    key, differentiable, position = _key(op, call, backend)
     if key is None:
         return operator(op)(*resolve(call), backend)
     plan = _PLANS.get(key)
+    if position is not None and plan is not None and position not in plan.positions:
+        key = (*key, position)  # this value alone
+        plan = _PLANS.get(key)
     if plan is None:
         resolved = resolve(call)
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
-        plan = _PLANS[key] = Plan(op, call, resolved, backend)
-        tensors = [resolved[at] for at in plan.tensors]
+        plan = _PLANS[key] = Plan(op, call, resolved, backend, position)
+        values = [resolved[at] for at in plan.given]
     else:
-        tensors = plan.tensors_of(call)
-    outs = _Differentiable.apply(plan, *tensors) if differentiable else plan.guard(plan.forward, tensors)
+        values = plan.values_of(call)
+    outs = _Differentiable.apply(plan, *values) if differentiable else plan.guard(plan.forward, values)
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -61,9 +64,9 @@ def operator(op: str, part: str = ""):
 
 class Plan:
     """How calls of one key are served. Holds no tensor: those are taken from each call, wherever `resolve` moved them
-    to."""
+    to, and so is a position that moves."""
 
-    def __init__(self, op: str, call, resolved, backend: str | None):
+    def __init__(self, op: str, call, resolved, backend: str | None, position: int | None):
         self.op, self.backend, self.make = op, backend, type(resolved)
         self.module = _dispatch.choose(op, resolved, backend)
         self.repeat = _dispatch.repeat(self.module)
@@ -76,33 +79,40 @@ class Plan:
         self.places = [self.tensors.index(at) if at in self.tensors else None for at in differentiable]
         self.seeded = getattr(resolved, "seed", None) is not None
         seed = resolved._fields.index("seed") if self.seeded else None
-        self.moves = [None if at == seed else _place(at, call, resolved) for at in self.tensors]
+        #: what is taken from each call: its tensors, and last the position, where that moves, within `positions`
+        self.given, self.positions = self.tensors, range(0)
+        if position is not None:
+            movable = _validate.movable(call)
+            free = position in movable
+            self.positions = movable if free else range(position, position + 1)
+            self.given = [*self.tensors, _moving(self.make)] if free else self.tensors
+        self.moves = [None if at == seed else _place(at, call, resolved) for at in self.given]
         self.forward = self.repeat(self._forward)
         self.backwards: dict[tuple, Callable] = {}
 
-    def tensors_of(self, call) -> list[Tensor]:
-        """The call's tensors in the order of `tensors`, and a fresh seed where it draws."""
+    def values_of(self, call) -> list:
+        """Of the call what `given` names, and a fresh seed where it draws."""
         if self.seeded:
             seed = _register.dropout_seed(call[0].device, 1.0)
             return [seed if at is None else call[at] for at in self.moves]
         return [call[at] for at in self.moves]
 
-    def guard(self, run: Callable, tensors):
+    def guard(self, run: Callable, values):
         """`run` with the call's GPU current."""
-        if self.guarded and tensors[0].device.index != torch.cuda.current_device():
-            with torch.cuda.device(tensors[0].device):
-                return run(tensors)
-        return run(tensors)
+        if self.guarded and values[0].device.index != torch.cuda.current_device():
+            with torch.cuda.device(values[0].device):
+                return run(values)
+        return run(values)
 
-    def call(self, tensors):
-        """The call of these tensors, resolved."""
+    def call(self, given):
+        """The call of these values, resolved."""
         values = self.options.copy()
-        for at, tensor in zip(self.tensors, tensors):
-            values[at] = tensor
+        for at, value in zip(self.given, given):
+            values[at] = value
         return self.make._make(values)
 
-    def _forward(self, tensors) -> tuple[Tensor, ...]:
-        return tuple([out.contiguous() for out in self.module.forward(self.call(tensors))])
+    def _forward(self, values) -> tuple[Tensor, ...]:
+        return tuple([out.contiguous() for out in self.module.forward(self.call(values))])
 
     def gradients(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
         """saved: the call's tensors and its outputs, whose layouts are looked at again: a hook may have put others in
@@ -181,17 +191,28 @@ def _place(i: int, call, resolved) -> int:
     return next(j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own)
 
 
-def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool]:
+@functools.cache
+def _moving(problem: type) -> int | None:
+    """Where calls of an op have the position that moves."""
+    return None if problem.MOVES is None else problem._fields.index(problem.MOVES)
+
+
+def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | None]:
     """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the
-    call; and whether a gradient is wanted."""
+    call; whether a gradient is wanted; and the position, where it moves and is no part of the key."""
     parts: list = [op, backend, configs.epoch()]
     add, wanted, plain = parts.append, False, _PLAIN_ON_CPU
-    for value in call:
+    at, position, values = _moving(call.__class__), None, call
+    if at is not None and call[at].__class__ is int:
+        position = call[at]
+        values = call[:at] + call[at + 1 :]
+        add(at)
+    for value in values:
         if value is None:
             add(None)
         elif isinstance(value, Tensor):
             if _dispatch_keys(value).raw_repr() not in plain and not _plain(value):
-                return None, False
+                return None, False, None
             add(value.dtype)
             add(value.shape)
             add(value.stride())
@@ -202,8 +223,12 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool]:
             add(kind)
             add(value)
         else:
-            return None, False
-    return (tuple(parts) if alone() else None), wanted and torch.is_grad_enabled()
+            return None, False, None
+    differentiable = wanted and torch.is_grad_enabled()
+    if differentiable and position is not None:
+        add(position)
+        position = None
+    return (tuple(parts) if alone() else None), differentiable, position
 
 
 def alone() -> bool:

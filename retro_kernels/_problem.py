@@ -49,6 +49,8 @@ class ChunkedCrossAttention(NamedTuple):
         "position_bias",
         "neighbour_gate",
     )
+    #: the int that moves from call to call where tokens are decoded one by one; a tensor or None does not
+    MOVES = "query_start"
 
 
 class RelativeAttention(NamedTuple):
@@ -79,6 +81,7 @@ class RelativeAttention(NamedTuple):
     batch_offset: Tensor | None = None  # int64 [B]; the host never reads it
 
     DIFFERENTIABLE = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
+    MOVES = "query_offset"
 
 
 class RelativeLogits(NamedTuple):
@@ -90,6 +93,7 @@ class RelativeLogits(NamedTuple):
     query_offset: int
 
     DIFFERENTIABLE = ("query", "rel_key", "position_bias")
+    MOVES = "query_offset"
 
 
 class TopkChunks(NamedTuple):
@@ -104,6 +108,7 @@ class TopkChunks(NamedTuple):
     key_mask: Tensor | None  # bool [B or 1,S]
 
     DIFFERENTIABLE = ("query", "key")
+    MOVES = "query_offset"
 
 
 class LeakyAverage(NamedTuple):
@@ -113,6 +118,7 @@ class LeakyAverage(NamedTuple):
     segment: Tensor | None = None  # int [B,N]
 
     DIFFERENTIABLE = ("x", "decay", "initial")
+    MOVES = None
 
 
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}

@@ -48,6 +48,17 @@ def _positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[
     return 0, value
 
 
+def movable(call) -> range:
+    """Of a call that was checked, which positions it may have without being checked again; none where more follows from
+    the position."""
+    if isinstance(call, ChunkedCrossAttention):
+        return range(0, min(POSITION_MAX + 1, (call.key.shape[1] + 1) * call.chunk_len - call.query.shape[1]))
+    if isinstance(call, TopkChunks):
+        return range(0) if call.causal_gap is None else range(-INDEX_MAX, INDEX_MAX + 1)
+    follows = call.rel_key is not None and call.rel_start is None
+    return range(0) if follows else range(-POSITION_MAX, POSITION_MAX + 1)
+
+
 # ---------------------------------------------------------------- groups of arguments that both attentions share
 
 

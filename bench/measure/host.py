@@ -10,6 +10,7 @@ that does nothing, with as many leaves.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,10 @@ from torch import Tensor
 import retro_kernels as rk
 
 BATCHES, CALLS = 9, 300
+CHUNKS = 512  # that a position passes through which is never the same
 M, R, D = 8, 16, 16
+#: calls that are also made as a decoder makes them: with another position each time, an int ("step")
+MOVES = {"chunked_cross_attention/decode": "query_start", "relative_attention/decode": "query_offset"}
 
 
 def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, ...] = ()) -> dict[str, float]:
@@ -34,7 +38,7 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
                 kernel = name.partition("/")[0]
                 if kernels and kernel not in kernels:
                     continue
-                for mode, run in _modes(getattr(rk, kernel), kw, backend, "decode" in name):
+                for mode, run in _modes(getattr(rk, kernel), kw, backend, name):
                     times[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)
     times["floor/fwdbwd"] = seconds(_floor(6))
     return times
@@ -79,24 +83,28 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]]:
         return {"rel_key": new(2, rows, D), "content_bias": new(2, D), "position_bias": new(2, D)}
 
     for name, n, start in (("decode", 1, 2 * M - 1), ("training", 2 * M, 0)):
+        chunks = CHUNKS if n == 1 else 2
         neighbours = {
-            "key": new(1, 2, 2, R, 2, D),
-            "value": new(1, 2, 2, R, 2, D),
+            "key": new(1, chunks, 2, R, 2, D),
+            "value": new(1, chunks, 2, R, 2, D),
             "chunk_len": M,
             "query_start": start,
         }
         yield f"chunked_cross_attention/{name}", {"query": new(1, n, 2, D), **neighbours, **biases(M + R - 1)}
     for name, n in (("decode", 1), ("training", 16)):
-        keys = {"key": new(1, 16, 2, D), "value": new(1, 16, 2, D), "causal": True}
+        keys = {"key": new(1, 16, 2, D), "value": new(1, 16, 2, D), "causal": True, "rel_start": 1 - n}
         yield f"relative_attention/{name}", {"query": new(1, n, 2, D), **keys, **biases(n + 15)}
     yield "relative_logits/training", {"query": new(1, 4, 2, D), "rel_key": new(2, 7, D), "key_len": 4}
     yield "topk_chunks/decode", {"query": new(1, 4, D), "key": new(1, 64, D), "k": 2}
     yield "leaky_average/training", {"x": new(1, 16, 2, D), "decay": torch.rand(2)}
 
 
-def _modes(op: Callable, kw: dict[str, Any], backend: str, decodes: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _modes(op: Callable, kw: dict[str, Any], backend: str, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "fwd", lambda: op(**kw, backend=backend)
-    if decodes:
+    if "decode" in name:
+        if moves := MOVES.get(name):
+            position = itertools.count(M - 1)
+            yield "step", lambda: op(**kw | {moves: next(position)}, backend=backend)
         return
     leaves = {name: value.clone().requires_grad_() for name, value in kw.items() if isinstance(value, Tensor)}
     out = op(**kw, backend=backend)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _eager
+from retro_kernels import _dispatch, _eager
 from retro_kernels.testing import inputs, stub
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -47,10 +47,49 @@ def test_bound_launches_are_tritons(op, monkeypatch):
                 seen[kind] = [addresses(launch) for launch in heard]
                 heard.clear()
             plan = next(plan for plan in _eager._PLANS.values() if plan.op == op)
-            assert plan.forward.replay is not None and all(run.replay is not None for run in plan.backwards.values())
+            assert plan.forward.replays and all(run.replays for run in plan.backwards.values())
     inputs = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
     assert len(seen["bound"]) == len(seen["anew"]) > 1
     assert named(seen["bound"], inputs) == named(seen["anew"], inputs)
+
+
+#: decode steps with the position as an int
+STEPS = {
+    "chunked_cross_attention": (
+        lambda: inputs.cross_attention(1, dtype=torch.bfloat16, B=1, N=1, M=4, query_start=67),
+        "query_start",
+    ),
+    "relative_attention": (
+        lambda: inputs.self_attention(
+            1, dtype=torch.bfloat16, B=1, N=1, S=64, T=64, causal=True, rel="bounded", rel_start=0
+        ),
+        "query_offset",
+    ),
+}
+
+
+@pytest.mark.parametrize("op", STEPS)
+def test_sixty_four_decode_steps_are_planned_three_times(op, monkeypatch):
+    """Once as it is, once recorded, and once more where a plan goes another way (a table that the first positions don't
+    reach). Every launch has the numbers that a plan of its own would have given it."""
+    make, name = STEPS[op]
+    module, planned, heard = _dispatch._module(op, "triton"), [], []
+    forward = module.forward
+    monkeypatch.setattr(module, "forward", lambda call: planned.append(call) or forward(call))
+    with stub.device(90, heard.append):
+        kw, got, want = make(), [], []
+        given = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
+        for position in range(64):
+            getattr(rk, op)(**kw | {name: position}, backend="triton")
+            got.append(named([addresses(launch) for launch in heard], given))
+            heard.clear()
+        assert len(planned) <= 3 and len(_eager._PLANS) == 1
+        for position in range(64):
+            _eager.forget()
+            getattr(rk, op)(**kw | {name: position}, backend="triton")
+            want.append(named([addresses(launch) for launch in heard], given))
+            heard.clear()
+    assert got == want and len({tuple(step) for step in got}) == 64
 
 
 def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:

@@ -48,7 +48,7 @@ def operator(op):
 
     def run(kw):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_eager, "_key", lambda *call: (None, False))
+            patch.setattr(_eager, "_key", lambda *call: (None, False, None))
             return getattr(rk, op)(**kw, backend="triton")
 
     return run
@@ -60,12 +60,42 @@ def test_replayed_calls_equal_the_operator(op):
         got = results(op, CALLS[op](seed), lambda kw: getattr(rk, op)(**kw, backend="triton"))
         if seed == 2:
             (plan,) = _eager._PLANS.values()
-            assert plan.forward.replay is not None and [run.replay is not None for run in plan.backwards.values()] == [
-                True
-            ]
+            assert len(plan.forward.replays) == 1
+            assert [len(run.replays) for run in plan.backwards.values()] == [1]
         if seed != 2:
             for a, b in zip(got, results(op, CALLS[op](seed), operator(op)), strict=True):
                 assert torch.equal(a, b)
+
+
+STEPS = {
+    "chunked_cross_attention": (inputs.cross_attention(1, B=1, N=1, H=1, M=4, query_start=67), "query_start"),
+    "relative_attention": (
+        inputs.self_attention(1, B=1, N=1, S=64, T=64, H=1, causal=True, rel="bounded", rel_start=0),
+        "query_offset",
+    ),
+    "relative_logits": (inputs.relative_logits(1, B=1, N=1, H=1, key_len=20, T=80, rel_start=-19), "query_offset"),
+    "topk_chunks": (inputs.topk(1, B=1, Q=2, S=30, causal_gap=2), "query_offset"),
+}
+
+
+@pytest.mark.parametrize("op", STEPS)
+def test_a_position_that_moves_is_the_replays(op):
+    kw, name = STEPS[op]
+    for position in (3, 4, 5, 63, 0, 29, 30, 31, 32):
+        got = getattr(rk, op)(**kw | {name: position}, backend="triton")
+        want = getattr(rk, op)(**kw | {name: position}, backend="reference")
+        for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want)), strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        getattr(rk, op)(**kw | {name: 2**70}, backend="triton")
+
+
+def test_a_position_beyond_what_was_checked_is_checked():
+    kw = STEPS["chunked_cross_attention"][0]
+    for start in (3, 4, 5):
+        rk.chunked_cross_attention(**kw | {"query_start": start}, backend="triton")
+    with pytest.raises(ValueError, match=r"key: expected .* L >= 18 chunks"):
+        rk.chunked_cross_attention(**kw | {"query_start": 71}, backend="triton")
 
 
 def test_a_seed_is_drawn_for_every_replay():

@@ -8,6 +8,8 @@ import dataclasses
 import triton
 from torch import Tensor
 
+from . import moving
+
 #: first and last version whose compiled kernels are called as `replay` does (read in their sources, and compared by a
 #: test)
 KNOWN_VERSIONS = ((3, 6), (3, 9))
@@ -20,8 +22,8 @@ def known() -> bool:
 class Launched:
     """A launch without its tensors.
 
-    launch: as it was; compiled: what Triton made of it, for arguments of these types and this alignment, None under its
-    interpreter; places: where `values` hold the tensors.
+    launch: as it was, with numbers that move as `Moving`; compiled: what Triton made of it, for arguments of these
+    types and this alignment, None under its interpreter; places: where `values` hold the tensors.
     """
 
     def __init__(self, launch, compiled, places: dict[str, int]):
@@ -30,8 +32,10 @@ class Launched:
 
     def __call__(self, values: list) -> None:
         """By the launch's own way."""
-        arguments = self.launch.arguments | {name: values[slot] for name, slot in self.places.items()}
-        dataclasses.replace(self.launch, arguments=arguments).run()
+        numbers = {name: moving.evaluated(value, values) for name, value in self.launch.arguments.items()}
+        arguments = numbers | {name: values[slot] for name, slot in self.places.items()}
+        grid = tuple(moving.evaluated(n, values) for n in self.launch.grid)
+        dataclasses.replace(self.launch, grid=grid, arguments=arguments).run()
 
     def bindable(self) -> bool:
         """Whether the compiled kernel may be called past Triton."""

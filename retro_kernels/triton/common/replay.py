@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from . import launcher
+from .moving import Moving, condition
 
 _APART = 256  # bytes between starts of scratch memory: whatever alignment a kernel was compiled for
 
@@ -58,19 +59,25 @@ class Operation:
 Step = Made | Operation | launcher.Launched
 
 
-def function(steps: Sequence[Step], given: int, room: int, results: list[int | None], kind: type) -> Callable:
+def function(
+    steps: Sequence[Step], given: int, room: int, results: list[int | None], kind: type, guards: list[str]
+) -> Callable:
     """`f(values)`: with the first `given` of `room` places filled by `values`, a `kind` of what then stands in
-    `results`."""
+    `results`; NotImplemented where a guard does not hold of the values."""
     launches = [step for step in steps if isinstance(step, launcher.Launched)]
+    stepwise = _stepwise(steps, given, room, results, kind, guards)
     if not all(launch.bindable() for launch in launches):
-        return _stepwise(steps, given, room, results, kind)
-    return _Source(steps, given, results, kind).function(_stepwise(steps, given, room, results, kind))
+        return stepwise
+    return _Source(steps, given, results, kind, guards).function(stepwise)
 
 
-def _stepwise(steps, given: int, room: int, results, kind: type) -> Callable:
+def _stepwise(steps, given: int, room: int, results, kind: type, guards: list[str]) -> Callable:
     """Launches go Triton's way, so that whoever has hooked them hears of each."""
+    holds = condition(guards, given)
 
     def again(values):
+        if not holds(values):
+            return NotImplemented
         at = [*values, *[None] * (room - given)]
         for step in steps:
             step(at)
@@ -82,13 +89,15 @@ def _stepwise(steps, given: int, room: int, results, kind: type) -> Callable:
 class _Source:
     """The function's lines, and what its names stand for."""
 
-    def __init__(self, steps: Sequence[Step], given: int, results: list[int | None], kind: type):
+    def __init__(self, steps: Sequence[Step], given: int, results: list[int | None], kind: type, guards: list[str]):
         self.names: dict[str, object] = {}
         self.lines: list[str] = []
         self.addresses: dict[int, str] = {}  # slot -> what stands for its address
         seen = {slot for step in steps if isinstance(step, Operation) for slot in _touched(step)}
         scratch = [s for s in steps if isinstance(s, Made) and s.slot not in seen and s.slot not in results]
         self._arguments(given)
+        if guards:
+            self.lines.append(f"if not ({' and '.join(guards)}): return NotImplemented")
         self._scratch(scratch)
         for step in steps:
             if step not in scratch:
@@ -111,6 +120,8 @@ class _Source:
         """How a line says `value`: a number as it is, anything else by a name."""
         if value is None or type(value) in (bool, int):
             return repr(value)
+        if isinstance(value, Moving):
+            return value.expression
         name = f"c{len(self.names)}"
         self.names[name] = value
         return name
@@ -159,7 +170,7 @@ class _Source:
             self._address(step.places[name]) if name in step.places else self._named(launch.arguments[name])
             for name in launch.kernel.arg_names
         ]
-        grid = [repr(n) for n in (*launch.grid, 1, 1)[:3]]
+        grid = [self._named(n) for n in (*launch.grid, 1, 1)[:3]]
         between = [self._named(x) for x in (compiled.function, compiled.packed_metadata)]
         given = [*grid, "stream", *between, "None", "None", "None", *own]
         self.lines.append(f"{self._named(compiled.run)}({', '.join(given)})")

@@ -1,11 +1,13 @@
 """One pass of a call, recorded: its launches and torch's operations, replayed on other tensors of the same layouts.
 
 A plan follows from shapes, strides, types, options and alignment alone, and never reads what a tensor holds. So what
-one call of a layout did, later ones do again, without planning, checking or binding arguments.
+one call of a layout did, later ones do again, without planning, checking or binding arguments. A position that moves
+from call to call is recorded as what the plan made of it, and by what conditions (`moving`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import launcher, replay
+from .moving import Moving, settled
 
 _ACTIVE = threading.local()
 _ATEN = torch.ops.aten
@@ -27,24 +30,34 @@ _FRESH = (
 )
 
 
+#: recordings of one layout: of the ways that a plan goes by its numbers
+_MOST_WAYS = 4
+
+
 class Repeated:
-    """`function(values)`, a list of tensors or None: the first call
-    as it is, for most layouts never return; the second recorded.
+    """`function(values)`, a list of tensors, ints that move, or None: the first call as it is, for most layouts never
+    return; the second recorded, and later ones that its recording does not hold for.
     """
 
     def __init__(self, function: Callable):
-        self.function, self.calls, self.replay = function, 0, None
+        self.function, self.replays, self.left = function, [], _MOST_WAYS + 1
 
     def __call__(self, values):
-        if self.replay is not None:
-            return self.replay(values)
-        self.calls += 1
-        if self.calls != 2:  # a layout that can't be replayed stays as it is
+        for again in self.replays:
+            results = again(values)
+            if results is not NotImplemented:
+                return results
+        self.left -= 1
+        if self.left == _MOST_WAYS or self.left < 0:
             return self.function(values)
         values = _apart(values)
         with Tape(values) as tape:
-            results = self.function(values)
-        self.replay = tape.replay(results)
+            results = self.function(tape.given)
+        again = tape.replay(results)
+        if again is None:
+            self.left = 0  # a layout that can't be replayed stays as it is
+        else:
+            self.replays.append(again)
         return results
 
 
@@ -58,6 +71,10 @@ class Tape(TorchDispatchMode):
         # kept, with all that is made of them: an id is one tensor's as long as it lives
         self.values, self.inputs = list(values), len(values)
         self.slots = {id(value): i for i, value in enumerate(values) if isinstance(value, Tensor)}
+        #: of the numbers among the values
+        self.guards: list[str] = []
+        #: the values, with what records its use in place of each number
+        self.given = [Moving(f"t{i}", x, self.guards) if type(x) is int else x for i, x in enumerate(values)]
         self.alive: list[Tensor] = []
         self.steps: list[replay.Step] = []
         self.replayable, self.launching = True, False
@@ -95,8 +112,10 @@ class Tape(TorchDispatchMode):
 
     def launch(self, launch) -> None:
         self.launching = True
+        numbers = {name: settled(value) for name, value in launch.arguments.items()}
+        now = dataclasses.replace(launch, grid=tuple(settled(n) for n in launch.grid), arguments=numbers)
         try:
-            compiled = launch.run()
+            compiled = now.run()
         finally:
             self.launching = False
         places = {name: self._slot(value) for name, value in launch.arguments.items() if isinstance(value, Tensor)}
@@ -107,7 +126,7 @@ class Tape(TorchDispatchMode):
         slots = [None if tensor is None else self._slot(tensor) for tensor in results]
         if not self.replayable:
             return None
-        return replay.function(self.steps, self.inputs, len(self.values), slots, type(results))
+        return replay.function(self.steps, self.inputs, len(self.values), slots, type(results), self.guards)
 
     def _slot(self, tensor: Tensor) -> int:
         if id(tensor) not in self.slots:  # from elsewhere: another call may have another
