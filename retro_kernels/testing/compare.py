@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import contextmanager
 from unittest import mock
 
@@ -30,14 +31,17 @@ def run(op: str, kw: dict, backend: str, grad_seed: int = 1) -> dict[str, Tensor
     The gradients' randomness depends only on shapes, so runs in different types and backends can be compared. Infinite
     outputs (the lse of an empty row) get a zero gradient.
     """
-    leaves = inputs.differentiable(kw)
+    return _run(op, inputs.differentiable(kw), backend, grad_seed, lambda grad: grad)
+
+
+def _run(op: str, leaves: dict, backend: str, grad_seed: int, view: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
     extra = {"return_lse": True} if op in ("chunked_cross_attention", "relative_attention") else {}
     outs = getattr(rk, op)(**leaves, **extra, backend=backend)
     outs = outs if isinstance(outs, tuple) else (outs,)
     g = inputs.generator(grad_seed)
     floating = [o for o in outs if o.is_floating_point()]
     grads = [inputs.randn(g, *o.shape, dtype=o.dtype).to(o.device) for o in floating]
-    grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip(floating, grads, strict=True)]
+    grads = [view(torch.where(o.isfinite(), grad, 0)) for o, grad in zip(floating, grads, strict=True)]
     names = [n for n, v in leaves.items() if isinstance(v, Tensor) and v.requires_grad]
     results = torch.autograd.grad(floating, [leaves[n] for n in names], grads)
     result = {f"out{i}": o.detach() for i, o in enumerate(outs)}
@@ -63,6 +67,24 @@ def check(op: str, kw: dict, backend: str, seed: int = 0) -> dict[str, Tensor]:
                 f"{op}/{backend} {name}: {int((got[name] != value).sum())} entries differ"
             )
     return got
+
+
+def assert_equal(name: str, got: Tensor, want: Tensor) -> None:
+    assert torch.equal(got, want), name
+
+
+def check_layout(op: str, kw: dict, backend: str, view: Callable[[Tensor], Tensor], same=assert_equal) -> None:
+    """Tensors laid out in memory as `view` lays them, the outputs' gradients too, give the same bits (or what `same`
+    asserts of name, got and want).
+    """
+    want = run(op, kw, backend)
+    leaves = {name: view(v) if isinstance(v, Tensor) else v for name, v in kw.items()}
+    for v in leaves.values():
+        if isinstance(v, Tensor) and v.is_floating_point():
+            v.requires_grad_()
+    got = _run(op, leaves, backend, 1, view)
+    for name, value in want.items():
+        same(name, got[name], value)
 
 
 def module(op: str, backend: str):

@@ -5,7 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import _native
-from retro_kernels.testing import compare, inputs, memory
+from retro_kernels.testing import compare, inputs
 
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 
@@ -50,19 +50,6 @@ def test_bits_do_not_depend_on_threads():
                 assert all(torch.equal(r[name], value) for r in results[1:]), name
     finally:
         torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
-def test_layouts_give_the_same_bits(view):
-    kw = inputs.leaky(5)
-    want = compare.run(OP, kw, "cpu")
-    there = {n: view(v) for n, v in kw.items()}
-    leaves = {n: v.requires_grad_() for n, v in there.items()}
-    y = rk.leaky_average(**leaves, backend="cpu")
-    assert torch.equal(y, want["out0"])
-    grad = inputs.randn(inputs.generator(1), *y.shape, dtype=y.dtype)
-    for name, g in zip(leaves, torch.autograd.grad(y, list(leaves.values()), grad), strict=True):
-        assert torch.equal(g, want[f"grad_{name}"]), name
 
 
 def test_float32_decay_beside_bfloat16():

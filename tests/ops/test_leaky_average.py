@@ -74,15 +74,7 @@ def test_the_gradient_of_decay_is_not_summed_step_by_step(backend):
 
 @pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
-    kw = inputs.leaky(5)
-    want = compare.run(OP, kw, backend)
-    there = {n: view(v) for n, v in kw.items()}
-    leaves = {n: v.requires_grad_() for n, v in there.items()}
-    y = rk.leaky_average(**leaves, backend=backend)
-    assert torch.equal(y, want["out0"])
-    grads = torch.autograd.grad(y, list(leaves.values()), inputs.randn(inputs.generator(1), *y.shape, dtype=y.dtype))
-    for name, grad in zip(leaves, grads, strict=True):
-        assert torch.equal(grad, want[f"grad_{name}"]), name
+    compare.check_layout(OP, inputs.leaky(5), backend, view)
 
 
 def test_sequences_join(backend):

@@ -197,20 +197,7 @@ def test_unsorted_segments(backend):
 
 @pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
-    kw = inputs.self_attention(7, key_mask=True, segments=True, E=8)
-    there = {n: view(v) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
-    want = compare.run(OP, kw, backend)
-    leaves = {
-        n: v.requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in there.items()
-    }
-    out, lse = rk.relative_attention(**leaves, return_lse=True, backend=backend)
-    assert torch.equal(out, want["out0"]) and torch.equal(lse, want["out1"])
-    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
-    g = inputs.generator(1)
-    grads = [inputs.randn(g, *o.shape, dtype=o.dtype) for o in (out, lse)]
-    grads = [torch.where(o.isfinite(), grad, 0) for o, grad in zip((out, lse), grads, strict=True)]
-    for name, grad in zip(names, torch.autograd.grad((out, lse), [leaves[n] for n in names], grads), strict=True):
-        assert torch.equal(grad, want[f"grad_{name}"]), name
+    compare.check_layout(OP, inputs.self_attention(7, key_mask=True, segments=True, E=8), backend, view)
 
 
 def test_masked_keys_may_hold_anything(backend):

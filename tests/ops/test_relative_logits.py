@@ -99,15 +99,7 @@ def test_they_are_the_attentions(backend):
 
 @pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
-    kw = inputs.relative_logits(8)
-    want = compare.run(OP, kw, backend)
-    leaves = {n: view(v).requires_grad_() if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
-    logits = rk.relative_logits(**leaves, backend=backend)
-    assert torch.equal(logits, want["out0"])
-    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor)]
-    grad = view(inputs.randn(inputs.generator(1), *logits.shape, dtype=logits.dtype))
-    for name, g in zip(names, torch.autograd.grad(logits, [leaves[n] for n in names], grad), strict=True):
-        assert torch.equal(g, want[f"grad_{name}"]), name
+    compare.check_layout(OP, inputs.relative_logits(8), backend, view)
 
 
 def test_repeats_bitwise(backend):
