@@ -20,9 +20,10 @@ from tests import browser
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETER:
-    from tests import bfloat16
+    from tests import bfloat16, interpreter
 
     bfloat16.mend()
+    interpreter.mend()
 
 #: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for
 #: that architecture, executed by bench.emulate on CPU tensors
