@@ -28,7 +28,8 @@ ATTENTIONS = ("relative_attention", "chunked_cross_attention")
 #: what makes a tile in their kernels
 TILE_OPERATIONS = (
     *("dot", "product", "deep_product", "tile_product", "table_product", "position_logits", "position_query_gradient"),
-    *("load_rows", "load_query", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step", "scalar_position"),
+    *("load_rows", "load_query", "load_queries", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step"),
+    *("scalar_position", "row_products"),
 )
 SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "examples")
 NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..common.gradients import load_queries
 from ..common.loads import add_bias, load_keys, load_rows, wide
 from ..common.products import tile_product
 from ..common.softmax import LOG2E
@@ -279,21 +280,28 @@ def _cca_backward_key_kernel(
         n = start + local
         row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
         q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-        q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
         do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-        do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
         content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
-        qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+        statistics = (batch * H + head) * N + start64
+        qc, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
+            q_base,
+            do_base,
+            content_at,
+            lse_ptr + statistics,
+            delta_ptr + statistics,
+            local,
+            row_mask,
+            stride_qn,
+            stride_don,
+            D,
+            BLOCK_D,
+        )
         q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
         zero = step >> 30  # as in `position_logits`
         position = 0.0
         if band_ptr is not None:
             band_at = band_ptr + ((slot + block).to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
             position = load_band(band_at, band_keys, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
-        lse_at = (batch * H + head) * N + n
-        lse = tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf"))
-        lse2 = tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
-        delta = tl.load(delta_ptr + lse_at, mask=row_mask, other=0.0)
         content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.dropout import dropout_keep
+from ..common.gradients import dropped
 from ..common.positions import position_of
 
 
@@ -125,12 +125,8 @@ def tile_gradients(
     p = tl.exp2(logits * scale2 - lse2[:, None])
     if MASKED:
         p = tl.where(visible[None, :], p, 0.0)
-    dropped, dp = p, dp_raw
-    if seed_ptr is not None:
-        keep = dropout_keep(tl.load(seed_ptr), dropout_limit, key_index[None, :], n[:, None], head, batch)
-        dropped = tl.where(keep, p * dropout_scale, 0.0)
-        dp = tl.where(keep, dp * dropout_scale, 0.0)
+    kept, dp = dropped(p, dp_raw, seed_ptr, dropout_limit, dropout_scale, key_index[None, :], n[:, None], head, batch)
     if HAS_GATE:
         dp = dp * gate
     ds = p * (dp - delta[:, None])
-    return dropped, ds
+    return kept, ds

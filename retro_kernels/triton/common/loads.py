@@ -50,3 +50,10 @@ def add_bias(x, bias_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
         bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)
         x = (x.to(tl.float32) + bias.to(tl.float32)[None, :]).to(x.dtype)
     return x
+
+
+@triton.jit
+def load_query(q_ptr, bias_ptr, i, row_mask, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(rows, rows + bias) [BLOCK_M, BLOCK]; a row outside row_mask is zero (then its bias)."""
+    q = load_rows(q_ptr, i.to(tl.int64), row_mask, stride, WIDTH, BLOCK)
+    return q, add_bias(q, bias_ptr, WIDTH, BLOCK)

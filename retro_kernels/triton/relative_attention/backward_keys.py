@@ -10,14 +10,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.loads import load_keys, load_rows, wide
+from ..common.gradients import load_queries
+from ..common.loads import load_keys, load_query, wide
 from ..common.position_logits import position_logits
 from ..common.positions import position_of
 from ..common.products import rows_product
 from ..common.softmax import LOG2E
-from .backward_query import load_statistics, tile_gradient
+from .backward_query import tile_gradient
 from .forward import SIZES
-from .tile import load_query, load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
+from .tile import load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
 
 
 @triton.jit
@@ -35,9 +36,9 @@ def _walk_queries(
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
         row_mask = i < N
-        _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-        do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
-        lse2, delta = load_statistics(lse_at, delta_at, i, row_mask)
+        q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
+            q_base, do_base, content_at, lse_at, delta_at, i, row_mask, stride_qn, stride_don, D, BLOCK_D
+        )
         zero = start >> 30  # N is far below 2**30
         q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
         logits = rows_product(  # [BLOCK_M, BLOCK_N], made transposed, as do and q meet it below

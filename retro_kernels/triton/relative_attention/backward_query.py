@@ -14,15 +14,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.dropout import dropout_keep
-from ..common.loads import load_keys, load_rows
+from ..common.gradients import dropped, load_queries
+from ..common.loads import load_keys, load_query, load_rows
 from ..common.position_logits import band_block, rel_rows, reverse_skew, table_product
 from ..common.positions import position_of
 from ..common.products import rows_product, tile_product
 from ..common.softmax import LOG2E
 from .forward import SIZES
 from .tile import (
-    load_query,
     load_segments,
     narrow,
     row_limits,
@@ -85,13 +84,6 @@ def _relative_delta_kernel(
 
 
 @triton.jit
-def load_statistics(lse_at, delta_at, i, row_mask):
-    """(lse in base 2, +inf where nothing is seen so that probabilities vanish; delta) of a block of queries."""
-    lse = tl.load(lse_at + i, mask=row_mask, other=float("-inf")) * LOG2E
-    return tl.where(lse == float("-inf"), float("inf"), lse), tl.load(delta_at + i, mask=row_mask, other=0.0)
-
-
-@triton.jit
 def tile_gradient(
     logits,
     dp,
@@ -111,11 +103,7 @@ def tile_gradient(
     logits) of one tile. key_index, query_index broadcast together.
     """
     p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
-    kept = p
-    if seed_ptr is not None:
-        keep = dropout_keep(tl.load(seed_ptr), dropout_limit, key_index, query_index, head, batch)
-        kept = tl.where(keep, p * dropout_scale, 0.0)
-        dp = tl.where(keep, dp * dropout_scale, 0.0)
+    kept, dp = dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch)
     # 0 * NaN would be NaN: what an invisible key holds must not matter
     return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)
 
@@ -255,17 +243,28 @@ def _relative_query_kernel(
     rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
     rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
     q_base, do_base = q_ptr + batch * stride_qb + head64 * stride_qh, do_ptr + batch * stride_dob + head64 * stride_doh
-    _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    statistics = (batch * H + head) * N
+    q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
+        q_base,
+        do_base,
+        content_at,
+        lse_ptr + statistics,
+        delta_ptr + statistics,
+        i,
+        row_mask,
+        stride_qn,
+        stride_don,
+        D,
+        BLOCK_D,
+    )
     rq = q
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
-    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     q_from, rq_from = (
         (q_base, i, row_mask, stride_qn),
         (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None,
     )
     do_from = (do_base, i, row_mask, stride_don)
-    lse2, delta = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr + (batch * H + head) * N, i, row_mask)
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
         query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_qsn)

@@ -12,14 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.loads import load_rows, wide
+from ..common.gradients import load_queries
+from ..common.loads import load_query, wide
 from ..common.position_logits import position_logits, rel_rows, table_product
 from ..common.positions import position_of
 from ..common.products import product
 from ..common.softmax import LOG2E
-from .backward_query import load_statistics, tile_gradient
+from .backward_query import tile_gradient
 from .forward import SIZES
-from .tile import load_query, row_limits
+from .tile import row_limits
 
 
 @triton.jit
@@ -140,10 +141,20 @@ def _relative_table_kernel(
             do_base = do_ptr + batch * stride_dob + head64 * stride_doh
             q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
             rq_from = (rq_base, i, row_mask, stride_rqn)
-            _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-            _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
-            do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-            lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, row_mask)
+            q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
+                q_base,
+                do_base,
+                content_at,
+                lse_ptr + statistics,
+                delta_ptr + statistics,
+                i,
+                row_mask,
+                stride_qn,
+                stride_don,
+                D,
+                BLOCK_D,
+            )
+            _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
             zero = start >> 30  # N is far below 2**30
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
             k_base = k_ptr + batch * stride_kb + group64 * stride_kg

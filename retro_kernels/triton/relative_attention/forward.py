@@ -6,13 +6,12 @@ import triton
 import triton.language as tl
 
 from ..common.dropout import dropout_keep
-from ..common.loads import load_keys
+from ..common.loads import load_keys, load_query
 from ..common.position_logits import band_block, table_product
 from ..common.positions import position_of
 from ..common.products import rows_product
 from ..common.softmax import LOG2E, softmax_end, softmax_step
 from .tile import (
-    load_query,
     load_segments,
     narrow,
     row_limits,

@@ -18,7 +18,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.loads import add_bias, load_rows
 from ..common.position_logits import band_block, reverse_skew
 
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
@@ -110,13 +109,6 @@ def table_span(begin, end, low, high, BLOCK: tl.constexpr, BOUNDED: tl.constexpr
         start = tl.minimum(begin + tl.cdiv(tl.maximum(low - begin, 0), BLOCK) * BLOCK, end)
         stop = tl.maximum(start, tl.minimum(begin + tl.cdiv(tl.maximum(high - begin, 0), BLOCK) * BLOCK, end))
     return start, stop
-
-
-@triton.jit
-def load_query(q_ptr, bias_ptr, i, row_mask, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """(rows, rows + bias) [BLOCK_M, BLOCK]; a row outside row_mask is zero (then its bias)."""
-    q = load_rows(q_ptr, i.to(tl.int64), row_mask, stride, WIDTH, BLOCK)
-    return q, add_bias(q, bias_ptr, WIDTH, BLOCK)
 
 
 @triton.jit

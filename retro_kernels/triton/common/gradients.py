@@ -1,0 +1,49 @@
+"""What the backward kernels of both attentions do alike: a block of queries with its statistics, and dropout undone."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .dropout import dropout_keep
+from .loads import load_query, load_rows
+from .softmax import LOG2E
+
+
+@triton.jit
+def load_statistics(lse_at, delta_at, i, row_mask):
+    """(lse in base 2, +inf where nothing is seen so that probabilities vanish; delta) of a block of queries."""
+    lse = tl.load(lse_at + i, mask=row_mask, other=float("-inf")) * LOG2E
+    return tl.where(lse == float("-inf"), float("inf"), lse), tl.load(delta_at + i, mask=row_mask, other=0.0)
+
+
+@triton.jit
+def load_queries(
+    q_base,
+    do_base,
+    bias_ptr,
+    lse_at,
+    delta_at,
+    i,
+    row_mask,
+    stride_qn,
+    stride_don,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """(q + bias, dO, lse in base 2, delta) of the queries i, counted from all four pointers."""
+    _, q = load_query(q_base, bias_ptr, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    lse2, delta = load_statistics(lse_at, delta_at, i, row_mask)
+    return q, do, lse2, delta
+
+
+@triton.jit
+def dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch):
+    """(probabilities that met the values, gradient of p): both as dropout left them."""
+    kept = p
+    if seed_ptr is not None:
+        keep = dropout_keep(tl.load(seed_ptr), dropout_limit, key_index, query_index, head, batch)
+        kept = tl.where(keep, p * dropout_scale, 0.0)
+        dp = tl.where(keep, dp * dropout_scale, 0.0)
+    return kept, dp
