@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PY = .venv/bin/python
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# a worker keeps the tests of a module together, and one that is done takes from another
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: setup build bench check check-compiled test docs gpu sanitize mutants lint clean
 .DELETE_ON_ERROR:
@@ -36,17 +38,17 @@ CHECK = tests/test_house.py tests/reference tests/aot/test_configs.py tests/benc
   $(addprefix tests/model/,test_config.py test_layers.py test_retro.py memory_mosaics/test_model.py rpt/test_model.py)
 
 check: setup lint
-	OMP_NUM_THREADS=1 $(PY) -m pytest $(CHECK) -k "not one_graph" -n $(JOBS)
+	$(PYTEST) $(CHECK) -k "not one_graph"
 
 # Triton's interpreter changes what `import triton` means, so its tests have a process of their own.
 test: setup lint .venv/oldest
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests -n $(JOBS)
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) -m pytest tests/ops -k "triton or topk_stream" -n $(JOBS)
+	$(PYTEST) tests
+	TRITON_INTERPRET=1 $(PYTEST) tests/ops -k "triton or topk_stream"
 
 # The ops' suite on compiled code: what Triton makes of each kernel for an architecture (ARCH=80 or 90), executed without a GPU.
 ARCH ?= 90
 check-compiled: setup
-	RETRO_KERNELS_EMULATE=$(ARCH) OMP_NUM_THREADS=1 $(PY) -m pytest tests/ops -k "values or decod or empty or dropout" -n $(JOBS)
+	RETRO_KERNELS_EMULATE=$(ARCH) $(PYTEST) tests/ops -k "values or decod or empty or dropout"
 
 # build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: .venv/ready

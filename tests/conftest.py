@@ -44,14 +44,16 @@ def fast_backends(op: str) -> list[str]:
     return [name for name in names if rk.backends()[op][name]]
 
 
-def in_types(cases, dtypes) -> list:
-    """(name, dtype) of every case in every type; interpreted or
-    emulated, which is slow, the cases take the types in turn.
-    """
-    pairs = [(name, dtype) for name in cases for dtype in dtypes]
+def each_with_each(cases, variants) -> list[tuple]:
+    """(case, variant) of all; interpreted or emulated, which is slow, the cases take the variants in turn."""
     if INTERPRETER or COMPILED:
-        pairs = [(name, dtypes[i % len(dtypes)]) for i, name in enumerate(cases)]
-    return [pytest.param(name, dtype, id=f"{name}-{dtype}") for name, dtype in pairs]
+        return [(case, variants[i % len(variants)]) for i, case in enumerate(cases)]
+    return [(case, variant) for case in cases for variant in variants]
+
+
+def in_types(cases, dtypes) -> list:
+    """(name, dtype) of cases in types."""
+    return [pytest.param(name, dtype, id=f"{name}-{dtype}") for name, dtype in each_with_each(cases, dtypes)]
 
 
 def pytest_generate_tests(metafunc):

@@ -35,7 +35,9 @@ def several(count: int, worker: Callable, *args, timeout: float = 240, backend: 
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    context = mp.get_context("spawn")
+    # forked from a process that has imported torch and nothing else: a fresh one takes seconds to
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch._dynamo"])
     queue = context.Queue()
     workers = [
         context.Process(target=_process, args=(worker, rank, count, backend, port, queue, args))

@@ -72,9 +72,9 @@ def execute(arguments: argparse.Namespace) -> int:
                     ab.build(base, environment.ROOT)
                 threads = arguments.threads or environment.environment()["threads"]
                 outcomes = ab.compare(base, environment.ROOT, timed, threads, say, arguments.pairs)
-                slower = ab_host.compare(
-                    base, environment.ROOT, tuple(dict.fromkeys(item.kernel for item in timed)), say
-                )
+                if exit_code(outcomes, None) != exits.NUMERICS:  # what is wrong is not timed
+                    kernels = tuple(dict.fromkeys(item.kernel for item in timed))
+                    slower = ab_host.compare(base, environment.ROOT, kernels, say)
             if not arguments.no_static:
                 parts = arguments.launch or [
                     f"{name}/" for name in OPERATORS if selection.kernels and plan.matches(name, selection.kernels)

@@ -58,9 +58,10 @@ def test_whole_steps_of_every_way_have_one_loss(plugin):
         assert rows[dtype, model_steps.TRANSFORMER][over] == {"seconds": 1.0, "cpu_seconds": 1.0}
 
 
-def test_retros_steps_and_what_they_are_made_of():
+def test_retros_steps_and_what_they_are_made_of(monkeypatch):
     from bench import model_steps
 
+    monkeypatch.setattr(model_steps.ceilings, "measure", lambda device: {"flops_per_s": {"float32": 1e11}})
     config = model_steps.retro_config(12).replace(vocab_size=50)
     contenders = model_steps.retro_contenders(config, (1, 128))
     (baseline, retro) = rows = model_steps.run(contenders, rounds=1, steps=1, dtypes=["float32"], say=lambda line: None)
