@@ -17,31 +17,27 @@ BIASES = ("content_bias", "position_bias")
 
 
 class Draw:
-    """A stream of random tensors. Numbers are drawn in `wide` and rounded to `dtype`: one seed gives all types the
+    """A stream of random tensors. Numbers are drawn in `drawn_in` and rounded to `dtype`: one seed gives all types the
     same.
 
     Args:
         seed: of the stream.
         dtype: of the tensors.
         device: where the stream lives and draws.
-        wide: the type that numbers are drawn in; float32 spares memory where tensors are large.
+        drawn_in: the type that numbers are drawn in; float32 spares memory where tensors are large.
     """
 
-    def __init__(self, seed: int, dtype: torch.dtype, device: str = "cpu", wide: torch.dtype = torch.float64):
-        self.dtype, self.wide, self.device, self.generator = (
-            dtype,
-            wide,
-            device,
-            torch.Generator(device=device).manual_seed(seed),
-        )
+    def __init__(self, seed: int, dtype: torch.dtype, device: str = "cpu", drawn_in: torch.dtype = torch.float64):
+        self.dtype, self.drawn_in, self.device = dtype, drawn_in, device
+        self.generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
-        drawn = torch.randn(*shape, generator=self.generator, device=self.device, dtype=self.wide)
+        drawn = torch.randn(*shape, generator=self.generator, device=self.device, dtype=self.drawn_in)
         return (drawn * scale if scale != 1.0 else drawn).to(self.dtype)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         return (
-            low + (high - low) * torch.rand(*shape, generator=self.generator, device=self.device, dtype=self.wide)
+            low + (high - low) * torch.rand(*shape, generator=self.generator, device=self.device, dtype=self.drawn_in)
         ).to(self.dtype)
 
     def kept(self, *shape: int, share: float) -> Tensor:

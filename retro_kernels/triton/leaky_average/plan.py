@@ -37,12 +37,12 @@ def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> Plan:
     (y,), (dy,) = outputs, grads
     needs = [need and getattr(call, name) is not None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
     b, _, h, d = call.x.shape
-    device, wide = call.x.device, torch.float32
+    device, acc_dtype = call.x.device, torch.float32
     dx = torch.empty(call.x.shape, dtype=call.x.dtype, device=device) if needs[0] else None
     dinitial = torch.empty((b, h, d), dtype=call.x.dtype, device=device) if needs[2] else None
     tile = _tile(call, "scan_back", target)
     chunks, columns = _chunks(call, tile, target)[1], -(-d // tile.block_n)
-    partial = torch.empty((b, chunks, h, columns), dtype=wide, device=device) if needs[1] else None
+    partial = torch.empty((b, chunks, h, columns), dtype=acc_dtype, device=device) if needs[1] else None
     initial = call.initial if needs[1] else None  # only d decay reads it
     arguments = {
         "initial_ptr": initial,

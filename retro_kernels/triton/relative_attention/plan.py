@@ -193,14 +193,14 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     tile = choose_tile(call, "forward", target)
     blocks = -(-n // tile.block_m)
     per_split, count = splits(call, tile, blocks * h * b, target)
-    device, wide = call.query.device, torch.float32
+    device, acc_dtype = call.query.device, torch.float32
     out = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
-    lse = torch.empty((b, h, n), dtype=wide, device=device)
+    lse = torch.empty((b, h, n), dtype=acc_dtype, device=device)
     into, merge = {"out_ptr": out, "lse_ptr": lse}, []
     if count > 1:
         parts = (
-            torch.empty((count, b, n, h, d), dtype=wide, device=device),
-            torch.empty((count, b, h, n), dtype=wide, device=device),
+            torch.empty((count, b, n, h, d), dtype=acc_dtype, device=device),
+            torch.empty((count, b, h, n), dtype=acc_dtype, device=device),
         )
         into = dict(zip(("out_ptr", "lse_ptr"), parts, strict=True))
         arguments = {
@@ -225,12 +225,12 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
     b, n, h, d = call.query.shape
-    same, wide, device = call.query.dtype, torch.float32, call.query.device
+    same, acc_dtype, device = call.query.dtype, torch.float32, call.query.device
     if grad_out is None:
         grad_out = torch.zeros(call.query.shape, dtype=same, device=device)
     elif may_see_nothing(call):
         grad_out = settled(grad_out, lse)
-    delta = torch.empty((b, h, n), dtype=wide, device=device)
+    delta = torch.empty((b, h, n), dtype=acc_dtype, device=device)
     shared = {
         **inputs(call),
         "do_ptr": grad_out,
@@ -280,16 +280,16 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
 def _query_launch(call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target) -> Launch:
     b, n, h, d = call.query.shape
     tile = choose_tile(call, "query", target)
-    blocks, wide, device = -(-n // tile.block_m), torch.float32, call.query.device
+    blocks, acc_dtype, device = -(-n // tile.block_m), torch.float32, call.query.device
     input_grads["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
     if need["content_bias"]:
-        input_grads["content_bias"] = torch.empty((b, blocks, h, d), dtype=wide, device=device)
+        input_grads["content_bias"] = torch.empty((b, blocks, h, d), dtype=acc_dtype, device=device)
     if call.rel_key is not None:
         e = call.rel_key.shape[-1]
         if call.rel_query is not None:
             input_grads["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
         if need["position_bias"]:
-            input_grads["position_bias"] = torch.empty((b, blocks, h, e), dtype=wide, device=device)
+            input_grads["position_bias"] = torch.empty((b, blocks, h, e), dtype=acc_dtype, device=device)
     arguments = {
         **shared,
         "blocks": blocks,

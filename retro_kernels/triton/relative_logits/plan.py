@@ -42,14 +42,14 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
     (grad,) = grads
     b, n, h, e = call.query.shape
     tables, rows, _ = call.rel_key.shape
-    device, wide = call.query.device, torch.float32
+    device, acc_dtype = call.query.device, torch.float32
     gradient = {"grad_ptr": grad, **strides(grad, "d", "bhn")}
     launches, dq, drel, dbias = [], None, None, None
     if needs[0] or needs[2]:
         tile = _tile(call, "query", target)
         count = -(-n // tile.block_m)
         dq = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if needs[0] else None
-        bias = torch.empty((b, count, h, e), dtype=wide, device=device) if needs[2] else None
+        bias = torch.empty((b, count, h, e), dtype=acc_dtype, device=device) if needs[2] else None
         arguments = {
             **gradient,
             **_table(call),
@@ -70,7 +70,7 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
         splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
         per_split = -(-items // splits)
         splits = -(-items // per_split)
-        part = torch.empty((splits, tables, rows, e), dtype=wide, device=device)
+        part = torch.empty((splits, tables, rows, e), dtype=acc_dtype, device=device)
         arguments = {
             **gradient,
             "q_ptr": call.query,
