@@ -1,10 +1,14 @@
 """The Python of the README and of the documentation runs as it stands, one block after the other, each by itself."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+
+import bench.__main__
+import retro_model.__main__
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -13,6 +17,17 @@ BLOCKS = {
     for page in PAGES
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S), 1)
 }
+#: (program, arguments) of every command line with options, in a block or within a sentence
+COMMANDS = sorted(
+    {
+        ("bench" if "bench" in program else "retro_model", arguments.rstrip("\\"))
+        for page in PAGES
+        for program, arguments in re.findall(
+            r"((?:python -m )?(?:retro-bench|retro-model|bench|retro_model)) ([a-z][a-z-]* [^`|\n]*--[^`|\n]*)",
+            page.read_text(encoding="utf-8"),
+        )
+    }
+)
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
 
 
@@ -40,3 +55,17 @@ def test_links_lead_somewhere(page):
     """Pages of the API are made from docstrings by `make docs`; their sources are in docs/api."""
     links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not link.startswith("http")]
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("program, line", COMMANDS, ids=[" ".join(command) for command in COMMANDS])
+def test_a_command_has_the_options_that_are_shown(program, line, capsys):
+    """Read by the command's own parser; nothing is run."""
+    command, *arguments = shlex.split(line.partition("&&")[0].replace("[", "").replace("]", ""), comments=True)
+    if program == "bench":
+        bench.__main__.parser(command).parse_args([command, *arguments])
+        return
+    options = [i for i, word in enumerate(arguments) if word.startswith("-")]
+    with pytest.raises(SystemExit) as left:
+        retro_model.__main__.main([command, *arguments[: options[0]], "--help"])
+    known = capsys.readouterr().out
+    assert left.value.code in (None, 0) and not [i for i in options if arguments[i] not in known]
