@@ -15,7 +15,7 @@ from ..._problem import ChunkedCrossAttention
 from ..._target import Target
 from .. import beyond
 from ..common.launch import Launch, settled, strides
-from ..common.plan import Plan
+from ..common.plan import Plan, needed
 from ..common.sums import summed
 from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
 from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
@@ -191,15 +191,7 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     def gradients() -> list[Tensor | None]:
         if made.dgate_ptr is not None:
             input_grads["neighbour_gate"] = made.dgate_ptr.sum(-1).to(out.dtype)
-        # an input that the call makes no use of has a zero gradient
-        return [
-            None
-            if not needed
-            else torch.zeros_like(getattr(call, name))
-            if input_grads.get(name) is None
-            else input_grads[name]
-            for name, needed in need.items()
-        ]
+        return needed(call, need, input_grads)
 
     return Plan(launches, gradients=gradients)
 

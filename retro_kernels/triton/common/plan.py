@@ -22,8 +22,7 @@ class Plan:
     launches   fill the outputs, or what the gradients are made of
     outputs    of a forward pass, in the op's order
     gradients  of a backward pass, once the launches have run: one an entry of DIFFERENTIABLE, None where not needed.
-    What is left to
-               sum is summed there, by torch's own reductions, in a fixed order.
+               What is left to sum is summed there, by torch's own reductions, in a fixed order.
     """
 
     launches: list[Launch]
@@ -78,6 +77,16 @@ def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list
     target = current_target(call[0].device)
     made = plan(call, outputs, grads, needs, target)
     return list(_executed(made, target, made.gradients))
+
+
+def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -> list[Tensor | None]:
+    """One gradient an entry of `need`; zeros for an input that the call makes no use of (a relative query without
+    relative keys).
+    """
+    return [
+        None if not wanted else torch.zeros_like(getattr(call, name)) if grad is None else grad
+        for name, wanted, grad in ((name, wanted, input_grads.get(name)) for name, wanted in need.items())
+    ]
 
 
 def cases_of(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch import Tensor
 
 from ... import configs
 from ..._problem import RelativeAttention
@@ -15,7 +14,7 @@ from ..._target import Target
 from ..common import dropout
 from ..common.launch import Launch, power_of_two, settled, strides
 from ..common.merge import _merge_kernel
-from ..common.plan import Plan
+from ..common.plan import Plan, needed
 from ..common.sums import summed
 from .backward_keys import _relative_keys_kernel
 from .backward_query import _relative_delta_kernel, _relative_query_kernel
@@ -263,18 +262,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
             input_grads[name], total = summed(input_grads[name], getattr(call, name))
             launches.append(total)
 
-    def gradients() -> list[Tensor | None]:
-        # an input that the call makes no use of (a relative query without relative keys) has a zero gradient
-        return [
-            None
-            if not needed
-            else torch.zeros_like(getattr(call, name))
-            if input_grads.get(name) is None
-            else input_grads[name]
-            for name, needed in need.items()
-        ]
-
-    return Plan(launches, gradients=gradients)
+    return Plan(launches, gradients=lambda: needed(call, need, input_grads))
 
 
 def _query_launch(call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target) -> Launch:
