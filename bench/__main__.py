@@ -27,6 +27,7 @@ COMMANDS = (
     "static",
     "emulate",
     "model",
+    "predicted",
     "host",
     "ab",
     "compare",

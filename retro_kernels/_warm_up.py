@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from . import _eager
+from . import _eager, _shipped
 
 _WORK = f"from {__name__} import compile_share; compile_share()"
 
 
-def warm_up(*calls: Callable[[], object] | tuple, jobs: int | None = None) -> int:
+def warm_up(
+    *calls: Callable[[], object] | tuple, jobs: int | None = None, cache: str | os.PathLike | None = None
+) -> int:
     """Compile the Triton kernels that `calls` will launch, in parallel processes, into Triton's cache on disk.
 
     Each call is made once with its launches left out: outputs and gradients of our ops are then zeros, all else runs as
@@ -25,18 +27,22 @@ def warm_up(*calls: Callable[[], object] | tuple, jobs: int | None = None) -> in
         rk.warm_up(lambda: torch.autograd.grad(loss(model(tokens), targets), list(model.parameters())))
         rk.warm_up((model, tokens))  # the same for a model and its inputs; without gradients in evaluation mode
 
-    The cache (TRITON_CACHE_DIR) may be copied to other machines with the same versions of triton and of this package.
+        rk.warm_up(cache="kernels")  # compiled elsewhere: retro-bench compile --presets --arch 90 --output kernels
 
     Args:
         calls: functions of no arguments, or tuples of a module and what it is called with: its floating outputs are
             then differentiated by its parameters, unless it is in evaluation mode.
         jobs: processes; default one a core.
+        cache: a folder of compiled kernels, of the same versions of triton, Python and this package, that becomes part
+            of this machine's cache first. It is code that the GPU will run: take only folders that you trust.
 
     Returns:
-        How many distinct kernels were compiled or found in the cache; 0 where no call is served by Triton.
+        How many distinct kernels of the calls were compiled or found in the cache, 0 where no call is served by Triton;
+        without calls, how many `cache` holds.
 
     Raises:
-        TypeError: a call can't be called. RuntimeError: a kernel doesn't compile, with the compiler's last words.
+        TypeError: a call can't be called. ValueError: `cache` is no such folder, or of other versions. RuntimeError: a
+            kernel doesn't compile, with the compiler's last words.
     """
     calls = [_pass(*call) if isinstance(call, tuple) and call else call for call in calls]
     for call in calls:
@@ -44,6 +50,9 @@ def warm_up(*calls: Callable[[], object] | tuple, jobs: int | None = None) -> in
             raise TypeError(f"calls: expected functions of no arguments; got {type(call).__name__}")
     if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
         raise ValueError(f"jobs: expected None or an int >= 1; got {jobs!r}")
+    held = 0 if cache is None else _shipped.take_over(cache)
+    if not calls:
+        return held
     wanted = _collected(calls)
     shares = [wanted[i::count] for count in [min(jobs or os.cpu_count() or 1, len(wanted))] for i in range(count)]
     workers = []

@@ -70,6 +70,8 @@ def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -
     """
     seen = set()
     for op in ops():
+        if only and "/" in only and not op.endswith(only.partition("/")[0]):
+            continue
         for case in getattr(_module(op), listing, lambda target: ())(target):
             if only and only not in f"{op}/{case.launch.name}":
                 continue

@@ -6,14 +6,14 @@ What `generate` asks of a model is `Decodes`, what it asks of a cache is `Cache`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from retro_model import checks
+from retro_model import captured, checks
 from retro_model.chunk_neighbours import ChunkNeighbours, Retrieve
 
 
@@ -67,6 +67,7 @@ def generate(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     stop_token: int | None = None,
+    cuda_graph: bool = False,
     **options,
 ) -> list[Tensor]:
     """Continue every prompt; a model that takes neighbours gets them at the end of each chunk of the prompt and of what
@@ -93,6 +94,9 @@ def generate(
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.
         stop_token: a row ends after this token. None: never, and then no step waits for the device but to retrieve.
+        cuda_graph: capture the step of a token as a CUDA graph and replay it: the same tokens, with next to nothing for
+            the host to do. For `Retro`, `MemoryMosaics` (forgetting the oldest pairs, if any) and `RPT` on a GPU.
+            Retrieval stays outside; a step that completes a chunk is a second graph, in an RPT the model's own call.
         options: of the model's `generation_options`, handed to each of its calls; a tensor has one entry a prompt,
             which goes with it.
 
@@ -109,6 +113,8 @@ def generate(
     _check_model(model)
     rows = _prompts(model, prompts)
     _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options)
+    if checks.flag("cuda_graph", cuda_graph):
+        captured.check(model, rows[0].device)
     sampling = {"temperature": temperature, "top_p": top_p, "generator": generator}
     training = model.training
     model.eval()
@@ -126,7 +132,7 @@ def generate(
                 neighbours = None if retrieve is None else ChunkNeighbours(retrieve, model.config, rows[0].device)
                 here = _rows_of(options, batch)
                 sampler = _Sampler(
-                    model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here
+                    model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here, cuda_graph
                 )
                 texts |= zip(batch, sampler.run(), strict=True)
             return [texts[i] for i in range(len(rows))]
@@ -167,10 +173,11 @@ class _Sampler:
         sampling: dict,
         stop_token,
         options: dict,
+        cuda_graph: bool,
     ):
         self.model, self.rows, self.neighbours = model, rows, neighbours
         self.sampling, self.stop_token, self.options = sampling, stop_token, options
-        self.max_new_tokens = max_new_tokens
+        self.max_new_tokens, self.cuda_graph = max_new_tokens, cuda_graph
         self.columns = len(rows[-1])
         self.starts = [self.columns - len(row) for row in rows]
         device = rows[0].device
@@ -185,14 +192,20 @@ class _Sampler:
         last = self.tokens.shape[1] - 1
         if self.max_new_tokens:
             logits, cache = self._prefill()
+            decode = self._decoder(cache)
             for column in range(self.columns, last + 1):
                 self.tokens[:, column] = sample(logits, **self.sampling)
                 if self._stopped(column) or column == last:
                     break
-                inputs = self._completed(column)
-                logits = self.model(self.tokens[:, column : column + 1], cache=cache, **inputs, **self.options)[:, -1]
+                logits = decode(self.tokens[:, column : column + 1], **self._completed(column), **self.options)
         ends = self.ends.tolist()
         return [tokens[start:end].clone() for tokens, start, end in zip(self.tokens, self.starts, ends)]
+
+    def _decoder(self, cache: Cache) -> Callable[..., Tensor]:
+        """Logits [B,V] after tokens [B,1] and what comes with them."""
+        if self.cuda_graph:
+            return captured.Captured(self.model, cache)
+        return lambda tokens, **inputs: self.model(tokens, cache=cache, **inputs)[:, -1]
 
     def _stopped(self, column: int) -> bool:
         """Whether every row has ended with its token in `column` or before."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,9 @@ def walk(
         if (modes := plan.modes(case, selection))
     ]
     counts: dict[str, int] = {}
+    if selection.device == "cuda":
+        spent = compile_ahead(selection, limit, quiet)
+        limit = None if limit is None else max(limit - spent, 0.0)
     pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit)
     effort, share = run.effort, run.oracle_share
     with progress.shown(len(work), quiet) as bar:
@@ -75,6 +80,18 @@ def walk(
                 if record["status"] in ("numerics_fail", "error", "oom"):
                     bar.note(f"{record['status']}: {record['id']}: {record['reason']}")
     return counts
+
+
+def compile_ahead(selection: plan.Selection, limit: float | None, quiet: bool) -> float:
+    """The selection's kernels in parallel, before anything is timed; the seconds that took. What fails here fails again
+    where it is called, and is recorded there."""
+    from ..measure import compiling
+
+    begun = time.monotonic()
+    count, _, _ = compiling.compile_selection(selection, lambda text: None, limit=limit and limit / 2)
+    if not quiet:
+        print(f"{count} kernels compiled or found in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return time.monotonic() - begun
 
 
 def _expected(run: runner.Run, case, modes: list[str], selection: plan.Selection) -> float:

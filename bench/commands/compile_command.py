@@ -1,6 +1,8 @@
 """GPU: compile what the selection will launch, in a process a core, before anything is checked or timed
 
 Into Triton's cache, where `check`, `run` and `tune` find it. A kernel that doesn't compile is named; the others are.
+With --presets, without a GPU: what the published models launch, into a folder that `retro_kernels.warm_up(cache=...)`
+takes over on a machine with the same versions of triton and Python.
 """
 
 from __future__ import annotations
@@ -8,47 +10,54 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from .. import exits, plan
-from ..measure import runner
-from ..measure.pace import Pace
-from ..registry import CONTENDERS
 from . import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add_selection(parser)
     _options.add_deadline(parser)
+    parser.add_argument("--presets", action="store_true", help="what the published models launch, into --output")
+    parser.add_argument("--arch", default="90", help="with --presets: comma-separated, of 80, 90, 100 (default 90)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="with --presets: the folder")
     parser.add_argument("--jobs", type=_options.positive, help="processes (default one a core)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    import torch
+    if arguments.presets != (arguments.output is not None):
+        raise exits.UsageError("--presets, --output: expected both or neither")
+    if arguments.presets:
+        return _presets(arguments)
+    from ..measure import compiling
 
-    import retro_kernels as rk
-
-    selection, begun, count = _options.selection(arguments), time.monotonic(), 0
-    pace, failed = Pace([], arguments.deadline), 0
-    for case in plan.cases(selection):
-        contender = CONTENDERS.get((case.kernel, "triton"))
-        for dtype in plan.dtypes(case, selection) if contender else ():
-            if pace.over():
-                say("the deadline is over")
-                return exits.INCONCLUSIVE
-            if plan.unsupported_case(case, selection.device) or plan.unsupported(
-                contender, case, dtype, selection.device, False
-            ):
-                continue
-            inputs = case.make(0, selection.device, getattr(torch, dtype))
-            modes = plan.modes(case, selection)
-            steps = [runner.step(contender, case, inputs, mode == "fwdbwd", 0) for mode in modes]
-            try:
-                count += rk.warm_up(*steps, jobs=arguments.jobs)
-            except (RuntimeError, ValueError) as error:
-                failed += 1
-                say(f"{case.kernel}/{case.name}/{dtype}: {error}")
+    selection, begun = _options.selection(arguments), time.monotonic()
+    count, failed, late = compiling.compile_selection(selection, say, arguments.jobs, arguments.deadline)
     print(f"{count} kernels of {len(plan.cases(selection))} cases in {time.monotonic() - begun:.0f} s")
+    if late:
+        say("the deadline is over")
+        return exits.INCONCLUSIVE
     return exits.NUMERICS if failed else exits.OK
+
+
+def _presets(arguments: argparse.Namespace) -> int:
+    from retro_kernels import _shipped
+
+    begun, kernels = time.monotonic(), arguments.kernel or (None,)
+    count = sum(
+        _shipped.export(
+            arguments.output,
+            _options.arches(arguments.arch),
+            kernel,
+            arguments.jobs,
+            lambda count: say(f"{count} compiled") if count % 10 == 0 else None,
+        )
+        for kernel in kernels
+    )
+    bytes_held = sum(file.stat().st_size for file in arguments.output.rglob("*") if file.is_file())
+    print(f"{count} launches in {time.monotonic() - begun:.0f} s; {bytes_held / 1e6:.1f} MB in {arguments.output}")
+    return exits.OK
 
 
 def say(text: str) -> None:

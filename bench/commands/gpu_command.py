@@ -72,6 +72,7 @@ STAGES = {
     "fast": (
         Step("headline", f"run {_MEASURED} --json {{out}}/run.jsonl"),
         Step("table", "report {out}/run.jsonl --format md --output {out}/run.md"),
+        Step("predictions", "predicted --device {device} {launches} --deadline {left} --json {out}/predicted.jsonl"),
         Step("host time", "host --json {out}/host.json"),
         Step("baselines", f"run {_MEASURED} --baselines all --json {{out}}/baselines.jsonl"),
         Step("all", f"run {_EVERYTHING} --json {{out}}/all.jsonl"),
@@ -173,6 +174,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
         "every": f"--case {small}" if rehearse else "",
         "tests": shlex.join(tests(rehearse)),
         "counted": "--no-instructions" if rehearse else "",  # minutes under valgrind
+        "launches": "--kernel relative_delta" if rehearse else "",
         "graphs": "" if rehearse else "--cuda-graph",
         "out": str(arguments.out),
         "left": f"{left:.0f}",

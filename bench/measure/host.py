@@ -44,6 +44,13 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
     return times
 
 
+def once(run: Callable[[], Any]) -> float:
+    """CPU time of this thread for one run."""
+    begun = time.thread_time()
+    run()
+    return time.thread_time() - begun
+
+
 def seconds(run: Callable[[], Any]) -> float:
     for _ in range(20):
         run()

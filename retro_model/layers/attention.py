@@ -184,17 +184,23 @@ class RelativeAttention(RelativeProjections):
                 )
             return self.output(part.attend(self.heads_of(x), key, value, self.positions, **self.options()).flatten(-2))
         if cache is not None:
-            key, value = cache.extend(key, value)
+            key, value, position = cache.extend(key, value)
+            rel_key = cache.relative_keys(self.positions, key.shape[1])
+            return self.attend(
+                x,
+                key,
+                value,
+                rel_key,
+                0,
+                query_offset=position if query_offset is None else query_offset,
+                key_mask=key_mask,
+            )
         n, s = x.shape[1], key.shape[1]
         if query_offset is None:
             query_offset = s - n if self.causal else 0
         # a causal query sees no negative displacement
         first = 0 if self.causal else query_offset - (s - 1)
-        rel_key = (
-            self.positions(first, max(query_offset + n - first, 1))
-            if cache is None
-            else cache.relative_keys(self.positions)
-        )
+        rel_key = self.positions(first, max(query_offset + n - first, 1))
         return self.attend(x, key, value, rel_key, first, query_offset=query_offset, key_mask=key_mask)
 
     def attend(

@@ -25,27 +25,35 @@ class KeyValueCache:
         self.values: Tensor | None = None
         self.rel_keys: Tensor | None = None  # row t for displacement t
 
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Takes in keys and values [B,N,G,D]; gives all so far [B,length,G,D]."""
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int | Tensor]:
+        """Takes in keys and values [B,N,G,D]; gives those to attend [B,S,G,D], and the position of the first new one.
+
+        Of a single token S is the capacity: its step then has the same shapes every time, and causal attention sees
+        no further than its position.
+        """
         if self.keys is None:
             shape = (key.shape[0], self.capacity, *key.shape[2:])
             self.keys, self.values = key.new_zeros(shape), value.new_zeros(shape)
-        end = self.length + key.shape[1]
-        self.keys[:, self.length : end] = key
-        self.values[:, self.length : end] = value
-        self.length = end
-        return self.keys[:, :end], self.values[:, :end]
+        first, self.length = self.length, self.length + key.shape[1]
+        self.keys[:, first : self.length] = key
+        self.values[:, first : self.length] = value
+        seen = self.capacity if key.shape[1] == 1 else self.length
+        return self.keys[:, :seen], self.values[:, :seen], first
 
-    def relative_keys(self, positions: Callable[[int, int], Tensor]) -> Tensor:
-        """[H,length,D], from `positions(first, count)` the first time."""
+    def relative_keys(self, positions: Callable[[int, int], Tensor], count: int) -> Tensor:
+        """[H,count,D] of displacements from 0 on, from `positions(first, count)` the first time."""
         if self.rel_keys is None:
             self.rel_keys = positions(0, self.capacity)
-        return self.rel_keys[:, : self.length]
+        return self.rel_keys[:, :count]
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that is held."""
         return [t for t in (self.keys, self.values, self.rel_keys) if t is not None]
+
+    def at(self, column: Tensor) -> StepKeys:
+        """For steps of one token, in the column that the device knows: int64 [B], the same for all rows."""
+        return StepKeys(self, column)
 
     @classmethod
     def join(cls, caches: Sequence[KeyValueCache], capacity: int) -> KeyValueCache:
@@ -56,6 +64,21 @@ class KeyValueCache:
             joined.keys = torch.cat([_moved(c.keys, c.length, joined.length, capacity) for c in caches])
             joined.values = torch.cat([_moved(c.values, c.length, joined.length, capacity) for c in caches])
         return joined
+
+
+class StepKeys:
+    """A cache of keys and values for steps that are a function of tensors alone: same memory, same shapes each time."""
+
+    def __init__(self, cache: KeyValueCache, column: Tensor):
+        self.cache, self.column = cache, column
+        self.relative_keys = cache.relative_keys
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As the cache's, of keys and values [B,1,G,D]."""
+        cache = self.cache
+        for held, new in ((cache.keys, key), (cache.values, value)):
+            held.index_copy_(1, self.column[:1], new.to(held.dtype))
+        return cache.keys, cache.values, self.column
 
 
 def _moved(held: Tensor, length: int, end: int, capacity: int) -> Tensor:

@@ -92,9 +92,10 @@ class ChunkedCrossAttention(RelativeProjections):
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
     def attend(
-        self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start: int = 0
+        self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start=0
     ) -> Tensor:
-        """`forward` with the keys, values [B,L,K,R,G,D] and relative keys already projected."""
+        """`forward` with the keys, values [B,L,K,R,G,D] and relative keys already projected; query_start may be int64
+        [B]."""
         out, lse = rk.chunked_cross_attention(
             self.heads_of(x),
             key,

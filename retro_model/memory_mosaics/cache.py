@@ -39,7 +39,7 @@ class MosaicsCache:
             factor 1 - 1/capacity a token, add up to the least; a pair starts with 1, what an equal share of all reads
             comes to. Costs one more product of queries and keys a step, and a copy of the memory.
 
-    Calls with a cache are not differentiable.
+    Calls with a cache are not differentiable, and the model's weights stay as they are while one is used.
 
     Source: Zhang et al., arXiv 2405.06394, section 2 (when a pair is stored); eviction: its section 6.
     """
@@ -100,14 +100,30 @@ class MosaicsCache:
         return joined
 
 
-class PersistentState:
+class Scalars:
+    """A memory's scalars, computed once: they stay as long as the cache is used."""
+
+    def __init__(self, scalars: dict[str, Tensor] | None = None):
+        self.scalars = {} if scalars is None else scalars
+
+    def scalar(self, memory, name: str) -> Tensor:
+        if name not in self.scalars:
+            self.scalars[name] = getattr(memory, name)
+        return self.scalars[name]
+
+
+class PersistentState(Scalars):
     """One layer's `average` [B,h,hd] of the last token."""
 
     def __init__(self):
+        super().__init__()
         self.average: Tensor | None = None
 
+    def keep(self, average: Tensor) -> None:
+        self.average = average.clone()  # a view would keep a whole prompt's tensors alive
 
-class ContextualState:
+
+class ContextualState(Scalars):
     """One layer's memories: columns `first` to `end` of `keys` and `values` [B,room,h,hd] are held, for `reads`
     [B,room,h] times.
 
@@ -116,6 +132,7 @@ class ContextualState:
     """
 
     def __init__(self, capacity: int | None, evict: str):
+        super().__init__()
         self.capacity, self.evict, self.missing = capacity, evict, 0
         self.present: Tensor | None = None
         self.average: Tensor | None = None  # [B,h,hd]
@@ -130,9 +147,9 @@ class ContextualState:
 
     def store(
         self, average: Tensor, key: Tensor, projected: Tensor, values: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Takes in N tokens [B,N,h,hd]; the pairs held then, keys and
-        values [B,S,h,hd], and a mask [B,S] where rows differ.
+    ) -> tuple[Tensor, Tensor, dict]:
+        """Takes in N tokens [B,N,h,hd]; the pairs held then, keys and values [B,S,h,hd], and what hides some of them
+        from a read: a mask [B,S] where rows differ.
         """
         if self.last_key is None:
             keys, following = key, projected
@@ -146,14 +163,18 @@ class ContextualState:
         )
         self._append(keys[:, :-1], values(following))
         held = slice(self.first, self.end)
-        return self.keys[:, held], self.values[:, held], None if self.present is None else self.present[:, held]
+        return self.keys[:, held], self.values[:, held], {} if self._mask is None else {"key_mask": self._mask}
 
-    def settle(self, query: Tensor, lse: Tensor, mask: Tensor | None) -> None:
+    @property
+    def _mask(self) -> Tensor | None:
+        return None if self.present is None else self.present[:, self.first : self.end]
+
+    def settle(self, query: Tensor, lse: Tensor) -> None:
         """After a read by `query` [B,N,h,hd] with its `lse` [B,h,N]: counts it and cuts the memory to its capacity."""
         if self.capacity is None:
             return
         if self.evict == "least_read":
-            self._count(query, lse, mask)
+            self._count(query, lse, self._mask)
         surplus = self.held - self.capacity
         if surplus <= 0:
             return

@@ -90,12 +90,16 @@ class _Memory(nn.Module):
         """[B,N,h,hd] of [B,N,d]."""
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def averages(self, x: Tensor, segment: Tensor | None, initial: Tensor | None) -> Tensor:
+    def averages(self, x: Tensor, segment: Tensor | None, state: ContextualState | PersistentState | None) -> Tensor:
         """kbar [B,N,h,hd]: leaky averages of the key projections, which restart where `segment` changes."""
         checks.shape("x", x, "B,N,d_model", {"d_model": self.d_model})
-        return rk.leaky_average(
-            self.heads_of(self.key(x)), self.decay, initial=initial, segment=segment, backend=self.backend
-        )
+        heads, decay = self.heads_of(self.key(x)), self.scalar("decay", state)
+        initial = None if state is None else state.average
+        return rk.leaky_average(heads, decay, initial=initial, segment=segment, backend=self.backend)
+
+    def scalar(self, name: str, state: ContextualState | PersistentState | None) -> Tensor:
+        """A scalar of every head; for a state computed once, for all its steps."""
+        return getattr(self, name) if state is None else state.scalar(self, name)
 
     def read_options(self) -> dict:
         return {"dropout_p": self.attention_dropout if self.training else 0.0, "backend": self.backend}
@@ -167,12 +171,12 @@ class ContextualMemory(_Memory):
     @property
     def value_next(self) -> Tensor:
         """1 - c [h]: the weight of the next token in a value."""
-        return 1 - self.value_now
+        return 1 - _wide(self.value_now)
 
-    def values(self, projected: Tensor) -> Tensor:
+    def values(self, projected: Tensor, state: ContextualState | None = None) -> Tensor:
         """v [B,N-1,h,hd] of W_psi x [B,N,h,hd]: the last token's is not known yet."""
-        now, following = (c[:, None].to(projected.dtype) for c in (_wide(self.value_now), 1 - _wide(self.value_now)))
-        return normalised(now * projected[:, :-1] + following * projected[:, 1:], self.value_scale)
+        now, following = (self.scalar(name, state)[:, None].to(projected.dtype) for name in ("value_now", "value_next"))
+        return normalised(now * projected[:, :-1] + following * projected[:, 1:], self.scalar("value_scale", state))
 
     def forward(self, x: Tensor, *, segment: Tensor | None = None, state: ContextualState | None = None) -> Tensor:
         """The update [B,N,d] of x [B,N,d].
@@ -181,17 +185,17 @@ class ContextualMemory(_Memory):
             segment: int64 [B,N], documents packed into one row: memories and averages restart where it changes.
             state: what a cache holds of the tokens before these; takes these in. Not with `segment`.
         """
-        average = self.averages(x, segment, None if state is None else state.average)
-        key, projected = normalised(average, self.key_scale), self.heads_of(self.value(x))
+        average = self.averages(x, segment, state)
+        key, projected = normalised(average, self.scalar("key_scale", state)), self.heads_of(self.value(x))
         options = self.read_options() | visible_documents(segment)
         if state is None:
-            stored, value = key[:, :-1], self.values(projected)
+            stored, value, seen = key[:, :-1], self.values(projected), {}
         else:
-            stored, value, options["key_mask"] = state.store(average, key, projected, self.values)
-        # query_offset S-N: what was stored before it and nothing else
-        y, lse = read(key, stored, value, causal=True, **options)
+            stored, value, seen = state.store(average, key, projected, lambda x: self.values(x, state))
+        # query_offset S-N, unless a state says otherwise: what was stored before it and nothing else
+        y, lse = read(key, stored, value, causal=True, **options, **seen)
         if state is not None:
-            state.settle(key, lse, options["key_mask"])
+            state.settle(key, lse)
         return self.update(y)
 
 
@@ -246,16 +250,14 @@ class PersistentMemory(_Memory):
 
     def forward(self, x: Tensor, *, segment: Tensor | None = None, state: PersistentState | None = None) -> Tensor:
         """The update [B,N,d] of x [B,N,d]; arguments as in `ContextualMemory.forward`."""
-        average = self.averages(x, segment, None if state is None else state.average)
+        average = self.averages(x, segment, state)
         if state is not None:
-            state.average = average[:, -1].clone()
+            state.keep(average[:, -1])
         # all rows as one: they share their pairs
-        query = normalised(average, self.query_scale).flatten(0, 1).unsqueeze(0)
-        value = self.values * self.value_scale[:, None, None].to(self.values.dtype)
-        y, _ = read(
-            query, *(t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, value)), **self.read_options()
-        )
-        return self.update(y.reshape(average.shape))
+        query = normalised(average, self.scalar("query_scale", state)).flatten(0, 1).unsqueeze(0)
+        pairs = (t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, self.values))
+        y = read(query, *pairs, **self.read_options())[0].reshape(average.shape)
+        return self.update(y * self.scalar("value_scale", state)[:, None].to(y.dtype))
 
 
 def visible_documents(segment: Tensor | None) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from retro_model.layers import NextTokenLoss, linear, next_token_loss
 from .cache import MosaicsCache
 from .config import MosaicsConfig
 from .memory import ContextualMemory, PersistentMemory
+from .step import MosaicsStep
 
 NORM_EPS = 1e-5  # of the layer norms, which have a gain and no bias, as in the authors' code
 
@@ -152,6 +153,10 @@ class MemoryMosaics(nn.Module):
         memory, of which `evict` go first. See `MosaicsCache`.
         """
         return MosaicsCache(self.config, batch, capacity, limit=self.memory_limit, evict=evict or self.eviction)
+
+    def decode_step(self, cache: MosaicsCache) -> MosaicsStep:
+        """The next token of every row of the cache as a step that a CUDA graph can hold; see `generate`."""
+        return MosaicsStep(self, cache)
 
     def limit_memory(self, pairs: int | None, evict: str = "oldest") -> None:
         """From now on caches, those of `generate` too, hold at most `pairs` a memory; None: any number."""

@@ -71,6 +71,7 @@ class ChunkCache:
         self.config, self.batch, self.capacity = config, batch, capacity
         self.length = 0  # columns filled
         self.starts = [0] * batch  # the column of each row's first token
+        self._mask: Tensor | None = None  # `key_mask` of all columns, made once
         self.chunk: Tensor | None = None  # [B,M,d], of which the first `position % M` of each row are filled
         self.neighbours = {layer: NeighbourKeys() for layer in config.cca_layers}  # layers counted from 1
         self.neighbour_mask: Tensor | None = None  # bool [B,K,R]; None until neighbours were given
@@ -88,10 +89,13 @@ class ChunkCache:
         return max(completed(p, count, m) for p in self.positions)
 
     def key_mask(self, count: int, device: torch.device) -> Tensor | None:
-        """bool [B,length+count], False before each row's first token; None where all rows begin in column 0."""
+        """bool [B,S], False before each row's first token; None where all rows begin in column 0. S = length+count, of
+        a single token the capacity, as `KeyValueCache.extend` has it."""
         if not any(self.starts):
             return None
-        return left_mask(self.starts, self.length + count, device)
+        if self._mask is None or self._mask.device != device:
+            self._mask = left_mask(self.starts, self.capacity, device)
+        return self._mask if count == 1 else self._mask[:, : self.length + count]
 
     def pad(self, starts: Sequence[int]) -> None:
         """The first call's rows begin in these columns."""
@@ -99,7 +103,7 @@ class ChunkCache:
             raise ValueError(
                 f"token_mask: expected None where the cache holds tokens; got a mask after {self.length} columns"
             )
-        self.starts = list(starts)
+        self.starts, self._mask = list(starts), None
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -29,6 +29,7 @@ from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs, row_starts
 from .retrieval import Encoded, Part, Retrieval
+from .step import RetroStep
 
 
 class DecoderLayer(nn.Module):
@@ -249,6 +250,10 @@ class Retro(nn.Module):
     def make_cache(self, batch: int, capacity: int | None = None) -> RetroCache:
         """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
         return RetroCache(self.config, batch, capacity)
+
+    def decode_step(self, cache: RetroCache) -> RetroStep:
+        """The next token of every row of the cache as a step that a CUDA graph can hold; see `generate`."""
+        return RetroStep(self, cache)
 
     def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
         """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""

@@ -66,6 +66,7 @@ class Call:
         self.config, self.starts = model.config, positions
         self.fresh: list[tuple[list[int], Memory]] = []  # rows, and the memory of the chunks that complete in them
         device = model.embedding.weight.device
+        self.row = torch.tensor(members, device=device)
         self.position = torch.tensor(positions, device=device)[:, None] + torch.arange(count, device=device)  # [b,N]
 
     def run(self, tokens: Tensor, index: Tensor | None) -> Tensor:
@@ -118,16 +119,19 @@ class Call:
             before = [t[self.rows][:, columns] for t in held]
         kept = min(self.count, cache.ring)
         columns = self.position[:, -kept:] % cache.ring
-        row = torch.tensor(self.members, device=x.device)[:, None]
         for t, new in zip(held, (key, value)):
-            self._put(t, (row, columns), new[:, -kept:])
+            self._put(t, (self.row[:, None], columns), new[:, -kept:])
         if self.count > 1:
             return attention.window(query, *(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(before, (key, value))))
-        used = min(cache.ring, max(self.starts) + 1)
+        used = self._used()
         column = torch.arange(used, device=x.device)
         there = self.position - (self.position - column) % cache.ring  # [b,used]: the position that a column holds
         first = 0 if attention.sliding else (size * (self.position // size - 1)).clamp(min=0)
         return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
+
+    def _used(self) -> int:
+        """Columns of the ring that single tokens may see."""
+        return min(self.cache.ring, max(self.starts) + 1)
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
         """Encodes, searches and gates the chunks that complete with states [b,N,d]: (rows, Memory) of each group of
@@ -139,8 +143,7 @@ class Call:
         m = self.config.chunk_len
         chunk = self._row("chunk", hidden, m, hidden.shape[-1])
         if self.count == 1:
-            row = torch.tensor(self.members, device=hidden.device)
-            self._put(chunk, (row, self.position[:, 0] % m), hidden[:, 0])
+            self._put(chunk, (self.row, self.position[:, 0] % m), hidden[:, 0])
             groups: dict[int, list[int]] = {}
             for at, p in enumerate(self.starts):
                 if (p + 1) % m == 0:

@@ -16,6 +16,7 @@ from .decoding import decode
 from .inputs import check_index, check_tokens
 from .layers import DecoderLayer, Retrieved, norm
 from .memory import SelfMemory
+from .step import RPTStep
 
 
 class RPT(SelfMemory):
@@ -194,6 +195,10 @@ class RPT(SelfMemory):
 
     decodes_ragged = True  # rows of different lengths share a cache
     generation_options = ("retrieval",)
+
+    def decode_step(self, cache: RPTCache) -> RPTStep:
+        """The next token of every row of the cache as a step that a CUDA graph can hold; see `generate`."""
+        return RPTStep(self, cache)
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
         """An empty cache for `batch` rows; capacity: most tokens a row can have, None: no limit. num_neighbours: K,

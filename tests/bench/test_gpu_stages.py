@@ -13,6 +13,7 @@ import bench
 from bench import environment, exits, plan
 from bench.__main__ import parser
 from bench.commands import gpu_command
+from tests.conftest import COMPILED, INTERPRETER
 
 STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values() for step in steps]
 
@@ -56,13 +57,14 @@ def test_a_stage_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     first, second, third = Processes(report=exits.INCONCLUSIVE), Processes(), Processes()
     out = ["--out", str(tmp_path / "gpu"), "--rehearse"]
     monkeypatch.setattr(gpu_command.subprocess, "run", first)
-    assert bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 5
+    assert bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 6
     state = json.loads((tmp_path / "gpu" / "fast.json").read_text())
-    assert state == {"headline": 0, "baselines": 0, "host time": 0, "all": 0, "table": "exit code 3"}
+    done = dict.fromkeys(("headline", "predictions", "baselines", "host time", "all"), 0)
+    assert state == done | {"table": "exit code 3"}
     monkeypatch.setattr(gpu_command.subprocess, "run", second)
     assert bench.main(["gpu", "fast", *out]) == 0 and len(second.asked) == 1 and " report " in second.asked[0]
     monkeypatch.setattr(gpu_command.subprocess, "run", third)
-    assert bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 5
+    assert bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 6
     assert "done before" in capsys.readouterr().err
 
 
@@ -109,3 +111,25 @@ def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
 def test_compile_passes_over_what_no_gpu_kernel_serves(capsys):
     assert bench.main(["compile", "--device", "cpu", "--case", "mosaics", "--jobs", "1"]) == exits.OK
     assert capsys.readouterr().out.startswith("0 kernels of ")
+
+
+@pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
+def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatch):
+    """A rehearsal: launches go nowhere. One that changed since, and one that is gone, are told apart."""
+    pytest.importorskip("triton")
+    from retro_kernels import aot
+
+    monkeypatch.setattr(aot, "ops", lambda: ["leaky_average"])
+    row = {"mode": "model", "machine": "H200", "fingerprint": "another", "predicted_us": 10.0, "bound": "L2"}
+    names = ("leaky_scan:wide", "leaky_scan:gone")
+    predictions, out = tmp_path / "predicted.jsonl", tmp_path / "measured.jsonl"
+    lines = [row | {"id": f"leaky_average/triton/{name}:sm90/bfloat16/static"} for name in names]
+    predictions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ["predicted", "--device", "cpu", "--predictions", str(predictions), "--json", str(out)]
+    assert bench.main(command) == exits.OK
+    said = capsys.readouterr()
+    assert "leaky_scan:gone" in said.err and "changed since" in said.out and "of 1 within 25%" in said.out
+    (measured,) = map(json.loads, out.read_text().splitlines())
+    assert measured["measured_us"] > 0 and measured["predicted_us"] == 10.0 and not measured["same_code"]
+    assert bench.main([*command, "--deadline", "0"]) == exits.INCONCLUSIVE
+    assert bench.main([*command, "--kernel", "nothing"]) == exits.USAGE

@@ -1,0 +1,55 @@
+"""What a selection will launch on a GPU, compiled ahead in a process a core: Triton itself compiles where it meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import plan
+from ..registry import CONTENDERS
+from . import runner
+from .pace import Pace
+
+
+def compile_selection(
+    selection: plan.Selection, say: Callable[[str], None], jobs: int | None = None, limit: float | None = None
+) -> tuple[int, int, bool]:
+    """How many kernels were compiled or found, how many cases can't be planned or compiled, and whether `limit` seconds
+    left some out."""
+    import torch
+
+    import retro_kernels as rk
+
+    pace, failed, late = Pace([], limit), 0, False
+
+    def planned(case, dtype: str, mode: str) -> None:
+        """One call with its launches left out; its inputs live no longer."""
+        nonlocal failed, late
+        if late or pace.over():
+            late = True
+            return
+        try:
+            inputs = case.make(0, selection.device, getattr(torch, dtype))
+            runner.step(CONTENDERS[case.kernel, "triton"], case, inputs, mode == "fwdbwd", 0)()
+        except (RuntimeError, ValueError) as error:
+            failed += 1
+            say(f"{case.kernel}/{case.name}/{dtype}: {error}")
+
+    calls = [
+        lambda case=case, dtype=dtype, mode=mode: planned(case, dtype, mode)
+        for case in plan.cases(selection)
+        for dtype in (plan.dtypes(case, selection) if _served(case, selection) else ())
+        if not plan.unsupported(CONTENDERS[case.kernel, "triton"], case, dtype, selection.device, False)
+        for mode in plan.modes(case, selection)
+    ]
+    if not calls:
+        return 0, 0, False
+    try:
+        count = rk.warm_up(*calls, jobs=jobs)
+    except RuntimeError as error:  # the others are compiled all the same
+        say(str(error))
+        return 0, failed + 1, late
+    return count, failed, late
+
+
+def _served(case, selection: plan.Selection) -> bool:
+    return (case.kernel, "triton") in CONTENDERS and plan.unsupported_case(case, selection.device) is None

@@ -1,0 +1,80 @@
+"""Compiled kernels that travel as a folder: found where the same Triton runs, and said to be of no use elsewhere."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import bench
+import retro_kernels as rk
+from bench import exits
+from retro_kernels import _shipped, aot
+from retro_kernels._target import KNOWN
+from retro_kernels.testing import stub
+from tests.conftest import COMPILED, INTERPRETER
+
+if INTERPRETER or COMPILED:
+    pytest.skip("launches are replaced in this process", allow_module_level=True)
+pytest.importorskip("triton")
+
+ONLY = "leaky_average/leaky_scan"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Made in one place and moved to another."""
+    made, moved = (tmp_path_factory.mktemp("kernels") / name for name in ("made", "moved"))
+    assert bench.main(["compile", "--presets", "--kernel", ONLY, "--output", str(made), "--jobs", "1"]) == exits.OK
+    made.rename(moved)
+    return moved
+
+
+def test_what_was_compiled_elsewhere_is_not_compiled_again(folder, tmp_path, monkeypatch):
+    from triton.compiler.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    launches = [case.launch for _, case in aot.cases(KNOWN[90], ONLY)]
+    assert rk.warm_up(cache=folder) == len(launches) > 0
+    assert rk.warm_up(cache=folder) == len(launches)  # again: nothing is lost
+    shutil.move(folder, tmp_path / "gone")  # what was taken over does not need it
+    compiled, heard, make = [], [], ASTSource.make_ir
+    monkeypatch.setattr(ASTSource, "make_ir", lambda source, *a, **b: compiled.append(source) or make(source, *a, **b))
+    try:
+        with stub.device(90, heard.append):
+            for launch in launches:
+                real = {
+                    name: torch.zeros(1, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+                    for name, value in launch.arguments.items()
+                }
+                dataclasses.replace(launch, arguments=real).run()
+            assert len(heard) == len(launches) and not compiled
+            monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "empty"))
+        with stub.device(90):
+            dataclasses.replace(launches[0], arguments=real | launches[0].arguments | real).run()
+        assert compiled
+    finally:
+        shutil.move(tmp_path / "gone", folder)
+
+
+def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
+    with pytest.raises(ValueError, match="cache: expected a folder that `retro-bench compile --presets --output` made"):
+        rk.warm_up(cache=tmp_path)
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    manifest = json.loads((other / _shipped.MANIFEST).read_text())
+    wrong = manifest | {"triton": "3.1.4", "python": "3.99", "compiler": "another"}
+    (other / _shipped.MANIFEST).write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match=r"got a folder of triton 3\.1\.4 on Python 3\.99"):
+        rk.warm_up(cache=other)
+    (other / _shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
+    with pytest.raises(ValueError, match="expected kernels of this version of retro_kernels"):
+        rk.warm_up(cache=other)
+
+
+def test_presets_want_a_folder(capsys):
+    assert bench.main(["compile", "--presets"]) == exits.USAGE
+    assert bench.main(["compile", "--output", str(Path("x"))]) == exits.USAGE
+    assert "--presets, --output: expected both or neither" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""Decode steps as graphs: a stand-in for capturing shows that they are functions of memory that stays where it is, and
+that replaying them gives the tokens that plain decoding gives.
+"""
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels.testing.recorded import Recorded
+from retro_model import captured
+from retro_model.generation import generate
+from tests.conftest import COMPILED, INTERPRETER
+from tests.model import tiny
+from tests.model.memory_mosaics import tiny as tiny_mosaics
+from tests.model.rpt import tiny as tiny_rpt
+from tests.model.test_generation import prompts, retrieve
+
+
+class Counted(Recorded):
+    """How often each graph was replayed."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, run, device):
+        super().__init__(run, device)
+        self.replays = 0
+        self.made.append(self)
+
+    def replay(self):
+        self.replays += 1
+        return super().replay()
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Graphs that were made. Ids are read by the host on a CPU only."""
+    monkeypatch.setattr(captured, "check", lambda model, device: None)
+    monkeypatch.setattr(captured.Captured, "graph", Counted)
+    monkeypatch.setattr("retro_model.checks.token_range", lambda *arguments: None)
+    monkeypatch.setattr(Counted, "made", [])
+    return Counted.made
+
+
+def in_vocabulary(model, *lengths):
+    return [[token % model.config.vocab_size for token in row] for row in prompts(*lengths)]
+
+
+def mosaics(limit=None, **options):
+    model = tiny_mosaics.model(**options)
+    if limit is not None:
+        model.limit_memory(limit)
+    return model
+
+
+#: model, prompts' lengths, tokens, options, and how many ways a step goes
+CASES = {
+    "retro": (lambda: tiny.model(dtype=torch.float64), (9, 9), 30, {"retrieve": retrieve}, 2),
+    "retro, ragged": (lambda: tiny.model(dtype=torch.float64), (3, 9, 6, 1), 30, {"retrieve": retrieve}, 2),
+    "retro, stops": (lambda: tiny.model(), (8, 5), 30, {"retrieve": retrieve, "stop_token": 3}, 2),
+    "retro, off": (lambda: tiny.model(dtype=torch.float64), (3, 5), 20, {}, 1),
+    "mosaics": (lambda: mosaics(dtype=torch.float64), (5, 5), 20, {}, 1),
+    "mosaics, ragged": (lambda: mosaics(dtype=torch.float64), (1, 9, 4), 20, {}, 1),
+    "mosaics, forgetting": (lambda: mosaics(6, dtype=torch.float64), (1, 9, 4), 20, {}, 1),
+    "rpt": (lambda: tiny_rpt.model(dtype=torch.float64), (9, 9), 40, {}, 1),
+    "rpt, ragged": (lambda: tiny_rpt.model(dtype=torch.float64), (1, 9, 14), 40, {}, 1),
+    "rpt, off": (lambda: tiny_rpt.model(dtype=torch.float64), (3, 5), 20, {"retrieval": False}, 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replayed_steps_give_the_plain_tokens(name, stand_in):
+    make, lengths, count, options, ways = CASES[name]
+    model = make()
+    rows = in_vocabulary(model, *lengths)
+    want = generate(model, rows, count, **options)
+    got = generate(model, rows, count, cuda_graph=True, **options)
+    assert [row.tolist() for row in got] == [row.tolist() for row in want]
+    assert len(stand_in) >= ways and all(graph.replays >= 2 for graph in stand_in[:ways])
+
+
+def test_what_a_graph_cannot_hold_is_refused():
+    x = torch.arange(3.0)
+    for bad in (lambda: x.sum().item(), lambda: x[x > 1], lambda: x + torch.tensor([1.0, 2.0, 3.0])):
+        with pytest.raises(RuntimeError, match="no graph can hold it"):
+            Recorded(bad, x.device)
+    held = torch.zeros(3)
+    graph = Recorded(lambda: held.add_(x), x.device)
+    assert (held == 0).all()
+    graph.replay()
+    x += 1
+    assert torch.equal(graph.replay(), torch.tensor([1.0, 3.0, 5.0])) and torch.equal(held, graph.result)
+
+
+def test_where_there_is_no_graph_to_be_had():
+    with pytest.raises(ValueError, match="cuda_graph: expected a model on a CUDA device; got one on cpu"):
+        generate(tiny.model(), [[1, 2]], 4, cuda_graph=True)
+    with pytest.raises(TypeError, match="cuda_graph: expected a bool"):
+        generate(tiny.model(), [[1, 2]], 4, cuda_graph=1)
+    with pytest.raises(ValueError, match="cuda_graph: expected False for a model without a decode_step"):
+        captured.check(torch.nn.Linear(2, 2), torch.device("cuda"))
+    forgetful = tiny_mosaics.model()
+    forgetful.limit_memory(4, "least_read")
+    cache = forgetful.make_cache(1)
+    forgetful.last_logits(torch.tensor([[1, 2, 3]]), cache=cache)
+    with pytest.raises(ValueError, match="forgets the oldest pairs; got 3 tokens, capacity=4, evict='least_read'"):
+        forgetful.decode_step(cache)
+    model = tiny.model()
+    cache = model.make_cache(1, 3)
+    model.last_logits(torch.tensor([[1, 2, 3]]), cache=cache)
+    with pytest.raises(ValueError, match="cache: expected room for a token; got 3 of 3 columns filled"):
+        model.decode_step(cache).begin()
+
+
+@pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
+@pytest.mark.parametrize("name", ["retro", "mosaics", "rpt"])
+def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monkeypatch):
+    """For sm_90, under emulation: plain and replayed tokens agree, and a replay launches what the one before did."""
+    pytest.importorskip("triton")
+    from bench.emulate import launches
+
+    make = {"retro": tiny.model, "mosaics": tiny_mosaics.model, "rpt": tiny_rpt.model}[name]
+    options = {"retrieve": retrieve} if name == "retro" else {}
+    monkeypatch.setattr(captured, "WARM_RUNS", 1)
+    model, log, steps = make(dtype=torch.float32), [], []
+    rows, count = in_vocabulary(model, 5, 3), {"retro": 10, "mosaics": 5, "rpt": 7}[name]
+    with launches.emulating(90, checks=False, log=log), rk.use_backend("triton"):
+        plain = generate(model, rows, count, **options)
+        assert log
+        replay = Counted.replay
+
+        def noted(graph):
+            log.clear()
+            result = replay(graph)
+            steps.append((id(graph), [launched(launch, graph) for launch in log]))
+            return result
+
+        Counted.replay = noted
+        try:
+            got = generate(model, rows, count, cuda_graph=True, **options)
+        finally:
+            Counted.replay = replay
+    assert [r.tolist() for r in got] == [r.tolist() for r in plain]
+    assert steps and all(step for _, step in steps)
+    first = dict(reversed(steps))
+    assert all(step == first[graph] for graph, step in steps) and len(steps) > len(first)
+
+
+def launched(launch, graph) -> tuple:
+    """A launch's kernel, grid and numbers, and where its tensors lie that the graph found."""
+    values = {
+        name: (value.data_ptr() if value.untyped_storage().data_ptr() in graph._found else tuple(value.shape))
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in launch.arguments.items()
+    }
+    return launch.name, launch.grid, values
