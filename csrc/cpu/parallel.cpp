@@ -1,4 +1,6 @@
-// The pool: workers sleep on a condition variable, tasks are handed out by one atomic counter.
+// Tasks are handed out by one atomic counter, to the threads of torch's OpenMP where this process has one: those spin
+// for milliseconds after each of torch's own loops, and threads of ours would have to share their processors. Else to a
+// pool whose workers sleep on a condition variable.
 #include "parallel.h"
 
 #include <pthread.h>
@@ -13,6 +15,9 @@
 #include <system_error>
 #include <thread>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
+#endif
 #ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
@@ -33,25 +38,50 @@ constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little mor
 
 thread_local bool inside_task = false;
 
+struct Job {
+  Task task = nullptr;
+  void* context = nullptr;
+  int64_t tasks = 0;
+  std::atomic<int64_t> next{0};
+  std::mutex lock;
+  std::exception_ptr error;
+
+  void work() {
+    inside_task = true;
+    for (int64_t t; (t = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+      try {
+        task(context, t);
+      } catch (...) {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!error) error = std::current_exception();
+        next.store(tasks, std::memory_order_relaxed);
+      }
+    }
+    inside_task = false;
+  }
+};
+
+// Threads for a job, the caller's included.
+int threads_for(int64_t tasks, int threads) {
+  const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
+  return static_cast<int>(std::min({int64_t{threads}, tasks, most}));
+}
+
 class Pool {
  public:
-  void run(int64_t tasks, int threads, Task task, void* context) {
+  void run(Job& job, int threads) {
     std::lock_guard<std::mutex> one_job_at_a_time(job_lock_);
-    const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
-    const int helpers = grow(static_cast<int>(std::min({int64_t{threads}, tasks, most}) - 1));
+    const int helpers = grow(threads - 1);
     {
       std::lock_guard<std::mutex> guard(lock_);
-      task_ = task, context_ = context, tasks_ = tasks, error_ = nullptr;
-      next_.store(0, std::memory_order_relaxed);
-      wanted_ = helpers, running_.store(helpers, std::memory_order_relaxed);
+      job_ = &job, wanted_ = helpers, running_.store(helpers, std::memory_order_relaxed);
       generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
-    work();
+    job.work();
     for (int spin = 0; running_.load(std::memory_order_acquire) && spin < SPINS; ++spin) RETRO_PAUSE();
     std::unique_lock<std::mutex> guard(lock_);
     done_.wait(guard, [&] { return running_.load(std::memory_order_acquire) == 0; });
-    if (error_) std::rethrow_exception(error_);
   }
 
  private:
@@ -78,7 +108,7 @@ class Pool {
         seen = generation_.load(std::memory_order_acquire);
         if (index >= wanted_) continue;
       }
-      work();
+      job_->work();
       if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
         std::lock_guard<std::mutex> guard(lock_);  // else the caller could miss the notification
         done_.notify_one();
@@ -86,45 +116,44 @@ class Pool {
     }
   }
 
-  void work() {
-    inside_task = true;
-    for (int64_t t; (t = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
-      try {
-        task_(context_, t);
-      } catch (...) {
-        std::lock_guard<std::mutex> guard(lock_);
-        if (!error_) error_ = std::current_exception();
-        next_.store(tasks_, std::memory_order_relaxed);
-      }
-    }
-    inside_task = false;
-  }
-
   std::mutex job_lock_, lock_;
   std::condition_variable wake_, done_;
   int workers_ = 0;
   std::atomic<uint64_t> generation_{0};
-  std::atomic<int64_t> next_{0};
   std::atomic<int> running_{0};
   int wanted_ = 0;
-  int64_t tasks_ = 0;
-  Task task_ = nullptr;
-  void* context_ = nullptr;
-  std::exception_ptr error_;
+  Job* job_ = nullptr;
 };
 
-// A forked child has none of the parent's threads, and locks in whatever state they were: it starts a pool of its own.
+// A forked child has none of the parent's threads, and locks in whatever state they were: it starts a pool of its own,
+// and leaves OpenMP alone, which would wait for them.
 std::atomic<Pool*> pool{nullptr};
+std::atomic<bool> forked{false};
+
+void watch_forks() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr), forked.store(true); });
+  (void)registered;
+}
 
 Pool& the_pool() {
   Pool* current = pool.load(std::memory_order_acquire);
   if (current) return *current;
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
-  (void)registered;
   auto* fresh = new Pool;
   if (pool.compare_exchange_strong(current, fresh)) return *fresh;
   delete fresh;
   return *current;
+}
+
+using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
+
+// What GCC's `#pragma omp parallel` calls, in whichever runtime torch has loaded for everybody; null without one.
+Parallel openmp() {
+#if defined(__SANITIZE_THREAD__) || !(defined(__unix__) || defined(__APPLE__))
+  return nullptr;  // the sanitizer does not see how its threads wait for one another
+#else
+  static const auto found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return forked.load(std::memory_order_relaxed) ? nullptr : found;
+#endif
 }
 
 struct Buffer {
@@ -141,7 +170,15 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
     for (int64_t t = 0; t < tasks; ++t) task(context, t);
     return;
   }
-  the_pool().run(tasks, threads, task, context);
+  watch_forks();
+  Job job;
+  job.task = task, job.context = context, job.tasks = tasks;
+  threads = threads_for(tasks, threads);
+  if (const Parallel parallel = openmp())
+    parallel([](void* all) { static_cast<Job*>(all)->work(); }, &job, static_cast<unsigned>(threads), 0);
+  else
+    the_pool().run(job, threads);
+  if (job.error) std::rethrow_exception(job.error);
 }
 
 void* scratch(size_t bytes) {
