@@ -64,6 +64,14 @@ ISA_FLAGS = {
     ],
 }
 ISA_FLAGS["avx512bf16"] = [*ISA_FLAGS["avx512"], "-mavx512bf16"]
+ISA_FLAGS |= {"neon": [], "neonbf16": ["-march=armv8.2-a+bf16"]}
+
+# What a compiler must take to target an instruction set; the intrinsics of those that aren't named come with the flags.
+PROBES = {
+    "avx512bf16": "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
+    "neonbf16": "float32x4_t f(float32x4_t a, bfloat16x8_t b) { return vbfdotq_f32(a, b, b); }",
+}
+X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
 ONCE = {"isa.cpp", "parallel.cpp"}  # infrastructure: compiled for the baseline only
 
@@ -154,16 +162,16 @@ def available_isas(cxx: list[str]) -> list[str]:
         raise CompileError(
             f"RETRO_KERNELS_ISAS: expected some of {', '.join(ISA_FLAGS)}; got {', '.join(sorted(unknown))}"
         )
-    if platform.machine().lower() not in ("x86_64", "amd64") or wanted == ["portable"]:
-        return ["portable"]
-    isas = []
+    machine = platform.machine().lower()
+    family = "neon" if machine in ARM else "avx" if machine in X86 else None
+    header = {"neon": "arm_neon.h", "avx": "immintrin.h"}.get(family)
+    isas = ["portable"]  # a processor that has none of the others runs it
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cpp"
         for isa, flags in ISA_FLAGS.items():
-            if isa not in wanted and isa != "portable":  # a processor that has none of the others runs it
+            if isa not in wanted or family is None or not isa.startswith(family):
                 continue
-            body = "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }" if isa == "avx512bf16" else ""
-            probe.write_text(f"#include <immintrin.h>\n{body}\n")
+            probe.write_text(f"#include <{header}>\n{PROBES.get(isa, '')}\n")
             command = [*cxx, *flags, "-fsyntax-only", str(probe)]
             if subprocess.run(command, capture_output=True).returncode == 0:
                 isas.append(isa)

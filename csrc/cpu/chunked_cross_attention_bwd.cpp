@@ -72,8 +72,11 @@ struct Backward {
   template <class To>
   void scores(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
               const ChunkedState<Elem>& st, To to) const {
-    sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [&](int r, int i, Vec x) {
-      const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
+    // pointers of its own: a store of scores might change those of the workspace, for all the compiler knows
+    const float *const scaled = w.factors.scaled, *const z = st.z;
+    const int32_t* const z_row = w.factors.z_row;
+    sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [=](int r, int i, Vec x) {
+      const Vec s = fma(x, broadcast(scaled[r]), load(z + z_row[r] + i));
       to(r * QUERY_BLOCK + i, s, x);
     });
   }
@@ -82,10 +85,12 @@ struct Backward {
   void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                      const ChunkedState<Elem>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
-    scores(count, soon, unit, w, st, [&](int at, Vec s, Vec x) {
+    float *const p = w.p, *const products = w.x;
+    const float *const lse2 = st.lse2, *const inverse = st.inverse;
+    scores(count, soon, unit, w, st, [=](int at, Vec s, Vec x) {
       const int i = at % QUERY_BLOCK;
-      store(w.p + at, exp2(s - load(st.lse2 + i)) * load(st.inverse + i));
-      if (gate) store(w.x + at, x);
+      store(p + at, exp2(s - load(lse2 + i)) * load(inverse + i));
+      if (gate) store(products + at, x);
     });
   }
 
@@ -118,7 +123,7 @@ struct Backward {
     for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
       gemm(std::min(SLICE, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), rows.from(k),
-           PackedB<Elem>{columns, QUERY_BLOCK}, [&](int r, int i, Vec x) { epilogue(r + k, i, x); });
+           PackedB<Elem>{columns, QUERY_BLOCK}, [=](int r, int i, Vec x) { epilogue(r + k, i, x); });
     }
   }
 
@@ -128,44 +133,47 @@ struct Backward {
   void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                    const ChunkedState<Elem>& st, bool all) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
+    float *const ps = w.p, *const dss = w.ds, *const keeps = w.keep, *const dz = st.dz;
+    const float* const gates = w.factors.gate;
+    const int32_t* const z_row = w.factors.z_row;
     sliced(count, soon, unit, w.value_a.operand(n, w.values), st.grad,
-           [&](int r, int i, Vec y) { store(w.ds + r * QUERY_BLOCK + i, y); });
+           [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
     const Vec s = broadcast(scale);
     for (int i = 0; i < unit.lanes(); i += LANES) {
-      const auto dp_of = [&](int at, Vec g) {
-        return rounded(drop ? load(w.ds + at) * g * load(w.keep + at) : load(w.ds + at) * g);
+      const auto dp_of = [=](int at, Vec g) {
+        return rounded(drop ? load(dss + at) * g * load(keeps + at) : load(dss + at) * g);
       };
       Vec at_max = zero(), rest = load(st.delta + i);
       if (all) {
         Vec p_max = zero(), total = zero(), weight = zero();
         for (int r = 0; r < count; ++r) {
           const int at = r * QUERY_BLOCK + i;
-          const Vec p = load(w.p + at);
+          const Vec p = load(ps + at);
           const Mask greater = gt(p, p_max);
-          at_max = select(greater, dp_of(at, broadcast(w.factors.gate[r])), at_max), p_max = select(greater, p, p_max);
+          at_max = select(greater, dp_of(at, broadcast(gates[r])), at_max), p_max = select(greater, p, p_max);
         }
         for (int r = 0; r < count; ++r) {
           const int at = r * QUERY_BLOCK + i;
-          const Vec p = load(w.p + at);
-          total = fma(p, dp_of(at, broadcast(w.factors.gate[r])) - at_max, total), weight = weight + p;
+          const Vec p = load(ps + at);
+          total = fma(p, dp_of(at, broadcast(gates[r])) - at_max, total), weight = weight + p;
         }
         rest = select(gt(weight, zero()), total / weight, total);
       }
       rest = rest - load(st.dlse + i);
       for (int r = 0; r < count; ++r) {
         const int at = r * QUERY_BLOCK + i;
-        const Vec g = broadcast(w.factors.gate[r]), p = load(w.p + at), y = load(w.ds + at),
-                  kept = drop ? p * load(w.keep + at) : p;
+        const Vec g = broadcast(gates[r]), p = load(ps + at), y = load(dss + at),
+                  kept = drop ? p * load(keeps + at) : p;
         const Vec ds = p * (dp_of(at, g) - at_max - rest);
         if (relative) {
-          float* z = st.dz + w.factors.z_row[r] + i;
+          float* z = dz + z_row[r] + i;
           store(z, load(z) + ds);
         }
         if (gate) {
           float* sums = w.dgate + r * LANES;
           store(sums, load(sums) + fma(kept, y, ds * s * load(w.x + at)));
         }
-        store(w.p + at, kept * g), store(w.ds + at, ds * g);
+        store(ps + at, kept * g), store(dss + at, ds * g);
       }
     }
   }
@@ -206,7 +214,7 @@ struct Backward {
     if (want.query || want.content_bias)
       w.key_b.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
         gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
-             [&](int r, int d, Vec x) { store(st.dquery + r * ld + d, load(st.dquery + r * ld + d) + x); });
+             [to = st.dquery, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); });
       });
   }
 

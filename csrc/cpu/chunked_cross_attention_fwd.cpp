@@ -59,6 +59,53 @@ struct Workspace {
   }
 };
 
+// A tile of products of keys and queries into scores: row r times scaled[r], plus its position logits.
+struct ScoreTiles {
+  const float* scaled;
+  const int32_t* z_row;
+  const float* z;
+  float* to;
+  Vec* block_max;
+
+  template <int MR, int NR>
+  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+    Vec most[NR];
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; ++v) most[v] = block_max[column / LANES + v];
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      const Vec factor = broadcast(scaled[row + r]);
+      const float* add = z + z_row[row + r] + column;
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; ++v) {
+        const Vec s = fma(x[r][v], factor, load(add + v * LANES));
+        store(to + (row + r) * QUERY_BLOCK + column + v * LANES, s);
+        most[v] = max(most[v], s);
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; ++v) block_max[column / LANES + v] = most[v];
+  }
+};
+
+// A tile of products of probabilities and values, added to what the rows held, times alpha.
+struct ValueTiles {
+  const float* alpha;
+  float* to;
+  int64_t ld;
+
+  template <int MR, int NR>
+  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      const Vec factor = broadcast(alpha[row + r]);
+      float* out = to + (row + r) * ld + column;
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; ++v) store(out + v * LANES, fma(load(out + v * LANES), factor, x[r][v]));
+    }
+  }
+};
+
 template <class T, class Elem>
 struct Forward {
   const CrossAttention& c;
@@ -89,21 +136,15 @@ struct Forward {
     const auto keys = w.key_a.operand(n, w.keys);
     for (int k = 0; k < count; k += SLICE) {
       prefetch(soon, n, k, k + SLICE);
-      for (int r = k + SLICE; r < std::min(k + 2 * SLICE, count); ++r)
-        prefetch_row<CLOSE>(w.keys.row[r], n.D * sizeof(T));
       gemm(std::min(SLICE, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), keys.from(k),
-           PackedB<Elem>{st.query, QUERY_BLOCK}, [&](int r, int i, Vec x) {
-             r += k;
-             const Vec s = fma(x, broadcast(w.factors.scaled[r]), load(st.z + w.factors.z_row[r] + i));
-             store(w.s + r * QUERY_BLOCK + i, s);
-             block_max[i / LANES] = max(block_max[i / LANES], s);
-           });
+           PackedB<Elem>{st.query, QUERY_BLOCK},
+           ScoreTiles{w.factors.scaled + k, w.factors.z_row + k, st.z, w.s + k * QUERY_BLOCK, block_max});
     }
   }
 
   // One vector of probabilities, as the product with the values wants them.
-  RETRO_INLINE Vec weight(const Workspace<T, Elem>& w, int r, const float* keep, Vec p) const {
-    if (c.neighbour_gate) p = p * broadcast(w.factors.gate[r]);
+  RETRO_INLINE Vec weight(const float* gate, int r, const float* keep, Vec p) const {
+    if (gate) p = p * broadcast(gate[r]);
     if (dropout) p = p * load(keep);
     return p;
   }
@@ -122,24 +163,33 @@ struct Forward {
       row_sum[v] = load(st.row_sum + v * LANES) * alpha;
     }
     constexpr int STEP = PAIRS<Elem> ? 2 : 1;  // keys that one element of A holds
-    for (int r = 0; r < count; r += STEP) {
-      const bool both = STEP == 2 && r + 1 < count;
-      if (dropout) keep(at + r, unit, w, w.keep);
-      if (dropout && both) keep(at + r + 1, unit, w, w.keep + QUERY_BLOCK);
-      for (int v = 0; v < vectors; ++v) {
-        const int i = v * LANES;
-        const float* s = w.s + r * QUERY_BLOCK + i;
-        const Vec p = exp2(load(s) - row_max[v]), even = weight(w, r, w.keep + i, p);
-        row_sum[v] = row_sum[v] + p;
-        if constexpr (STEP == 1) {
-          store(w.p + r * QUERY_BLOCK + i, even);
-        } else if (both) {
-          const Vec next = exp2(load(s + QUERY_BLOCK) - row_max[v]);
-          row_sum[v] = row_sum[v] + next;
-          store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, weight(w, r + 1, w.keep + QUERY_BLOCK + i, next)));
-        } else {
-          store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, zero()));
-        }
+    const float* const gate = c.neighbour_gate ? w.factors.gate : nullptr;
+    const auto weights = [&](int r, int v, Vec& sum) {
+      const int i = v * LANES;
+      const float* s = w.s + r * QUERY_BLOCK + i;
+      const Vec p = exp2(load(s) - row_max[v]), even = weight(gate, r, w.keep + i, p);
+      sum = sum + p;
+      if constexpr (STEP == 1) {
+        store(w.p + r * QUERY_BLOCK + i, even);
+      } else if (r + 1 < count) {
+        const Vec next = exp2(load(s + QUERY_BLOCK) - row_max[v]);
+        sum = sum + next;
+        store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, weight(gate, r + 1, w.keep + QUERY_BLOCK + i, next)));
+      } else {
+        store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, zero()));
+      }
+    };
+    if (dropout) {
+      for (int r = 0; r < count; r += STEP) {
+        keep(at + r, unit, w, w.keep);
+        if (STEP == 2 && r + 1 < count) keep(at + r + 1, unit, w, w.keep + QUERY_BLOCK);
+        for (int v = 0; v < vectors; ++v) weights(r, v, row_sum[v]);
+      }
+    } else {
+      for (int v = 0; v < vectors; ++v) {  // down the keys: sums and constants stay in registers
+        Vec sum = row_sum[v];
+        for (int r = 0; r < count; r += STEP) weights(r, v, sum);
+        row_sum[v] = sum;
       }
     }
     for (int v = 0; v < vectors; ++v) store(st.row_sum + v * LANES, row_sum[v]);
@@ -161,10 +211,7 @@ struct Forward {
       if (last && next < n.H) prefetch_unit<T>(c.query, w.tokens.b, unit, next, row, row + SLICE);
       w.value_b.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
         gemm(std::min(SLICE, unit.rows - row), ld / LANES, kc_of<Elem>(count),
-             ColumnMajor<Elem>{w.p + row, QUERY_BLOCK}, values, [&](int i, int d, Vec x) {
-               float* to = st.out + (i + row) * ld + d;
-               store(to, fma(load(to), broadcast(w.alpha[i + row]), x));
-             });
+             ColumnMajor<Elem>{w.p + row, QUERY_BLOCK}, values, ValueTiles{w.alpha + row, st.out + row * ld, ld});
       });
     }
   }

@@ -19,7 +19,7 @@ namespace retro::RETRO_ISA {
 constexpr int QUERY_BLOCK = 64;  // queries of a unit: rows of S are 64 lanes apart
 constexpr int SLICE = 12;        // rows of a product between prefetches, a multiple of the tile's 6
 // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
-constexpr int KEY_BLOCK = 128;
+constexpr int KEY_BLOCK = 132;
 
 struct Sizes {
   int64_t B, N, L, M;

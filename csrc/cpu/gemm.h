@@ -3,12 +3,13 @@
 //
 // A micro-kernel keeps mr rows by nr vectors of C in registers; for each k it loads a row of B as whole vectors, and
 // broadcasts elements of A. An element is a float, or a pair of bf16 that are consecutive in k (uint32_t): then one
-// multiply-add covers two k, one instruction on avx512bf16, and kc, the depth of the product, counts pairs.
+// multiply-add covers two k, one instruction where MULTIPLIES_PAIRS, and kc, the depth of the product, counts pairs.
 //
 //   gemm(m, vectors, kc, a, b, epilogue)
 //     a    RowMajor: data[r*lda + k]; ColumnMajor: data[k*lda + r]; RowPointers: a pointer for each row, wherever it
 //     lies b    PackedB: data[k*ldb + c], c < vectors*LANES; UnpackedB: rows wherever they lie, packed on the way
-//     epilogue(row, column, Vec): LANES columns of C from `column` on; every (row, column) once
+//     epilogue(row, column, Vec): LANES columns of C from `column` on; every (row, column) once; or
+//     epilogue.tile(row, column, Vec (&)[MR][NR]): a whole tile, for one that has something in common for its rows
 //   gemm<ROW_MAJOR>(m, vectors, kc, a, lda, b, ldb, epilogue): RowMajor or ColumnMajor, and PackedB
 #pragma once
 #include <type_traits>
@@ -19,13 +20,8 @@ namespace retro::RETRO_ISA {
 
 // The micro-kernel's tile of C: as many accumulators as registers allow beside one row of B and a broadcast of A.
 // nr counts vectors of LANES columns.
-#if RETRO_ISA_LEVEL >= 2
-constexpr int MAX_NR = 4;  // 32 registers: 6x4, 8x3, 12x2, 12x1
-constexpr int mr_of(int nr) { return nr >= 4 ? 6 : nr == 3 ? 8 : 12; }
-#else
-constexpr int MAX_NR = 2;  // 16 registers: 6x2, 12x1
-constexpr int mr_of(int nr) { return nr >= 2 ? 6 : 12; }
-#endif
+constexpr int MAX_NR = REGISTERS >= 32 ? 4 : 2;  // 32 registers: 6x4, 8x3, 12x2, 12x1; 16 registers: 6x2, 12x1
+constexpr int mr_of(int nr) { return nr >= 4 ? 6 : nr == 3 ? 8 : nr == 2 && REGISTERS < 32 ? 6 : 12; }
 
 template <class Elem>
 constexpr bool PAIRS = std::is_same_v<Elem, uint32_t>;
@@ -132,6 +128,11 @@ struct UnpackedB {
   }
 };
 
+template <class Epilogue, class = void>
+constexpr bool TAKES_TILES = false;
+template <class Epilogue>
+constexpr bool TAKES_TILES<Epilogue, std::void_t<decltype(&Epilogue::template tile<1, 1>)>> = true;
+
 template <int MR, int NR, class A, class B, class Epilogue>
 RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int column, Epilogue& epilogue) {
   Vec c[MR][NR];
@@ -151,10 +152,13 @@ RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int colu
       for (int v = 0; v < NR; ++v) c[r][v] = fma(x, b_row[v], c[r][v]);
     }
   }
+  if constexpr (TAKES_TILES<Epilogue>)
+    epilogue.tile(row, column, c);
+  else
 #pragma GCC unroll 16
-  for (int r = 0; r < MR; ++r)
+    for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) epilogue(row + r, column + v * LANES, c[r][v]);
+      for (int v = 0; v < NR; ++v) epilogue(row + r, column + v * LANES, c[r][v]);
 }
 
 // Rows from r on in tiles of MR, then of fewer.
@@ -185,10 +189,10 @@ template <class A, class B, class Epilogue>
 inline void gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue&& epilogue) {
   int v = 0;
   for (; v + MAX_NR <= vectors; v += MAX_NR) column_panel<MAX_NR>(m, kc, a, b, v * LANES, epilogue);
-#if RETRO_ISA_LEVEL >= 2
-  if (vectors - v == 3) return column_panel<3>(m, kc, a, b, v * LANES, epilogue);
-  if (vectors - v == 2) return column_panel<2>(m, kc, a, b, v * LANES, epilogue);
-#endif
+  if constexpr (MAX_NR == 4) {
+    if (vectors - v == 3) return column_panel<3>(m, kc, a, b, v * LANES, epilogue);
+    if (vectors - v == 2) return column_panel<2>(m, kc, a, b, v * LANES, epilogue);
+  }
   if (vectors - v == 1) column_panel<1>(m, kc, a, b, v * LANES, epilogue);
 }
 

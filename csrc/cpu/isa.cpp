@@ -6,6 +6,9 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #define RETRO_X86 1
@@ -16,7 +19,7 @@
 namespace retro {
 namespace {
 
-constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16"};
+constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16"};
 
 #if RETRO_X86
 // XCR0 says which registers the operating system saves: bits 1-2 SSE and AVX, bits 5-7 the AVX-512 state.
@@ -42,15 +45,28 @@ Isa best_of_processor() {
   if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
   return a71 & (1u << 5) ? AVX512BF16 : AVX512;
 }
+#elif defined(__aarch64__)
+Isa best_of_processor() {
+#if defined(__linux__)
+  constexpr unsigned long BF16 = 1ul << 14;  // HWCAP2_BF16
+  return getauxval(AT_HWCAP2) & BF16 ? NEONBF16 : NEON;
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return NEONBF16;
+#else
+  return NEON;
+#endif
+}
 #else
 Isa best_of_processor() { return PORTABLE; }
 #endif
 
 bool compiled(int isa) {
-  constexpr bool have[ISA_COUNT] = {true, RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16};
+  constexpr bool have[ISA_COUNT] = {
+      true, RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16, RETRO_HAVE_NEON, RETRO_HAVE_NEONBF16};
   return have[isa];
 }
 
+// No build has kernels for two families of processors.
 bool supported(int isa) { return compiled(isa) && isa <= best_of_processor(); }
 
 Isa parse(const std::string& name) {

@@ -7,7 +7,7 @@
 
 namespace retro {
 
-enum Isa : int { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, ISA_COUNT = 4 };
+enum Isa : int { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, NEON = 4, NEONBF16 = 5, ISA_COUNT = 6 };
 
 Isa active_isa();                       // what runs now
 std::string isa_name();                 // its name
@@ -26,6 +26,13 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
 #define RETRO_HAVE_AVX512BF16 0
 #endif
 
+#ifndef RETRO_HAVE_NEON
+#define RETRO_HAVE_NEON 0
+#endif
+#ifndef RETRO_HAVE_NEONBF16
+#define RETRO_HAVE_NEONBF16 0
+#endif
+
 #define RETRO_EVERY_ISA(...)    \
   namespace retro::portable {   \
   __VA_ARGS__                   \
@@ -37,6 +44,12 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
   __VA_ARGS__                   \
   }                             \
   namespace retro::avx512bf16 { \
+  __VA_ARGS__                   \
+  }                             \
+  namespace retro::neon {       \
+  __VA_ARGS__                   \
+  }                             \
+  namespace retro::neonbf16 {   \
   __VA_ARGS__                   \
   }
 
@@ -55,6 +68,16 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
 #else
 #define RETRO_AVX512BF16(name) nullptr
 #endif
+#if RETRO_HAVE_NEON
+#define RETRO_NEON(name) &retro::neon::name
+#else
+#define RETRO_NEON(name) nullptr
+#endif
+#if RETRO_HAVE_NEONBF16
+#define RETRO_NEONBF16(name) &retro::neonbf16::name
+#else
+#define RETRO_NEONBF16(name) nullptr
+#endif
 
 namespace retro {
 
@@ -66,9 +89,10 @@ struct IsaTable {
 }  // namespace retro
 
 // One function pointer per instruction set, indexed by active_isa(), which never names one that wasn't compiled.
-#define RETRO_TABLE(name)                                                                  \
-  ::retro::IsaTable<decltype(&retro::portable::name)> {                                    \
-    {                                                                                      \
-      &retro::portable::name, RETRO_AVX2(name), RETRO_AVX512(name), RETRO_AVX512BF16(name) \
-    }                                                                                      \
+#define RETRO_TABLE(name)                                                                                     \
+  ::retro::IsaTable<decltype(&retro::portable::name)> {                                                       \
+    {                                                                                                         \
+      &retro::portable::name, RETRO_AVX2(name), RETRO_AVX512(name), RETRO_AVX512BF16(name), RETRO_NEON(name), \
+          RETRO_NEONBF16(name)                                                                                \
+    }                                                                                                         \
   }

@@ -130,12 +130,7 @@ inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int c
 template <class Function>
 inline void by_storage(Type type, Function&& f) {
   switch (type) {
-    case Type::BF16:
-#if RETRO_ISA_LEVEL >= 3
-      return f(bf16{}, uint32_t{});
-#else
-      return f(bf16{}, float{});
-#endif
+    case Type::BF16: return f(bf16{}, std::conditional_t<MULTIPLIES_PAIRS, uint32_t, float>{});
     case Type::F16: return f(fp16{}, float{});
     default: return f(float{}, float{});
   }

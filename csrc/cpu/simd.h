@@ -2,13 +2,15 @@
 // of that instruction set; kernels are written once over it.
 //
 //   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
+//   REGISTERS MULTIPLIES_PAIRS           how many vectors; whether dot(acc, a, b) is one instruction
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
+//   power_of_two times                   for exp2: 2^n, n the integer next to x, and a product with it
 //   gt ge either select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of min_of                    across lanes, a fixed order
 //   exp exp2                             about 1 ulp
 //   transpose                            LANES vectors, in registers
-//   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane (one instruction on avx512bf16)
+//   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
 //   load_pairs broadcast_pair interleave to_pairs
 //
 // A header that uses it must stay inside namespace retro::RETRO_ISA as well: an inline function compiled for AVX-512
@@ -83,7 +85,9 @@ RETRO_INLINE float scalar(const View& v, int64_t offset) {
 
 }  // namespace retro::RETRO_ISA
 
-#if RETRO_ISA_LEVEL >= 2
+#if RETRO_ISA_LEVEL >= 4
+#include "simd_neon.h"
+#elif RETRO_ISA_LEVEL >= 2
 #include "simd_avx512.h"
 #elif RETRO_ISA_LEVEL == 1
 #include "simd_avx2.h"
@@ -114,14 +118,15 @@ RETRO_INLINE Vec exp(Vec x) {
   return scale2(fma(p, r * r, r) + broadcast(1.f), n);
 }
 
-// 2^x to about 1 ulp, for a softmax in base 2: 0 at -inf, NaN stays NaN. Polynomial: Cephes' exp2f.
+// 2^x to about 1 ulp, for a softmax in base 2: 0 below the least normal number, NaN stays NaN. Polynomial: Cephes'
+// exp2f.
 RETRO_INLINE Vec exp2(Vec x) {
-  constexpr float LOWEST = -152.f, HIGHEST = 129.f;  // beyond these the result is 0 or inf
-  x = min(broadcast(HIGHEST), max(broadcast(LOWEST), x));
-  const Vec n = round(x), r = x - n;
+  x = min(broadcast(HIGHEST_POWER), max(broadcast(LOWEST_POWER), x));
+  const Power power = power_of_two(x);
+  const Vec r = x - power.n;
   const Vec p = polynomial(r, 1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,
                            5.550332471162809e-2f, 2.402264791363012e-1f, 6.931472028550421e-1f);
-  return scale2(fma(p, r, broadcast(1.f)), n);
+  return times(fma(p, r, broadcast(1.f)), power);
 }
 
 constexpr int LINE = 64;  // bytes of a cache line

@@ -4,7 +4,8 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int LANES = 8;
+constexpr int LANES = 8, REGISTERS = 16;
+constexpr bool MULTIPLIES_PAIRS = false;
 using Vec = __m256;
 struct Mask {
   __m256 v;  // each lane all ones or all zeros
@@ -72,6 +73,16 @@ RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 RETRO_INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+struct Power {
+  Vec n, power;
+};
+constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // of which the results are 0 and inf
+// The sum's low bits are n + 127: shifted, 2^n.
+RETRO_INLINE Power power_of_two(Vec x) {
+  const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
+  return {sum - shift, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23))};
+}
+RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
 // x * 2^n, n integral in [-252, 252]: in two steps, since 2^n alone may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);

@@ -4,7 +4,8 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int LANES = 16;
+constexpr int LANES = 16, REGISTERS = 32;
+constexpr bool MULTIPLIES_PAIRS = RETRO_ISA_LEVEL >= 3;
 using Vec = __m512;
 using Mask = __mmask16;
 using Pairs = __m512i;
@@ -58,6 +59,12 @@ RETRO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x * 2^n, n integral
+struct Power {
+  Vec n;
+};
+constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
+RETRO_INLINE Power power_of_two(Vec x) { return {round(x)}; }
+RETRO_INLINE Vec times(Vec x, Power power) { return scale2(x, power.n); }
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }

@@ -1,9 +1,10 @@
-// 4 floats as the compiler's own vectors: SSE2 on x86-64, NEON on 64-bit ARM. Included by simd.h.
+// 4 floats as the compiler's own vectors: SSE2 on x86-64. Included by simd.h.
 #pragma once
 
 namespace retro::RETRO_ISA {
 
-constexpr int LANES = 4;
+constexpr int LANES = 4, REGISTERS = 16;
+constexpr bool MULTIPLIES_PAIRS = false;
 typedef float Vec __attribute__((vector_size(16), aligned(16)));
 typedef int32_t Mask __attribute__((vector_size(16)));
 typedef uint32_t Pairs __attribute__((vector_size(16)));
@@ -47,6 +48,16 @@ RETRO_INLINE Vec round(Vec x) {  // for |x| < 2^22; the sum rounds to nearest ev
   const Vec shift = broadcast(0x1.8p23f);
   return (x + shift) - shift;
 }
+struct Power {
+  Vec n, power;
+};
+constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // of which the results are 0 and inf
+// The sum's low bits are n + 127: shifted, 2^n.
+RETRO_INLINE Power power_of_two(Vec x) {
+  const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
+  return {sum - shift, reinterpret_cast<Vec>(reinterpret_cast<Pairs>(sum) << 23)};
+}
+RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
 // x * 2^n, n integral in [-252, 252]: in two steps, since 2^n alone may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const Mask whole = __builtin_convertvector(n, Mask), half = whole >> 1;

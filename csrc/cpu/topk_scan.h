@@ -19,11 +19,7 @@ constexpr int64_t FOLD = 512;             // steps after which the running sums 
 constexpr int64_t Q_AHEAD = 16;           // steps: packed queries beyond L1 come from L2 in time
 constexpr int64_t KEYS_AHEAD = 48 << 10;  // bytes: enough to hide memory's latency, little enough to stay in cache
 
-#if RETRO_ISA_LEVEL >= 3
-using NarrowKey = bf16;  // multiplied as it is, in pairs
-#else
-using NarrowKey = float;
-#endif
+using NarrowKey = std::conditional_t<MULTIPLIES_PAIRS, bf16, float>;  // bf16: multiplied as it is, in pairs
 
 // How keys of storage type T are multiplied: as Key, after widening unless Key is T.
 template <class T>

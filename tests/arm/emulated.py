@@ -1,0 +1,126 @@
+"""The CPU kernels of 64-bit ARM on another processor: cross-compiled, and run under qemu's user-mode emulator.
+
+`Extension` stands in for `retro_kernels._cpu`: a call's tensors go to the emulated process, its results come back to
+the addresses they are wanted at. Correctness only: an emulator's time says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+import io
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+ISAS = ("neon", "neonbf16")
+ELEMENT_BYTES = (0, 4, 2, 2, 1, 8, 4, 2, 1, 1)  # by type code, csrc/view.h
+
+
+def missing() -> str | None:
+    """What this machine lacks to compile and run the kernels, or None."""
+    absent = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
+    return f"no {' and no '.join(absent)} (Debian: g++-aarch64-linux-gnu, qemu-user)" if absent else None
+
+
+def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Path:
+    """The driver with the kernels of one instruction set, without the attentions where `kernels` names sources;
+    compiled again where a source is newer.
+    """
+    setup = _setup()
+    level = list(setup.ISA_FLAGS).index(isa)
+    flags = [*setup.CXX_FLAGS, *setup.ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}", "-O1"]
+    csrc = ROOT / "csrc"
+    sources = [*sorted((csrc / "cpu").glob("*.cpp")), Path(__file__).parent / "driver.cpp"]
+    if kernels is not None:
+        sources = [s for s in sources if s.stem in (*kernels, "parallel", "driver")]
+        flags.append("-DWITHOUT_ATTENTION=1")
+    newest = max(p.stat().st_mtime for p in [*sources, *csrc.glob("*.h"), *(csrc / "cpu").glob("*.h")])
+    driver = folder / f"driver-{isa}"
+    if driver.exists() and driver.stat().st_mtime > newest:
+        return driver
+    folder.mkdir(parents=True, exist_ok=True)
+    objects = [folder / f"{source.stem}.{isa}.o" for source in sources]
+
+    def compiled(source: Path, output: Path) -> None:
+        command = [COMPILER, *flags, f"-I{csrc}", "-c", str(source), "-o", str(output)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
+        list(pool.map(compiled, sources, objects))
+    subprocess.run([COMPILER, *map(str, objects), "-o", str(driver), "-pthread"], check=True, capture_output=True)
+    return driver
+
+
+class Extension:
+    """The functions of `retro_kernels._cpu`, computed by an emulated processor."""
+
+    def __init__(self, driver: Path):
+        root = f"/usr/{COMPILER.removesuffix('-g++')}"  # where Debian has the target's libraries
+        self.process = subprocess.Popen(
+            [EMULATOR, "-cpu", "max", "-L", root, str(driver)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.lock = threading.Lock()
+        self.calls = 0
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+    def advise_huge_pages(self, address: int, size: int) -> None:
+        """Nothing to do."""
+
+    def __getattr__(self, name: str):
+        return functools.partial(self._call, name)
+
+    def _call(self, name: str, *arguments) -> None:
+        views: list[tuple[int, int]] = []
+        message = b"".join([name.encode(), b"\n", _packed(arguments, views)])
+        with self.lock:
+            self.calls += 1
+            self.process.stdin.write(message)
+            self.process.stdin.flush()
+            status = self.process.stdout.read(1)
+            if status != b"\0":
+                raise RuntimeError(self.process.stdout.readline().decode().strip() or "the emulated process ended")
+            for address, size in views:
+                data = self.process.stdout.read(size)
+                if data != ctypes.string_at(address, size):  # inputs may be shared, and are as they were
+                    ctypes.memmove(address, data, size)
+
+
+def _packed(x, views: list[tuple[int, int]]) -> bytes:
+    if x is None:
+        return b"n"
+    if isinstance(x, float):
+        return struct.pack("=cd", b"d", x)
+    if isinstance(x, int):
+        return struct.pack("=cq", b"i", x)
+    if len(x) == 4 and isinstance(x[0], int):  # `_native.view`: address, type code, sizes, strides
+        address, code, sizes, strides = x
+        empty = 0 in sizes
+        size = 0 if empty else (1 + sum((n - 1) * s for n, s in zip(sizes, strides))) * ELEMENT_BYTES[code]
+        views.append((address, size))
+        head = struct.pack(f"=c{3 + 2 * len(sizes)}q", b"v", code, len(sizes), *sizes, *strides, size)
+        return head + ctypes.string_at(address, size)
+    return struct.pack("=cq", b"t", len(x)) + b"".join(_packed(part, views) for part in x)
+
+
+@functools.cache
+def _setup():
+    """setup.py's tables, read without running a build."""
+    spec = importlib.util.spec_from_file_location("setup_of_the_kernels", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.object(sys, "argv", ["setup.py", "--version"]), contextlib.redirect_stdout(io.StringIO()):
+        spec.loader.exec_module(module)
+    return module

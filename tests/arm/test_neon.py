@@ -1,0 +1,46 @@
+"""Kernels for 64-bit ARM, under an emulator: those that compile within seconds. `python -m tests.arm` runs all."""
+
+import pytest
+import torch
+
+from retro_kernels import _native
+from retro_kernels.testing import compare
+
+from . import cases, emulated
+
+pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
+SMALL = ("leaky_average", "matmul", "relative_logits", "topk_chunks", "topk_chunks_backward")
+
+
+@pytest.fixture(scope="module")
+def extension(tmp_path_factory):
+    ours = emulated.Extension(emulated.build("neonbf16", tmp_path_factory.mktemp("arm"), SMALL))
+    yield ours
+    ours.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_values_and_gradients(extension, monkeypatch, dtype):
+    monkeypatch.setattr(_native, "extension", lambda name: extension)
+    before = extension.calls
+    for _, op, arguments in cases.small(dtype):
+        compare.check(op, arguments, "cpu")
+    assert extension.calls > before
+
+
+@pytest.mark.parametrize(("transposed_a", "transposed_b"), [(False, False), (True, False), (False, True)])
+def test_products(extension, monkeypatch, transposed_a, transposed_b):
+    from retro_kernels.cpu import _matmul
+
+    monkeypatch.setattr(_native, "extension", lambda name: extension)
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(139, 41, generator=generator).T if transposed_a else torch.randn(41, 139, generator=generator)
+    b = torch.randn(75, 139, generator=generator).T if transposed_b else torch.randn(139, 75, generator=generator)
+    torch.testing.assert_close(_matmul.matmul(a, b), a @ b, rtol=1e-5, atol=1e-4)
+
+
+def test_a_store_outside_a_tensor_is_reported(extension):
+    x = torch.zeros(1, 3, 1, 4)
+    y = torch.zeros(1, 2, 1, 4)  # a row too few
+    with pytest.raises(RuntimeError, match="outside a tensor"):
+        extension.leaky_average_forward(*map(_native.view, (x, torch.zeros(1), None, None, y)), 1)
