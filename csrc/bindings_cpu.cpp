@@ -4,6 +4,7 @@
 #include "cpu/chunked_cross_attention.h"
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
+#include "cpu/matmul.h"
 #include "cpu/parallel.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
@@ -61,4 +62,5 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(relative_attention_backward);
   BIND(relative_logits_forward);
   BIND(relative_logits_backward);
+  BIND(matmul);
 }

@@ -14,6 +14,8 @@ from .products import matmul
 #: Logits made at a time: 256 MiB in float32, 524 rows of a vocabulary
 #: of 128,000. Fewer rows would read the matrix too often.
 LOGITS_AT_ONCE = 2**26
+#: Logits that a softmax goes over at a time on a CPU, where its passes then stay in the cache.
+LOGITS_IN_CACHE = 2**20
 
 
 class NextTokenLoss(NamedTuple):
@@ -88,24 +90,32 @@ def _op(
     acc_dtype = weights.dtype
     losses = torch.empty_like(weights)
     dx = torch.empty_like(x) if grad_x else x.new_empty(0)
-    dweight = torch.zeros_like(weight, dtype=acc_dtype) if grad_weight else weight.new_empty(0)
+    dweight = torch.zeros_like(weight, dtype=acc_dtype) if grad_weight and not len(x) else weight.new_empty(0)
     with torch.autocast(x.device.type, enabled=False):
         for first in range(0, len(x), rows):
             part = slice(first, first + rows)
-            logits = matmul(x[part], weight.T).to(acc_dtype)
-            lse = logits.logsumexp(-1, keepdim=True)
-            target = targets[part].unsqueeze(-1)
-            losses[part] = (lse - logits.gather(-1, target)).squeeze(-1) * weights[part]
-            if not (grad_x or grad_weight):
-                continue
-            grad = logits.sub_(lse).exp_()  # softmax, in place of the logits
-            grad.scatter_add_(-1, target, torch.full_like(lse, -1.0))
-            grad = grad.mul_(weights[part].unsqueeze(-1)).to(x.dtype)
+            grad = matmul(x[part], weight.T).to(acc_dtype)
+            step = max(1, LOGITS_IN_CACHE // grad.shape[-1]) if grad.device.type == "cpu" else len(grad)
+            for at in range(0, len(grad), step):
+                some = grad[at : at + step]
+                own = slice(first + at, first + at + len(some))
+                losses[own] = _softmax_grad_(some, targets[own], weights[own], grad_x or grad_weight)
+            grad = grad.to(x.dtype)
             if grad_x:
                 dx[part] = matmul(grad, weight)
             if grad_weight:
-                dweight += matmul(grad.T, x[part])
+                product = matmul(grad.T, x[part])
+                dweight = product.to(acc_dtype) if first == 0 else dweight.add_(product)
     return losses.sum(), losses, dx, dweight.to(weight.dtype)
+
+
+def _softmax_grad_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: bool) -> Tensor:
+    """Weighted losses [T] of logits [T,V], which become the losses' gradient if it is wanted."""
+    lse, target = logits.logsumexp(-1, keepdim=True), targets.unsqueeze(-1)
+    losses = (lse - logits.gather(-1, target)).squeeze(-1) * weights
+    if wanted:
+        logits.sub_(lse).exp_().scatter_add_(-1, target, torch.full_like(lse, -1.0)).mul_(weights.unsqueeze(-1))
+    return losses
 
 
 @_op.register_fake

@@ -1,11 +1,12 @@
-"""Linear maps by the fastest product of float32 matrices that torch has on this processor.
+"""Linear maps by the fastest product of float32 matrices that there is on this processor.
 
-torch multiplies float32 matrices on x86 by MKL, which takes AVX2 on every processor that is not Intel's; oneDNN, which
-torch brings too, takes AVX-512 where there is any. So on processors that are not Intel's the products of `linear`, and
-those of its gradients, are oneDNN's: twice as fast on a Zen 5 (docs/notes/models.md has the numbers and the command).
+torch multiplies float32 matrices on x86 by MKL, which takes AVX2 on every processor that is not Intel's. Where such a
+processor has AVX-512, the products of `linear`, and those of its gradients, are made by `retro_kernels.cpu`, or without
+its extension by oneDNN, which torch brings along: twice as fast on a Zen 5 (docs/notes/models.md has the numbers and
+the command). The kernels read matrices whichever way they lie, where oneDNN has a gradient copied for a weight's.
 All else is `torch.nn.functional.linear`: GPUs, other types, autocast, `torch.compile`, DTensors, transforms.
 
-RETRO_MODEL_GEMM=torch in the environment turns it off, RETRO_MODEL_GEMM=onednn asks for it on Intel's processors.
+RETRO_MODEL_GEMM in the environment chooses: torch, onednn or kernels.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from retro_kernels import _native
+from retro_kernels.cpu import _matmul
+
 #: Multiply-adds below which a call costs more than the better product gains.
 LEAST_MULTIPLY_ADDS = 2**21
+#: Rows below which the kernels' copy of the other matrix costs more than they gain on oneDNN.
+LEAST_ROWS = 32
+WAYS = ("torch", "onednn", "kernels")
 
 
 class Linear(nn.Linear):
@@ -68,11 +75,15 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.numel() // max(1, x.shape[-1])
+    if _preferred() == "kernels" and min(rows, weight.shape[0]) >= LEAST_ROWS:
+        flat = x if x.dim() == 2 else x.reshape(rows, x.shape[-1])
+        return _matmul.matmul(flat, weight.mT, bias).view(*x.shape[:-1], weight.shape[0])
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def _serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether oneDNN is to multiply these, by what they are and not by their values."""
+    """Whether oneDNN or the kernels are to multiply these, by what they are and not by their values."""
     return (
         x.dtype is torch.float32
         and weight.dtype is torch.float32
@@ -84,7 +95,7 @@ def _serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.numel() * weight.shape[0] >= LEAST_MULTIPLY_ADDS
         and x.shape[-1] == weight.shape[-1]
         and not torch.is_autocast_enabled("cpu")
-        and _preferred()
+        and _preferred() != "torch"
     )
 
 
@@ -95,17 +106,20 @@ def _plain(x: Tensor) -> bool:
 
 
 @functools.cache
-def _preferred() -> bool:
+def _preferred() -> str:
+    """Of WAYS; what was asked for and isn't there is torch's."""
     wish = os.environ.get("RETRO_MODEL_GEMM", "")
-    if wish not in ("", "torch", "onednn"):
-        raise ValueError(f"RETRO_MODEL_GEMM: expected torch or onednn; got {wish!r}")
-    if (
-        wish == "torch"
-        or not torch.backends.mkldnn.is_available()
-        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    ):
-        return False
-    return wish == "onednn" or (platform.machine() in ("x86_64", "AMD64") and not _intel())
+    if wish not in ("", *WAYS):
+        raise ValueError(f"RETRO_MODEL_GEMM: expected {', '.join(WAYS)}; got {wish!r}")
+    onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not onednn or wish == "torch":
+        return "torch"
+    kernels = _native.unavailable("_cpu") is None
+    if wish:
+        return wish if wish != "kernels" or kernels else "onednn"
+    if platform.machine() not in ("x86_64", "AMD64") or _intel():
+        return "torch"
+    return "kernels" if kernels and _native.cpu_isa().startswith("avx512") else "onednn"
 
 
 def _intel() -> bool:

@@ -1,25 +1,29 @@
-"""`layers.linear` and `matmul`: oneDNN's products equal torch's, and serve only what they can."""
+"""`layers.linear` and `matmul`: oneDNN's products and the kernels' equal torch's, and serve only what they can."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+from retro_kernels import _native
+from retro_kernels.cpu import _matmul
 from retro_model import layers
 from retro_model.layers import products
 
 SHAPES = [((2, 256, 128), 96), ((3, 5, 40, 64), 512), ((2048, 40), 33)]  # of x, and rows of the weight
 
 
-@pytest.fixture
-def served(monkeypatch):
-    """oneDNN wherever it can serve, and how often it did."""
-    calls = []
-    plain = products._product
-    monkeypatch.setattr(products, "_preferred", lambda: torch.backends.mkldnn.is_available())
-    monkeypatch.setattr(products, "_product", lambda *args: calls.append(args) or plain(*args))
+@pytest.fixture(params=["onednn", "kernels"])
+def served(monkeypatch, request):
+    """oneDNN or the kernels wherever they can serve, and how often they did."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch was built without oneDNN")
+    if request.param == "kernels" and (why := _native.unavailable("_cpu")):
+        pytest.skip(why)
+    calls = []
+    plain = products._product
+    monkeypatch.setattr(products, "_preferred", lambda: request.param)
+    monkeypatch.setattr(products, "_product", lambda *args: calls.append(args) or plain(*args))
     return calls
 
 
@@ -85,11 +89,13 @@ def test_compiled_and_eager_agree(served):
 
 
 def test_the_environment_decides(monkeypatch):
-    for wish, expected in (("torch", False), ("onednn", torch.backends.mkldnn.is_available())):
+    onednn = "onednn" if torch.backends.mkldnn.is_available() else "torch"
+    kernels = onednn if _native.unavailable("_cpu") or onednn == "torch" else "kernels"
+    for wish, expected in (("torch", "torch"), ("onednn", onednn), ("kernels", kernels)):
         monkeypatch.setenv("RETRO_MODEL_GEMM", wish)
-        assert products._preferred.__wrapped__() is expected
+        assert products._preferred.__wrapped__() == expected
     monkeypatch.setenv("RETRO_MODEL_GEMM", "mkl")
-    with pytest.raises(ValueError, match="RETRO_MODEL_GEMM: expected torch or onednn; got 'mkl'"):
+    with pytest.raises(ValueError, match="RETRO_MODEL_GEMM: expected torch, onednn, kernels; got 'mkl'"):
         products._preferred.__wrapped__()
 
 
@@ -100,3 +106,42 @@ def test_a_linear_layer_is_nn_linear():
     theirs = torch.nn.Linear(64, 32)
     assert isinstance(ours, torch.nn.Linear) and list(ours.state_dict()) == list(theirs.state_dict())
     assert torch.equal(ours.weight, theirs.weight)
+
+
+@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+@pytest.mark.parametrize(
+    "isa", [] if _native.unavailable("_cpu") else _native.extension("_cpu").supported_isas().split()
+)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (37, 130, 67), (500, 257, 40), (9, 128, 1100)], ids=str)
+def test_the_kernels_products(isa, sizes):
+    """Tiles and blocks of every kind, matrices that lie either way, a bias, gaps between rows."""
+    rows, depth, columns = sizes
+    generator = torch.Generator().manual_seed(0)
+    bias = torch.randn(columns, generator=generator)
+    _native.extension("_cpu").set_isa(isa)
+    try:
+        for a_lies in (1, -1):
+            for b_lies in (1, -1):
+                a = torch.randn((rows, depth + 3)[::a_lies], generator=generator)
+                b = torch.randn((depth, columns + 5)[::b_lies], generator=generator)
+                a, b = (a if a_lies == 1 else a.T)[:, :depth], (b if b_lies == 1 else b.T)[:, :columns]
+                exact = a.double() @ b.double()
+                torch.testing.assert_close(_matmul.matmul(a, b).double(), exact, rtol=1e-5, atol=1e-4)
+                with_bias = _matmul.matmul(a, b, bias).double()
+                torch.testing.assert_close(with_bias, exact + bias.double(), rtol=1e-5, atol=1e-4)
+    finally:
+        _native.extension("_cpu").set_isa("")
+
+
+def test_bits_of_products_do_not_depend_on_threads():
+    if why := _native.unavailable("_cpu"):
+        pytest.skip(why)
+    a, b, threads = torch.randn(500, 300), torch.randn(300, 700), torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(_matmul.matmul(a, b))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

@@ -1,0 +1,125 @@
+// A task makes a tile of c: for DEPTH of k at a time, it packs 64 columns of b into L1 and runs down the rows of a. An
+// element is summed over k in blocks of DEPTH, in order, wherever its tile lies: so its bits don't depend on how the
+// work is cut, nor on the threads.
+//
+// Rows of a are broadcast from where they lie; columns of a are copied, for each would be in a page of its own.
+#include "matmul.h"
+
+#include <algorithm>
+
+#include "arena.h"
+#include "pack.h"
+#include "parallel.h"
+
+namespace retro::RETRO_ISA {
+namespace {
+
+constexpr int DEPTH = 128;    // of k: 64 packed columns are 32 KiB
+constexpr int PANEL = 64;     // columns of b that are packed at a time
+constexpr int ROWS = 480;     // of a task's tile at most; a multiple of every micro-kernel's rows
+constexpr int COLUMNS = 512;  // of a task's tile at most
+constexpr int LEAST_ROWS = 96, LEAST_COLUMNS = 128;
+constexpr int TASKS_PER_THREAD = 2;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// What a tile of products is added to: the bias at first, then what was stored.
+struct Sums {
+  float* to;
+  int64_t ld;
+  int columns;
+  bool first;
+  const float* bias;
+
+  template <class... Count>
+  RETRO_INLINE void add(float* c, int column, Vec x, Count... count) const {
+    if (!first)
+      x = x + load(c, count...);
+    else if (bias)
+      x = x + load(bias + column, count...);
+    store(c, x, count...);
+  }
+  template <int MR, int NR>
+  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; ++v) {
+        const int at = column + v * LANES, left = columns - at;
+        float* c = to + (row + r) * ld + at;
+        if (left >= LANES)
+          add(c, at, x[r][v]);
+        else
+          add(c, at, x[r][v], left);
+      }
+  }
+};
+
+// Rows [k, k + depth) of columns [column, column + width) of b, as B of a product: zeros beyond the width.
+void pack_panel(const View& b, int64_t k, int depth, int64_t column, int width, float* to) {
+  const float* from = b.at<const float>(k, column);
+  if (b.stride[1] != 1) return transpose(from, b.stride[1], width, depth, to, PANEL);
+  for (int r = 0; r < depth; ++r, from += b.stride[0], to += PANEL)
+    for (int x = 0; x < width; x += LANES)
+      store(to + x, width - x >= LANES ? load(from + x) : load(from + x, width - x));
+}
+
+// Columns [k, k + depth) of `rows` rows of a, where columns are of consecutive elements.
+void pack_columns(const View& a, int64_t row, int rows, int64_t k, int depth, float* to) {
+  for (int c = 0; c < depth; ++c) {
+    const float* from = a.at<const float>(row, k + c);
+    if (c + 4 < depth) prefetch_row<CLOSE>(a.at<const float>(row, k + c + 4), rows * int64_t{sizeof(float)});
+    std::copy(from, from + rows, to + int64_t{c} * ROWS);
+  }
+}
+
+struct Tile {
+  int64_t row, column;
+  int rows, columns;
+};
+
+void multiply(const View& a, const View& b, const View& bias, const View& c, const Tile& tile) {
+  const bool by_rows = a.stride[1] == 1;
+  const auto carve = [&](Arena arena, float*& panel, float*& columns) {
+    panel = arena.take<float>(DEPTH * PANEL), columns = arena.take<float>(by_rows ? 0 : int64_t{DEPTH} * ROWS);
+    return arena.used();
+  };
+  float *panel, *columns;
+  const size_t bytes = carve(Arena(nullptr), panel, columns);
+  carve(Arena(scratch(bytes)), panel, columns);
+  const int64_t K = a.size[1];
+  for (int64_t k = 0; k < K; k += DEPTH) {
+    const int depth = static_cast<int>(std::min<int64_t>(DEPTH, K - k));
+    if (!by_rows) pack_columns(a, tile.row, tile.rows, k, depth, columns);
+    for (int x = 0; x < tile.columns; x += PANEL) {
+      const int width = std::min(PANEL, tile.columns - x);
+      pack_panel(b, k, depth, tile.column + x, width, panel);
+      const Sums sums{c.at<float>(tile.row, tile.column + x), c.stride[0], width, k == 0,
+                      bias ? bias.at<const float>(tile.column + x) : nullptr};
+      const PackedB<float> packed{panel, PANEL};
+      if (by_rows)
+        gemm(tile.rows, pad(width) / LANES, depth, RowMajor<float>{a.at<const float>(tile.row, k), a.stride[0]}, packed,
+             sums);
+      else
+        gemm(tile.rows, pad(width) / LANES, depth, ColumnMajor<float>{columns, ROWS}, packed, sums);
+    }
+  }
+}
+
+}  // namespace
+
+void matmul(const View& a, const View& b, const View& bias, const View& c, int threads) {
+  const int64_t M = c.size[0], N = c.size[1], wanted = threads > 1 ? int64_t{TASKS_PER_THREAD} * threads : 1;
+  int64_t down = ceil_div(M, ROWS), across = ceil_div(N, COLUMNS);
+  while (down * across < wanted && (ceil_div(M, down + 1) >= LEAST_ROWS || ceil_div(N, across + 1) >= LEAST_COLUMNS))
+    ++(ceil_div(M, down + 1) >= LEAST_ROWS ? down : across);
+  const int64_t rows = ceil_div(ceil_div(M, down), 6) * 6, columns = ceil_div(ceil_div(N, across), PANEL) * PANEL;
+  down = ceil_div(M, rows), across = ceil_div(N, columns);
+  parallel_for(down * across, threads, [&](int64_t task) {
+    const int64_t row = task % down * rows, column = task / down * columns;  // neighbours share columns of b
+    multiply(a, b, bias, c,
+             {row, column, static_cast<int>(std::min(rows, M - row)), static_cast<int>(std::min(columns, N - column))});
+  });
+}
+
+}  // namespace retro::RETRO_ISA
