@@ -250,11 +250,6 @@ struct Backward {
     }
   }
 
-  static void add_rows(const float* rows, int count, int width, float* to) {
-    for (int i = 0; i < count; ++i)
-      for (int d = 0; d < width; d += LANES) store(to + d, load(to + d) + load(rows + i * width + d));
-  }
-
   void finish(int64_t b, const Unit& unit, ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st,
               float* slot) const {
     if (n.E && (want_rel_query || want.rel_key))
@@ -271,12 +266,8 @@ struct Backward {
           store(to + d, x * broadcast(scale), n.D - d);
         }
       }
-      if (want.rel_query) write_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
+      if (want.rel_query) write_scaled(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
     }
-  }
-
-  static void write_row(const float* from, float factor, int width, T* to) {
-    for (int d = 0; d < width; d += LANES) store(to + d, load(from + d) * broadcast(factor), width - d);
   }
 
   // Gradients of the keys and values that nothing sees: of all but the first `count` tokens.
