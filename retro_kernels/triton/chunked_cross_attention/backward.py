@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.gradients import load_queries
+from ..common.gradients import load_queries, row_products
 from ..common.loads import add_bias, load_keys, load_rows, wide
 from ..common.products import tile_product
 from ..common.softmax import LOG2E
@@ -40,13 +40,12 @@ SIZES = (
 
 
 @triton.jit
-def _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, row_mask):
+def _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask):
     """lse in base 2 (+inf for a row that attends nothing, so that its
-    probabilities vanish) and delta = rowsum(dO*O) - dlse.
+    probabilities vanish) and delta, rowsum(dO * O), less dlse.
     """
     lse = tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf"))
     some = lse != float("-inf")
-    delta = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
     if dlse_ptr is not None:
         delta = delta - tl.load(dlse_ptr + dlse_at, mask=row_mask, other=0.0)
     return tl.where(some, lse * LOG2E, float("inf")), tl.where(some, delta, 0.0)
@@ -97,11 +96,13 @@ def _cca_backward_query_kernel(
     do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
     do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
-    # [BLOCK_M, BLOCK_D]
-    out = load_rows(out_ptr + ((batch * N + start64) * H + head) * D, local, row_mask, H * D, D, BLOCK_D)
+    out_base = out_ptr + ((batch * N + start64) * H + head) * D
+    out = load_rows(out_base, local, row_mask, H * D, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     lse_at = (batch * H + head) * N + n
     dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
-    lse2, delta = _row_statistics(lse_ptr, dlse_ptr, do, out, lse_at, dlse_at, row_mask)
+    out_from = (out_base, local, row_mask, H * D)
+    delta = row_products(do, do_from, out, out_from, tl.program_id(0) >> 30, D, BLOCK_M, BLOCK_D, PRECISION)
+    lse2, delta = _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask)
     if delta_ptr is not None:
         tl.store(delta_ptr + lse_at, delta, mask=row_mask)
 

@@ -212,7 +212,8 @@ def _slab(
         extra = {"key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
         yield _launch(_cca_backward_key_kernel, grid, {**arguments, **extra}, cut.key)
     if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
-        yield _launch(_cca_backward_band_kernel, (count * h,), {**arguments, "band_ptr": ds}, cut.band)
+        extra = {"band_ptr": ds, "EVEN_KEYS": keys % cut.band.block_n == 0}
+        yield _launch(_cca_backward_band_kernel, (count * h,), {**arguments, **extra}, cut.band)
     if made.part_ptr is not None:
         last, band_blocks = arguments["first_item"] + count, cut.band_keys // cut.band.block_n
         extra = {"band_ptr": ds, "last_item": last, "key_blocks": band_blocks}

@@ -153,6 +153,7 @@ def _cca_backward_band_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    EVEN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Gradient of the relative query, into drq, or added to dq where
@@ -180,13 +181,16 @@ def _cca_backward_band_kernel(
         zero = j0 >> 30  # R is far below 2**30
         j = j0 + tl.arange(0, BLOCK_N)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-        ds = tl.load(at, mask=(j < R)[None, :], other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_N]
+        if EVEN_KEYS:  # a mask of columns would make it a load of single numbers
+            ds = tl.load(at).to(tl.float32)  # [BLOCK_M, BLOCK_N]
+        else:
+            ds = tl.load(at, mask=(j < R)[None, :], other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_N]
         folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
         tl.debug_barrier()  # all have read what the store replaces
         tl.store(at, folded.to(band_ptr.dtype.element_ty))
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
-        drq += position_query_gradient(  # [BLOCK_M, BLOCK_E]
-            folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION
+        drq = position_query_gradient(  # [BLOCK_M, BLOCK_E]
+            drq, folded, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION
         )
 
     n = start + local

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from .dropout import dropout_keep
 from .loads import load_query, load_rows
+from .products import tile_product
 from .softmax import LOG2E
 
 
@@ -47,3 +48,19 @@ def dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_inde
         kept = tl.where(keep, p * dropout_scale, 0.0)
         dp = tl.where(keep, dp * dropout_scale, 0.0)
     return kept, dp
+
+
+@triton.jit
+def row_products(
+    x, x_from, y, y_from, zero, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr
+):
+    """rowsum(x * y) [BLOCK_M]: delta, of dO and O.
+
+    In float32 it is dP's own product, rounded alike: where one key is seen O is its value, and the two must cancel.
+    """
+    if x.dtype == tl.float32:
+        pairs = tile_product(x, x_from, None, y, y_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_M]
+        row = tl.arange(0, BLOCK_M)
+        return tl.sum(tl.where(row[:, None] == row[None, :], pairs, 0.0), 1)
+    else:
+        return tl.sum(x.to(tl.float32) * y.to(tl.float32), 1)

@@ -135,6 +135,7 @@ def position_logits(
 
 @triton.jit
 def position_query_gradient(
+    acc,  # float32 [BLOCK_M, BLOCK_E]: what the sum is added to
     folded,  # float32 [BLOCK_M, BLOCK_N]: reverse_skew of the gradient of the tile's position logits
     rel_ptr,
     base,
@@ -147,11 +148,10 @@ def position_query_gradient(
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """float32 [BLOCK_M, BLOCK_E]: sum over j of gradient[i, j] *
+    """float32 [BLOCK_M, BLOCK_E]: acc plus the sum over j of gradient[i, j] *
     rel[base + i - j + BLOCK_N - 1], the gradient of rq.
     """
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
-    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
         part = tl.where(block_of == block, folded, 0.0).to(rel.dtype)

@@ -14,11 +14,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.gradients import dropped, load_queries
+from ..common.gradients import dropped, load_queries, row_products
 from ..common.loads import load_keys, load_query, load_rows
 from ..common.position_logits import band_block, rel_rows, reverse_skew, table_product
 from ..common.positions import position_of
-from ..common.products import rows_product, tile_product
+from ..common.products import rows_product
 from ..common.softmax import LOG2E
 from .forward import SIZES
 from .tile import (
@@ -67,13 +67,9 @@ def _relative_delta_kernel(
     )
     out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
-    if out.dtype == tl.float32:  # O = v where one key is seen: dP's own product, rounded alike, so that the two cancel
-        do_from, out_from = (do_base, i, row_mask, stride_don), (out_base, i, row_mask, stride_on)
-        # [BLOCK_M, BLOCK_M]
-        pairs = tile_product(out, out_from, None, do, do_from, tl.program_id(0) >> 30, D, BLOCK_D, PRECISION)
-        delta = tl.sum(tl.where(i[:, None] == i[None, :], pairs, 0.0), 1)
-    else:
-        delta = tl.sum(out.to(tl.float32) * do.to(tl.float32), 1)
+    out_from, do_from = (out_base, i, row_mask, stride_on), (do_base, i, row_mask, stride_don)
+    zero = tl.program_id(0) >> 30
+    delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)  # in the order of dP's
     if dlse_ptr is not None:
         delta -= tl.load(
             dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0
