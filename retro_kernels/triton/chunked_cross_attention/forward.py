@@ -120,6 +120,8 @@ def _cca_forward_kernel(
                 position_at,
             )
         for a in range(first_neighbour, last_neighbour):
+            again = a >> 30  # 0, as `zero`: pointers made anew for each neighbour don't occupy registers
+            j = j0 + again + tl.arange(0, BLOCK_N)
             mask_at = None
             if mask_ptr is not None:
                 mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
@@ -127,7 +129,7 @@ def _cca_forward_kernel(
             k_at = k_base + wide(a) * stride_kk
             k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             logits = tile_product(
-                qc, q_from, content_at, k, (k_at, j, visible, stride_kr), a >> 30, D, BLOCK_D, PRECISION
+                qc, q_from, content_at, k, (k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION
             )
             if gate_ptr is not None:
                 gate = load_gate(
