@@ -36,7 +36,7 @@ def _begin_epoch() -> None:
 @dataclasses.dataclass(frozen=True)
 class Problem:
     """What a tile may depend on. width: the widest row that is
-    multiplied, padded; rows, keys: queries and keys per neighbour.
+    multiplied; rows, keys: queries and keys per neighbour.
     """
 
     kernel: str

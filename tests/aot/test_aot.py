@@ -76,7 +76,6 @@ SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 40}, _TILE),
     Spill("relative_table", "window of blocks", "bfloat16", {100: 8}, _TILE),
     Spill("relative_table", "window of blocks d128", "bfloat16", {90: 16}, _TILE),
-    Spill("cca_backward_query", "head of 96", "bfloat16", {90: 8}, _RARE),
     Spill("cca_forward", "head of 256", "bfloat16", {80: 208, 90: 248, 100: 256}, _RARE),
     Spill("cca_backward_query", "head of 256", "bfloat16", {80: 136, 90: 176, 100: 248}, _RARE),
 )

@@ -44,7 +44,7 @@ def span(call: ChunkedCrossAttention) -> Span:
 
 def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
     """The committed tile of a kernel."""
-    width = power_of_two(max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1]))
+    width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     rows = min(call.chunk_len, call.query.shape[1]) if rows is None else rows
     problem = configs.Problem(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
     return configs.choose(OP, problem, target)
