@@ -101,6 +101,7 @@ def _cca_backward_query_kernel(
     lse_at = (batch * H + head) * N + n
     dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
     out_from = (out_base, local, row_mask, H * D)
+    # [BLOCK_M]
     delta = row_products(do, do_from, out, out_from, tl.program_id(0) >> 30, D, BLOCK_M, BLOCK_D, PRECISION)
     lse2, delta = _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask)
     if delta_ptr is not None:

@@ -69,7 +69,8 @@ def _relative_delta_kernel(
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
     out_from, do_from = (out_base, i, row_mask, stride_on), (do_base, i, row_mask, stride_don)
     zero = tl.program_id(0) >> 30
-    delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)  # in the order of dP's
+    # [BLOCK_M], in the order of dP's
+    delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)
     if dlse_ptr is not None:
         delta -= tl.load(
             dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0
