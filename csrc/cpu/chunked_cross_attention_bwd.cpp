@@ -23,7 +23,7 @@ struct Backward {
   Dropout dropout;
   ChunkedPartials partials;
   int64_t slots;
-  std::vector<float> gate_sums;  // [B*L, G, K]
+  std::vector<double> gate_sums;  // [B*L, G, K]: of all tokens, which nearly cancel
   uint64_t id = next_call();
   float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
   bool want_rel_query;
@@ -52,7 +52,7 @@ struct Backward {
       const bool empty = l == -INFINITY;  // also the lanes beyond the last row: their probabilities become 0
       st.lse2[i] = empty ? INFINITY : l * LOG2E;
       st.inverse[i] = 1.f;
-      st.delta[i] = empty ? 0.f : delta(b, unit.row + i, unit.head);
+      st.at_max[i] = 0.f, st.delta[i] = empty ? 0.f : delta(b, unit.row + i, unit.head);
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E) return clear(st.z, QUERY_BLOCK);
@@ -94,26 +94,31 @@ struct Backward {
     });
   }
 
-  // Rows that were attended one by one added their scores up in another order than blocks do. Their maximum and sum are
-  // made again from blocks, instead of `lse`: probabilities that don't add up to 1 would be off by all of the
-  // difference.
+  // Rows that were attended one by one added their scores up in another order than blocks do. Maximum, sum and mean of
+  // dP are made again from blocks, instead of `lse` and `delta`: probabilities that don't add up to 1, or a mean by
+  // other ones, would be off by all of the difference.
   void sum_rows(const Tokens& tokens, int g, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                 const ChunkedState<Elem>& st) const {
-    Vec row_max = broadcast(-INFINITY), row_sum = zero();
+    RunningMeans total;
     for (int first = 0; first < tokens.count; first += KEY_BLOCK) {
       const Piece<const T> keys(c, tokens, true, g, first);
       w.keys.take(keys), w.key_a.take(n, w.keys, keys.count);
+      w.values.take(Piece<const T>(c, tokens, false, g, first)), w.value_a.take(n, w.values, keys.count);
       w.factors.fill(c, n, tokens, first, keys.count, scale2);
-      Vec new_max = row_max;
-      scores(keys.count, {}, unit, w, st, [&](int at, Vec s, Vec) { store(w.p + at, s), new_max = max(s, new_max); });
-      const Vec shift = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
-      row_sum = row_sum * exp2(row_max - shift), row_max = new_max;
-      for (int r = 0; r < keys.count; ++r) row_sum = row_sum + exp2(load(w.p + r * QUERY_BLOCK) - shift);
+      scores(keys.count, {}, unit, w, st, [&](int at, Vec s, Vec) { store(w.p + at, s); });
+      sliced(keys.count, {}, unit, w.value_a.operand(n, w.values), st.grad, [&](int r, int i, Vec y) {
+        store(w.ds + r * QUERY_BLOCK + i, rounded(y * broadcast(w.factors.gate[r])));
+      });
+      total.add(w.p, w.ds, keys.count);
     }
-    float maxima[LANES], sums[LANES];
-    store(maxima, row_max), store(sums, row_sum);
-    for (int i = 0; i < unit.rows; ++i)
-      if (st.lse2[i] != INFINITY && std::isfinite(maxima[i])) st.lse2[i] = maxima[i], st.inverse[i] = 1.f / sums[i];
+    float row_max[LANES], row_sum[LANES], at_max[LANES], rest[LANES];
+    store(row_max, total.row_max), store(row_sum, total.row_sum);
+    store(at_max, total.at_max), store(rest, total.rest);
+    for (int i = 0; i < unit.rows; ++i) {
+      if (st.lse2[i] == INFINITY || !std::isfinite(row_max[i])) continue;
+      st.lse2[i] = row_max[i], st.inverse[i] = 1.f / row_sum[i];
+      st.at_max[i] = at_max[i], st.delta[i] = rest[i] / row_sum[i];
+    }
   }
 
   // keys or values · queries or gradients, transposed; asks for the rows that will be read next.
@@ -143,8 +148,9 @@ struct Backward {
       const auto dp_of = [=](int at, Vec g) {
         return rounded(drop ? load(dss + at) * g * load(keeps + at) : load(dss + at) * g);
       };
-      Vec at_max = zero(), rest = load(st.delta + i);
+      Vec at_max = load(st.at_max + i), rest = load(st.delta + i);
       if (all) {
+        at_max = zero();
         Vec p_max = zero(), total = zero(), weight = zero();
         for (int r = 0; r < count; ++r) {
           const int at = r * QUERY_BLOCK + i;
@@ -295,7 +301,7 @@ struct Backward {
     list_units(c, n, u, g * share, (g + 1) * share, units);
     const int count = static_cast<int>(units.size()), keys = count ? here.count : 0;
     clear_hidden(here, g, keys);
-    float* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
+    double* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
     for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
     for (int i = 0; i < count && few_rows(c); ++i) sum_rows(here, g, units[i], w, w.state(n, i));
     for (int first = 0; first < keys; first += KEY_BLOCK) {
@@ -373,9 +379,9 @@ struct Backward {
     parallel_for(n.H, threads, [&](int64_t head) { reduce(static_cast<int>(head)); });
     for (int64_t i = 0; want.neighbour_gate && i < items; ++i)
       for (int a = 0; a < n.K; ++a) {
-        float x = 0;
+        double x = 0;
         for (int g = 0; g < n.G; ++g) x += gate_sums[(i * n.G + g) * n.K + a];
-        want.neighbour_gate.at<float>(i / n.L, i % n.L)[a] = x;
+        want.neighbour_gate.at<float>(i / n.L, i % n.L)[a] = static_cast<float>(x);
       }
   }
 };

@@ -16,11 +16,44 @@ RETRO_INLINE Vec rounded(Vec x) {
   return x;
 }
 
+inline void add_rows(const float* rows, int count, int width, float* to) {
+  for (int i = 0; i < count; ++i)
+    for (int d = 0; d < width; d += LANES) store(to + d, load(to + d) + load(rows + i * width + d));
+}
+
+template <class T>
+void write_row(const float* from, float factor, int width, T* to) {
+  for (int d = 0; d < width; d += LANES) store(to + d, load(from + d) * broadcast(factor), width - d);
+}
+
+// Of one vector of rows, over blocks of keys: the greatest score (base 2), the sum of weights 2^(score - greatest), dP
+// at the greatest, and the sum of weights times what dP is beyond that.
+struct RunningMeans {
+  Vec row_max = broadcast(-INFINITY), row_sum = zero(), at_max = zero(), rest = zero();
+
+  // scores and dP: [count][QUERY_BLOCK]
+  void add(const float* scores, const float* dp, int count) {
+    Vec new_max = row_max, new_at = at_max;
+    for (int r = 0; r < count; ++r) {
+      const Vec s = load(scores + r * QUERY_BLOCK);
+      new_at = select(gt(s, new_max), load(dp + r * QUERY_BLOCK), new_at), new_max = max(s, new_max);
+    }
+    const Vec shift = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
+    const Vec alpha = exp2(row_max - shift);
+    row_sum = row_sum * alpha, rest = fma(row_sum, at_max - new_at, rest * alpha);
+    row_max = new_max, at_max = new_at;
+    for (int r = 0; r < count; ++r) {
+      const Vec weight = exp2(load(scores + r * QUERY_BLOCK) - shift);
+      rest = fma(weight, load(dp + r * QUERY_BLOCK) - at_max, rest), row_sum = row_sum + weight;
+    }
+  }
+};
+
 // What a unit carries over the blocks of keys.
 template <class Elem>
 struct ChunkedState {
-  Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;  // transposed, row-major A, B with k = row
-  float *z, *dz, *lse2, *inverse, *delta, *dlse, *dquery;
+  Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;         // transposed, row-major A, B with k = row
+  float *z, *dz, *lse2, *inverse, *at_max, *delta, *dlse, *dquery;  // the mean of dP is at_max + delta
 
   ChunkedState(const Sizes& n, Arena& arena) {
     const int width = row_width<Elem>(n.D);
@@ -31,6 +64,7 @@ struct ChunkedState {
     z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK), dz = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
     lse2 = arena.take<float>(QUERY_BLOCK), delta = arena.take<float>(QUERY_BLOCK);
     dlse = arena.take<float>(QUERY_BLOCK), inverse = arena.take<float>(QUERY_BLOCK);
+    at_max = arena.take<float>(QUERY_BLOCK);
     dquery = arena.take<float>(QUERY_BLOCK * pad(n.D));
   }
 };

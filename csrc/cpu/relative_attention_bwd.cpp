@@ -77,18 +77,25 @@ struct Backward {
     }
   }
 
+  // dP = dO V^T of a tile: to(row, column, Vec).
+  template <class To>
+  void multiply_values(int rows, int64_t block, int blocks, const RelativeWorkspace<Elem>& w, To to) const {
+    const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
+    for (int k = 0; k < blocks; ++k) {
+      const Elem* values = w.value + (block + k - w.visible.first_block) * kc * BLOCK;
+      gemm<true>(rows, BLOCK / LANES, kc, w.dout, lda, values, BLOCK,
+                 [=](int r, int x, Vec dp) { to(r, x + k * BLOCK, dp); });
+    }
+  }
+
   // Gradients of the scores, p * (dP - mean of dP + d lse), over the scores; drops the weights afterwards, which the
   // values' gradient needs. A row that sees nothing beyond this tile takes the mean from it: where one or two keys
   // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
   void score_gradients(int64_t i, int rows, int64_t block, int blocks, RelativeWorkspace<Elem>& w) const {
     constexpr int LD = BLOCK * GROUP;
-    for (int k = 0; k < blocks; ++k) {
-      float* s = w.strip + n.start + k * BLOCK;
-      const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D), row = n.row;
-      const Elem* values = w.value + (block + k - w.visible.first_block) * kc * BLOCK;
-      gemm<true>(rows, BLOCK / LANES, kc, w.dout, lda, values, BLOCK,
-                 [=](int r, int x, Vec dp) { store(s + r * row + x, dp); });
-    }
+    float* strip = w.strip + n.start;
+    const int ld = n.row;
+    multiply_values(rows, block, blocks, w, [=](int r, int x, Vec dp) { store(strip + r * ld + x, dp); });
     const int columns = blocks * BLOCK;
     for (int r = 0; r < rows; ++r) {
       float *s = w.strip + n.start + r * n.row, *p = w.weights + r * LD;
@@ -98,7 +105,7 @@ struct Backward {
         continue;
       }
       for (int x = 0; dropout && x < columns; x += LANES) store(s + x, load(s + x) * load(keep + x));
-      Vec at_max = zero(), rest = broadcast(w.delta[r]);
+      Vec at_max = broadcast(w.at_max[r]), rest = broadcast(w.delta[r]);
       if (w.visible.only(i + r, block, block + blocks)) {
         const WeightedMean mean(s, p, columns);
         at_max = mean.at_max, rest = mean.rest;
@@ -130,32 +137,26 @@ struct Backward {
     w.visible.enter(block, blocks);
   }
 
-  // Rows that were attended one by one added their scores up in another order than tiles do. Their maximum and sum are
-  // made again from tiles, instead of `lse`: probabilities that don't add up to 1 would be off by all of the
-  // difference.
+  // Rows that were attended one by one added their scores up in another order than tiles do. Maximum, sum and mean of
+  // dP are made again from tiles, instead of `lse` and `delta`: probabilities that don't add up to 1, or a mean by
+  // other ones, would be off by all of the difference.
   void sum_rows(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
-    float row_max[FEW_ROWS], row_sum[FEW_ROWS] = {};
-    std::fill_n(row_max, FEW_ROWS, -INFINITY);
+    RunningMean total[FEW_ROWS];
     int64_t at, end;
     w.visible.range(i, rows, at, end);
     for (int blocks; (blocks = w.visible.next(at, end, i, rows)); at += blocks) {
       slide<T>(n, w.chunks, head, i / BLOCK, rows, at, blocks, 0, w.rel_query, w.strip);
       make_scores(b, rows, at, blocks, head, w);
-      for (int r = 0; r < rows; ++r) {
-        const float* s = w.strip + n.start + r * n.row;
-        const Visibility::Row row = w.visible.row(i + r);
-        Vec tile_max = broadcast(row_max[r]), total = zero();
-        for (int x = 0; x < blocks * BLOCK; x += LANES)
-          tile_max = max(row.hide(load(s + x) * broadcast(scale2), x, broadcast(-INFINITY)), tile_max);
-        const float new_max = max_of(tile_max);
-        if (new_max == -INFINITY) continue;
-        for (int x = 0; x < blocks * BLOCK; x += LANES)
-          total = total + row.hide(exp2(fma(load(s + x), broadcast(scale2), broadcast(-new_max))), x, zero());
-        row_sum[r] = row_sum[r] * std::exp2(row_max[r] - new_max) + sum(total), row_max[r] = new_max;
-      }
+      multiply_values(rows, at, blocks, w, [&](int r, int x, Vec dp) { store(w.weights + r * BLOCK * GROUP + x, dp); });
+      for (int r = 0; r < rows; ++r)
+        total[r].add(w.strip + n.start + r * n.row, w.weights + r * BLOCK * GROUP, blocks * BLOCK, broadcast(scale2),
+                     w.visible.row(i + r));
     }
-    for (int r = 0; r < rows; ++r)
-      if (w.lse[r] != INFINITY && std::isfinite(row_max[r])) w.lse[r] = row_max[r], w.inverse[r] = 1.f / row_sum[r];
+    for (int r = 0; r < rows; ++r) {
+      if (w.lse[r] == INFINITY || !std::isfinite(total[r].row_max)) continue;
+      w.lse[r] = total[r].row_max, w.inverse[r] = 1.f / total[r].row_sum;
+      w.at_max[r] = total[r].at_max, w.delta[r] = total[r].rest / total[r].row_sum;
+    }
   }
 
   void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, RelativeWorkspace<Elem>& w,
@@ -209,7 +210,7 @@ struct Backward {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
       w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
-      w.inverse[r] = 1.f;
+      w.inverse[r] = 1.f, w.at_max[r] = 0.f;
       w.dlse[r] =
           dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
       if (empty) forget(r, w);

@@ -1,5 +1,7 @@
 // What relative attention's backward pass keeps: the memory of a task, its sums, and the mean of a row's dP.
 #pragma once
+#include <cmath>
+
 #include "relative_attention_tile.h"
 
 namespace retro::RETRO_ISA {
@@ -14,7 +16,8 @@ struct RelativeWorkspace {
     Elem *query, *rel_query, *dout, *strip, *weights;
   } pairs;  // the layouts that pairs need beside these; floats do without
   const Elem *query_b, *rel_query_b, *dout_b;
-  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *inverse, *delta, *dlse;
+  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *inverse, *at_max, *delta,
+      *dlse;  // the mean of a row's dP is at_max + delta
   uint8_t* ready;
   float* own;  // dK, dV of the task, where nobody else adds to them
   size_t bytes;
@@ -41,6 +44,7 @@ struct RelativeWorkspace {
     d_query = arena.take<float>(BLOCK * n.D_pad), d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
     bias = arena.take<float>(widest), lse = arena.take<float>(BLOCK), delta = arena.take<float>(BLOCK);
     dlse = arena.take<float>(BLOCK), inverse = arena.take<float>(BLOCK);
+    at_max = arena.take<float>(BLOCK);
     own = arena.take<float>(alone ? 2 * blocks * BLOCK * n.D_pad : 0);
     bytes = arena.used();
   }
@@ -104,6 +108,36 @@ struct WeightedMean {
     }
     const float all = sum(weight);
     rest = broadcast(all == 0 ? 0.f : sum(total) / all);
+  }
+};
+
+// Of one row, over tiles: the greatest score (base 2), the sum of weights 2^(score - greatest), dP at the greatest, and
+// the sum of weights times what dP is beyond that.
+struct RunningMean {
+  float row_max = -INFINITY, row_sum = 0.f, at_max = 0.f, rest = 0.f;
+
+  // Scores before `scale2`, as the probabilities are made of them; leaves weights where they were.
+  void add(float* scores, const float* dp, int columns, Vec scale2, const Visibility::Row& row) {
+    Vec tile_max = broadcast(row_max), total = zero();
+    for (int x = 0; x < columns; x += LANES)
+      tile_max = max(row.hide(load(scores + x) * scale2, x, broadcast(-INFINITY)), tile_max);
+    const float new_max = max_of(tile_max);
+    if (new_max == -INFINITY) return;
+    for (int x = 0; x < columns; x += LANES) {
+      const Vec weight = row.hide(exp2(fma(load(scores + x), scale2, broadcast(-new_max))), x, zero());
+      store(scores + x, weight), total = total + weight;
+    }
+    const WeightedMean mean(dp, scores, columns);
+    const float all = sum(total), alpha = std::exp2(row_max - new_max);
+    float at, more;
+    store(&at, mean.at_max, 1), store(&more, mean.rest, 1);
+    row_sum *= alpha, rest *= alpha;
+    if (new_max == row_max) {  // an earlier tile's maximum stays
+      rest += all * (at - at_max + more);
+    } else {
+      rest += row_sum * (at_max - at) + all * more, at_max = at;
+    }
+    row_sum += all, row_max = new_max;
   }
 };
 

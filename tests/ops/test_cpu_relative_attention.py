@@ -162,3 +162,15 @@ def test_probabilities_of_a_few_rows_add_up_to_one(rows):
     upstream = torch.randn(out.shape, generator=inputs.generator(2))
     (grad,) = torch.autograd.grad(out, kw["value"], upstream)
     torch.testing.assert_close(grad.double().sum(1), upstream.double().sum(1), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_score_gradients_of_a_few_rows_add_up_to_zero(rows):
+    """Their mean is taken by the probabilities of the backward pass: an output of other ones would not fit them."""
+    for seed in range(6):
+        kw = inputs.self_attention(seed, B=2, N=rows, S=300, H=2, D=64, E=1, biases=False, scale=1.0, causal=False)
+        kw["rel_key"] = torch.ones_like(kw["rel_key"])  # so that a relative query's gradient is that sum
+        kw["rel_query"].requires_grad_()
+        out = rk.relative_attention(**kw, backend="cpu")
+        (grad,) = torch.autograd.grad(out, kw["rel_query"], torch.randn(out.shape, generator=inputs.generator(2)))
+        torch.testing.assert_close(grad, torch.zeros_like(grad), atol=4e-6, rtol=0)

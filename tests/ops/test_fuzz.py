@@ -7,6 +7,9 @@ each op, other ones every time. What exceeds the table and lies within the round
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
+from retro_kernels.reference import _attention
 from retro_kernels.testing import assert_passes, compare, guarded, inputs, poisoned, sliced
 from tests.conftest import INTERPRETER, fast_backends
 
@@ -53,11 +57,13 @@ class Noise:
 
     With a log-sum-exp, which is one float32, every probability that is made from it is off by as much, relative, as it
     is absolute: the same as if its row's upstream gradient were. A running sum is one float32 after every step: the
-    same as if what that step takes in were off by as much as the sum is.
+    same as if what that step takes in were off by as much as the sum is. A score is a running sum over the width of its
+    head. In a half type a query and its bias are one number before they meet a key, rounded to that type: in the
+    kernels, which multiply pairs of it, as in eager PyTorch.
     """
 
     def __init__(self, seed: int, eps: float, exact: dict[str, torch.Tensor]):
-        self.generator, self.eps, self.exact = inputs.generator(seed), eps, exact
+        self.generator, self.eps, self.exact, self.phase = inputs.generator(seed), eps, exact, 0.7 * seed + 0.3
 
     def like(self, t: torch.Tensor) -> torch.Tensor:
         return self.eps * (torch.rand(*t.shape, generator=self.generator, dtype=torch.float64) - 0.5).to(t.device)
@@ -67,6 +73,25 @@ class Noise:
 
     def of_steps(self, t: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         return t + state * self.like(t) * (2**-23 / self.eps)
+
+    def of_query(self, query: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        if bias is None or dtype == torch.float32:
+            return query
+        return query + (query + bias).detach() * self.like(query) * (torch.finfo(dtype).eps / self.eps)
+
+    @contextmanager
+    def of_scores(self, width: int) -> Iterator[None]:
+        """Inside, the reference's scores are off by what rounding `width` partial sums comes to."""
+        # partial sums of a score that matters grow evenly
+        honest, steps = _attention.softmax_attend, 2**-23 * (width / 3) ** 0.5
+
+        def moved(logits, *rest):
+            # what rounds a number follows from the number: the reference's backward pass makes the same scores again
+            uniform = (torch.sin(logits.detach() * 1e6 + self.phase) * 1e4) % 1 - 0.5
+            return honest(logits * (1 + steps * uniform), *rest)
+
+        with mock.patch.object(_attention, "softmax_attend", moved):
+            yield
 
     def of_rows(self, grad: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
         off = 1 + torch.where(lse.isfinite(), lse.abs(), 0).double() * self.like(lse) * (2**-23 / self.eps)
@@ -84,7 +109,13 @@ def run(
     if noise and leaky:
         there["x"] = noise.of_steps(there["x"], noise.exact["out0"])
     leaves = {n: v.requires_grad_() for n, v in there.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    outs = getattr(rk, op)(**there, **({"return_lse": True} if attention else {}), backend=backend)
+    call = dict(there)
+    if noise and attention:
+        call["query"] = noise.of_query(there["query"], there.get("content_bias"), dtype)
+        if there.get("rel_key") is not None:
+            rel_query = there["query"] if there.get("rel_query") is None else there["rel_query"]
+            call["rel_query"] = noise.of_query(rel_query, there.get("position_bias"), dtype)
+    outs = getattr(rk, op)(**call, **({"return_lse": True} if attention else {}), backend=backend)
     outs = outs if isinstance(outs, tuple) else (outs,)
     result = {f"out{i}": out.detach() for i, out in enumerate(outs)}
     outputs = [
@@ -112,12 +143,12 @@ def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, ex
     """How far, in the mean, the exact result moves when what it is
     made of moves by rounding: less can be asked of no arithmetic.
     """
-    total = 0.0
+    total, call = 0.0, inputs.cast(kw, torch.float64)
     for seed in range(DRAWS):
+        noise = Noise(seed, eps, exact)
         torch.manual_seed(0)  # dropout's
-        moved = run(op, inputs.cast(kw, torch.float64), "reference", None, upstream, dtype, Noise(seed, eps, exact))[
-            name
-        ]
+        with noise.of_scores(kw["query"].shape[-1]) if "attention" in op else nullcontext():
+            moved = run(op, call, "reference", None, upstream, dtype, noise)[name]
         total += float((moved.detach() - exact[name]).nan_to_num(0.0, 0.0, 0.0).square().sum()) / DRAWS
     return total**0.5
 
@@ -301,14 +332,15 @@ def test_leaky_average(backend, case):
     check("leaky_average", backend, kw, view, upstream)
 
 
+@pytest.mark.parametrize("dtype, part", [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
 @pytest.mark.parametrize("name", ["grad_content_bias", "grad_position_bias", "grad_value", "out1"])
-def test_what_rounding_does_not_explain_is_refused(name, monkeypatch):
-    """Few numbers or many: a part in ten thousand is no rounding."""
-    kw, honest = inputs.self_attention(5, B=1, N=9, H=2, D=16), run
+def test_what_rounding_does_not_explain_is_refused(name, dtype, part, monkeypatch):
+    """Few numbers or many: a part in ten thousand is no rounding, nor is one in twenty in a half type."""
+    kw, honest = inputs.self_attention(5, B=1, N=9, H=2, D=16, dtype=dtype), run
 
     def wrong(op, kw, backend, view, *rest, **more):
         got = honest(op, kw, "reference", view, *rest, **more)
-        return got | {name: got[name] * (1 + 1e-4)} if backend == "wrong" else got
+        return got | {name: got[name] * (1 + part)} if backend == "wrong" else got
 
     monkeypatch.setitem(globals(), "run", wrong)
     check("relative_attention", "reference", kw, "dense", "both")
