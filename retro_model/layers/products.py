@@ -87,7 +87,7 @@ def _serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         x.dtype is torch.float32
         and weight.dtype is torch.float32
-        and (bias is None or bias.dtype is torch.float32)
+        and (bias is None or _a_row(bias, weight))
         and x.device.type == "cpu" == weight.device.type
         and not torch.compiler.is_compiling()
         and _plain(x)
@@ -96,6 +96,17 @@ def _serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.shape[-1] == weight.shape[-1]
         and not torch.is_autocast_enabled("cpu")
         and _preferred() != "torch"
+    )
+
+
+def _a_row(bias: Tensor, weight: Tensor) -> bool:
+    """oneDNN reads as many floats in a row as `weight` has rows, whatever the bias's size and stride."""
+    return (
+        bias.dtype is torch.float32
+        and bias.device.type == "cpu"
+        and _plain(bias)
+        and bias.shape == weight.shape[:1]
+        and bias.is_contiguous()
     )
 
 

@@ -55,6 +55,17 @@ def test_strides_do_not_matter(served):
     assert len(served) == 2
 
 
+@pytest.mark.parametrize("bias", ["strided", "expanded", "of one number"])
+def test_a_bias_that_is_no_row_of_floats_is_torchs(served, bias):
+    """oneDNN reads a bias as if it lay in a row, and as long as the weight has rows."""
+    x, weight = torch.randn(4, 256, 128), torch.randn(96, 128)
+    row = {"strided": torch.randn(192)[::2], "expanded": torch.randn(1).expand(96), "of one number": torch.randn(1)}[
+        bias
+    ]
+    torch.testing.assert_close(layers.linear(x, weight, row), F.linear(x, weight, row))
+    assert not served
+
+
 def test_a_gradient_can_be_differentiated_again(served):
     def gradient_of_a_gradient(function):
         x, weight = operands(*SHAPES[0], bias=False)
