@@ -3,11 +3,15 @@
 Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are
 retro_kernels/configs/<op>.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
 committing what --write changed.
+
+--static needs no GPU: tiles of a shipped case (`static` names them) are compiled, none that spills is kept, and `model`
+predicts their times. What it writes is marked "predicted" in the table, until a tile is timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from retro_kernels import configs
@@ -31,10 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=_options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)"
     )
     _options.add_deadline(parser)
+    parser.add_argument("--static", action="store_true", help="by the static model of time, without a GPU")
+    parser.add_argument("--row", type=_options.names, metavar="NAME[,NAME]", help="--static: only these of the table")
+    parser.add_argument(
+        "--tiles",
+        type=_tiles,
+        metavar="M/N/WARPS/STAGES[,...]",
+        help="--static: these and not the neighbours of the committed one",
+    )
     parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
 
 
+def _tiles(text: str) -> list[dict[str, int]]:
+    names = ("block_m", "block_n", "num_warps", "num_stages")
+    return [dict(zip(names, map(int, tile.split("/")), strict=True)) for tile in text.split(",")]
+
+
 def execute(arguments: argparse.Namespace) -> int:
+    if arguments.static:
+        return execute_static(arguments)
     if arguments.backend not in (None, ("triton",)) or arguments.baselines:
         raise exits.UsageError("--backend, --baselines: only the tiles of triton are tuned, against each other")
     narrowed = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
@@ -64,24 +83,63 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.INCONCLUSIVE if pace.over() else exits.OK
 
 
+def execute_static(arguments: argparse.Namespace) -> int:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if not arguments.kernel or not arguments.case:
+        raise exits.UsageError("--static: name a --kernel and a shipped --case")
+    from ..static import model, tiles
+
+    machine, pace, tuned = model.MACHINES[90], Pace([], arguments.deadline), []
+    for op in arguments.kernel:
+        for case in arguments.case:
+            for dtype in arguments.dtype or ("bfloat16",):
+                if not tiles.rows_of(op, case, dtype, machine.arch):
+                    raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
+                for item in tiles.tune(
+                    op,
+                    case,
+                    dtype,
+                    machine,
+                    rounds=arguments.rounds,
+                    kernels=arguments.row,
+                    tiles=arguments.tiles,
+                    say=say,
+                    over=pace.over,
+                ):
+                    tuned.append(item)
+                    if arguments.write and item.best.row != item.before:
+                        configs.keep(op, item.before, {**item.best.row, "predicted": True})
+    if not tuned:
+        return exits.NOTHING_MEASURED
+    print(tables.align([HEADER, *map(cells, tuned)]))
+    print(f"predicted for one {machine.name}, not measured")
+    return exits.INCONCLUSIVE if pace.over() else exits.OK
+
+
 def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
     for item in tuned if write else ():
         if item.best.row != item.before:
-            configs.keep(item.op, item.before, item.best.row)
+            measured = {name: value for name, value in item.best.row.items() if name != "predicted"}
+            configs.keep(item.op, item.before, measured)
     return tuned
 
 
-def cells(item: tune.Tuned) -> tuple[str, ...]:
+def cells(item) -> tuple[str, ...]:
     row, first = item.before, item.trials[0]
     where = f"sm_{row['arch']} {row['bytes']} bytes, width {row['width']}"
     times = (
         tune.tile_text(row),
-        summary.duration(first.seconds),
+        _duration(first),
         tune.tile_text(item.best.row),
-        summary.duration(item.best.seconds),
+        _duration(item.best),
     )
     unfit = sum(trial.status != "ok" for trial in item.trials)
     return (f"{item.op} {row['kernel']}", where, *times, str(len(item.trials)), str(unfit))
+
+
+def _duration(trial: tune.Trial) -> str:
+    return "-" if trial.seconds is None else summary.duration(trial.seconds)
 
 
 def say(text: str) -> None:

@@ -1,11 +1,12 @@
 """A static model of a launch's time on a GPU that is not here: from its compiled code, executed by the emulator.
 
-Three CTAs of the grid are executed and their instructions kept in order. A warp of each then passes a scoreboard: an
-instruction runs once its operands are there and its pipe is free, every pipe being shared by the warps of the CTA (they
-run alike), and none passes a barrier, a branch or a wait for copies. That gives the CTA's time alone, with the latency
-that its own work leaves exposed. An SM that holds several CTAs
-takes at least the sum of what each asks of its busiest pipe; a launch takes at least what its bytes take from HBM and
-from L2. The longest of these is the time, and names the bound.
+Three CTAs of the grid are executed and their instructions kept in order; many more are only counted, and what the three
+take is scaled to what the grid executes (of a causal launch some CTAs have thirty times the work of others). A warp of
+each of the three passes a scoreboard: an instruction runs once its operands are there and its pipe is free, every pipe
+being shared by the warps of the CTA (they run alike), and none passes a barrier, a branch or a wait for copies. That
+gives the CTA's time alone, with the latency that its own work leaves exposed. An SM that holds several CTAs takes at
+least the sum of what each asks of its busiest pipe; a launch takes at least what its bytes take from HBM and from L2.
+The longest of these is the time, and names the bound.
 
 Not in the model: clocks that fall under load, cache misses of other launches, bank conflicts inside wgmma, and ptxas's
 order of instructions, of which only the number is taken (issue slots are PTX's by the ratio of the two lengths).
@@ -25,6 +26,7 @@ from ..emulate import counters, launches
 from . import sass
 
 _SAMPLES = (0.18, 0.47, 0.83)  # of the grid: causal launches have short and long CTAs
+_COUNTED, _GOLDEN = 20, 0.6180339887498949  # CTAs counted: spread evenly over every dimension of the grid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +91,13 @@ def estimate(launch, compiled: dict[str, Any], machine: Machine) -> Estimate:
     """
     number, resident = math.prod(launch.grid), max(compiled["blocks_per_sm"], 1)
     hbm = _argument_bytes(launch)
-    samples = _samples(launch, machine.arch)
-    l2 = counters.SECTOR_BYTES * number * statistics.fmean(sectors(counted) for _, counted, _ in samples)
+    samples, work = _samples(launch, machine.arch)
+    l2 = counters.SECTOR_BYTES * number * work * statistics.fmean(sectors(counted) for _, counted, _ in samples)
     ratio = compiled["instructions"] / len(samples[0][1])
     load = _L2_LOAD + (_HBM_LOAD - _L2_LOAD) * min(1.0, hbm / l2)  # cycles; what is read again comes from L2
     timed = [scoreboard(*sample, compiled["warps"], ratio, load, machine) for sample in samples]
-    alone = statistics.fmean(cycles for cycles, _ in timed)
-    pipes = {name: statistics.fmean(busy[name] for _, busy in timed) for name in timed[0][1]}
+    alone = work * statistics.fmean(cycles for cycles, _ in timed)
+    pipes = {name: work * statistics.fmean(busy[name] for _, busy in timed) for name in timed[0][1]}
     most = -(-number // machine.multiprocessors)  # CTAs of the busiest SM
     candidates = {
         "latency": -(-most // resident) * alone / machine.hertz,
@@ -115,17 +117,27 @@ def _argument_bytes(launch) -> int:
     return sum(places.values())
 
 
-def _samples(launch, arch: int) -> list[tuple]:
-    """(program, counts, trace) of some CTAs."""
+def _samples(launch, arch: int) -> tuple[list[tuple], float]:
+    """(program, counts, trace) of some CTAs; what a CTA of the grid executes on average, as a part of what they do."""
     kernel, real, number = launches.compiled(launch, arch), counters.materialised(launch), math.prod(launch.grid)
-    found = []
-    for cta in sorted({min(int(share * number), number - 1) for share in _SAMPLES}):
+
+    def execute(cta: int, traced: bool):
         program = type(kernel.program)(kernel.program.kernel)
-        program.trace()
+        if traced:
+            program.trace()
         fresh = dataclasses.replace(kernel, program=program)
         launches.run(real, arch, checks=False, only=range(cta, cta + 1), kernel=fresh)
-        found.append((program, program.counts(), program.trace()))
-    return found
+        return program, program.counts(), program.trace() if traced else None
+
+    found = [execute(cta, True) for cta in sorted({min(int(share * number), number - 1) for share in _SAMPLES})]
+    every = sorted({int((k + 0.5) * _GOLDEN % 1.0 * number) for k in range(_COUNTED)})
+    mean = statistics.fmean(executed(execute(cta, False)[1]) for cta in every)
+    return found, mean / statistics.fmean(executed(counted) for _, counted, _ in found)
+
+
+def executed(counted) -> int:
+    """Instructions, by CTAs."""
+    return sum(c.executed for c in counted)
 
 
 def sectors(counted) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from bench import environment
 from bench.measure import samples, timing, tune
+from bench.static import model, tiles
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
 
@@ -161,3 +162,41 @@ def test_other_backends_and_baselines_are_refused(capsys):
     for arguments in (["--backend", "cpu"], ["--baselines", "all"]):
         assert bench.main(["tune", "--device", "cpu", "--kernel", OP, *arguments]) == 4
         assert "--backend, --baselines" in capsys.readouterr().err
+
+
+STATIC = dict(rounds=9, kernels=None, tiles=None, say=lambda text: None, over=lambda: False)
+STATIC_CALL = OP, "wide", "bfloat16", model.MACHINES[90]
+
+
+def predicted(row, launches, machine, base=False):
+    """A tile's time by the rule of `distance`, for launches that it decides; 8 warps spill."""
+    assert launches and all(launch.num_warps == row["num_warps"] for launch in launches if "scan" in launch.name)
+    if row["num_warps"] == 8 and not base:
+        return tune.Trial(row, "error", reason="16 bytes of stack")
+    return tune.Trial(row, "ok", distance(row))
+
+
+def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not_spill():
+    tuned = list(tiles.tune(*STATIC_CALL, **STATIC, judge=predicted))
+    assert [item.before for item in tuned] == tiles.rows_of(*STATIC_CALL[:3], 90)
+    for item in tuned:
+        assert item.best.row["num_warps"] == 4 and item.best.row["block_n"] == 256
+        assert any(trial.reason == "16 bytes of stack" for trial in item.trials)
+        assert item.before in configs.table(OP)  # nothing is left in place
+
+
+def test_only_tiles_that_are_named_are_tried_and_those_cut_to_the_problem_not_twice():
+    (row, *_) = tiles.rows_of(*STATIC_CALL[:3], 90)
+    mine = [dict(block_m=row["block_m"], block_n=row["block_n"], num_warps=2, num_stages=1), {"num_warps": 4}]
+    (item, *_) = tiles.tune(*STATIC_CALL, **{**STATIC, "tiles": mine, "kernels": (row["kernel"],)}, judge=predicted)
+    assert [trial.row["num_warps"] for trial in item.trials][1:] == [n for n in (2, 4) if n != row["num_warps"]]
+
+
+def test_a_row_that_is_predicted_serves_as_any_other(tmp_path, monkeypatch):
+    (tmp_path / f"{OP}.json").write_text((configs._TABLES / f"{OP}.json").read_text())
+    monkeypatch.setattr(configs, "_TABLES", tmp_path)
+    configs.keep(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
+    problem = configs.Problem(ROW["kernel"], ROW["bytes"], ROW["width"], ROW["rows"], 64)
+    assert configs.choose(OP, problem, KNOWN[ROW["arch"]]).num_warps == 1
+    monkeypatch.undo()
+    configs.reread()

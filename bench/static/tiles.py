@@ -1,0 +1,183 @@
+"""Which tile the static model of time prefers, for the rows of the tables that serve a shipped case: without a GPU.
+
+Each row that the case's launches look up is walked from its committed tile to neighbours, as `measure.tune` does with
+timings: here a tile is compiled, must not spill and must fit, and is given the model's time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from retro_kernels import aot, configs
+from retro_kernels._target import KNOWN
+
+from .. import exits
+from ..emulate.parse import PtxError
+from ..emulate.program import EmulationError
+from ..measure.tune import Trial, in_place, neighbours
+from . import entry, model, sass
+
+#: names of a row that a change of tile touches
+NUMBERS = ("block_m", "block_n", "block_d", "num_warps", "num_stages")
+#: share of the predicted time that a tile must save to be kept: the model's ranks are no finer
+LEAST_GAIN = 0.03
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """A row and what became of each tile in its place; seconds are the model's."""
+
+    op: str
+    before: dict
+    trials: list[Trial]  # the committed row first
+    best: Trial
+
+
+def launches_of(op: str, case: str, dtype: str, arch: int) -> list:
+    """The launches of a shipped case, with the tables as they are, in the order in which they are made."""
+    return [one.launch for one in _shipped(op, arch) if (one.case, one.dtype) == (case, dtype)]
+
+
+def rows_of(op: str, case: str, dtype: str, arch: int) -> list[dict]:
+    """The rows of the op's table that serve a shipped case, each once, in the order in which they are looked up."""
+    rows = []
+    with configs.watched() as seen:
+        for one in _shipped(op, arch):  # before a call's first launch comes, its whole plan is made
+            if (one.case, one.dtype) == (case, dtype):
+                rows += [row for served, row in seen if served == op and row not in rows]
+            seen.clear()
+    return rows
+
+
+def _shipped(op: str, arch: int) -> Iterator[aot.Case]:
+    if op not in aot.ops():
+        raise exits.UsageError(f"--kernel {op}: expected one of {', '.join(aot.ops())}")
+    return importlib.import_module(f"retro_kernels.triton.{op}").aot_cases(KNOWN[arch])
+
+
+def identity(launch) -> tuple:
+    """What a launch is compiled from, as far as a tile decides it."""
+    options = {k: v for k, v in launch.arguments.items() if isinstance(v, (int, str, bool))}
+    return launch.name, launch.grid, launch.num_warps, launch.num_stages, tuple(sorted(options.items()))
+
+
+def changed(base: list, new: list) -> list:
+    """Launches of `new` that `base` has not."""
+    known = {identity(launch) for launch in base}
+    return [launch for launch in new if identity(launch) not in known]
+
+
+def static_record(launch, arch: int) -> dict[str, Any]:
+    """The `static` part of a record of one launch."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source, options = aot.source(launch, KNOWN[arch])
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
+    usage = aot.resources(made.asm["cubin"])
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        functions = sass.functions(sass.disassemble(Path(file.name), aot.tool("cuobjdump")))
+    return entry.metrics(
+        launch.name,
+        arch,
+        max(functions.values(), key=len),
+        registers=usage["REG"],
+        stack=usage["STACK"],
+        shared=(usage["SHARED"], made.metadata.shared),
+        warps=launch.num_warps,
+    )
+
+
+def judged(row: dict, launches: list, machine: model.Machine, base: bool = False) -> Trial:
+    """The model's time of the launches that a row decides; a reason in its place where the tile is unfit.
+
+    base: of the committed row, whose spills are forgiven.
+    """
+    total = 0.0
+    for launch in launches:
+        try:
+            static = static_record(launch, machine.arch)
+            if static["shared_dynamic_bytes"] > KNOWN[machine.arch].shared_memory or not static["blocks_per_sm"]:
+                return Trial(row, "error", reason=f"does not fit: {static['shared_dynamic_bytes']} bytes shared")
+            if static["stack_bytes"] and not base:
+                return Trial(row, "error", reason=f"{static['stack_bytes']} bytes of stack")
+            total += model.estimate(launch, static, machine).seconds
+        except (EmulationError, PtxError) as fault:
+            return Trial(row, "error", reason=f"not emulated: {str(fault).splitlines()[0]}")
+        except Exception as fault:  # a tile that can't be compiled says so by raising
+            return Trial(row, "error", reason=f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}")
+    return Trial(row, "ok", total)
+
+
+def tune(
+    op: str,
+    case: str,
+    dtype: str,
+    machine: model.Machine,
+    *,
+    rounds: int,
+    kernels: tuple[str, ...] | None,
+    tiles: list[dict[str, int]] | None,
+    say: Callable[[str], None],
+    over: Callable[[], bool],
+    judge: Callable[..., Trial] = judged,
+) -> Iterator[Tuned]:
+    """Every row that serves the case, each as soon as it is tuned.
+
+    kernels: only rows of these; tiles: numbers to try in place of a row's own, where not its neighbours'.
+    """
+    base = launches_of(op, case, dtype, machine.arch)
+    for row in rows_of(op, case, dtype, machine.arch):
+        if over() or (kernels is not None and row["kernel"] not in kernels):
+            continue
+        yield _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, judge)
+
+
+def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, judge) -> Tuned:
+    mine = changed(_with(op, case, dtype, machine, row, _probe(row)), base)
+    trials = [judge(row, mine, machine, base=True)]
+    say(f"{op} {row['kernel']}: {text(trials[0])}")
+    tried, best = [row], trials[0]
+    for _ in range(rounds):
+        centre = best
+        fresh = [{**row, **tile} for tile in tiles] if tiles is not None else neighbours(centre.row)
+        for new in (new for new in fresh if new not in tried):
+            if over():
+                return Tuned(op, row, trials, best)
+            tried.append(new)
+            launches = changed(base, _with(op, case, dtype, machine, row, new))
+            if not launches:
+                continue  # cut to the size of the problem it is the committed tile
+            trials.append(judge(new, launches, machine))
+            say(f"{op} {row['kernel']}: {text(trials[-1])}")
+            if trials[-1].status == "ok" and _better(trials[-1], best):
+                best = trials[-1]
+        if best is centre or tiles is not None:
+            break
+    return Tuned(op, row, trials, best)
+
+
+def _better(new: Trial, old: Trial) -> bool:
+    return old.seconds is None or new.seconds < (1 - LEAST_GAIN) * old.seconds
+
+
+def _probe(row: dict) -> dict:
+    """The row with another number of stages: the launches that it decides are then others."""
+    return {**row, "num_stages": row["num_stages"] + 1}
+
+
+def _with(op: str, case: str, dtype: str, machine: model.Machine, old: dict, new: dict) -> list:
+    with in_place(op, [(old, new)]):
+        return launches_of(op, case, dtype, machine.arch)
+
+
+def text(trial: Trial) -> str:
+    numbers = "/".join(str(trial.row[name]) for name in NUMBERS if name in trial.row)
+    return f"{numbers}: " + (f"{1e6 * trial.seconds:.1f} us" if trial.status == "ok" else trial.reason)
