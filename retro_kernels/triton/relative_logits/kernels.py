@@ -5,6 +5,10 @@ BLOCK_N table rows is
 therefore a parallelogram of the logits: each row of it is contiguous in memory, so a tile is stored to, and its
 gradient loaded from, addresses that move by one column a row. Every product serves exactly one logit, and the band is
 never anywhere.
+
+No row begins where a vector may, so gradients are loaded one by one. They are loaded transposed: a tile that is as wide
+as the table's rows and lies like them would be given their layout, 8 columns a thread, and each load would take 17
+sectors where 3 hold it.
 """
 
 from __future__ import annotations
@@ -99,14 +103,14 @@ def _logits_query_kernel(
     begin = tl.cdiv(tl.maximum(top - T - BLOCK_N + 2, 0), BLOCK_N)  # blocks of displacements that the table has
     end = tl.minimum(tl.maximum(top + BLOCK_N, 0) // BLOCK_N, blocks)
     base = rel_ptr + head64 * stride_rh
-    grad_base = grad_ptr + batch * stride_db + head64 * stride_dh + i.to(tl.int64)[:, None] * stride_dn
+    grad_base = grad_ptr + batch * stride_db + head64 * stride_dh + i.to(tl.int64)[None, :] * stride_dn
     dq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in range(begin, end):
         c = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        j = (i - first - BLOCK_M + 1)[:, None] + c[None, :]
-        grad = tl.load(grad_base + j, mask=row_mask[:, None] & (j >= 0) & (j < S), other=0.0)
+        j = c[:, None] + (i - first - BLOCK_M + 1)[None, :]
+        grad = tl.load(grad_base + j, mask=row_mask[None, :] & (j >= 0) & (j < S), other=0.0)  # [BLOCK_N, BLOCK_M]
         rel = _table_rows(base, top - c, T, stride_rt, E, BLOCK_E)
-        dq += tl.dot(grad, rel, input_precision=PRECISION)
+        dq += tl.dot(tl.trans(grad), rel, input_precision=PRECISION)
     e = tl.arange(0, BLOCK_E)
     if dq_ptr is not None:
         at = dq_ptr + ((batch * N + i) * H + head)[:, None] * E + e[None, :]
@@ -145,7 +149,8 @@ def _logits_table_kernel(
     """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
     first = tl.program_id(0) * BLOCK_N
     table, split = tl.program_id(1), tl.program_id(2)
-    t = first + tl.arange(0, BLOCK_N)
+    c = tl.arange(0, BLOCK_N)  # from the largest displacement down, so that keys ascend
+    t = first + BLOCK_N - 1 - c
     # queries that some displacement of the block joins to a key
     begin = tl.maximum(first - shift, 0)
     end = tl.minimum(first + BLOCK_N - 1 - shift + S, N)
@@ -161,13 +166,13 @@ def _logits_table_kernel(
                 q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), row_mask, stride_qn, E, BLOCK_E
             )
             q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
-            j = (i + shift)[:, None] - t[None, :]
-            grad = tl.load(
-                grad_base + i.to(tl.int64)[:, None] * stride_dn + j,
-                mask=row_mask[:, None] & (j >= 0) & (j < S),
+            j = c[:, None] + (i + shift - first - BLOCK_N + 1)[None, :]
+            grad = tl.load(  # [BLOCK_N, BLOCK_M]
+                grad_base + i.to(tl.int64)[None, :] * stride_dn + j,
+                mask=row_mask[None, :] & (j >= 0) & (j < S),
                 other=0.0,
             )
-            total += tl.dot(tl.trans(grad), q, input_precision=PRECISION)
+            total += tl.dot(grad, q, input_precision=PRECISION)
     e = tl.arange(0, BLOCK_E)
     slot = (tl.full([], 0, tl.int64) + split) * tl.num_programs(1) + table
     tl.store(drel_ptr + (slot * T + t)[:, None] * E + e[None, :], total, mask=(t < T)[:, None] & (e < E)[None, :])
