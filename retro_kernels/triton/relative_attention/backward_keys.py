@@ -16,23 +16,33 @@ from ..common.position_logits import position_logits
 from ..common.positions import position_of
 from ..common.products import rows_product
 from ..common.softmax import LOG2E
-from .backward_query import tile_gradient
 from .forward import SIZES
-from .tile import load_segments, narrow, row_limits, scalar_position, seen_keys, table_span, visible_pairs
+from .gradient import tile_gradient
+from .tile import (
+    TALL,
+    load_segments,
+    narrow,
+    row_limits,
+    scalar_position,
+    seen_keys,
+    table_span,
+    visible_pairs,
+)
 
 
 @triton.jit
 def _walk_queries(
     begin, end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
     q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at,
-    segment_at, seed_ptr,
-    stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
+    mask_at, segment_at, seed_ptr,
+    stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_ms, stride_kss,
     j, seen, N, S, T, offset, causal_gap, window, shift, scale2, dropout_limit, dropout_scale, head, batch,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head."""
+    FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_base is None
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
         row_mask = i < N
@@ -40,19 +50,25 @@ def _walk_queries(
             q_base, do_base, content_at, lse_at, delta_at, i, row_mask, stride_qn, stride_don, D, BLOCK_D
         )
         zero = start >> 30  # N is far below 2**30
+        if not FLAT:  # keys are columns, of which a thread has many: else they take registers throughout the loop
+            j = j0 + zero + tl.arange(0, BLOCK_N)
+            seen = seen_keys(j, S, mask_at, stride_ms)
         q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
-        logits = rows_product(  # [BLOCK_M, BLOCK_N], made transposed, as do and q meet it below
-            q, q_from, content_at, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
-        )
+        logits = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if FLAT:
+            logits = rows_product(  # [BLOCK_M, BLOCK_N], made transposed, as do and q meet it below
+                q, q_from, content_at, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+            )
         if POSITION and E > 1:
             _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
             base = start + shift - j0 - (BLOCK_N - 1)
             rq_from = (rq_base, i, row_mask, stride_rqn)
+            rows = T if FLAT else tl.minimum(T, base + BLOCK_M + BLOCK_N - 1)  # those past the band are not read
             logits = logits + position_logits(  # [BLOCK_M, BLOCK_N]
                 rq,
                 rel_base,
                 base,
-                T,
+                rows,
                 stride_rt,
                 zero,
                 E,
@@ -60,7 +76,7 @@ def _walk_queries(
                 BLOCK_N,
                 BLOCK_E,
                 PRECISION,
-                True,
+                FLAT,
                 rq_from,
                 position_at,
             )
@@ -68,8 +84,11 @@ def _walk_queries(
             t = (i + shift)[:, None] - j[None, :]
             # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
+        if not FLAT:
+            # in place of the position logits
+            logits = tl.dot(q, tl.trans(k), logits, input_precision=PRECISION)
         dp = rows_product(  # [BLOCK_M, BLOCK_N]
-            do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+            do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, FLAT
         )
         first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
         # the logits of a row past the end are 0 times the table, NaN where that is infinite
@@ -77,7 +96,9 @@ def _walk_queries(
         query_segment = 0
         if segment_at is not None:
             query_segment = tl.load(query_segment_at + i * stride_qsn, mask=row_mask, other=0)
-        visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_kss)
+        visible = visible_pairs(
+            j, seen, first_key, last_key, query_segment, segment_at, S, stride_kss, FLAT or mask_at is not None
+        )
         kept, ds = tile_gradient(
             logits,
             dp,
@@ -165,8 +186,8 @@ def _relative_keys_kernel(
                 q_ptr + batch * stride_qb + head64 * stride_qh, rq_base,
                 do_ptr + batch * stride_dob + head64 * stride_doh,
                 lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at,
-                segment_at, seed_ptr,
-                stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_kss,
+                mask_at, segment_at, seed_ptr,
+                stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_ms, stride_kss,
                 j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit,
                 dropout_scale, head, batch,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, CAUSAL, WINDOW, rel_ptr is not None and part == 0, PRECISION,

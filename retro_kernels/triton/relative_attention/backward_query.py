@@ -14,14 +14,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.gradients import dropped, load_queries, row_products
-from ..common.loads import load_keys, load_query, load_rows
+from ..common.gradients import load_queries
+from ..common.loads import load_keys, load_query
 from ..common.position_logits import band_block, rel_rows, reverse_skew, table_product
 from ..common.positions import position_of
 from ..common.products import rows_product
 from ..common.softmax import LOG2E
+from .backward_tall import walk_tall
 from .forward import SIZES
+from .gradient import tile_gradient
 from .tile import (
+    TALL,
     load_segments,
     narrow,
     row_limits,
@@ -31,78 +34,6 @@ from .tile import (
     visible_pairs,
     walk_step,
 )
-
-
-@triton.jit(do_not_specialize=("N", "H"))
-def _relative_delta_kernel(
-    out_ptr,
-    do_ptr,
-    lse_ptr,
-    dlse_ptr,
-    delta_ptr,
-    stride_ob,
-    stride_on,
-    stride_oh,
-    stride_dob,
-    stride_don,
-    stride_doh,
-    stride_dlb,
-    stride_dlh,
-    stride_dln,
-    N,
-    H,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """delta [B,H,N] of BLOCK_M queries; 0 where a query sees nothing."""
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    head64 = head.to(tl.int64)
-    i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    row_mask = i < N
-    out_base, do_base = (
-        out_ptr + batch * stride_ob + head64 * stride_oh,
-        do_ptr + batch * stride_dob + head64 * stride_doh,
-    )
-    out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
-    out_from, do_from = (out_base, i, row_mask, stride_on), (do_base, i, row_mask, stride_don)
-    zero = tl.program_id(0) >> 30
-    # [BLOCK_M], in the order of dP's
-    delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)
-    if dlse_ptr is not None:
-        delta -= tl.load(
-            dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0
-        )
-    at = (batch * H + head) * N + i
-    lse = tl.load(lse_ptr + at, mask=row_mask, other=0.0)
-    tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=row_mask)
-
-
-@triton.jit
-def tile_gradient(
-    logits,
-    dp,
-    lse2,
-    delta,
-    visible,
-    scale2,
-    seed_ptr,
-    dropout_limit,
-    dropout_scale,
-    key_index,
-    query_index,
-    head,
-    batch,
-):
-    """(probabilities that met the values, gradient of the scaled
-    logits) of one tile. key_index, query_index broadcast together.
-    """
-    p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
-    kept, dp = dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch)
-    # 0 * NaN would be NaN: what an invisible key holds must not matter
-    return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)
 
 
 @triton.jit
@@ -221,6 +152,10 @@ def _relative_query_kernel(
 
     dcontent [B, blocks, H, D] and dposition [B, blocks, H, E] float32 get the sums over the block's queries.
     """
+    FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_ptr is None
+    # nobody wants the two parts of the query's gradient, nor their sums
+    APART: tl.constexpr = drq_ptr is not None or dcontent_ptr is not None or dposition_ptr is not None
+    MERGED: tl.constexpr = not FLAT and E > 1 and not APART
     head = tl.program_id(0) % H
     block = blocks - 1 - tl.program_id(0) // H
     start = block * BLOCK_M
@@ -275,25 +210,51 @@ def _relative_query_kernel(
     table_begin, table_end = table_span(
         begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED
     )
-    dq = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
-    drq = tl.zeros([BLOCK_E, BLOCK_M], tl.float32)
+    if FLAT:
+        dq = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+        drq = tl.zeros([BLOCK_E, BLOCK_M], tl.float32)
+    else:
+        dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        drq = dq if MERGED else tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for part in tl.static_range(3 if BOUNDED else 1):
         part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
         part_end = table_end if part == 0 else (table_begin if part == 1 else end)
-        dq, drq = _walk_gradient(
-            part_begin, part_end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
-            k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
-            rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
-            stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
-            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-            dropout_scale, head, batch,
-            D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
-        )  # fmt: skip
+        if FLAT:
+            dq, drq = _walk_gradient(
+                part_begin, part_end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
+                k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
+                rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
+                stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+                i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
+                dropout_scale, head, batch,
+                D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
+            )  # fmt: skip
+        else:
+            dq, drq = walk_tall(
+                part_begin, part_end, start, q, rq, do, lse2, delta, dq, drq,
+                k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
+                rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+                stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+                i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
+                dropout_scale, head, batch,
+                D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, MERGED, PRECISION,
+            )  # fmt: skip
+    if FLAT:
+        dq, drq = tl.trans(dq), tl.trans(drq)
+    some = lse2 != float("inf")  # else 0 times keys that are not seen, which may be NaN
+    dq = tl.where(some[:, None], dq, 0.0) * scale
+    if not MERGED:
+        drq = tl.where(some[:, None], drq, 0.0) * scale
 
-    some = (lse2 != float("inf"))[None, :]  # else 0 times keys that are not seen, which may be NaN
-    dq = tl.trans(tl.where(some, dq, 0.0)) * scale
-    drq = tl.trans(tl.where(some, drq, 0.0)) * scale
     column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    if not FLAT:
+        # places anew, past an addition of 0 that the compiler can't see through: else they take registers in the loops
+        pid = tl.program_id(0) + tl.minimum(H, 0)
+        head = pid % H
+        block = blocks - 1 - pid // H
+        batch = (tl.program_id(1) + tl.minimum(H, 0)).to(tl.int64)
+        i = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        row_mask = i < N
     slot = (batch * blocks + block) * H + head
     if dcontent_ptr is not None:
         tl.store(dcontent_ptr + slot * D + column, tl.sum(dq, 0), mask=column < D)
@@ -306,7 +267,7 @@ def _relative_query_kernel(
             drq.to(drq_ptr.dtype.element_ty),
             mask=row_mask[:, None] & (wide < E)[None, :],
         )
-    elif rel_ptr is not None:
+    elif rel_ptr is not None and not MERGED:
         dq += drq  # the relative query is the query, and E = D
     tl.store(
         dq_ptr + row[:, None] * D + column[None, :],

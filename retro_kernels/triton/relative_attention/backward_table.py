@@ -12,15 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..common.gradients import load_queries
-from ..common.loads import load_query, wide
+from ..common.gradients import load_queries, load_statistics
+from ..common.loads import load_query, load_rows, wide
 from ..common.position_logits import position_logits, rel_rows, table_product
 from ..common.positions import position_of
 from ..common.products import product
 from ..common.softmax import LOG2E
-from .backward_query import tile_gradient
 from .forward import SIZES
-from .tile import row_limits
+from .gradient import tile_gradient
+from .tile import TALL, row_limits
 
 
 @triton.jit
@@ -108,6 +108,7 @@ def _relative_table_kernel(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
+    FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3"
     first = tl.program_id(0) * BLOCK_N
     table, split = tl.program_id(1), tl.program_id(2)
     table64 = table.to(tl.int64)
@@ -141,41 +142,54 @@ def _relative_table_kernel(
             do_base = do_ptr + batch * stride_dob + head64 * stride_doh
             q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
             rq_from = (rq_base, i, row_mask, stride_rqn)
-            q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
-                q_base,
-                do_base,
-                content_at,
-                lse_ptr + statistics,
-                delta_ptr + statistics,
-                i,
-                row_mask,
-                stride_qn,
-                stride_don,
-                D,
-                BLOCK_D,
-            )
-            _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            if FLAT:
+                q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
+                    q_base,
+                    do_base,
+                    content_at,
+                    lse_ptr + statistics,
+                    delta_ptr + statistics,
+                    i,
+                    row_mask,
+                    stride_qn,
+                    stride_don,
+                    D,
+                    BLOCK_D,
+                )
+                _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            else:  # the rest where it is needed
+                _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+                lse2, delta = load_statistics(lse_ptr + statistics, delta_ptr + statistics, i, row_mask)
             zero = start >> 30  # N is far below 2**30
             base = start + shift - first - (BLOCK_N - 1)  # the key of i = 0 and the block's last row
+            keys = S if FLAT else tl.minimum(S, base + BLOCK_M + BLOCK_N - 1)  # those past the band are not read
             k_base = k_ptr + batch * stride_kb + group64 * stride_kg
             v_base = v_ptr + batch * stride_vb + group64 * stride_vg
             content = position_logits(  # [BLOCK_M, BLOCK_N]
-                q, k_base, base, S, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, q_from, content_at
-            )
+                q, k_base, base, keys, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, FLAT,
+                q_from, content_at,
+            )  # fmt: skip
             if PRECISION == "tf32x3":
                 position = table_product(  # [BLOCK_M, BLOCK_N]
                     rq, rq_from, position_at, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
                 )
-            else:
+            elif FLAT:
                 position = product(rq, rel, PRECISION, True)  # [BLOCK_M, BLOCK_N]
+            else:
+                position = 0.0
+                _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
+                do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+                content = tl.dot(rq, tl.trans(rel), content, input_precision=PRECISION)  # added in place
             dp = position_logits(  # [BLOCK_M, BLOCK_N]
-                do, v_base, base, S, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, True, do_from
+                do, v_base, base, keys, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, FLAT, do_from
             )
-            j = (i + shift)[:, None] - t[None, :]
+            # rows of the table are columns of tall tiles, of which a thread has many: not to be kept through the loop
+            row = t if FLAT else first + zero + tl.arange(0, BLOCK_N)
+            j = (i + shift)[:, None] - row[None, :]
             visible = _band_visible(
                 i,
                 j,
-                t,
+                row,
                 N,
                 S,
                 T,

@@ -17,10 +17,11 @@ from ..common.merge import _merge_kernel
 from ..common.plan import Plan, needed
 from ..common.sums import summed
 from .backward_keys import _relative_keys_kernel
-from .backward_query import _relative_delta_kernel, _relative_query_kernel
+from .backward_query import _relative_query_kernel
 from .backward_table import _relative_table_kernel
 from .forward import _relative_forward_kernel
-from .tile import NO_WINDOW
+from .gradient import _relative_delta_kernel
+from .tile import NO_WINDOW, TALL
 
 OP = "relative_attention"
 _MERGE_SPLITS = 8  # parts that one step of the merge loads
@@ -42,8 +43,8 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target) -> configs
     tile = configs.choose(OP, problem, target)
     if call.rel_key is None:
         return tile
-    # a walk keeps at most two upper blocks of the band forward, one backward
-    least = tile.block_m // 2 if kernel.startswith("forward") else tile.block_m
+    # a walk keeps at most two upper blocks of the band forward, one backward; tall tiles of the backward keep none
+    least = tile.block_m // 2 if kernel.startswith("forward") else tile.block_m if tile.block_m < TALL.value else 16
     return dataclasses.replace(tile, block_n=max(tile.block_n, least, 16))
 
 

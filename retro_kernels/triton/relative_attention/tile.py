@@ -21,6 +21,10 @@ import triton.language as tl
 from ..common.position_logits import band_block, reverse_skew
 
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
+# Queries that a warp group multiplies at a time. The backward's products of fewer are made transposed (keys along the
+# rows); of these queries stand along the rows, and what belongs to one (its lse, delta, first and last key) takes two
+# registers a thread and not a column each.
+TALL = tl.constexpr(64)
 
 
 @triton.jit
@@ -89,9 +93,13 @@ def seen_keys(j, S, mask_ptr, stride_mask):
 
 
 @triton.jit
-def visible_pairs(j, seen, first_key, last_key, query_segment, segment_ptr, S, stride_segment):
-    """bool [BLOCK_M, BLOCK_N]."""
-    visible = (j[None, :] <= last_key[:, None]) & (j[None, :] >= first_key[:, None]) & seen[None, :]
+def visible_pairs(
+    j, seen, first_key, last_key, query_segment, segment_ptr, S, stride_segment, MASKED: tl.constexpr = True
+):
+    """bool [BLOCK_M, BLOCK_N]. Not MASKED: all keys up to last_key are seen."""
+    visible = (j[None, :] <= last_key[:, None]) & (j[None, :] >= first_key[:, None])
+    if MASKED:
+        visible = visible & seen[None, :]
     if segment_ptr is not None:
         key_segment = tl.load(segment_ptr + j * stride_segment, mask=j < S, other=0)
         visible = visible & (query_segment[:, None] == key_segment[None, :])
