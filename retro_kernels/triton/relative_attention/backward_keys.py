@@ -85,7 +85,7 @@ def _walk_queries(
             # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         if not FLAT:
-            # in place of the position logits
+            # [BLOCK_M, BLOCK_N], added to the position logits in place
             logits = tl.dot(q, tl.trans(k), logits, input_precision=PRECISION)
         dp = rows_product(  # [BLOCK_M, BLOCK_N]
             do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, FLAT

@@ -166,9 +166,21 @@ def _relative_table_kernel(
             k_base = k_ptr + batch * stride_kb + group64 * stride_kg
             v_base = v_ptr + batch * stride_vb + group64 * stride_vg
             content = position_logits(  # [BLOCK_M, BLOCK_N]
-                q, k_base, base, keys, stride_ks, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, FLAT,
-                q_from, content_at,
-            )  # fmt: skip
+                q,
+                k_base,
+                base,
+                keys,
+                stride_ks,
+                zero,
+                D,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_D,
+                PRECISION,
+                FLAT,
+                q_from,
+                content_at,
+            )
             if PRECISION == "tf32x3":
                 position = table_product(  # [BLOCK_M, BLOCK_N]
                     rq, rq_from, position_at, rel_at, first, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
@@ -177,9 +189,11 @@ def _relative_table_kernel(
                 position = product(rq, rel, PRECISION, True)  # [BLOCK_M, BLOCK_N]
             else:
                 position = 0.0
+                # [BLOCK_M, BLOCK_E]
                 _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)
                 do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-                content = tl.dot(rq, tl.trans(rel), content, input_precision=PRECISION)  # added in place
+                # [BLOCK_M, BLOCK_N], added in place
+                content = tl.dot(rq, tl.trans(rel), content, input_precision=PRECISION)
             dp = position_logits(  # [BLOCK_M, BLOCK_N]
                 do, v_base, base, keys, stride_vs, zero, D, BLOCK_M, BLOCK_N, BLOCK_D, PRECISION, FLAT, do_from
             )

@@ -40,8 +40,10 @@ def walk_tall(
         rows = tl.minimum(T, base + BLOCK_M + BLOCK_N - 1)  # those past the band are not read
         t = (i + shift)[:, None] - j[None, :]
         if BAND:
+            # [BLOCK_M, BLOCK_N]
             logits = position_logits(rq, rel_base, base, rows, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
         elif POSITION:
+            # [BLOCK_M, BLOCK_N]
             logits = scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
         else:
             logits = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -77,7 +79,7 @@ def walk_tall(
                 rel = rel_rows(rel_base, base + block * BLOCK_N, rows, stride_rt, E, BLOCK_N, BLOCK_E)
                 part = tl.where(block_of == block, folded, 0.0)
                 if MERGED:
-                    dq = tl.dot(part, rel, dq, input_precision=PRECISION)
+                    dq = tl.dot(part, rel, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
                 else:
                     drq = tl.dot(part, rel, drq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
         elif POSITION:
