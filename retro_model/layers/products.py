@@ -85,11 +85,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN or the kernels are to multiply these, by what they are and not by their values."""
     return (
-        x.dtype is torch.float32
+        not torch.compiler.is_compiling()  # which can't trace what follows
+        and x.dtype is torch.float32
         and weight.dtype is torch.float32
         and (bias is None or _a_row(bias, weight))
         and x.device.type == "cpu" == weight.device.type
-        and not torch.compiler.is_compiling()
         and _plain(x)
         and _plain(weight)
         and x.numel() * weight.shape[0] >= LEAST_MULTIPLY_ADDS
