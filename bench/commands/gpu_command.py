@@ -191,7 +191,8 @@ def tests(rehearse: bool) -> list[str]:
     if rehearse:
         return [str(environment.ROOT / "tests" / "ops" / "test_validation.py")]
     jobs = [] if importlib.util.find_spec("xdist") is None else ["-n", str(environment.available_cores())]
-    return [str(environment.ROOT / "tests" / "ops"), "-k", "values or decod or empty or dropout", *jobs]
+    files = [str(environment.ROOT / "tests" / name) for name in ("ops", "model/test_captured.py")]
+    return [*files, "-k", "values or decod or empty or dropout or on_a_gpu", *jobs]
 
 
 def say(text: str) -> None:

@@ -103,7 +103,7 @@ def _models() -> Iterator[tuple[str, nn.Module, dict[str, Any]]]:
         ("RETRO, 12 layers, 3 with cross-attention", Retro(retro), {"neighbours": neighbours}),
         ("RETRO off, 12 layers", Retro(retro.replace(cca_layers=())), {}),
         ("Memory Mosaics, 12 blocks", MemoryMosaics(MosaicsConfig(**width, num_layers=12, persistent_slots=64)), {}),
-        ("RPT, 12 layers, 6 with cross-attention", RPT(RPTConfig(**width, d_ff=64, num_layers=12)), {}),
+        ("RPT, 12 layers, 5 with cross-attention", RPT(RPTConfig(**width, d_ff=64, num_layers=12)), {}),
     )
     for name, model, inputs in made:
         yield name, model.to(torch.bfloat16).eval(), inputs

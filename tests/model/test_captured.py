@@ -80,6 +80,18 @@ def test_replayed_steps_give_the_plain_tokens(name, stand_in):
     assert len(stand_in) >= ways and all(graph.replays >= 2 for graph in stand_in[:ways])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_on_a_gpu(name):
+    make, lengths, count, options, _ = CASES[name]
+    model = make().float().cuda()
+    rows = in_vocabulary(model, *lengths)
+    if "retrieve" in options:
+        options = options | {"retrieve": lambda chunks: retrieve(chunks.cpu())}
+    got, want = (generate(model, rows, count, cuda_graph=graph, **options) for graph in (True, False))
+    assert [row.tolist() for row in got] == [row.tolist() for row in want]
+
+
 def test_what_a_graph_cannot_hold_is_refused():
     x = torch.arange(3.0)
     for bad in (lambda: x.sum().item(), lambda: x[x > 1], lambda: x + torch.tensor([1.0, 2.0, 3.0])):
