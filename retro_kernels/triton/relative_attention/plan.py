@@ -19,6 +19,7 @@ from ..common.sums import summed
 from .backward_keys import _relative_keys_kernel
 from .backward_query import _relative_query_kernel
 from .backward_table import _relative_table_kernel
+from .biases import biased
 from .forward import _relative_forward_kernel
 from .gradient import _relative_delta_kernel
 from .tile import NO_WINDOW, TALL
@@ -92,28 +93,8 @@ def may_see_nothing(call: RelativeAttention) -> bool:
     return early or late
 
 
-def biased(call: RelativeAttention) -> RelativeAttention:
-    """The call with its biases added to copies of the query, one for the content and one for the position logits.
-
-    A query that is computed stays in registers as the operand of the product (32 a thread at D = 128, twice), and the
-    kernels spill; a query that is loaded is read from shared memory. Two copies of the query are little beside the keys
-    that each block reads. Decoding, N = 1, adds the biases in the kernel and saves two launches.
-    """
-    if call.query.shape[1] == 1:
-        return call
-    query, rel_query = call.query, call.rel_query
-    if call.rel_key is not None and call.position_bias is not None:
-        rel_query = (query if rel_query is None else rel_query) + call.position_bias
-    elif call.rel_key is not None and rel_query is None:
-        rel_query = query
-    if call.content_bias is not None:
-        query = query + call.content_bias
-    return call._replace(query=query, rel_query=rel_query, content_bias=None, position_bias=None)
-
-
 def inputs(call: RelativeAttention) -> dict:
     """Arguments that kernels take: tensors, their strides, sizes and options."""
-    call = biased(call)
     n, h = call.query.shape[1:3]
     keys, groups = call.key.shape[1:3]
     rel = call.rel_key
@@ -216,8 +197,10 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
             "BLOCK_S": _MERGE_SPLITS,
         }
         merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
-    arguments = {**inputs(call), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
-    return Plan([launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile), *merge], (out, lse))
+    with_biases, first = biased(call)
+    arguments = {**inputs(with_biases), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
+    main = launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
+    return Plan([*first, main, *merge], (out, lse))
 
 
 def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Plan:
@@ -231,8 +214,9 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     elif may_see_nothing(call):
         grad_out = settled(grad_out, lse)
     delta = torch.empty((b, h, n), dtype=acc_dtype, device=device)
+    with_biases, first = biased(call)
     shared = {
-        **inputs(call),
+        **inputs(with_biases),
         "do_ptr": grad_out,
         **strides(grad_out, "do", "bnh"),
         "lse_ptr": lse,
@@ -249,7 +233,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         "BLOCK_M": rows.block_m,
         "PRECISION": choose_tile(call, "query", target).precision,
     }
-    launches = [launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
+    launches = [*first, launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
     input_grads = {}
     has_rel = call.rel_key is not None
     if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])):
