@@ -47,6 +47,16 @@ def test_options_of_a_call():
     ) == ("dropout", "masked", "plain")
 
 
+def test_a_bounded_table_takes_the_tile_of_a_window_for_keys():
+    """Blocks of 64 queries have registers for one walk: 632 bytes of stack with three."""
+
+    def tile(kernel, **options):
+        return relative_attention.plan.choose_tile(call(D=64, **options), kernel, KNOWN[90])
+
+    assert tile("keys").block_m == tile("query", T=1024).block_m == 64
+    assert tile("keys", T=1024) == tile("keys", window=512, T=512) != tile("keys")
+
+
 @pytest.mark.parametrize("op", TABLES)
 def test_a_row_with_an_option_is_one_of_a_kernel_that_serves_all(op):
     rows = configs.table(op)

@@ -40,8 +40,10 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target) -> configs
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     kernel += "_plain" if call.rel_key is None else "_rel"
     sizes = call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1]
-    problem = configs.Problem(kernel, *sizes, options(call))
-    tile = configs.choose(OP, problem, target)
+    names = options(call)
+    if kernel == "keys_rel" and bounded(call) and not {"window", "narrow"} & set(names):
+        names += ("window",)  # the kernel walks three times, as with a window: what has registers for one walk spills
+    tile = configs.choose(OP, configs.Problem(kernel, *sizes, names), target)
     if call.rel_key is None:
         return tile
     # a walk keeps at most two upper blocks of the band forward, one backward; tall tiles of the backward keep none
