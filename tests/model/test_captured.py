@@ -132,11 +132,15 @@ def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monke
     pytest.importorskip("triton")
     from bench.emulate import launches
 
-    make = {"retro": tiny.model, "mosaics": tiny_mosaics.model, "rpt": tiny_rpt.model}[name]
+    make, sizes = {
+        "retro": (tiny.model, {"num_layers": 2, "cca_layers": (2,)}),
+        "mosaics": (tiny_mosaics.model, {"num_layers": 1}),
+        "rpt": (tiny_rpt.model, {"num_layers": 2, "cca_layers": (2,)}),
+    }[name]
     options = {"retrieve": retrieve} if name == "retro" else {}
     monkeypatch.setattr(captured, "WARM_RUNS", 1)
-    model, log, steps = make(dtype=torch.float32), [], []
-    rows, count = in_vocabulary(model, 5, 3), {"retro": 10, "mosaics": 5, "rpt": 7}[name]
+    model, log, steps = make(dtype=torch.float32, **sizes), [], []
+    rows, count = in_vocabulary(model, 5), {"retro": 9, "mosaics": 5, "rpt": 7}[name]
     with launches.emulating(90, checks=False, log=log), rk.use_backend("triton"):
         plain = generate(model, rows, count, **options)
         assert log
