@@ -272,7 +272,7 @@ struct Backward {
           store(to + d, x * broadcast(scale), n.D - d);
         }
       }
-      if (want.rel_query) write_scaled(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
+      if (want.rel_query) write_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
     }
   }
 

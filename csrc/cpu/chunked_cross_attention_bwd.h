@@ -125,14 +125,4 @@ struct ChunkedPartials {
   float* of(const Sizes& n, int64_t slot, int head) { return sums.data() + (slot * n.H + head) * each; }
 };
 
-inline void add_rows(const float* rows, int count, int width, float* to) {
-  for (int i = 0; i < count; ++i)
-    for (int d = 0; d < width; d += LANES) store(to + d, load(to + d) + load(rows + i * width + d));
-}
-
-template <class T>
-void write_scaled(const float* from, float factor, int width, T* to) {
-  for (int d = 0; d < width; d += LANES) store(to + d, load(from + d) * broadcast(factor), width - d);
-}
-
 }  // namespace retro::RETRO_ISA
