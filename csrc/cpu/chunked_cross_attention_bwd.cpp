@@ -52,20 +52,15 @@ struct Backward {
       const bool empty = l == -INFINITY;  // also the lanes beyond the last row: their probabilities become 0
       st.lse2[i] = empty ? INFINITY : l * LOG2E;
       st.inverse[i] = 1.f;
-      st.at_max[i] = 0.f, st.delta[i] = empty ? 0.f : delta(b, unit.row + i, unit.head);
+      st.at_max[i] = 0.f, st.delta[i] = empty ? 0.f
+                                              : row_product(out.at<const T>(b, unit.row + i, unit.head),
+                                                            dout.at<const T>(b, unit.row + i, unit.head), n.D);
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E) return clear(st.z, QUERY_BLOCK);
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
                  w.rel_a);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_a, scale2, w.strip, st.z);
-  }
-
-  float delta(int64_t b, int64_t row, int head) const {
-    const T *o = out.at<const T>(b, row, head), *g = dout.at<const T>(b, row, head);
-    Vec acc = zero();
-    for (int d = 0; d < n.D; d += LANES) acc = fma(load(o + d, n.D - d), load(g + d, n.D - d), acc);
-    return sum(acc);
   }
 
   // to(at, score in base 2, (q + u)·k)
@@ -286,12 +281,6 @@ struct Backward {
       for (const View* grad : {&want.key, &want.value})
         if (*grad) clear(grad->at<T>(tokens.b, tokens.u, token / n.R, token % n.R, g), n.D);
     }
-  }
-
-  // Rows of the gradient of keys or values that belong to a block.
-  void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count, T** rows) const {
-    for (int r = 0; of && r < count; ++r)
-      rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
   }
 
   void chunk(const Tokens& here, const Tokens* after, int g, int64_t slot, ChunkedWorkspace<T, Elem>& w) {

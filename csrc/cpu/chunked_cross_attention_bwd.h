@@ -26,6 +26,20 @@ void write_row(const float* from, float factor, int width, T* to) {
   for (int d = 0; d < width; d += LANES) store(to + d, load(from + d) * broadcast(factor), width - d);
 }
 
+template <class T>
+float row_product(const T* a, const T* b, int width) {
+  Vec acc = zero();
+  for (int d = 0; d < width; d += LANES) acc = fma(load(a + d, width - d), load(b + d, width - d), acc);
+  return sum(acc);
+}
+
+// Rows of the gradient of keys or values that belong to a block of the visible tokens.
+template <class T>
+void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count, T** rows) {
+  for (int r = 0; of && r < count; ++r)
+    rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
+}
+
 // Of one vector of rows, over blocks of keys: the greatest score (base 2), the sum of weights 2^(score - greatest), dP
 // at the greatest, and the sum of weights times what dP is beyond that.
 struct RunningMeans {
