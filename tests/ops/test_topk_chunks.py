@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs, memory
-from tests.conftest import INTERPRETER
+from tests.conftest import COMPILED, INTERPRETER
 
 OP = "topk_chunks"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -296,11 +296,9 @@ def test_splitting_the_batch_or_the_queries_changes_no_bit(backend):
             torch.testing.assert_close(s[0], scores[b, rows])
 
 
-def assert_same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    """To the bit; under the interpreter to rounding, for its products are NumPy's, which add up in an order that
-    depends on the layout.
-    """
-    if INTERPRETER and want.is_floating_point():
+def assert_close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    """Indices to the bit, values to rounding."""
+    if want.is_floating_point():
         compare.assert_passes(name, got, want.double(), None, want.dtype)
     else:
         compare.assert_equal(name, got, want)
@@ -311,4 +309,7 @@ def assert_same(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [dict(D=16, docs=True, mask=True), dict(D=19)], ids=["even, masks", "odd"])
 def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
-    compare.check_layout(OP, inputs.topk(17, S=50, metric=metric, dtype=dtype, **case), backend, view, assert_same)
+    # The interpreter's products are NumPy's, which add up in an order that depends on the layout. Compiled, strides
+    # decide which lane loads what, and so in which order squares for l2 and gradients add up.
+    same = assert_close if INTERPRETER or (COMPILED and view is memory.sliced) else compare.assert_equal
+    compare.check_layout(OP, inputs.topk(17, S=50, metric=metric, dtype=dtype, **case), backend, view, same)

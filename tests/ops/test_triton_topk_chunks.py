@@ -11,14 +11,14 @@ import torch
 import retro_kernels as rk
 from retro_kernels._problem import TopkChunks
 from retro_kernels.testing import compare, inputs, memory
-from tests.conftest import INTERPRETER
+from tests.conftest import COMPILED, INTERPRETER
 
 pytestmark = pytest.mark.skipif(
     not rk.backends()["topk_chunks"]["triton"], reason=str(rk.backends()["topk_chunks"]["triton"].reason)
 )
 
 OP = "topk_chunks"
-DEVICE = "cpu" if INTERPRETER else "cuda"
+DEVICE = "cpu" if INTERPRETER or COMPILED else "cuda"
 
 
 def on_device(kw: dict) -> dict:
