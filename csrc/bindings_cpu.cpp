@@ -44,13 +44,14 @@ void bind(py::module_& m, const char* name, retro::IsaTable<Result (*)(Arguments
 
 PYBIND11_MODULE(_cpu, m) {
   m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/cpu/*.py are their only callers.";
-  m.attr("abi") = 2;  // `_native.ABI`; the two change together
+  m.attr("abi") = 3;  // `_native.ABI`; the two change together
   m.attr("fields") = py::dict(py::arg("ChunkedCrossAttention") = retro::FIELDS<retro::CrossAttention>,
                               py::arg("RelativeAttention") = retro::FIELDS<retro::RelativeAttention>,
                               py::arg("RelativeLogits") = retro::FIELDS<retro::RelativeLogits>);
   m.def("set_isa", &retro::set_isa);
   m.def("isa_name", &retro::isa_name);
   m.def("supported_isas", &retro::supported_isas);
+  m.def("watch_forks", &retro::watch_forks);
   m.def("advise_huge_pages", &retro::advise_huge_pages);
   BIND(chunked_cross_attention_forward);
   BIND(chunked_cross_attention_backward);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import struct
 import sys
 from functools import cache
@@ -31,7 +32,10 @@ _TYPE = {
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 #: what the bindings take, as they state it in `abi`; the numbers change together
-ABI = {"_cpu": 2, "_cuda": 1}
+ABI = {"_cpu": 3, "_cuda": 1}
+
+#: the process that imported the package; another one that loads an extension was forked from it
+_PROCESS = os.getpid()
 
 
 @cache
@@ -41,6 +45,7 @@ def _load(name: str) -> tuple[ModuleType | None, str | None]:
     try:
         if module and name == "_cpu":
             module.isa_name()  # reads the environment
+            module.watch_forks(_PROCESS)
     except ValueError as error:
         return None, f"RETRO_KERNELS_ISA: {error}"
     return module, why

@@ -17,10 +17,10 @@
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <dlfcn.h>
+#include <unistd.h>
 #endif
 #ifdef __linux__
 #include <sys/mman.h>
-#include <unistd.h>
 #endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -130,11 +130,6 @@ class Pool {
 std::atomic<Pool*> pool{nullptr};
 std::atomic<bool> forked{false};
 
-void watch_forks() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr), forked.store(true); });
-  (void)registered;
-}
-
 Pool& the_pool() {
   Pool* current = pool.load(std::memory_order_acquire);
   if (current) return *current;
@@ -164,13 +159,18 @@ struct Buffer {
 
 }  // namespace
 
+void watch_forks(int64_t process) {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr), forked.store(true); });
+  (void)registered;
+  if (process != getpid()) forked.store(true);  // before there was anything to watch with
+}
+
 void run_tasks(int64_t tasks, int threads, Task task, void* context) {
   if (tasks <= 0) return;
   if (tasks == 1 || threads <= 1 || inside_task) {
     for (int64_t t = 0; t < tasks; ++t) task(context, t);
     return;
   }
-  watch_forks();
   Job job;
   job.task = task, job.context = context, job.tasks = tasks;
   threads = threads_for(tasks, threads);

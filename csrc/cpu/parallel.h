@@ -18,6 +18,10 @@ void parallel_for(int64_t tasks, int threads, Function&& f) {
   run_tasks(tasks, threads, [](void* context, int64_t t) { (*static_cast<Function*>(context))(t); }, &f);
 }
 
+// To be told once, before the first task: the process that the package was imported in. A child forked since then, even
+// before the extension was loaded, can't use the threads that torch had started in its parent.
+void watch_forks(int64_t process);
+
 // This thread's scratch memory, 64-byte aligned, contents undefined, valid until the thread's next call.
 void* scratch(size_t bytes);
 

@@ -79,6 +79,25 @@ def test_pool_survives_fork():
     assert child.exitcode == 0
 
 
+CHILD = """
+import os, signal, torch, retro_kernels as rk
+from retro_kernels.testing import inputs
+torch.set_num_threads(2)
+torch.rand(1 << 20).exp().sum()  # torch's threads run, ours have not been asked for
+kw = inputs.leaky(1, B=4, N=64, H=8, D=64)
+if os.fork() == 0:
+    signal.alarm(30)
+    rk.leaky_average(**kw, backend="cpu")
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_child_forked_before_the_first_call_does_not_wait_for_its_parents_threads():
+    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True)
+    assert done.stdout == "0\n", (done.stdout, done.stderr)
+
+
 def test_native_is_not_loaded_by_import():
     code = "import sys, retro_kernels; sys.exit(any(m.startswith('retro_kernels._c') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
