@@ -7,6 +7,7 @@
 Importing this package imports no triton and touches no device.
 """
 
+from . import _native  # noqa: F401  it notes which process this is; extensions are loaded later
 from ._dispatch import BackendStatus, backends, use_backend
 from ._version import __version__
 from ._warm_up import warm_up
