@@ -29,8 +29,11 @@ if INTERPRETER:
 #: that architecture, executed by bench.emulate on CPU tensors
 COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)
 if COMPILED:
+    import gc
+
     from bench.emulate import launches
 
+    gc.set_threshold(50_000)  # a compile makes so many objects that collecting takes a sixth of it
     _EMULATION = contextlib.ExitStack()  # held: a context that nobody holds is closed at once
     _EMULATION.enter_context(launches.emulating(COMPILED))
 
@@ -42,6 +45,11 @@ def fast_backends(op: str) -> list[str]:
     """Backends of `op`, the reference left out, that this process can run; `triton` alone under its interpreter."""
     names = ["triton"] if INTERPRETER or COMPILED else ["cpu", "triton", "cuda"]
     return [name for name in names if rk.backends()[op][name]]
+
+
+def examples(interpreted: int, native: int) -> int:
+    """How many of a property: compiled, each shape is several kernels of a second apiece."""
+    return 2 if COMPILED else interpreted if INTERPRETER else native
 
 
 def each_with_each(cases, variants) -> list[tuple]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, inputs, memory
-from tests.conftest import INTERPRETER, in_types
+from tests.conftest import examples, in_types
 
 OP = "chunked_cross_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -78,7 +78,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=5 if INTERPRETER else 60)
+@settings(max_examples=examples(5, 60))
 @given(case=shapes)
 @example(
     case=dict(

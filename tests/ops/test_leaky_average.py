@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs, memory
-from tests.conftest import INTERPRETER
+from tests.conftest import examples
 
 OP = "leaky_average"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -37,7 +37,7 @@ def test_values_and_gradients(backend, name, dtype):
     compare.check(OP, kw, backend)
 
 
-@settings(max_examples=4 if INTERPRETER else 60)
+@settings(max_examples=examples(4, 60))
 @given(
     B=st.integers(1, 3),
     N=st.integers(1, 70),
@@ -86,7 +86,7 @@ def test_sequences_join(backend):
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
 
 
-@settings(max_examples=4 if INTERPRETER else 60)
+@settings(max_examples=examples(4, 60))
 @given(
     N=st.integers(1, 70),
     D=st.integers(1, 20),

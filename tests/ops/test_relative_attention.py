@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, inputs, memory
-from tests.conftest import INTERPRETER, in_types
+from tests.conftest import examples, in_types
 
 OP = "relative_attention"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -99,7 +99,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12 if INTERPRETER else 60)
+@settings(max_examples=examples(12, 60))
 @given(case=shapes)
 @example(
     case=dict(
@@ -237,7 +237,7 @@ def test_causality(backend):
     assert changed.nonzero().flatten().tolist() == [7, 8, 9]
 
 
-@settings(max_examples=4 if INTERPRETER else 40)
+@settings(max_examples=examples(4, 40))
 @given(
     N=st.integers(1, 90),
     S=st.integers(1, 90),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, inputs, memory
-from tests.conftest import INTERPRETER
+from tests.conftest import examples
 
 OP = "relative_logits"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -54,7 +54,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=12 if INTERPRETER else 50)
+@settings(max_examples=examples(12, 50))
 @given(case=shapes)
 def test_random_shapes(backend, case):
     case = dict(case)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs, memory
-from tests.conftest import COMPILED, INTERPRETER
+from tests.conftest import COMPILED, INTERPRETER, examples
 
 OP = "topk_chunks"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -80,13 +80,13 @@ def drawn(case, **more):
     return inputs.topk(seed, **case, **causal, **more)
 
 
-@settings(max_examples=8 if INTERPRETER else 60)
+@settings(max_examples=examples(8, 60))
 @given(case=shapes, dtype=st.sampled_from(DTYPES))
 def test_random_shapes(backend, case, dtype):
     compare.check(OP, drawn(case, integers=True, dtype=dtype), backend)
 
 
-@settings(max_examples=8 if INTERPRETER else 60)
+@settings(max_examples=examples(8, 60))
 @given(case=shapes)
 def test_properties(backend, case):
     """Sorted, unique, each score is its pair's score, slots are
