@@ -80,9 +80,9 @@ VANISHED = Plant(
 HARMLESS = Plant(
     "a comment and a variable's name",
     LOGITS,
-    """            total += tl.dot(tl.trans(grad), q, input_precision=PRECISION)
+    """            total += tl.dot(grad, q, input_precision=PRECISION)
 """,
-    """            across = tl.trans(grad)  # keys in front
+    """            across = grad  # displacements in front
             total += tl.dot(across, q, input_precision=PRECISION)
 """,
     launch="logits_table:head:sm90/bfloat16",
