@@ -5,6 +5,7 @@ tests of it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from unittest import mock
@@ -30,7 +31,10 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
 
     class Utilities:
         def load_binary(self, name, kernel, shared, device):
-            return name, name, 0, 0, 1024  # module, function, registers, spills, threads a block may have
+            function = (
+                f"{name} {hashlib.sha256(kernel).hexdigest()[:8]}"  # what was compiled for other values is another
+            )
+            return name, function, 0, 0, 1024  # module, function, registers, spills, threads a block may have
 
         def get_device_properties(self, device):
             return {"max_shared_mem": known.shared_memory, "multiprocessor_count": known.multiprocessors}

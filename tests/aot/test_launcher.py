@@ -14,7 +14,11 @@ if INTERPRETER or COMPILED:
     pytest.skip("launches are replaced in this process", allow_module_level=True)
 pytest.importorskip("triton")
 
-from retro_kernels.triton.common import launcher
+import triton
+import triton.language as tl
+
+from retro_kernels.triton.common import launcher, moving, tape
+from retro_kernels.triton.common.launch import Launch
 
 CALLS = {
     "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
@@ -65,6 +69,11 @@ STEPS = {
         ),
         "query_offset",
     ),
+    "relative_logits": (
+        lambda: inputs.relative_logits(1, dtype=torch.bfloat16, B=1, N=1, key_len=64, T=127, rel_start=-63),
+        "query_offset",
+    ),
+    "topk_chunks": (lambda: inputs.topk(1, dtype=torch.bfloat16, B=1, Q=1, S=64, causal_gap=0), "query_offset"),
 }
 
 
@@ -90,6 +99,20 @@ def test_sixty_four_decode_steps_are_planned_three_times(op, monkeypatch):
             want.append(named([addresses(launch) for launch in heard], given))
             heard.clear()
     assert got == want and len({tuple(step) for step in got}) == 64
+
+
+@triton.jit(do_not_specialize=("offset",))
+def _kernel(x_ptr, size, offset, BLOCK: tl.constexpr):
+    pass
+
+
+def test_what_becomes_part_of_a_compiled_kernel_does_not_move():
+    guards = []
+    one = moving.Moving("t0", 1, guards)
+    given = {"x_ptr": None, "size": one, "offset": one + 1, "BLOCK": one + 15}
+    arguments = tape._numbered(Launch(_kernel, (1,), given)).arguments
+    assert arguments["offset"] is given["offset"] and (arguments["size"], arguments["BLOCK"]) == (1, 16)
+    assert guards == ["t0 == 1", "(t0 + 15) == 16"]
 
 
 def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:

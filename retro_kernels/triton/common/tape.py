@@ -112,6 +112,7 @@ class Tape(TorchDispatchMode):
 
     def launch(self, launch) -> None:
         self.launching = True
+        launch = _numbered(launch)
         numbers = {name: settled(value) for name, value in launch.arguments.items()}
         now = dataclasses.replace(launch, grid=tuple(settled(n) for n in launch.grid), arguments=numbers)
         try:
@@ -141,6 +142,13 @@ class Tape(TorchDispatchMode):
             self.slots[id(value)] = len(self.values)
             self.values.append(value)
         return self.slots[id(value)]
+
+
+def _numbered(launch):
+    """With numbers in place of what moves where a value becomes part of the compiled kernel: 1, a multiple of 16."""
+    parts = {p.name for p in getattr(launch.kernel, "params", ()) if not p.do_not_specialize}
+    fixed = {name: int(x) for name, x in launch.arguments.items() if isinstance(x, Moving) and name in parts}
+    return dataclasses.replace(launch, arguments=launch.arguments | fixed) if fixed else launch
 
 
 def active() -> Tape | None:

@@ -7,6 +7,9 @@ import triton.language as tl
 
 from .selection import FULL, absorb_packed, absorb_scores, empty_list, store_sorted
 
+#: sizes and positions that must not become part of the compiled kernel
+SIZES = ("Q", "S", "k", "causal_shift", "splits", "split_len")
+
 
 @triton.jit
 def _square_norm(rows_ptr, rows_ok, D, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr):
@@ -70,7 +73,7 @@ def _squared_differences(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _topk_chunks_scan_kernel(
     query_ptr,
     key_ptr,
