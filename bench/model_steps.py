@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,11 +70,16 @@ def mosaics_contenders(config: MosaicsConfig, shape: tuple[int, int]) -> dict[st
     }
 
 
-def retro_contenders(config: RetroConfig, shape: tuple[int, int]) -> dict[str, Contender]:
-    """RETRO with K neighbours drawn at random, and the same decoder without retrieval, which comes first."""
+def retro_contenders(config: RetroConfig, shape: tuple[int, int], distinct: float = 1.0) -> dict[str, Contender]:
+    """RETRO with K neighbours drawn at random, and the same decoder without retrieval, which comes first.
+
+    distinct: share of the batch's neighbours that are no others' repetitions.
+    """
     batch = _batch(config, shape)
-    size = (shape[0], shape[1] // config.chunk_len, config.num_neighbours, config.neighbour_len)
-    neighbours = torch.randint(config.vocab_size, size, generator=torch.Generator().manual_seed(1))
+    size = (shape[0], shape[1] // config.chunk_len, config.num_neighbours)
+    count, rng = math.prod(size), torch.Generator().manual_seed(1)
+    some = torch.randint(config.vocab_size, (max(1, round(distinct * count)), config.neighbour_len), generator=rng)
+    neighbours = some[torch.arange(count) % len(some)].view(*size, config.neighbour_len)
     retrieved = training.Batch(batch.tokens, batch.real, neighbours, torch.ones_like(neighbours, dtype=torch.bool))
     return {
         BASELINE: Contender(lambda: Retro(config.baseline()), batch),
@@ -194,6 +200,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="small", help="of MosaicsConfig")
     parser.add_argument("--divisor", type=int, default=4, help="of 425m's widths, for RETRO")
     parser.add_argument("--neighbours", type=int, default=2, help="K, for RETRO")
+    parser.add_argument("--distinct", type=float, default=1.0, help="share of RETRO's neighbours that repeat no other")
     for name, default in (("threads", 2), ("batch", 2), ("length", 512), ("rounds", 2), ("steps", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
@@ -201,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     shape = (options.batch, options.length)
     if options.family == "retro":
-        contenders = retro_contenders(retro_config(options.divisor, options.neighbours), shape)
+        contenders = retro_contenders(retro_config(options.divisor, options.neighbours), shape, options.distinct)
     else:
         config = MosaicsConfig.preset(options.preset).replace(attention_dropout=0.0, output_dropout=0.0)
         contenders = mosaics_contenders(config, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from retro_model.data.tokens import BOS
+from retro_model.retro import NeighbourEncoder
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 
@@ -105,15 +107,18 @@ def score(
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     device, training, done = next(model.parameters()).device, model.training, 0
     model.eval()
-    try:
+    model.eval()
+    with contextlib.ExitStack() as stack:
+        stack.callback(model.train, training)
+        for module in model.modules():
+            if isinstance(module, NeighbourEncoder):  # windows overlap, and retrieve the same neighbours again
+                stack.enter_context(module.keeping())
         for at in range(0, len(jobs), batch_size):
             part = jobs[at : at + batch_size]
             _score_windows(model, store, neighbours, database, part, device, autocast, nats, tokens)
             done += sum(end - scored for _, end, scored, _ in part)
             if report is not None:
                 report(done, sum(b - a for a, b in spans))
-    finally:
-        model.train(training)
     counted = np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64)
     return Scores(nats, tokens, counted)
 

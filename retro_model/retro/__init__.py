@@ -2,6 +2,7 @@
 
 config.py    RetroConfig, the presets of Table 2 and its parameter accounting
 encoder.py   NeighbourEncoder
+recurring.py what it computes once of neighbours that recur
 model.py     Retro, the decoder with its encoder
 cache.py     what it keeps while it decodes
 inputs.py    what every model checks of its tokens and neighbours

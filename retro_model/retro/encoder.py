@@ -4,15 +4,20 @@ retrieved them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 from retro_model import checks
 from retro_model.layers import FeedForward, RelativeAttention, initialise
 
 from .config import RetroConfig
+from .recurring import Readings, Sharing, fingerprint, row_keys
 
 NORM_EPS = 1e-6
 
@@ -38,16 +43,25 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(width, config.encoder_d_ff, **where)
 
-    def forward(self, x: Tensor, chunks: Tensor, key_mask: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        chunks: Tensor,
+        key_mask: Tensor | None,
+        spread: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """x [S,R,d'] for S neighbours -> [S,R,d'].
 
         Args:
             chunks: activations [C,M,d] of the retrieving chunks; S is a multiple of C, neighbour s belongs to chunk s
                 // (S/C).
             key_mask: bool [S,R], True where a neighbour has a token.
+            spread: where x and key_mask are of distinct neighbours only: gives what self-attention made of them to all
+                S, which then attend their chunks.
         """
         x = x + self._dropped(self.attention(self.attention_norm(x), key_mask=key_mask))
         if self.cross is not None:
+            x = x if spread is None else spread(x)
             # positions restart in every neighbour, so neighbours of one chunk are separate batch entries: projected
             # once, then repeated
             neighbours = x.shape[0] // max(chunks.shape[0], 1)
@@ -68,6 +82,11 @@ class NeighbourEncoder(nn.Module):
     the M activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. The activations are normalised once
     (RMSNorm) because the decoder's residual stream is not; so are the encodings that come out.
 
+    What depends on a neighbour's tokens alone, all up to the first cross-attention, is computed once for a neighbour
+    that recurs in the call (not while entries are dropped). `share` says whether: None, where the host can read the
+    tokens without waiting, that is on a CPU and not compiling; True, also on a GPU; False, never. `keeping` keeps it
+    from call to call.
+
     Example:
         encoder = NeighbourEncoder(config, nn.Embedding(config.vocab_size, config.encoder_d_model))
         encoded = encoder(neighbours, chunks)  # neighbours [B,L,K,R] int64, chunks [B,L,M,d] -> [B,L,K,R,d']
@@ -80,6 +99,8 @@ class NeighbourEncoder(nn.Module):
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Algorithm 1, appendix B.1.2.
     """
+
+    share: bool | None = None
 
     def __init__(
         self,
@@ -103,13 +124,70 @@ class NeighbourEncoder(nn.Module):
             for layer in range(1, config.encoder_layers + 1)
         )
         self.norm = nn.RMSNorm(config.encoder_d_model, eps=NORM_EPS, **where)
+        self._kept: Readings | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initial weights, see `initialise`; the embedding's too."""
         initialise(self, branches=2 * self.config.encoder_layers + len(self.config.encoder_cross_layers))
 
-    def forward(self, neighbours: Tensor, chunks: Tensor, *, neighbour_mask: Tensor | None = None) -> Tensor:
+    @contextlib.contextmanager
+    def keeping(self, max_bytes: int = 2**28) -> Iterator[Readings]:
+        """Context manager: what was read of neighbours is kept from call to call, where no gradient is wanted of it.
+
+        Forgotten as soon as a weight that it depends on changes or the types that autocast asks for, an optimiser steps
+        or `train()` is called. What autograd does not see goes unseen here too: writes through `.data`, and by a CUDA
+        graph that is replayed. A neighbour of 128 tokens takes 448 KiB at the paper's width; those asked for longest
+        ago go first.
+
+        Example:
+            with model.encoder.keeping() as kept, torch.no_grad():
+                logits = [model(tokens, neighbours) for tokens, neighbours in batches]
+            print(kept.found, kept.read)  # distinct neighbours of each call that were kept, and that were not
+        """
+        before, self._kept = self._kept, Readings(max_bytes)
+        forget = self._kept.forget
+        steps = register_optimizer_step_post_hook(lambda *_: forget())  # a fused one moves weights unseen by autograd
+        try:
+            yield self._kept
+        finally:
+            steps.remove()
+            self._kept = before
+
+    def train(self, mode: bool = True) -> NeighbourEncoder:
+        if mode and self._kept is not None:
+            self._kept.forget()
+        return super().train(mode)
+
+    def _sharing(self, neighbours: Tensor, mask: Tensor | None, share: bool | None) -> Sharing | None:
+        """How the call's neighbours [S,R] recur, and what is known of them; None where nothing is to be gained."""
+        if self.config.dropout and self.training:
+            return None
+        keys = row_keys(neighbours, mask, share)
+        if keys is None:
+            return None
+        kept, state = self._kept, None
+        if kept is not None:
+            read = [self.embedding, *self.layers[: min(self.config.encoder_cross_layers, default=len(self.layers))]]
+            wanted = torch.is_grad_enabled() and any(w.requires_grad for part in read for w in part.parameters())
+            device = neighbours.device.type
+            state = None if wanted else fingerprint(read)
+            if state is None:
+                kept = None
+            elif torch.is_autocast_enabled(device):
+                state = (torch.get_autocast_dtype(device), state)
+        if kept is None and len(set(keys)) == len(keys):
+            return None
+        return Sharing(keys, neighbours.device, kept, state)
+
+    def forward(
+        self,
+        neighbours: Tensor,
+        chunks: Tensor,
+        *,
+        neighbour_mask: Tensor | None = None,
+        share: bool | None = None,
+    ) -> Tensor:
         """Encodings [B,L,K,R,d'] of neighbours [B,L,K,R].
 
         Args:
@@ -117,6 +195,7 @@ class NeighbourEncoder(nn.Module):
             chunks: activations [B,L,M,d] of the retrieving chunks.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. What is encoded of a missing token is finite and
                 meaningless.
+            share: of this call, in place of the encoder's own.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -132,13 +211,27 @@ class NeighbourEncoder(nn.Module):
             checks.neighbour_mask(neighbour_mask, neighbours)
             mask = neighbour_mask if neighbour_mask.dim() == 4 else neighbour_mask.unsqueeze(-1)
             key_mask = mask.expand(neighbours.shape).flatten(0, 2)
-        x, chunks = self.embedding(neighbours.flatten(0, 2)), chunks.flatten(0, 1)
-        x = F.dropout(x, self.config.dropout, self.training)
+        chunks = chunks.flatten(0, 1)
         if self.chunk_norm is not None:
             chunks = self.chunk_norm(chunks)
+        tokens = neighbours.flatten(0, 2)
+        x = self._encoded(
+            tokens, chunks, key_mask, self._sharing(tokens, key_mask, self.share if share is None else share)
+        )
+        return self.norm(x).unflatten(0, neighbours.shape[:3])
+
+    def _encoded(self, tokens: Tensor, chunks: Tensor, key_mask: Tensor | None, sharing: Sharing | None) -> Tensor:
+        """What the layers make of tokens [S,R]: [S,R,d']."""
+        spread, mask = None, key_mask  # of the neighbours that are read
+        if sharing is not None:
+            spread, tokens = sharing.spread, tokens.index_select(0, sharing.rows)
+            mask = None if mask is None else mask.index_select(0, sharing.rows)
+        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         for layer in self.layers:
             if self.checkpoint and torch.is_grad_enabled():
-                x = checkpoint(layer, x, chunks, key_mask, use_reentrant=False)
+                x = checkpoint(layer, x, chunks, mask, spread, use_reentrant=False)
             else:
-                x = layer(x, chunks, key_mask)
-        return self.norm(x).unflatten(0, neighbours.shape[:3])
+                x = layer(x, chunks, mask, spread)
+            if layer.cross is not None:  # from here on every neighbour is its chunk's
+                spread, mask = None, key_mask
+        return x if spread is None else spread(x)

@@ -103,7 +103,9 @@ class StepRetrieval:
             return []
         mask = step.neighbour_mask
         cache.neighbour_mask.copy_(torch.where(self.done[:, None, None], mask, cache.neighbour_mask))
-        return [step.model.encoder(step.neighbours[:, None], cache.chunk[:, None], neighbour_mask=mask[:, None])]
+        encoder = step.model.encoder
+        # the same launches whatever the tokens are
+        return [encoder(step.neighbours[:, None], cache.chunk[:, None], neighbour_mask=mask[:, None], share=False)]
 
     def cross_attend(self, cca: ChunkedCrossAttention, x: Tensor, encoded: list[Tensor], layer: int) -> Tensor:
         """The update [B,1,d] that layer `layer`'s chunked cross-attention makes of x [B,1,d]."""
