@@ -101,6 +101,14 @@ def repeat(module: ModuleType) -> Callable[[Callable], Callable]:
     return getattr(backend, "repeat", lambda function: function)
 
 
+def again(module: ModuleType, call, given) -> Callable | None:
+    """What the module itself has in the place of `forward` for calls that differ from `call` in the fields `given`: a
+    function of those, in tensors of the same layouts.
+    """
+    made = getattr(module, "again", None)
+    return made and made(call, given)
+
+
 def _warn_of_fallback(op: str, call) -> None:
     """The reference serves a call that a kernel would serve, were it there: say so, once an op."""
     tensor = next(t for t in call if isinstance(t, Tensor))

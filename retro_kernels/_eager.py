@@ -87,7 +87,7 @@ class Plan:
             self.positions = movable if free else range(position, position + 1)
             self.given = [*self.tensors, _moving(self.make)] if free else self.tensors
         self.moves = [None if at == seed else _place(at, call, resolved) for at in self.given]
-        self.forward = self.repeat(self._forward)
+        self.forward = _dispatch.again(self.module, resolved, self.given) or self.repeat(self._forward)
         self.backwards: dict[tuple, Callable] = {}
 
     def values_of(self, call) -> list:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,3 +30,14 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if tensor.nbytes >= HUGE_PAGES_FROM:
         _native.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
     return tensor
+
+
+def allocator(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
+    """`empty` of that shape, for calls that repeat: by what torch's own compiler allocates with, at a third of the
+    time."""
+    direct = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+    like = torch.empty(shape, dtype=dtype, device="meta")
+    if direct is None or like.nbytes >= HUGE_PAGES_FROM:
+        return lambda: empty(shape, dtype)
+    strides = like.stride()
+    return lambda: direct(shape, strides, dtype)

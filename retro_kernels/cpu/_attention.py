@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
 from .. import _native
-from . import empty
+from . import allocator, empty
 
 #: gradients that many rows add to: C++ leaves them in float32
 _SUMMED = frozenset({"rel_key", "content_bias", "position_bias", "neighbour_gate"})
@@ -22,6 +24,36 @@ def forward(op: str, call) -> tuple[Tensor, Tensor]:
     run = getattr(_native.extension("_cpu"), f"{op}_forward")
     run(_native.problem(call), _native.view(out), _native.view(lse), torch.get_num_threads())
     return out, lse
+
+
+def again(op: str, call, given: Sequence[int]) -> Callable[[Sequence], tuple[Tensor, Tensor]] | None:
+    """`forward` of calls that differ from `call` in the fields `given` only: tensors of the same layouts, and last the
+    position, where that moves. None where the extension has no such thing."""
+    extension = _native.extension("_cpu")
+    kind = getattr(extension, type(call).__name__, None)
+    if kind is None:
+        return None
+    b, n, h, _ = call.query.shape
+    new_out = allocator(tuple(call.query.shape), call.query.dtype)
+    new_lse = allocator((b, h, n), torch.float32)
+    run = kind(_native.problem(call), list(given)).forward
+    moves = not isinstance(call[given[-1]], Tensor)
+    make, options = type(call)._make, [None if isinstance(x, Tensor) else x for x in call]
+
+    def repeated(values):
+        if _native.extension("_cpu") is not extension:
+            fields = options.copy()
+            for at, value in zip(given, values):
+                fields[at] = value
+            return forward(op, make(fields))
+        numbers = [x.data_ptr() for x in (values[:-1] if moves else values)]
+        if moves:
+            numbers.append(values[-1])
+        out, lse = new_out(), new_lse()
+        run(numbers, out.data_ptr(), lse.data_ptr(), torch.get_num_threads())
+        return out, lse
+
+    return repeated
 
 
 def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> list[Tensor | None]:

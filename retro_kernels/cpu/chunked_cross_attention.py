@@ -20,6 +20,10 @@ def forward(call) -> tuple[Tensor, Tensor]:
     return _attention.forward(OP, call)
 
 
+def again(call, given):
+    return _attention.again(OP, call, given)
+
+
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """Sums over chunks (rel_key, biases) are float32, in an order fixed by the sizes."""
     return _attention.backward(OP, call, outputs, grads, needs, call.batch_start)

@@ -21,6 +21,10 @@ def forward(call) -> tuple[Tensor, Tensor]:
     return _attention.forward(OP, call)
 
 
+def again(call, given):
+    return _attention.again(OP, call, given)
+
+
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """float32 partial sums: dK and dV of one key head a task, d
     rel_key of the heads of a task; see `Partition` in csrc.

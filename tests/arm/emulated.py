@@ -81,6 +81,8 @@ class Extension:
         """Nothing to do."""
 
     def __getattr__(self, name: str):
+        if not name.islower():  # calls that repeat
+            raise AttributeError(name)
         return functools.partial(self._call, name)
 
     def _call(self, name: str, *arguments) -> None:

@@ -2,12 +2,14 @@
 listens misses one.
 """
 
+import weakref
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
-from retro_kernels import _eager
+from retro_kernels import _dispatch, _eager, _native
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
@@ -45,6 +47,38 @@ def test_later_calls_equal_the_first(op):
         for a, b in zip(got, want, strict=True):
             assert torch.equal(a, b)
     assert list(_eager._PLANS.values()) == plans
+
+
+DECODING = {
+    "chunked_cross_attention": ("query_start", {"N": 1, "M": 8, "query_start": 23, "mask": "neighbour"}),
+    "relative_attention": (
+        "query_offset",
+        {"N": 1, "S": 24, "causal": True, "rel": "bounded", "rel_start": 0, "T": 24},
+    ),
+}
+
+
+@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", DECODING)
+def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_position(op, dtype, monkeypatch):
+    """Bit for bit what its kernel gives for a call that is new to it; and no call's tensors are kept."""
+    position, sizes = DECODING[op]
+    build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
+    calls = [build(seed, dtype=dtype, **sizes) | {position: at} for seed, at in enumerate((23, 9, 16))]
+    got = [outputs(op, kw, backend="cpu", return_lse=True) for kw in calls]
+    assert len(_eager._PLANS) == 1
+    monkeypatch.setattr(_dispatch, "again", lambda *call: None)
+    for kw, outs in zip(calls, got):
+        _eager._PLANS.clear()
+        for a, b in zip(outs, outputs(op, kw, backend="cpu", return_lse=True), strict=True):
+            assert torch.equal(a, b)
+    monkeypatch.undo()
+    _eager._PLANS.clear()
+    outputs(op, calls[0], backend="cpu")
+    query, first = weakref.ref(calls[0]["query"]), calls.pop(0)
+    del first, kw
+    assert query() is None
 
 
 def test_one_tensor_given_for_several_arguments():
