@@ -18,14 +18,13 @@ LINES = 12  # hot lines of source that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--kernel", required=True, metavar="PART", help="a part of op/kernel, as `static` names them: cca_forward"
-    )
+    parser.add_argument("--kernel", metavar="PART", help="a part of op/kernel, as `static` names them: cca_forward")
     parser.add_argument("--case", metavar="PART", help="a part of the case's name")
     parser.add_argument("--dtype", choices=_options.DTYPES, default="bfloat16")
     parser.add_argument("--arch", type=int, choices=_options.ARCHES, default=90)
     parser.add_argument("--ctas", type=_options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
     parser.add_argument("--all", action="store_true", help="every launch that matches, not the first alone")
+    parser.add_argument("--brief", action="store_true", help="a line a launch and their count, in place of reports")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -48,19 +47,24 @@ def execute(arguments: argparse.Namespace) -> int:
             "no shipped launch has such a kernel, case and type; `python -m bench static --fingerprints FILE` lists "
             "them"
         )
-    wrong = 0
-    for op, case in launches if arguments.all else launches[:1]:
+    chosen = launches if arguments.all else launches[:1]
+    wrong = strange = 0
+    for op, case in chosen:
         print(f"{op}/{case.launch.name}, {case.case}, {case.dtype}, sm_{arguments.arch}, grid {case.launch.grid}")
         try:
             metrics, lines = counters.count(case.launch, arguments.arch, arguments.ctas)
         except EmulationError as error:
             wrong += 1
-            print(f"  {error}\n")
+            print(f"  {error}\n", flush=True)
             continue
         except PtxError as error:
-            print(f"  not emulated: {error}\n")
+            strange += 1
+            print(f"  not emulated: {error}\n", flush=True)
             continue
-        print(drawn(metrics, lines[:LINES]))
+        if not arguments.brief:
+            print(drawn(metrics, lines[:LINES]), flush=True)
+    if arguments.brief:
+        print(f"{len(chosen)} launches: {wrong} wrong, {strange} not emulated, {len(chosen) - wrong - strange} right")
     if not arguments.all and len(launches) > 1:
         print(f"{len(launches) - 1} more launches match: --all", file=sys.stderr)
     return exits.NUMERICS if wrong else exits.OK

@@ -1,6 +1,6 @@
 """Faults in compiled code: one statement of a kernel's PTX taken away or changed, and whether the emulator reports it.
 
-    python -m tests.emulate.planted [--arch 80,90] [--dtype bfloat16]
+    python -m tests.emulate.planted [--arch 80,90] [--dtype bfloat16] [--kernel forward] [--most 6]
 
 prints the table of docs/emulation.md.
 """
@@ -11,7 +11,8 @@ import argparse
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -39,22 +40,34 @@ PLANTS: dict[str, tuple[Callable, Callable]] = {
     ),
 }
 
-#: calls whose launches are struck
-CALLS = {
-    "chunked_cross_attention": lambda dtype: inputs.cross_attention(
-        dtype=dtype, N=130, M=64, R=128, D=64, B=1, H=1, gate=True, mask="token"
+#: calls whose launches are struck; between them they launch every kernel
+CALLS = (
+    (
+        "chunked_cross_attention",
+        lambda dtype: inputs.cross_attention(dtype=dtype, N=130, M=64, R=128, D=64, B=1, H=1, gate=True, mask="token"),
     ),
-    "relative_attention": lambda dtype: inputs.self_attention(dtype=dtype, N=160, B=1, D=64, H=1, causal=True),
-}
+    (
+        "chunked_cross_attention",
+        lambda dtype: inputs.cross_attention(dtype=dtype, N=40, M=16, R=24, D=24, B=1, H=2, G=1),
+    ),
+    ("relative_attention", lambda dtype: inputs.self_attention(dtype=dtype, N=160, B=1, D=64, H=1, causal=True)),
+    ("relative_attention", lambda dtype: inputs.self_attention(dtype=dtype, N=1, S=400, B=1, D=64, H=1)),
+    ("relative_logits", lambda dtype: inputs.relative_logits(dtype=dtype, N=70, key_len=90)),
+    ("topk_chunks", lambda dtype: inputs.topk(dtype=dtype, Q=9, S=140, D=48, k=5, docs=True, causal_gap=1)),
+    ("leaky_average", lambda dtype: inputs.leaky(dtype=dtype, N=300, B=1, H=1, D=24, segments=3)),
+)
 
 
-def recorded(arch: int, dtype: torch.dtype) -> list:
-    """The launches of CALLS with the tensors they had."""
+def recorded(arch: int, dtype: torch.dtype, only: str | None = None) -> list:
+    """The launches of CALLS with the tensors they had, the first of each kernel; `only`: a part of its name."""
     log: list = []
-    for op, make in CALLS.items():
+    for op, make in sorted(CALLS, key=lambda call: not only or only.split("_")[0] not in call[0]):  # likely ones first
         with launches.emulating(arch, log=log):
             compare.run(op, make(dtype), "triton")
-    return log
+        if only and any(only in launch.name for launch in log):
+            break
+    first = {launch.name: launch for launch in reversed(log) if not only or only in launch.name}
+    return list(first.values())[::-1]
 
 
 def struck(whole: Kernel, plant: str, most: int | None = None) -> Iterator[Kernel]:
@@ -118,26 +131,55 @@ def reported(launch, arch: int, kernel: launches.Compiled, only: range | None = 
     return None
 
 
+class Counts(NamedTuple):
+    planted: int
+    reported: int
+    values: int  # not reported, but what the launch computes changed: the tests of values show it
+
+
+def counted(
+    launch, arch: int, kernel: launches.Compiled, variants: Iterable, only: range | None, memory: list[torch.Tensor]
+) -> Counts:
+    """Strike a launch with each variant, from the memory that it had before."""
+    before = [tensor.clone() for tensor in memory]
+    launches.run(launch, arch, kernel=kernel, only=only)
+    after = [tensor.clone() for tensor in memory]
+    planted = said = differ = 0
+    for variant in variants:
+        for tensor, value in zip(memory, before, strict=True):
+            tensor.copy_(value)
+        planted += 1
+        if reported(launch, arch, variant, only) is not None:
+            said += 1
+        elif not all(map(torch.equal, memory, after)):
+            differ += 1
+    for tensor, value in zip(memory, after, strict=True):
+        tensor.copy_(value)
+    return Counts(planted, said, differ)
+
+
+def memory_of(launch) -> list[torch.Tensor]:
+    """The bytes of each storage that a launch sees."""
+    storages = {v.data_ptr(): v.untyped_storage() for v in launch.arguments.values() if isinstance(v, torch.Tensor)}
+    return [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in storages.values()]
+
+
 def count(
     arch: int, dtype: torch.dtype, only: str | None = None, most: int | None = None
-) -> dict[tuple[str, str], tuple[int, int]]:
-    """(kernel, plant) -> (reported, planted). most: places in which a
-    plant is tried, spread over the kernel; None: all.
-    """
-    counts: dict[tuple[str, str], tuple[int, int]] = {}
-    seen = set()
-    for launch in recorded(arch, dtype):
-        if launch.name in seen or (only and only not in launch.name):
-            continue
-        seen.add(launch.name)
+) -> Iterator[tuple[str, str, Counts]]:
+    """(kernel, plant, counts). most: places in which a plant is tried, spread over the kernel; None: all."""
+    for launch in recorded(arch, dtype, only):
         kernel = launches.compiled(launch, arch)
+        memory = memory_of(launch)
         cta = busiest(launch, arch, kernel)
         for plant in PLANTS:
             where = None if "predicate" in plant else cta  # those matter at the edges of the grid
-            said = [reported(launch, arch, variant, where) for variant in variants(kernel, plant, most)]
-            if said:
-                counts[launch.name, plant] = (sum(s is not None for s in said), len(said))
-    return counts
+            found = counted(launch, arch, kernel, variants(kernel, plant, most), where, memory)
+            if found.planted:
+                yield launch.name, plant, found
+        found = counted(launch, arch, kernel, without_low_parts(kernel), None, memory)
+        if found.planted:
+            yield launch.name, "tf32 for tf32x3", found
 
 
 def main() -> None:
@@ -145,11 +187,15 @@ def main() -> None:
     parser.add_argument("--arch", default="80,90")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernel", help="only kernels whose name contains this")
+    parser.add_argument("--most", type=int, help="places in which a plant is tried, spread over the kernel")
     options = parser.parse_args()
-    print("| architecture | kernel | planted | reported |\n|---|---|---|---|")
+    print("| architecture | kernel | planted | places | reported | shows in values alone |\n|---|---|---|---|---|---|")
     for arch in map(int, options.arch.split(",")):
-        for (kernel, plant), (hits, all_) in count(arch, getattr(torch, options.dtype), options.kernel).items():
-            print(f"| sm_{arch} | `{kernel}` | {plant} | {hits} of {all_} |", flush=True)
+        for kernel, plant, found in count(arch, getattr(torch, options.dtype), options.kernel, options.most):
+            print(
+                f"| sm_{arch} | `{kernel}` | {plant} | {found.planted} | {found.reported} | {found.values} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ checks: bounds, alignment, uninitialised shared memory, races, waits.
 import pytest
 import torch
 
-from bench.emulate import launches
+from bench.emulate import counters, launches
+from bench.emulate.program import Program, Region
 from retro_kernels.testing import compare, inputs
 from tests.conftest import COMPILED, INTERPRETER
-from tests.emulate import planted
+from tests.emulate import harness, planted
 
 if INTERPRETER or COMPILED:
     pytest.skip("kernels are interpreted, or emulated by conftest already", allow_module_level=True)
@@ -75,11 +76,11 @@ def test_planted_faults_are_reported(arch, kernel):
     """Most of them: the last wait of a kernel, or a barrier that the next one makes good, can go unseen
     (docs/emulation.md has the counts).
     """
-    counts = planted.count(arch, torch.bfloat16, kernel, most=4)
-    assert {plant for _, plant in counts} >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}
-    silent = [key for key, (hits, _) in counts.items() if hits == 0]
+    counts = {plant: found for _, plant, found in planted.count(arch, torch.bfloat16, kernel, most=4)}
+    assert set(counts) >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}
+    silent = [plant for plant, found in counts.items() if found.reported == 0]
     assert not silent
-    assert sum(hits for hits, _ in counts.values()) >= 0.7 * sum(all_ for _, all_ in counts.values()), counts
+    assert sum(found.reported for found in counts.values()) >= 0.7 * sum(f.planted for f in counts.values()), counts
 
 
 def test_counters_see_a_lost_coalescing():
@@ -87,7 +88,6 @@ def test_counters_see_a_lost_coalescing():
     import triton
     import triton.language as tl
 
-    from bench.emulate import counters
     from retro_kernels.triton.common.launch import Launch
 
     @triton.jit
@@ -103,13 +103,35 @@ def test_counters_see_a_lost_coalescing():
     assert ratios[0] == 1.0 and ratios[1] >= 7.9
 
 
-def test_static_rows_carry_the_counters_and_a_lost_coalescing_is_a_regression(tmp_path):
+def test_a_lost_coalescing_and_a_bank_conflict_are_regressions_of_static_rows(tmp_path):
+    """What `ab --static-only` says of a row of counters, where it is a copy's whose lanes are put a row apart."""
     from bench.static import regressions, table
 
     plan = table.plan([80], ("leaky_scan:wide:sm80/bfloat16",))
     (row,) = table.rows(plan, tmp_path, 1, counters=True)
     assert row["static"]["emulation_fault"] is None and row["static"]["sectors_over_fewest"] < 1.1
-    worse = row | {"static": row["static"] | {"sectors_over_fewest": 1.2 * row["static"]["sectors_over_fewest"]}}
     assert regressions.regressions([row], [row]) == []
-    (line,) = regressions.regressions([row], [worse])
-    assert "sectors of global memory" in line
+
+    def with_copy(load_stride: int, store_stride: int) -> dict:
+        program = Program(harness.module(_COPY.format(load=load_stride, store=store_stride)))
+        data = torch.zeros(32, 64, dtype=torch.int64)
+        program.run((1,), [Region(0)] * 2, regions=[(data.data_ptr(), data.nbytes)], shared_bytes=8192)
+        return row | {"static": row["static"] | counters.summary(program.counts())}
+
+    good = with_copy(4, 4)
+    (line,) = regressions.regressions([good], [with_copy(128, 4)])
+    assert "sectors of global memory: 8.0 times the fewest possible" in line
+    (line,) = regressions.regressions([good], [with_copy(4, 128)])
+    assert "wavefronts of shared memory: 32.0 times the fewest possible" in line
+
+
+#: a warp's copy from global to shared memory, its lanes so many bytes apart
+_COPY = """
+	mul.lo.u32 	%r1, %r300, {load};
+	cvt.u64.u32 	%l1, %r1;
+	add.s64 	%l2, %l30, %l1;
+	ld.global.b32 	%r2, [%l2];
+	mov.b32 	%r3, smem;
+	mad.lo.u32 	%r4, %r300, {store}, %r3;
+	st.shared.b32 	[%r4], %r2;
+"""
