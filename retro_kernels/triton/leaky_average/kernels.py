@@ -60,45 +60,28 @@ def _goes_on(segment_at, t, N, stride_sn, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _powers(decay, BLOCK_T: tl.constexpr):
-    """float32 [BLOCK_T]: decay ** 1, ..., decay ** BLOCK_T, each rounded once.
-
-    Those of a scan are products of rounded products, all off in one direction, and a state takes one of them a tile.
-    """
-    exponent = tl.arange(0, BLOCK_T) + 1
-    square = decay.to(tl.float64)
-    power = tl.full([BLOCK_T], 1.0, tl.float64)
-    bit = 1
-    while bit <= BLOCK_T:
-        power = tl.where((exponent & bit) != 0, power * square, power)
-        square = square * square
-        bit = 2 * bit
-    return power.to(tl.float32)
-
-
-@triton.jit
-def _scan_tile(pointers, inside, decay, powers, state, goes_on, SEGMENTS: tl.constexpr):
-    """float32 [BLOCK_T, BLOCK_C]: the states after each step of a tile, from the state [BLOCK_C] before it.
-
-    powers: those of the decay, [BLOCK_T].
-    """
+def _scan_tile(pointers, inside, decay, state, goes_on, SEGMENTS: tl.constexpr):
+    """float32 [BLOCK_T, BLOCK_C]: the states after each step of a tile, from the state [BLOCK_C] before it."""
     x = tl.load(pointers, mask=inside, other=0.0)
     WIDE: tl.constexpr = x.dtype == tl.float32  # a half type rounds more than the powers of a tile are off
     x = x.to(tl.float32)
+    decays = tl.zeros_like(x) + decay
     if SEGMENTS:
-        decays = tl.where(goes_on[:, None], tl.zeros_like(x) + decay, 0.0)
-        if WIDE:
-            power, _, y = tl.associative_scan((decays, tl.zeros_like(x), x), 0, _exactly_then_in_segment)
+        decays = tl.where(goes_on[:, None], decays, 0.0)
+    if WIDE:
+        if SEGMENTS:
+            power, rest, y = tl.associative_scan((decays, tl.zeros_like(x), x), 0, _exactly_then_in_segment)
         else:
-            power, y = tl.associative_scan((decays, x), 0, _then_in_segment)
-        before = tl.where(power == 0.0, 0.0, powers[:, None] * state[None, :])
+            power, rest, y = tl.associative_scan((decays, tl.zeros_like(x), x), 0, _exactly_then)
+        before = (power + rest) * state[None, :]
     else:
-        decays = tl.zeros_like(x) + decay
-        if WIDE:
-            _, _, y = tl.associative_scan((decays, tl.zeros_like(x), x), 0, _exactly_then)
+        if SEGMENTS:
+            power, y = tl.associative_scan((decays, x), 0, _then_in_segment)
         else:
-            _, y = tl.associative_scan((decays, x), 0, _then)
-        before = powers[:, None] * state[None, :]
+            power, y = tl.associative_scan((decays, x), 0, _then)
+        before = power * state[None, :]
+    if SEGMENTS:
+        before = tl.where(power == 0.0, 0.0, before)
     return y + before
 
 
@@ -152,7 +135,6 @@ def _leaky_ends_kernel(
     state = tl.zeros([BLOCK_C], tl.float32)
     x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
-    powers = _powers(decay, BLOCK_T)
     unbroken = 1
     for first in tl.range(0, chunk_len, BLOCK_T, num_stages=STAGES):  # unasked, only loads for products are pipelined
         step = chunk * chunk_len + first + row
@@ -162,7 +144,7 @@ def _leaky_ends_kernel(
         if segment_ptr is not None:
             goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
             unbroken = tl.minimum(unbroken, tl.min(goes_on.to(tl.int32), 0))
-        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, powers, state, goes_on, segment_ptr is not None)
+        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state, goes_on, segment_ptr is not None)
         state = tl.sum(tl.where((row == BLOCK_T - 1)[:, None], y, 0.0), 0)
     tl.store(ends_ptr + ((batch * chunks + chunk) * H + head) * D + column, state, mask=column < D)
     if segment_ptr is not None:
@@ -235,7 +217,6 @@ def _leaky_scan_kernel(
 
     x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
-    powers = _powers(decay, BLOCK_T)
     stop = tl.minimum((chunk + 1) * chunk_len, N)
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)  # summed once at the end: short sums round less
     for first in tl.range(chunk * chunk_len, stop, BLOCK_T, num_stages=STAGES):
@@ -245,7 +226,7 @@ def _leaky_scan_kernel(
         goes_on = None
         if segment_ptr is not None:
             goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
-        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, powers, state, goes_on, segment_ptr is not None)
+        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state, goes_on, segment_ptr is not None)
         last = tl.minimum(BLOCK_T, N - first) - 1  # steps past the end would let the state decay further
         state = tl.sum(tl.where((row == last)[:, None], y, 0.0), 0)
         if y_ptr is not None:
