@@ -128,7 +128,7 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        for forget in (_dispatch._status.cache_clear, _eager.forget):
-            forget()
+        for forget in (_dispatch._status.cache_clear, _dispatch._available.cache_clear, _eager.forget):
+            forget()  # which backends there are, and what was planned with them
             stack.callback(forget)
         yield

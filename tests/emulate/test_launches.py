@@ -8,6 +8,7 @@ checks: bounds, alignment, uninitialised shared memory, races, waits.
 import pytest
 import torch
 
+import retro_kernels as rk
 from bench.emulate import counters, launches
 from bench.emulate.program import Program, Region
 from retro_kernels.testing import compare, inputs
@@ -55,6 +56,18 @@ def test_values_and_gradients(name, arch):
     dtype = types[list(CALLS).index(name) % 3] if arch == 80 else torch.bfloat16
     with launches.emulating(arch):
         compare.check(op, make(dtype), "triton")
+
+
+def test_what_serves_a_call_is_chosen_anew_inside_and_after():
+    """A call that names no backend: `triton` inside, even if it was made before, and not once the emulation is over."""
+    x = torch.ones(1, 4, 1, 16)
+    decay, log = torch.tensor([0.5]), []
+    rk.leaky_average(x, decay)
+    with launches.emulating(90, log=log):
+        rk.leaky_average(x, decay)
+    assert [launch.name for launch in log] == ["leaky_scan"]
+    rk.leaky_average(x, decay)
+    assert len(log) == 1
 
 
 def test_float32_products_on_tensor_cores_are_three():
