@@ -172,7 +172,7 @@ def test_segments_of_any_integer(backend):
         high = torch.iinfo(dtype).max
         named = {n: torch.where(kw[n] == 1, high, kw[n]).to(dtype) for n in ("query_segment", "key_segment")}
         for name, value in compare.run(OP, kw | named, backend).items():
-            assert torch.equal(value, want[name]), (dtype, name)
+            torch.testing.assert_close(value, want[name], msg=f"{dtype}, {name}")  # another type is another kernel
 
 
 def test_segments_that_share_their_low_bits(backend):
