@@ -59,8 +59,9 @@ inline uint64_t write_float(Machine& m, int type, double v, bool ftz) {
 template <class F>
 void float_op(Machine& m, Ins& i, F f) {
   bool ftz = i.option[0];
-  bool packed = i.type == F16X2 || i.type == BF16X2;
-  int type = i.type == F16X2 ? F16 : i.type == BF16X2 ? BF16 : i.type;
+  bool packed = i.type == F16X2 || i.type == BF16X2 || i.type == F32X2;
+  int type = i.type == F16X2 ? F16 : i.type == BF16X2 ? BF16 : i.type == F32X2 ? F32 : i.type;
+  int wide = 8 * BYTES[type];
   uint64_t *d = m.reg(i.d[0]), *s[3];
   int n = int(i.s.size());
   for (int k = 0; k < n; ++k) s[k] = m.reg(i.s[k]);
@@ -69,10 +70,10 @@ void float_op(Machine& m, Ins& i, F f) {
     for (int half = 0; half < (packed ? 2 : 1); ++half) {
       double x[3] = {};
       for (int k = 0; k < n; ++k) {
-        x[k] = read_float(m, type, packed ? (s[k][t] >> (16 * half)) & 0xffff : s[k][t]);
+        x[k] = read_float(m, type, packed ? zero_extended(s[k][t] >> (wide * half), wide / 8) : s[k][t]);
         if (ftz && type == F32) x[k] = flushed(float(x[k]));
       }
-      out |= write_float(m, type, f(x[0], x[1], x[2]), ftz) << (16 * half);
+      out |= write_float(m, type, f(x[0], x[1], x[2]), ftz) << (wide * half);
     }
     d[t] = out;
   });
@@ -111,6 +112,8 @@ inline void fma(Machine& m, Ins& i) {
       d[t] = ftz ? bits(flushed(std::fma(flushed(x), flushed(y), flushed(z)))) : bits(std::fma(x, y, z));
     });
   }
+  if (i.type == F32X2)
+    return float_op(m, i, [](double a, double b, double c) { return std::fma(float(a), float(b), float(c)); });
   float_op(m, i, [](double a, double b, double c) { return std::fma(a, b, c); });
 }
 inline void div(Machine& m, Ins& i) {
@@ -129,14 +132,22 @@ inline void rem(Machine& m, Ins& i) {
   });
 }
 inline void min_(Machine& m, Ins& i) {
-  if (i.type >= F16) return float_op(m, i, [&](double a, double b, double) { return least(a, b, i.option[1]); });
+  if (i.type >= F16)
+    return float_op(m, i, [&](double a, double b, double c) {
+      double two = least(a, b, i.option[1]);
+      return i.s.size() > 2 ? least(two, c, i.option[1]) : two;
+    });
   integer_binary(m, i, [&](auto a, auto b) {
     auto v = a < b ? a : b;
     return i.option[2] && v < 0 ? decltype(v)(0) : v;
   });
 }
 inline void max_(Machine& m, Ins& i) {
-  if (i.type >= F16) return float_op(m, i, [&](double a, double b, double) { return most(a, b, i.option[1]); });
+  if (i.type >= F16)
+    return float_op(m, i, [&](double a, double b, double c) {
+      double two = most(a, b, i.option[1]);
+      return i.s.size() > 2 ? most(two, c, i.option[1]) : two;
+    });
   integer_binary(m, i, [&](auto a, auto b) {
     auto v = a > b ? a : b;
     return i.option[2] && v < 0 ? decltype(v)(0) : v;

@@ -22,11 +22,11 @@ _ALIGNED = 256  # bytes: where an allocation on a GPU begins
 
 #: instructions by what executes them, by the first part of an opcode
 _KINDS = {
-    "tensor": ("mma", "wgmma"),
+    "tensor": ("mma", "wgmma", "tcgen05"),
     "memory": ("ld", "st", "cp", "ldmatrix", "stmatrix"),
     "special": ("ex2", "lg2", "rcp", "sqrt", "rsqrt", "div"),
-    "exchange": ("shfl", "vote", "redux"),
-    "synchronise": ("bar", "barrier", "fence", "membar"),
+    "exchange": ("shfl", "vote", "redux", "elect"),
+    "synchronise": ("bar", "barrier", "fence", "membar", "mbarrier"),
     "branch": ("bra", "ret", "exit"),
 }
 _KIND_OF = {root: kind for kind, roots in _KINDS.items() for root in roots}

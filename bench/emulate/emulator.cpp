@@ -9,7 +9,7 @@
 #include <map>
 
 #include "bits.h"
-#include "matrix.h"
+#include "tensor_memory.h"
 
 namespace ptx {
 
@@ -72,12 +72,25 @@ const std::map<std::string, Handler> HANDLERS = {
     {"wgmma.fence", wgmma_fence},
     {"wgmma.commit", wgmma_commit},
     {"wgmma.wait", wgmma_wait},
+    {"elect", elect},
+    {"mbarrier.init", mbarrier_init},
+    {"mbarrier.inval", mbarrier_inval},
+    {"mbarrier.arrive", mbarrier_arrive},
+    {"mbarrier.try_wait", mbarrier_try_wait},
+    {"tcgen05.alloc", tensor_alloc},
+    {"tcgen05.dealloc", tensor_dealloc},
+    {"tcgen05.relinquish", tensor_relinquish},
+    {"tcgen05.ld", tensor_ld},
+    {"tcgen05.st", tensor_st},
+    {"tcgen05.wait", tensor_wait},
+    {"tcgen05.mma", tensor_mma},
+    {"tcgen05.commit", tensor_commit},
 };
 
 const std::map<std::string, int> TYPE_NAMES = {
     {"u8", U8},   {"b8", U8},   {"u16", U16},   {"b16", U16},     {"u32", U32},       {"b32", U32},   {"u64", U64},
     {"b64", U64}, {"s8", S8},   {"s16", S16},   {"s32", S32},     {"s64", S64},       {"f16", F16},   {"bf16", BF16},
-    {"f32", F32}, {"f64", F64}, {"pred", PRED}, {"f16x2", F16X2}, {"bf16x2", BF16X2}, {"tf32", TF32},
+    {"f32", F32}, {"f64", F64}, {"pred", PRED}, {"f16x2", F16X2}, {"bf16x2", BF16X2}, {"tf32", TF32}, {"f32x2", F32X2},
 };
 
 struct Program {
@@ -110,6 +123,7 @@ class Run {
     }
     for (auto& group : m_.products)
       if (!group.empty()) m_.fault("the kernel ends with a wgmma that was not waited for");
+    if (!m_.tensor.allocations.empty()) m_.fault("the kernel ends with tensor memory that was not given back");
   }
 
   int at() const { return at_; }
@@ -134,6 +148,9 @@ class Run {
     m_.copy_group.assign(m_.threads, 0);
     m_.products.assign(m_.warps / 4, {});
     m_.product_group.assign(m_.warps / 4, 0);
+    m_.tensor = {};
+    m_.tensor.transfers.assign(m_.warps, {});
+    m_.tensor.waited.assign(m_.warps, -1);
     m_.fence_time.assign(m_.warps, -1);
     m_.proxy_time.assign(m_.warps, -1);
     m_.epoch = 0;

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ptx {
@@ -19,8 +21,8 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-enum Type { U8, U16, U32, U64, S8, S16, S32, S64, F16, BF16, F32, F64, PRED, F16X2, BF16X2, TF32, TYPES };
-constexpr int BYTES[TYPES] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 4, 4, 4};
+enum Type { U8, U16, U32, U64, S8, S16, S32, S64, F16, BF16, F32, F64, PRED, F16X2, BF16X2, TF32, F32X2, TYPES };
+constexpr int BYTES[TYPES] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 4, 4, 4, 8};
 inline bool is_signed(int type) { return type >= S8 && type <= S64; }
 
 struct Machine;
@@ -52,7 +54,8 @@ struct Granule {
   int32_t write_epoch = -1, read_epoch = -1;
   uint32_t writers = 0, readers = 0;  // a bit a warp
   int64_t write_time = -1;
-  int16_t async_reads = 0;  // wgmma that read it and were not waited for
+  int16_t async_reads = 0;     // products that read it and were not waited for
+  int32_t product_epoch = -1;  // when one that read it was waited for: by mbarrier, by those warps that did
   bool written = false, in_flight = false;
 };
 
@@ -67,6 +70,43 @@ struct Product {  // one wgmma that was not waited for
   int64_t group;
   std::vector<uint32_t> granules;
   std::vector<int> registers;
+};
+
+// 32 bits of tensor memory. Warps are bits, as above.
+struct Cell {
+  uint32_t value = 0x7fffffff;  // NaN
+  bool allocated = false, written = false;
+  int16_t results = 0, operands = 0;  // products that write, that read it and were not waited for
+  uint32_t storing = 0, loading = 0;  // warps whose tcgen05.st, tcgen05.ld was not waited for
+  int32_t write_epoch = -1, read_epoch = -1, product_epoch = -1;
+  uint32_t writers = 0, readers = 0;
+};
+
+struct TensorProduct {  // one tcgen05.mma that was not waited for
+  int64_t number;
+  int warp;  // that issued it
+  std::vector<uint32_t> granules, results, operands;
+};
+
+struct Transfer {  // one tcgen05.ld or st of a warp that was not waited for
+  bool load;
+  std::vector<uint32_t> cells;
+};
+
+struct Mbarrier {
+  uint32_t expected, pending, phase = 0;
+  std::vector<std::pair<int, int64_t>> commits = {};  // arrive when the warp's products before this one are done
+};
+
+struct Tensor {
+  std::vector<Cell> cells;
+  std::map<uint32_t, uint32_t> allocations;  // first column: columns
+  bool given_up = false;                     // the right to allocate
+  std::vector<TensorProduct> products;
+  int64_t made = 0;
+  std::vector<std::vector<Transfer>> transfers;  // by warp
+  std::map<int64_t, Mbarrier> barriers;          // by offset in shared memory
+  std::vector<int32_t> waited;                   // by warp: the epoch of its last wait for an mbarrier
 };
 
 struct Machine {
@@ -87,6 +127,7 @@ struct Machine {
   std::vector<int64_t> copy_group;             // by thread: groups committed
   std::vector<std::vector<Product>> products;  // by warpgroup
   std::vector<int64_t> product_group;
+  Tensor tensor;
   std::vector<int64_t> fence_time, proxy_time;  // by warp: wgmma.fence, fence.proxy.async
   const Ins* current = nullptr;
   // what the handler of a control instruction asks for
@@ -171,9 +212,11 @@ struct Machine {
       if (granule.in_flight)
         fault("writes shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
       if (granule.async_reads)
-        fault("writes shared memory that a wgmma in flight reads, byte " + std::to_string(2 * g), thread);
+        fault("writes shared memory that a product in flight reads, byte " + std::to_string(2 * g), thread);
       if (granule.read_epoch == epoch && (granule.readers & ~me))
         fault("race: writes what another warp read since the last barrier, byte " + std::to_string(2 * g), thread);
+      if (granule.product_epoch == epoch && tensor.waited[thread / WARP] != epoch)
+        fault("race: writes what a product read that another warp waited for, byte " + std::to_string(2 * g), thread);
       bool others = granule.write_epoch == epoch && (granule.writers & ~me);
       if (others && bytes > 1) {  // equal values are no race: copies of one value in several warps
         if (data == nullptr || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0)

@@ -90,30 +90,32 @@ struct Descriptor {
   }
 };
 
-// A wgmma reads shared memory through the asynchronous proxy: what
-// was written must be fenced, and stay until it is waited for
-inline void note_async_read(Machine& m, int64_t offset, int bytes, int warpgroup, Product& product) {
+// A product reads shared memory through the asynchronous proxy: what was written must be fenced, and stay until it is
+// waited for. readers: the warps that issue it, as bits from `first` on
+inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, int readers,
+                            std::vector<uint32_t>& granules) {
   if (!m.checks) return;
+  uint32_t mine = uint32_t((uint64_t(1) << readers) - 1) << first;
   for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
     Granule& granule = m.granules[g];
     std::string where = ", byte " + std::to_string(2 * g);
-    if (granule.in_flight) m.fault("wgmma reads shared memory that an asynchronous copy still writes" + where);
-    if (!granule.written) m.fault("wgmma reads uninitialised shared memory" + where);
-    uint32_t mine = 0xfu << (4 * warpgroup);
-    bool fenced = false;  // by a warp of this group after it saw the data, or by all who wrote them
-    for (int w = 4 * warpgroup; w < 4 * warpgroup + 4; ++w) fenced |= m.proxy_time[w] > granule.write_time;
+    if (granule.in_flight) m.fault("a product reads shared memory that an asynchronous copy still writes" + where);
+    if (!granule.written) m.fault("a product reads uninitialised shared memory" + where);
+    bool fenced = false;  // by one of these warps after it saw the data, or by all who wrote them
+    for (int w = first; w < first + readers; ++w) fenced |= m.proxy_time[w] > granule.write_time;
     if (!fenced) {
       fenced = true;
       for (int w = 0; w < m.warps; ++w)
         if ((granule.writers >> w) & 1) fenced &= m.proxy_time[w] > granule.write_time;
     }
-    if (!fenced) m.fault("wgmma reads what no fence.proxy.async made visible" + where);
-    // all four warps read every byte, so that one epoch with a writer is a race, whichever warp wrote
-    if (granule.write_epoch == m.epoch) m.fault("race: wgmma reads what was written since the last barrier" + where);
+    if (!fenced) m.fault("a product reads what no fence.proxy.async made visible" + where);
+    // where several warps read every byte, one epoch with a writer is a race, whichever warp wrote
+    if (granule.write_epoch == m.epoch && (readers > 1 || (granule.writers & ~mine)))
+      m.fault("race: a product reads what was written since the last barrier" + where);
     granule.readers = granule.read_epoch == m.epoch ? granule.readers | mine : mine;
     granule.read_epoch = m.epoch;
     ++granule.async_reads;
-    product.granules.push_back(uint32_t(g));
+    granules.push_back(uint32_t(g));
   }
 }
 
@@ -148,7 +150,7 @@ inline void wgmma(Machine& m, Ins& i) {
       int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
       if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
         m.fault("wgmma reads beyond shared memory: byte " + std::to_string(offset));
-      note_async_read(m, offset, bytes, group, product);
+      note_async_read(m, offset, bytes, 4 * group, 4, product.granules);
       uint64_t value = 0;
       std::memcpy(&value, m.shared.data() + offset, bytes);
       return element(i.type, value);

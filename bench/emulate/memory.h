@@ -216,6 +216,17 @@ enum Reduction { RMIN, RMAX, RADD, RAND, ROR, RXOR };
 
 inline void redux(Machine& m, Ins& i) {  // option 0: Reduction
   uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  if (i.type == F32)
+    return m.each_warp(
+        [&](int w) {
+          double out = std::numeric_limits<double>::quiet_NaN();  // NaN leaves to the others
+          for (int t = w * WARP; t < (w + 1) * WARP; ++t)
+            if (m.mask[t])
+              out = i.option[0] == RMIN ? least(out, as<float>(a[t]), false) : most(out, as<float>(a[t]), false);
+          for (int t = w * WARP; t < (w + 1) * WARP; ++t)
+            if (m.mask[t]) d[t] = out != out ? 0x7fffffff : bits(float(out));
+        },
+        false);
   with_integer(m, i.type, [&](auto zero) {
     using T = decltype(zero);
     m.each_warp(

@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 _LINE_COMMENT = re.compile(r"//.*")
-_STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
+_STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%?\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
 _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
 _TYPE_BYTES = {
@@ -96,8 +96,8 @@ def kernel(text: str, name: str | None = None) -> Kernel:
     found = entries(text)
     if len(found) != 1 if name is None else name not in found:
         raise PtxError(f"expected a PTX module with one .entry{f' {name}' if name else ''}; got {found}")
-    body = re.search(rf"\.entry\s+({name or found[0]})\s*\((.*?)\)(.*?)\n\{{(.*?)\n\}}", text, re.S)
-    name, parameters, directives, code = body.groups()
+    head = re.search(rf"\.entry\s+({name or found[0]})\s*\((.*?)\)(.*?)\n\{{", text, re.S)
+    name, parameters, directives = head.groups()
     for declared in re.finditer(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+(\w+)(?:\[(\d*)\])?", text):
         align, label, length = int(declared[1]), declared[2], declared[3]
         if length:
@@ -112,8 +112,18 @@ def kernel(text: str, name: str | None = None) -> Kernel:
     parsed = Kernel(name, _parameters(parameters), [], {}, {}, shared, None)
     if threads:
         parsed.threads = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
-    _statements(code, files, parsed)
+    _statements(_body(text[head.end() :]), files, parsed)
     return parsed
+
+
+def _body(text: str) -> str:
+    """What is before the brace that closes the one before `text`, without comments."""
+    text, depth = _LINE_COMMENT.sub("", text), 1
+    for brace in re.finditer(r"[{}]", text):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[: brace.start()]
+    raise PtxError("a kernel without end")
 
 
 def _files(text: str) -> dict[int, str]:
@@ -139,9 +149,9 @@ def _parameters(text: str) -> list[tuple[str, int]]:
 
 
 def _statements(code: str, files: dict[int, str], kernel: Kernel) -> None:
-    line, pending = "?", ""
+    line, pending, blocks = "?", "", []  # of each open inline block: its first statement, its labels
     for raw in code.splitlines():
-        text = _LINE_COMMENT.sub("", raw).strip()
+        text = raw.strip()
         if not text:
             continue
         if text.startswith(".loc"):
@@ -150,11 +160,15 @@ def _statements(code: str, files: dict[int, str], kernel: Kernel) -> None:
             continue
         label = _LABEL.match(text)
         if label and not pending:
-            kernel.labels[label[1]] = len(kernel.statements)
+            (blocks[-1][1] if blocks else kernel.labels)[label[1]] = len(kernel.statements)
             continue
         pending = f"{pending} {text}".strip()
         while True:
-            if pending.startswith(("{", "}")):  # an inline block: its registers have names of their own
+            if pending.startswith("{"):
+                blocks.append((len(kernel.statements), {}))
+            elif pending.startswith("}"):
+                _close(kernel, *blocks.pop())
+            if pending.startswith(("{", "}")):
                 pending = pending[1:].strip()
                 continue
             end = pending.find(";")
@@ -165,6 +179,15 @@ def _statements(code: str, files: dict[int, str], kernel: Kernel) -> None:
                 _statement(statement, line, kernel)
     if pending.strip(" {}"):
         raise PtxError(f"statement without end: {pending[:80]}")
+
+
+def _close(kernel: Kernel, first: int, labels: dict[str, int]) -> None:
+    """The end of an inline block: its labels are its own, for other blocks have the same."""
+    for statement in kernel.statements[first:]:
+        (target, *_) = statement.operands or [None]
+        if statement.opcode.startswith("bra") and isinstance(target, Symbol) and target.name in labels:
+            statement.operands = [Symbol(f"{target.name} of {first}")]
+    kernel.labels.update({f"{name} of {first}": at for name, at in labels.items()})
 
 
 def _statement(text: str, line: str, kernel: Kernel) -> None:
@@ -184,6 +207,9 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
     if match is None:
         raise PtxError(f"statement not understood: {text[:80]}")
     operands = [_operand(part) for part in _split(match["rest"])]
+    for at, operand in enumerate(operands):  # inline blocks have registers without a percent sign
+        if isinstance(operand, Symbol) and operand.name in kernel.widths:
+            operands[at] = Register(operand.name)
     kernel.statements.append(
         Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text)
     )

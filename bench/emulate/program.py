@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import assemble, parse
+from . import assemble, parse, products, tensor_memory  # noqa: F401, the last two register opcodes
 from .parse import Constant, Kernel, Memory, PtxError, Register, Symbol
 
 _HERE = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""The ops on compiled code: what Triton makes of each kernel for sm_80 and sm_90, executed, against the float64
+"""The ops on compiled code: what Triton makes of each kernel for sm_80, sm_90 and sm_100, executed, against the float64
 reference.
 
 A selection; `make check-compiled` runs the whole suite of the ops so. Values, every gradient, and whatever the emulator
@@ -48,12 +48,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("name", CALLS)
 def test_values_and_gradients(name, arch):
     op, make = CALLS[name]
     types = [torch.float32, *HALVES]
-    dtype = types[list(CALLS).index(name) % 3] if arch == 80 else torch.bfloat16
+    dtype = torch.bfloat16 if arch == 90 else types[(list(CALLS).index(name) + arch // 50) % 3]
     with launches.emulating(arch):
         compare.check(op, make(dtype), "triton")
 

@@ -340,8 +340,8 @@ def test_unknown_forms_are_refused(text):
 
 
 def test_every_opcode_has_a_test():
-    """By root: those of one value above, the others in test_memory.py and test_products.py."""
-    from tests.emulate import test_memory, test_products
+    """By root: those of one value above, the others in test_memory.py, test_products.py and test_tensor_memory.py."""
+    from tests.emulate import test_memory, test_products, test_tensor_memory
 
     here = {opcode.split(".")[0] for opcode in [*INTEGER, *FLOAT]} | {"lop3", "bfi"}
-    assert set(assemble._FORMS) - here == test_memory.COVERED | test_products.COVERED
+    assert set(assemble.FORMS) - here == test_memory.COVERED | test_products.COVERED | test_tensor_memory.COVERED

@@ -194,15 +194,18 @@ def test_wgmma_with_b_transposed(n, swizzle):
     ("change", "message"),
     [
         (dict(fence=""), "no fence.proxy.async made visible"),
-        (dict(barrier=""), "race: wgmma reads what was written since the last barrier"),
+        (dict(barrier=""), "race: a product reads what was written since the last barrier"),
         (
             dict(reg_fence="", before="add.f32 %r50, %r50, %r50;"),
             "an accumulator was written after the last wgmma.fence",
         ),
         (dict(wait=""), "reads a register of a wgmma that was not waited for"),
-        (dict(wait="wgmma.wait_group.sync.aligned 1;"), "reads a register of a wgmma that was not waited for"),
+        (
+            dict(wait="wgmma.wait_group.sync.aligned 1;"),
+            "reads a register of a wgmma that was not waited for",
+        ),
         (dict(after="mov.b32 %r50, 0;"), "writes a register of a wgmma that was not waited for"),
-        (dict(after="st.shared.b32 [%r7], %r5;"), "writes shared memory that a wgmma in flight reads"),
+        (dict(after="st.shared.b32 [%r7], %r5;"), "writes shared memory that a product in flight reads"),
         (dict(before="add.f32 %r51, %r51, %r51;"), "an accumulator was written after the last wgmma.fence"),
         (dict(before="setp.lt.s32 %p1, %r300, 5;"), "a descriptor differs within its warpgroup"),
     ],

@@ -1,0 +1,337 @@
+// Tensor memory of sm_100: loads, stores and products of it, and the mbarriers in shared memory that say when a product
+// is done. A product computes at once, and what it touches is in flight until a wait for the mbarrier of a later
+// commit.
+#pragma once
+
+#include "matrix.h"
+
+namespace ptx {
+
+constexpr uint32_t LANES = 128, COLUMNS = 512;
+inline uint32_t cell_of(uint32_t lane, uint32_t column) { return column * LANES + lane; }
+inline std::string named(uint32_t cell) {
+  return ", lane " + std::to_string(cell % LANES) + " column " + std::to_string(cell / LANES);
+}
+
+inline void elect(Machine& m, Ins& i) {  // destinations: the lane, a predicate; the lowest lane is as good as any
+  m.each_warp([&](int w) {
+    for (int t = w * WARP; t < (w + 1) * WARP; ++t) m.reg(i.d[0])[t] = 0, m.reg(i.d[1])[t] = t == w * WARP;
+  });
+}
+
+// ---- mbarriers: sources: the address; option 0: its offset
+
+inline int64_t mbarrier_offset(Machine& m, Ins& i, int t) {
+  return m.offset_of((m.reg(i.s[0])[t] + uint64_t(i.option[0])) & 0xffffffffu, 8, t);
+}
+inline Mbarrier& mbarrier_at(Machine& m, Ins& i, int t) {
+  int64_t offset = mbarrier_offset(m, i, t);
+  auto found = m.tensor.barriers.find(offset);
+  if (found == m.tensor.barriers.end()) m.fault("no mbarrier was initialised at byte " + std::to_string(offset), t);
+  m.note_read(offset, 8, t);
+  return found->second;
+}
+
+inline void mbarrier_init(Machine& m, Ins& i) {  // option 1: arrivals a phase
+  m.each([&](int t) {
+    int64_t offset = mbarrier_offset(m, i, t);
+    if (m.tensor.barriers.count(offset))
+      m.fault("initialises an mbarrier that is one, byte " + std::to_string(offset), t);
+    m.note_write(offset, 8, t, nullptr);
+    m.tensor.barriers[offset] = {uint32_t(i.option[1]), uint32_t(i.option[1])};
+  });
+}
+inline void mbarrier_inval(Machine& m, Ins& i) {
+  m.each([&](int t) {
+    if (!mbarrier_at(m, i, t).commits.empty()) m.fault("ends an mbarrier that a commit will arrive at", t);
+    int64_t offset = mbarrier_offset(m, i, t);
+    m.note_write(offset, 8, t, nullptr);
+    if (m.checks)
+      for (int64_t g = offset / 2; g < offset / 2 + 4; ++g) m.granules[g].written = false;
+    m.tensor.barriers.erase(offset);
+  });
+}
+inline void arrive(Mbarrier& barrier, uint32_t count) {
+  barrier.pending -= count;
+  if (barrier.pending == 0) barrier.phase ^= 1, barrier.pending = barrier.expected;
+}
+inline void mbarrier_arrive(Machine& m, Ins& i) {  // option 1: count
+  m.each([&](int t) {
+    Mbarrier& barrier = mbarrier_at(m, i, t);
+    if (uint32_t(i.option[1]) > barrier.pending) m.fault("arrives more often than its mbarrier expects", t);
+    arrive(barrier, uint32_t(i.option[1]));
+  });
+}
+
+// The products of a warp before number `end` are done
+inline void finish(Machine& m, int warp, int64_t end) {
+  auto& products = m.tensor.products;
+  size_t kept = 0;
+  for (TensorProduct& p : products) {
+    if (p.warp != warp || p.number >= end) {
+      if (&products[kept] != &p) products[kept] = std::move(p);
+      ++kept;
+      continue;
+    }
+    for (uint32_t g : p.granules) --m.granules[g].async_reads, m.granules[g].product_epoch = m.epoch;
+    for (uint32_t c : p.results) --m.tensor.cells[c].results, m.tensor.cells[c].product_epoch = m.epoch;
+    for (uint32_t c : p.operands) --m.tensor.cells[c].operands, m.tensor.cells[c].product_epoch = m.epoch;
+  }
+  products.resize(kept);
+}
+
+// Whether the phase of this parity is over. Commits arrive here, when they are waited for: who does not wait sees its
+// product in flight. What never arrives is a fault, for a wait would have no end.
+inline void mbarrier_try_wait(Machine& m, Ins& i) {  // sources: address, parity
+  m.each([&](int t) {
+    Mbarrier& barrier = mbarrier_at(m, i, t);
+    uint32_t parity = uint32_t(m.reg(i.s[1])[t]);
+    while ((barrier.phase & 1) == (parity & 1)) {
+      if (barrier.commits.empty()) m.fault("waits for a phase of an mbarrier that nothing before it completes", t);
+      auto [warp, end] = barrier.commits.front();
+      barrier.commits.erase(barrier.commits.begin());
+      finish(m, warp, end);
+      arrive(barrier, 1);
+    }
+    m.tensor.waited[t / WARP] = m.epoch;
+    m.reg(i.d[0])[t] = 1;
+  });
+}
+
+// ---- columns of tensor memory: option 0 (alloc: 1): how many
+
+inline void tensor_alloc(Machine& m, Ins& i) {  // source: where in shared memory the address goes; option 0: its offset
+  auto& tensor = m.tensor;
+  uint32_t wanted = uint32_t(i.option[1]);
+  m.each_warp([&](int w) {
+    if (tensor.given_up) m.fault("allocates tensor memory after it gave up the right to");
+    if (wanted < 32 || wanted > COLUMNS || (wanted & (wanted - 1))) m.fault("columns are no power of two in 32..512");
+    uint32_t first = 0;
+    for (auto [column, columns] : tensor.allocations)
+      if (column < first + wanted) first = column + columns;
+    if (first + wanted > COLUMNS) m.fault("waits for tensor memory that this kernel holds");
+    tensor.cells.resize(LANES * COLUMNS);
+    tensor.allocations[first] = wanted;
+    for (uint32_t c = cell_of(0, first); c < cell_of(0, first + wanted); ++c)
+      tensor.cells[c] = Cell{}, tensor.cells[c].allocated = true;
+    m.write_shared(m.reg(i.s[0])[w * WARP] + uint64_t(i.option[0]), 4, w * WARP, &first);
+  });
+}
+inline void tensor_dealloc(Machine& m, Ins& i) {
+  m.each_warp([&](int w) {
+    uint32_t first = uint32_t(m.reg(i.s[0])[w * WARP]);
+    auto found = m.tensor.allocations.find(first);
+    if (found == m.tensor.allocations.end() || found->second != uint32_t(i.option[0]))
+      m.fault("gives back tensor memory that was not allocated so");
+    for (uint32_t c = cell_of(0, first); c < cell_of(0, first + found->second); ++c) {
+      Cell& cell = m.tensor.cells[c];
+      if (cell.results || cell.operands || cell.storing || cell.loading)
+        m.fault("gives back tensor memory that is still in use" + named(c));
+      if (cell.read_epoch == m.epoch && (cell.readers & ~(1u << w)))
+        m.fault("race: gives back tensor memory that another warp read since the last barrier" + named(c));
+      cell.allocated = false;
+    }
+    m.tensor.allocations.erase(found);
+  });
+}
+inline void tensor_relinquish(Machine& m, Ins&) {
+  m.each_warp([&](int) { m.tensor.given_up = true; });
+}
+
+inline Cell& allocated(Machine& m, uint32_t lane, uint32_t column) {
+  if (lane >= LANES || column >= COLUMNS || m.tensor.cells.empty() || !m.tensor.cells[cell_of(lane, column)].allocated)
+    m.fault("tensor memory that was not allocated, lane " + std::to_string(lane) + " column " + std::to_string(column));
+  return m.tensor.cells[cell_of(lane, column)];
+}
+
+// ---- ld and st. option 0: offset, option 1: columns to the second half (16x32bx2), option 2: Pattern; sources: the
+// address, then the values of a store.
+// What nobody wrote is NaN, and no fault: Triton loads the result of a product whose predicate was false, and drops it.
+// What reads a loaded register before the wait is not reported: LLVM moves arithmetic there, and ptxas orders it.
+
+enum Pattern { HALVES, ROWS, FRAGMENT };  // 16x32bx2, 32x32b, 16x256b
+
+// (lane, column) of register r of a lane: PTX ISA, "Matrix fragments for shape ..."
+inline std::pair<uint32_t, uint32_t> cell_in(int64_t pattern, uint32_t lane, uint32_t r, uint32_t split) {
+  switch (pattern) {
+    case HALVES: return {lane % 16, r + lane / 16 * split};
+    case ROWS: return {lane, r};
+    default: return {lane / 4 + 8 * (r / 2 % 2), r % 2 + 2 * (lane % 4) + 8 * (r / 4)};
+  }
+}
+
+inline void transfer(Machine& m, Ins& i, bool load) {
+  int count = int(load ? i.d.size() : i.s.size() - 1);
+  m.each_warp([&](int w) {
+    uint64_t* address = m.reg(i.s[0]) + w * WARP;
+    for (int lane = 0; lane < WARP; ++lane)
+      if (address[lane] != address[0]) m.fault("an address of tensor memory differs within its warp", w * WARP + lane);
+    uint32_t at = uint32_t(address[0]) + uint32_t(i.option[0]), first = at >> 16, column = at & 0xffff, me = 1u << w;
+    if (first / WARP != uint32_t(w % 4) || first % (i.option[2] == ROWS ? 32 : 16))
+      m.fault("lanes of tensor memory that this warp has no access to");
+    Transfer made{load, {}};
+    for (int lane = 0; lane < WARP; ++lane)
+      for (int r = 0; r < count; ++r) {
+        auto [row, along] = cell_in(i.option[2], uint32_t(lane), uint32_t(r), uint32_t(i.option[1]));
+        Cell& cell = allocated(m, first + row, column + along);
+        uint32_t place = cell_of(first + row, column + along);
+        made.cells.push_back(place);
+        if (m.checks) {
+          if (cell.results || (!load && cell.operands))
+            m.fault(std::string(load ? "reads" : "writes") + " tensor memory of a product that was not waited for" +
+                    named(place));
+          if (cell.product_epoch == m.epoch && m.tensor.waited[w] != m.epoch)
+            m.fault("race: tensor memory of a product that another warp waited for" + named(place));
+          if (cell.storing && load) m.fault("reads tensor memory whose store was not waited for" + named(place));
+          if (cell.loading && !load) m.fault("writes tensor memory whose load was not waited for" + named(place));
+          if (cell.write_epoch == m.epoch && (cell.writers & ~me))
+            m.fault("race: tensor memory that another warp wrote since the last barrier" + named(place));
+          if (!load && cell.read_epoch == m.epoch && (cell.readers & ~me))
+            m.fault("race: writes tensor memory that another warp read since the last barrier" + named(place));
+        }
+        uint64_t& value = m.reg(load ? i.d[r] : i.s[r + 1])[w * WARP + lane];
+        if (load) {
+          value = cell.value;
+          cell.loading |= me;
+          cell.readers = cell.read_epoch == m.epoch ? cell.readers | me : me;
+          cell.read_epoch = m.epoch;
+        } else {
+          cell.value = uint32_t(value);
+          cell.storing |= me;
+          cell.writers = me;
+          cell.write_epoch = m.epoch;
+          cell.written = true;
+        }
+      }
+    m.tensor.transfers[w].push_back(std::move(made));
+  });
+}
+inline void tensor_ld(Machine& m, Ins& i) { transfer(m, i, true); }
+inline void tensor_st(Machine& m, Ins& i) { transfer(m, i, false); }
+
+inline void tensor_wait(Machine& m, Ins& i) {  // option 0: for loads, else for stores
+  bool loads = i.option[0] != 0;
+  m.each_warp([&](int w) {
+    auto& flying = m.tensor.transfers[w];
+    for (Transfer& t : flying) {
+      if (t.load != loads) continue;
+      for (uint32_t c : t.cells) (loads ? m.tensor.cells[c].loading : m.tensor.cells[c].storing) &= ~(1u << w);
+    }
+    flying.erase(std::remove_if(flying.begin(), flying.end(), [&](Transfer& t) { return t.load == loads; }),
+                 flying.end());
+  });
+}
+
+// ---- products
+
+// PTX ISA, "Instruction descriptor" of kind::f16 and kind::tf32
+struct Shape {
+  int type, rows, columns, k;
+  bool a_transposed, b_transposed;
+
+  Shape(Machine& m, uint32_t d, bool tf32) {
+    uint32_t a = (d >> 7) & 7, b = (d >> 10) & 7;
+    if ((d & 0xf) || ((d >> 4) & 3) != 1 || a != b || (d & 0xe0806040u) || ((d >> 13) & 3) || (tf32 ? a != 2 : a > 1))
+      m.fault("an instruction descriptor that is not emulated: " + std::to_string(d));
+    type = tf32 ? TF32 : a ? BF16 : F16;
+    k = tf32 ? 8 : 16;
+    rows = int((d >> 24) & 31) * 16, columns = int((d >> 17) & 63) * 8;
+    a_transposed = (d >> 15) & 1, b_transposed = (d >> 16) & 1;
+    if ((rows != 64 && rows != 128) || columns % (rows / 8) || columns < 8 || columns > 256)
+      m.fault("a product of " + std::to_string(rows) + " rows and " + std::to_string(columns) + " columns");
+    if (tf32 && (a_transposed || b_transposed)) m.fault("a transposed operand of tf32 is not emulated");
+  }
+};
+
+// The lane of a row of a result or of A: 64 rows lie 16 to a quarter of the lanes, in its lower or upper half
+inline uint32_t lane_of(Machine& m, const Shape& shape, uint32_t first, int row) {
+  if (first != 0 && !(shape.rows == 64 && first == 16))
+    m.fault("a matrix in tensor memory does not begin at this lane");
+  return shape.rows == 128 ? uint32_t(row) : first + uint32_t(32 * (row / 16) + row % 16);
+}
+
+inline void note_operand(Machine& m, Cell& cell, uint32_t at, int warp, bool reads, bool writes) {
+  if (!m.checks) return;
+  uint32_t me = 1u << warp;
+  if (reads && !cell.written) m.fault("a product reads uninitialised tensor memory" + named(at));
+  if (!writes && cell.results) m.fault("a product reads as A what another in flight writes" + named(at));
+  if (cell.storing) m.fault("a product takes tensor memory whose store was not waited for" + named(at));
+  if (writes && cell.loading) m.fault("a product writes tensor memory whose load was not waited for" + named(at));
+  if (cell.write_epoch == m.epoch && (cell.writers & ~me))
+    m.fault("race: a product takes tensor memory that another warp wrote since the last barrier" + named(at));
+  if (writes && cell.read_epoch == m.epoch && (cell.readers & ~me))
+    m.fault("race: a product writes tensor memory that another warp read since the last barrier" + named(at));
+}
+
+// sources: address of the result, A's address or descriptor, B's descriptor, instruction descriptor, whether to add
+// option 0: offset of the result, option 1: A is in tensor memory, option 2: its offset
+inline void tensor_mma(Machine& m, Ins& i) {
+  m.each([&](int t) {
+    Shape shape(m, uint32_t(m.reg(i.s[3])[t]), i.type == TF32);
+    int bytes = shape.type == TF32 ? 4 : 2, warp = t / WARP;
+    TensorProduct product{m.tensor.made++, warp, {}, {}, {}};
+    auto shared = [&](const Descriptor& at, int row, int x, bool transposed) {
+      int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
+      if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
+        m.fault("a product reads beyond shared memory: byte " + std::to_string(offset), t);
+      note_async_read(m, offset, bytes, warp, 1, product.granules);
+      uint64_t value = 0;
+      std::memcpy(&value, m.shared.data() + offset, bytes);
+      return element(shape.type, value);
+    };
+    auto descriptor = [&](int source) {
+      uint64_t d = m.reg(i.s[source])[t];
+      if ((d >> 61) & 1 || (d >> 52) & 1) m.fault("a layout of shared memory that is not emulated", t);
+      return Descriptor(m, d);
+    };
+    std::vector<float> a(size_t(shape.rows) * shape.k), b(size_t(shape.k) * shape.columns);
+    if (i.option[1]) {
+      uint32_t at = uint32_t(m.reg(i.s[1])[t]) + uint32_t(i.option[2]);
+      for (int row = 0; row < shape.rows; ++row)
+        for (int x = 0; x < 8; ++x) {
+          uint32_t lane = lane_of(m, shape, at >> 16, row), column = (at & 0xffff) + uint32_t(x);
+          Cell& cell = allocated(m, lane, column);
+          note_operand(m, cell, cell_of(lane, column), warp, true, false);
+          ++cell.operands;
+          product.operands.push_back(cell_of(lane, column));
+          for (int e = 0; e < shape.k / 8; ++e)
+            a[row * shape.k + x * shape.k / 8 + e] =
+                bytes == 4 ? element(TF32, cell.value) : half_of(shape.type, cell.value, e);
+        }
+    } else {
+      Descriptor at = descriptor(1);
+      for (int row = 0; row < shape.rows; ++row)
+        for (int x = 0; x < shape.k; ++x) a[row * shape.k + x] = shared(at, row, x, shape.a_transposed);
+    }
+    Descriptor at = descriptor(2);
+    for (int column = 0; column < shape.columns; ++column)
+      for (int x = 0; x < shape.k; ++x)
+        b[size_t(x) * shape.columns + column] = shared(at, column, x, shape.b_transposed);
+    bool adds = m.reg(i.s[4])[t] != 0;
+    uint32_t d = uint32_t(m.reg(i.s[0])[t]) + uint32_t(i.option[0]);
+    std::vector<float> sums(shape.columns);
+    for (int row = 0; row < shape.rows; ++row) {
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (int x = 0; x < shape.k; ++x)
+        for (int column = 0; column < shape.columns; ++column)
+          sums[column] += a[row * shape.k + x] * b[size_t(x) * shape.columns + column];
+      for (int column = 0; column < shape.columns; ++column) {
+        uint32_t lane = lane_of(m, shape, d >> 16, row), where = (d & 0xffff) + uint32_t(column);
+        Cell& cell = allocated(m, lane, where);
+        note_operand(m, cell, cell_of(lane, where), warp, adds, true);
+        ++cell.results;
+        cell.written = true;
+        product.results.push_back(cell_of(lane, where));
+        cell.value = uint32_t(bits(adds ? as<float>(cell.value) + sums[column] : sums[column]));
+      }
+    }
+    m.tensor.products.push_back(std::move(product));
+  });
+}
+
+inline void tensor_commit(Machine& m,
+                          Ins& i) {  // source: the mbarrier that all products of this thread so far arrive at
+  m.each([&](int t) { mbarrier_at(m, i, t).commits.push_back({t / WARP, m.tensor.made}); });
+}
+
+}  // namespace ptx
