@@ -116,6 +116,17 @@ inline void fma(Machine& m, Ins& i) {
     return float_op(m, i, [](double a, double b, double c) { return std::fma(float(a), float(b), float(c)); });
   float_op(m, i, [](double a, double b, double c) { return std::fma(a, b, c); });
 }
+// float32 of half operands but for the last. option 0: add, sub, fma
+inline void mixed(Machine& m, Ins& i) {
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s.back());
+  m.each([&](int t) {
+    float x = float(read_float(m, i.type, a[t])), z = as<float>(c[t]);
+    if (i.option[0] == 2)
+      d[t] = bits(std::fma(x, float(read_float(m, i.type, b[t])), z));
+    else
+      d[t] = bits(i.option[0] ? x - z : x + z);
+  });
+}
 inline void div(Machine& m, Ins& i) {
   if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a / b; });
   integer_binary(m, i, [&](auto a, auto b) -> uint64_t {

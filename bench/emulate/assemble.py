@@ -113,6 +113,10 @@ def _plain(handler: str, statement: Statement, kind: str, options=(), width=None
 def _arithmetic(s, parts):
     root = s.opcode.split(".")[0]
     *modifiers, kind = parts
+    if root in ("add", "sub", "fma") and "f32" in modifiers and kind in ("f16", "bf16"):  # the last operand is wider
+        modifiers.remove("f32")
+        known(modifiers, "rn")
+        return _plain("mixed", s, kind, (("add", "sub", "fma").index(root),), width=4)
     floating = kind in _FLOATS
     flags = known(
         modifiers,

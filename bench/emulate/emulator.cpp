@@ -21,6 +21,7 @@ const std::map<std::string, Handler> HANDLERS = {
     {"wide", wide},
     {"mad", mad},
     {"fma", fma},
+    {"mixed", mixed},
     {"div", div},
     {"rem", rem},
     {"min", min_},

@@ -23,19 +23,21 @@ def steps(name="pull_request.yml") -> list[dict]:
     return [step for job in workflow(name)["jobs"].values() for step in job["steps"]]
 
 
-def commands() -> list[str]:
-    """Every `python -m bench ...` of every step, its shell operators cut off."""
-    return [
-        command.strip()
-        for step in steps()
-        for command in re.findall(r"python -m bench ([^|;&>\n]+)", step.get("run", ""))
-    ]
+def commands(name="pull_request.yml") -> list[str]:
+    """Every `python -m bench ...` of every step, its shell operators cut off, with each value of its job's matrix."""
+    every = []
+    for job in workflow(name)["jobs"].values():
+        text = "\n".join(step.get("run", "") for step in job["steps"])
+        for key, values in job.get("strategy", {}).get("matrix", {}).items():
+            text = "\n".join(text.replace(f"${{{{ matrix.{key} }}}}", str(value)) for value in values)
+        every += [command.strip() for command in re.findall(r"python -m bench ([^|;&>\n]+)", text)]
+    return every
 
 
 def test_every_command_is_accepted():
-    every = commands()
-    assert {command.split()[0] for command in every} >= {"check", "ab", "run", "report"}
-    for command in every:
+    assert {command.split()[0] for command in commands()} >= {"check", "ab", "run", "report"}
+    assert {command.split()[0] for command in commands("nightly.yml")} == {"emulate"}
+    for command in [command for name in NAMES for command in commands(name)]:
         arguments = parser().parse_args(shlex.split(command))
         assert callable(arguments.execute), command
 
@@ -50,7 +52,7 @@ def test_steps_and_make_targets_exist(name):
     makefile = (environment.ROOT / "Makefile").read_text()
     assert all("uses" in step or "run" in step for step in steps(name))
     for step in steps(name):
-        for target in re.findall(r"\bmake (\w+)", step.get("run", "")):
+        for target in re.findall(r"\bmake ([\w-]+)", step.get("run", "")):
             assert re.search(rf"^{target}:", makefile, re.M), target
         if "uses" in step:
             assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"]), "pinned by commit: a tag can be moved"

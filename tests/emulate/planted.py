@@ -1,6 +1,6 @@
 """Faults in compiled code: one statement of a kernel's PTX taken away or changed, and whether the emulator reports it.
 
-    python -m tests.emulate.planted [--arch 80,90] [--dtype bfloat16] [--kernel forward] [--most 6]
+    python -m tests.emulate.planted [--arch 80,90,100] [--dtype bfloat16] [--kernel forward] [--most 6]
 
 prints the table of docs/emulation.md.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -28,6 +29,12 @@ PLANTS: dict[str, tuple[Callable, Callable]] = {
     "a wait for products gone": (lambda s: s.opcode.startswith("wgmma.wait_group"), lambda s: None),
     "a fence of the async proxy gone": (lambda s: s.opcode.startswith("fence.proxy.async"), lambda s: None),
     "a fence of products gone": (lambda s: s.opcode.startswith("wgmma.fence"), lambda s: None),
+    "a commit of products gone": (lambda s: s.opcode.startswith("tcgen05.commit"), lambda s: None),
+    "a wait for an mbarrier gone": (
+        lambda s: s.opcode.startswith("mbarrier.try_wait"),
+        lambda s: dataclasses.replace(s, opcode="mov.pred", operands=[s.operands[0], Constant(-1)]),
+    ),
+    "a wait for tensor memory gone": (lambda s: s.opcode.startswith("tcgen05.wait"), lambda s: None),
     "a predicate of a load lost": (
         lambda s: s.predicate is not None and s.opcode.startswith("ld.global"),
         lambda s: dataclasses.replace(s, predicate=None),
@@ -39,6 +46,11 @@ PLANTS: dict[str, tuple[Callable, Callable]] = {
         ),
     ),
 }
+
+LOW_PARTS = "tf32 for tf32x3"  # planted in all of its places at once
+
+#: plants that matter at the edges of the grid, and not where the predicate never fails in the call
+_PREDICATES = {"a predicate of a load lost"}
 
 #: calls whose launches are struck; between them they launch every kernel
 CALLS = (
@@ -70,10 +82,12 @@ def recorded(arch: int, dtype: torch.dtype, only: str | None = None) -> list:
     return list(first.values())[::-1]
 
 
-def struck(whole: Kernel, plant: str, most: int | None = None) -> Iterator[Kernel]:
-    """The kernel with the plant in one place, for every place, or for `most` of them."""
+def struck(
+    whole: Kernel, plant: str, most: int | None = None, matters: Callable[[int], bool] = lambda at: True
+) -> Iterator[Kernel]:
+    """The kernel with the plant in one place, for every place where it matters, or for `most` of them."""
     strikes, change = PLANTS[plant]
-    places = [at for at, statement in enumerate(whole.statements) if strikes(statement)]
+    places = [at for at, statement in enumerate(whole.statements) if strikes(statement) and matters(at)]
     if most is not None and len(places) > most:
         places = [places[k * len(places) // most] for k in range(most)]
     for at in places:
@@ -87,9 +101,19 @@ def struck(whole: Kernel, plant: str, most: int | None = None) -> Iterator[Kerne
         yield other
 
 
-def variants(kernel: launches.Compiled, plant: str, most: int | None = None) -> Iterator[launches.Compiled]:
+def variants(launch, arch: int, kernel: launches.Compiled, plant: str, most: int | None = None) -> Iterator:
     """As `struck`, for a Triton launch."""
-    for other in struck(kernel.program.kernel, plant, most):
+    whole = kernel.program.kernel
+
+    def fails(at: int) -> bool:
+        """Whether a thread of the grid has the predicate of this statement false: then, and only then, a trap there."""
+        statement = whole.statements[at]
+        other = copy.copy(whole)
+        other.statements = list(whole.statements)
+        other.statements[at] = dataclasses.replace(statement, opcode="trap", operands=[], negate=not statement.negate)
+        return "trap" in (reported(launch, arch, dataclasses.replace(kernel, program=Program(other))) or "")
+
+    for other in struck(whole, plant, most, fails if plant in _PREDICATES else lambda at: True):
         yield dataclasses.replace(kernel, program=Program(other))
 
 
@@ -173,29 +197,34 @@ def count(
         memory = memory_of(launch)
         cta = busiest(launch, arch, kernel)
         for plant in PLANTS:
-            where = None if "predicate" in plant else cta  # those matter at the edges of the grid
-            found = counted(launch, arch, kernel, variants(kernel, plant, most), where, memory)
+            where = None if plant in _PREDICATES else cta
+            found = counted(launch, arch, kernel, variants(launch, arch, kernel, plant, most), where, memory)
             if found.planted:
                 yield launch.name, plant, found
         found = counted(launch, arch, kernel, without_low_parts(kernel), None, memory)
         if found.planted:
-            yield launch.name, "tf32 for tf32x3", found
+            yield launch.name, LOW_PARTS, found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--arch", default="80,90")
+    parser.add_argument("--arch", default="80,90,100")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kernel", help="only kernels whose name contains this")
     parser.add_argument("--most", type=int, help="places in which a plant is tried, spread over the kernel")
     options = parser.parse_args()
-    print("| architecture | kernel | planted | places | reported | shows in values alone |\n|---|---|---|---|---|---|")
+    columns = [*PLANTS, LOW_PARTS]
+    print(f"| architecture | kernel | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 2)}")
     for arch in map(int, options.arch.split(",")):
-        for kernel, plant, found in count(arch, getattr(torch, options.dtype), options.kernel, options.most):
-            print(
-                f"| sm_{arch} | `{kernel}` | {plant} | {found.planted} | {found.reported} | {found.values} |",
-                flush=True,
-            )
+        found = count(arch, getattr(torch, options.dtype), options.kernel, options.most)
+        for kernel, rows in itertools.groupby(found, key=lambda row: row[0]):
+            cells = {plant: drawn(counts) for _, plant, counts in rows}
+            print(f"| sm_{arch} | `{kernel}` | {' | '.join(cells.get(c, '') for c in columns)} |", flush=True)
+
+
+def drawn(counts: Counts) -> str:
+    """5 of 6: five of six reported; 3 + 2 of 6: two of the others show in values."""
+    return f"{counts.reported}{f' + {counts.values}' if counts.values else ''} of {counts.planted}"
 
 
 if __name__ == "__main__":
