@@ -4,8 +4,8 @@
     python -m bench.model_steps retro --out steps.json  # RETRO and its own baseline at 425m's proportions
 
 A step is forward, loss, backward, clipping and AdamW, as `training.train_step` takes it; bfloat16 is autocast's, with
-parameters in float32. Contenders take turns, one in memory at a time, so that a busy machine is busy for all; of each
-the least is kept.
+parameters in float32, and the process keeps what its steps free, as `training.train` has it. Contenders take turns, one
+in memory at a time, so that a busy machine is busy for all; of each the least is kept.
 
 In float32 a step's floor is stated with it: the time of its matrix products at the best rate that any library reached
 on this machine in the same run, and that of the kernels as they ran. What a step takes beyond it is all else: norms,
@@ -206,6 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
+    training.keep_memory()
     shape = (options.batch, options.length)
     if options.family == "retro":
         contenders = retro_contenders(retro_config(options.divisor, options.neighbours), shape, options.distinct)

@@ -7,6 +7,7 @@
 #include "cpu/leaky_average.h"
 #include "cpu/matmul.h"
 #include "cpu/parallel.h"
+#include "cpu/parts.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
 #include "cpu/topk_chunks.h"
@@ -86,4 +87,9 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(relative_logits_forward);
   BIND(relative_logits_backward);
   BIND(matmul);
+  BIND(part_products);
+  BIND(part_softmax);
+  BIND(part_packing);
+  BIND(part_reading);
+  BIND(part_handover);
 }

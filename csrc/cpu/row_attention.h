@@ -37,8 +37,8 @@ void by_scores(const Call& call, Function&& f) {
 }
 
 struct RowSizes {
-  // keys of a range at least; ranges of all rows at most, but one each
-  static constexpr int64_t RANGE = 256, MOST = 64;
+  // keys of a range: these, fewer where a row would have few ranges; ranges of all rows at most, but one each
+  static constexpr int64_t RANGE = 256, LEAST_RANGE = 64, FEW = 4, MOST = 64;
   int64_t batch, rows;  // rows: of a batch entry
   int H, G, D, E;       // E: width of relative keys, 0: none
   int64_t ranges, range;
@@ -46,7 +46,7 @@ struct RowSizes {
   RowSizes(int64_t batch_, int64_t rows_, int64_t keys, int h, int g, int d, int e)
       : batch(batch_), rows(rows_), H(h), G(g), D(d), E(e) {
     const int64_t most = std::max<int64_t>(1, MOST / std::max<int64_t>(1, batch * rows));
-    range = std::max(RANGE, (keys + most - 1) / most);
+    range = std::max(std::clamp(keys / FEW, LEAST_RANGE, RANGE), (keys + most - 1) / most);
     ranges = std::max<int64_t>(1, (keys + range - 1) / range);
   }
   int64_t state() const { return H * (2 + int64_t{pad(D)}); }

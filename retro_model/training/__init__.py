@@ -13,6 +13,7 @@ is what `checkpoint` saves.
     optimiser.py   settings, AdamW, the schedule
     batches.py     chunk rows and their neighbours, a stream without end
     windows.py     the same as a dataset for DataLoader, Trainer, Lightning
+    memory.py      what steps free is kept for the next
     step.py        losses, one step, many steps; sharding
     rpt.py         the losses, schedules and step of RPT; adabelief.py its optimiser
     checkpoint.py  saves and resumes exactly; checkpoint_folder.py: a kill leaves the old or the new;
@@ -23,6 +24,7 @@ from retro_model.progress import training as progress
 
 from . import checkpoint, sharded_checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
+from .memory import keep_memory
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
 from .step import batch_loss, loss, shard, token_losses, train, train_step
 from .windows import WindowDataset, prefetched
@@ -38,6 +40,7 @@ __all__ = [
     "check_neighbours",
     "checkpoint",
     "gather",
+    "keep_memory",
     "learning_rate",
     "loss",
     "make_optimizer",

@@ -1,0 +1,33 @@
+"""What training keeps of the memory that its steps free."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from retro_model.training import memory
+
+COUNTED = """
+import resource, torch
+from retro_model import training
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.empty(12 << 20).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults(), training.keep_memory(), faults() and faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="keep_memory is glibc's")
+@pytest.mark.parametrize("chosen", [False, True], ids=["by itself", "where the environment chose"])
+def test_what_is_kept_is_not_mapped_again(chosen):
+    env = {name: value for name, value in os.environ.items() if name not in memory.CHOSEN}
+    env |= {"MALLOC_TOP_PAD_": "0"} if chosen else {}
+    said = subprocess.run([sys.executable, "-c", COUNTED], env=env, capture_output=True, text=True, check=True).stdout
+    before, kept, after = said.split()
+    assert kept == str(not chosen)
+    assert (10 * int(after) < int(before)) == (not chosen)
