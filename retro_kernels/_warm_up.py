@@ -86,7 +86,7 @@ def _pass(module, *arguments) -> Callable[[], object]:
 
 
 def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
-    """Each distinct kernel once, as (module, name, arguments, warps, stages, arch)."""
+    """Each distinct kernel once, as (module, name, arguments, options, arch)."""
     from . import triton as backend
 
     if backend.unavailable() or backend.interpreted():
@@ -106,7 +106,8 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
         arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
         key = aot._key(aot.Case("", "", launch), target)
         module, name = launch.kernel.__module__, launch.kernel.__name__
-        distinct.setdefault(key, (module, name, arguments, launch.num_warps, launch.num_stages, target.arch))
+        options = (launch.num_warps, launch.num_stages, launch.max_registers)
+        distinct.setdefault(key, (module, name, arguments, options, target.arch))
     return list(distinct.values())
 
 
@@ -143,9 +144,9 @@ def compile_share() -> None:
     from .triton.common.launch import Launch
 
     failed = None
-    for module, name, arguments, warps, stages, arch in pickle.load(sys.stdin.buffer):
+    for module, name, arguments, options, arch in pickle.load(sys.stdin.buffer):
         values = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
-        launch = Launch(getattr(importlib.import_module(module), name), (1,), values, warps, stages)
+        launch = Launch(getattr(importlib.import_module(module), name), (1,), values, *options)
         src, options = aot.source(launch, Target(arch, 0))
         try:
             triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)

@@ -89,7 +89,7 @@ def source(launch, target: Target):
 
     kernel = launch.kernel
     backend = make_backend(GPUTarget("cuda", target.arch, 32))
-    kwargs = {**launch.arguments, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    kwargs = {**launch.arguments, **launch.options}
     bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**kwargs)
     options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
     return ASTSource(kernel, signature, constants, attributes), options

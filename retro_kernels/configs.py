@@ -50,7 +50,8 @@ class Problem:
 @dataclasses.dataclass(frozen=True)
 class Tile:
     """block_m queries by block_n keys. precision: how float32 products are made ("tf32x3": three
-    tensor-core products).
+    tensor-core products). max_registers: of a thread, None for as many as there are: fewer let a multiprocessor hold
+    another block.
     """
 
     block_m: int
@@ -58,6 +59,7 @@ class Tile:
     num_warps: int
     num_stages: int
     precision: str = "ieee"
+    max_registers: int | None = None
 
 
 def choose(op: str, problem: Problem, target: Target) -> Tile:
@@ -93,7 +95,8 @@ def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[d
     ]
     fits = [row for row in fits if set(named(row)) <= set(problem.options)]
     best = min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"]))
-    tile = Tile(best["block_m"], best["block_n"], best["num_warps"], best["num_stages"], best["precision"])
+    names = ("block_m", "block_n", "num_warps", "num_stages", "precision")
+    tile = Tile(*(best[name] for name in names), best.get("max_registers"))
     return best, _within(tile, problem)
 
 

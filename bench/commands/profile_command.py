@@ -149,7 +149,8 @@ def execute(arguments: argparse.Namespace) -> int:
             _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
     if wrong := summary.beyond(timed):
         print(wrong, file=sys.stderr)
-        return exits.INCONCLUSIVE
+        if not environment.rehearsing():  # a ceiling that other work pulled down says nothing of the commands
+            return exits.INCONCLUSIVE
     return _measure.exit_code(counts, len(timed))
 
 

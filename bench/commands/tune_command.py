@@ -40,15 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tiles",
         type=_tiles,
-        metavar="M/N/WARPS/STAGES[,...]",
+        metavar="M/N/WARPS/STAGES[/REGISTERS][,...]",
         help="--static: these and not the neighbours of the committed one",
     )
     parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
 
 
 def _tiles(text: str) -> list[dict[str, int]]:
-    names = ("block_m", "block_n", "num_warps", "num_stages")
-    return [dict(zip(names, map(int, tile.split("/")), strict=True)) for tile in text.split(",")]
+    names = ("block_m", "block_n", "num_warps", "num_stages", "max_registers")
+    given = [[int(number) for number in tile.split("/")] for tile in text.split(",")]
+    return [dict(zip(names[: max(len(tile), 4)], tile, strict=True)) for tile in given]
 
 
 def execute(arguments: argparse.Namespace) -> int:

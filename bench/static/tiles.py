@@ -23,7 +23,7 @@ from ..measure.tune import Trial, in_place, neighbours
 from . import entry, model, sass
 
 #: names of a row that a change of tile touches
-NUMBERS = ("block_m", "block_n", "block_d", "num_warps", "num_stages")
+NUMBERS = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "max_registers")
 #: share of the predicted time that a tile must save to be kept: the model's ranks are no finer
 LEAST_GAIN = 0.03
 
@@ -63,7 +63,7 @@ def _shipped(op: str, arch: int) -> Iterator[aot.Case]:
 def identity(launch) -> tuple:
     """What a launch is compiled from, as far as a tile decides it."""
     options = {k: v for k, v in launch.arguments.items() if isinstance(v, (int, str, bool))}
-    return launch.name, launch.grid, launch.num_warps, launch.num_stages, tuple(sorted(options.items()))
+    return launch.name, launch.grid, tuple(launch.options.items()), tuple(sorted(options.items()))
 
 
 def changed(base: list, new: list) -> list:

@@ -15,7 +15,10 @@ from retro_kernels.triton.common.combinations import WIDTHS
 
 TABLES = sorted(path.stem for path in configs._TABLES.glob("*.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)
-OPTIONS = ("dropout", "edges", "masked", "plain", "window", "narrow")  # the dearest first: the order of rows in a table
+OPTIONS = ("bounded", "dropout", "edges", "masked", "plain", "window", "narrow", "apart")  # the dearest first: the order of rows in a table
+
+#: calls that no combination is: a short table, a relative query of its own
+MORE = (dict(D=64, T=1024), dict(D=128, E=128))
 
 
 def call(**options):
@@ -47,14 +50,16 @@ def test_options_of_a_call():
     ) == ("dropout", "masked", "plain")
 
 
-def test_a_bounded_table_takes_the_tile_of_a_window_for_keys():
-    """Blocks of 64 queries have registers for one walk: 632 bytes of stack with three."""
+def test_a_bounded_table_has_tiles_of_its_own_for_keys():
+    """Blocks of 64 queries and more have registers for one walk: 176 to 632 bytes of stack with three."""
 
     def tile(kernel, **options):
-        return relative_attention.plan.choose_tile(call(D=64, **options), kernel, KNOWN[90])
+        return relative_attention.plan.choose_tile(call(**options), kernel, KNOWN[90])
 
-    assert tile("keys").block_m == tile("query", T=1024).block_m == 64
-    assert tile("keys", T=1024) == tile("keys", window=512, T=512) != tile("keys")
+    assert tile("keys", D=64).block_m == tile("query", D=64, T=1024).block_m == 64 <= tile("keys", D=128).block_m
+    for width, option in itertools.product((64, 128), ({}, dict(dropout_p=0.1), dict(segments=True), dict(E=16))):
+        assert tile("keys", D=width, T=1024, **option).block_m == 16
+    assert tile("keys", D=64, window=512, T=512).block_m == 64
 
 
 @pytest.mark.parametrize("op", TABLES)
@@ -116,6 +121,8 @@ def test_most_options_win_then_the_first_row(options, stages):
 def test_every_row_with_an_option_serves_some_call(op, cases, arch):
     with configs.watched() as seen:
         launches = list(op.aot_combinations(KNOWN[arch]))
+        for options in MORE if op is relative_attention else ():
+            list(relative_attention._cases("", call(**options), KNOWN[arch]))
     assert len({launch.case for launch in launches}) == len(WIDTHS) * len(cases.POSITIONS) * 2 ** len(cases.OPTIONS)
     name = op.__name__.rpartition(".")[2]
     used = [row for _, row in seen]

@@ -70,3 +70,27 @@ def test_what_is_no_call_is_refused_and_no_triton_is_no_work():
         rk.warm_up(jobs=0)
     if not torch.cuda.is_available():
         assert rk.warm_up(lambda: 1 / 0) == 0
+
+
+@pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
+def test_training_launches_what_was_compiled_ahead_of_time(op):
+    """A loss of `out` alone gives lse no gradient: without that argument kernels have registers of their own."""
+    from retro_kernels import aot
+    from retro_kernels._target import KNOWN
+    from retro_kernels.triton.common import plan
+
+    def leaf(*sizes):
+        return torch.empty(*sizes, dtype=torch.bfloat16, requires_grad=True)
+
+    names = ("query", "key", "value", "rel_key", "content_bias", "position_bias")
+    if op == "relative_attention":
+        keys, rows, options = (1, 2048, 16, 64), 4095, dict(rel_start=-2047, causal=True)
+    else:
+        keys, rows, options = (1, 32, 2, 128, 16, 64), 191, dict(rel_start=-127, chunk_len=64)
+    leaves = leaf(1, 2048, 16, 64), leaf(*keys), leaf(*keys), leaf(16, rows, 64), leaf(16, 64), leaf(16, 64)
+    with stub.device(90), plan.collecting() as collected:
+        out = getattr(rk, op)(**dict(zip(names, leaves, strict=True)), **options, backend="triton")[0]
+        torch.autograd.grad(out.sum(), leaves)
+    made = {aot._key(aot.Case("", "", launch), target): launch for launch, target in collected}
+    shipped = {aot._key(case, KNOWN[90]) for _, case in aot.cases(KNOWN[90], f"{op}/")}
+    assert len(made) >= 5 and not [launch.name for key, launch in made.items() if key not in shipped]

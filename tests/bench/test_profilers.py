@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bench.__main__ as command_line
-from bench import plan, record
+from bench import environment, plan, record
 from bench.measure import ceilings, profilers, runner
 from bench.report import summary
 
@@ -96,6 +96,17 @@ def test_csv_metrics_and_the_other_clock(tiny, tmp_path, monkeypatch, capsys):
         row["id"] == kept["id"] and float(row["flops"]) == kept["work"]["flops"] and float(row["other_clock_s"]) == 0.5
     )
     assert float(row["seconds"]) == summary.rows([kept])[0].seconds and row["roofline"] == ""
+
+
+@pytest.mark.parametrize(("rehearsal", "code"), [(None, 3), ("1", 0)])
+def test_a_rehearsal_is_not_judged_by_its_ceilings(tiny, monkeypatch, capsys, rehearsal, code):
+    """They are measured while other work runs, which pulls them down."""
+    monkeypatch.setattr(ceilings, "measure", lambda device: None)
+    monkeypatch.setattr(summary, "beyond", lambda records: "a share above 100%")
+    monkeypatch.delenv(environment.REHEARSAL, raising=False)
+    if rehearsal:
+        monkeypatch.setenv(environment.REHEARSAL, rehearsal)
+    assert command_line.main(PROFILE) == code and "above 100%" in capsys.readouterr().err
 
 
 def test_the_other_clock_calls_what_it_times():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.testing import compare, inputs, memory
-from tests.conftest import COMPILED, INTERPRETER, examples
+from tests.conftest import INTERPRETER, examples
 
 OP = "topk_chunks"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -311,5 +311,7 @@ def assert_close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
 def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
     # The interpreter's products are NumPy's, which add up in an order that depends on the layout. Compiled, strides
     # decide which lane loads what, and so in which order squares for l2 and gradients add up.
-    same = assert_close if INTERPRETER or (COMPILED and view is memory.sliced) else compare.assert_equal
+    # On a GPU as under the emulator: another stride is another kernel.
+    compiled = backend in ("triton", "cuda")
+    same = assert_close if INTERPRETER or (compiled and view is memory.sliced) else compare.assert_equal
     compare.check_layout(OP, inputs.topk(17, S=50, metric=metric, dtype=dtype, **case), backend, view, same)

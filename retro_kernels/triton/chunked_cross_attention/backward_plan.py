@@ -223,4 +223,4 @@ def _slab(
 def _launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
     taken = {name: value for name, value in {**arguments, **blocks}.items() if name in kernel.arg_names}
-    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages)
+    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)

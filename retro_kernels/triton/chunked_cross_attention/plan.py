@@ -185,4 +185,5 @@ def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | No
         **constants(call, tile),
     }
     grid = (part.count * blocks * h, b, count)
-    return Plan([Launch(_cca_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages), *merge], (out, lse))
+    main = Launch(_cca_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages, tile.max_registers)
+    return Plan([main, *merge], (out, lse))

@@ -20,14 +20,21 @@ class Launch:
     arguments: dict[str, Tensor | int | float | bool | str | None]
     num_warps: int = 4
     num_stages: int = 2
+    max_registers: int | None = None
 
     @property
     def name(self) -> str:
         return self.kernel.__name__.strip("_").removesuffix("_kernel")
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton's compiler is told beside the arguments."""
+        limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
+
     def run(self):
         """What Triton compiled; None under its interpreter."""
-        return self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+        return self.kernel[self.grid](**self.arguments, **self.options)
 
 
 def power_of_two(n: int, least: int = 16) -> int:

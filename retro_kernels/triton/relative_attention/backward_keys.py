@@ -32,16 +32,19 @@ from .tile import (
 
 @triton.jit
 def _walk_queries(
-    begin, end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
+    begin, end, j0, k, v, dk, dv, weight, k_base, v_base, stride_ks, stride_vs,
     q_base, rq_base, do_base, lse_at, delta_at, content_at, position_at, rel_base, query_segment_at,
     mask_at, segment_at, seed_ptr,
     stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_ms, stride_kss,
     j, seen, N, S, T, offset, causal_gap, window, shift, scale2, dropout_limit, dropout_scale, head, batch,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, POSITION: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head."""
+    """dk (without the factor `scale`) and dv [BLOCK_N, BLOCK_D] after the queries [begin, end) of one head.
+
+    SUMS: weight [16, BLOCK_N] too, in every row what the gradients of a key's logits sum up to.
+    """
     FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_base is None
     for start in range(begin, end, BLOCK_M):
         i = start + tl.arange(0, BLOCK_M)
@@ -116,13 +119,16 @@ def _walk_queries(
         )
         dv += tl.dot(tl.trans(kept.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
         dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
-    return dk, dv
+        if SUMS:  # rounded as for dk and dq; by the tensor cores, for rows lie across the warps
+            ones = tl.full([16, BLOCK_M], 1.0, q.dtype)
+            weight = tl.dot(ones, ds.to(q.dtype), weight, input_precision=PRECISION)  # [16, BLOCK_N]
+    return dk, dv, weight
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _relative_keys_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
-    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, dcontent_ptr, dposition_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
     stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
@@ -133,7 +139,13 @@ def _relative_keys_kernel(
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv [B,S,G,D] of one key block and group, over all heads of the group in turn."""
+    """dk, dv [B,S,G,D] of one key block and group, over all heads of the group in turn.
+
+    dcontent [B, key blocks, H, D] float32 gets the part of these keys in the sum of all queries' content gradients,
+    dposition, of the same shape, minus that: with the sums of the whole gradients, by `_relative_query_kernel`, what is
+    left is the position bias's.
+    """
+    SUMS: tl.constexpr = dcontent_ptr is not None or dposition_ptr is not None
     groups = H // HEADS_PER_GROUP
     group = tl.program_id(0) % groups
     group64 = group.to(tl.int64)
@@ -178,11 +190,12 @@ def _relative_keys_kernel(
         rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
         rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
         statistics = (batch * H + head) * N
+        weight = tl.zeros([16, BLOCK_N], tl.float32) if SUMS else 0.0
         for part in tl.static_range(3 if BOUNDED else 1):
             part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
             part_end = table_end if part == 0 else (table_begin if part == 1 else end)
-            dk, dv = _walk_queries(
-                part_begin, part_end, j0, k, v, dk, dv, k_base, v_base, stride_ks, stride_vs,
+            dk, dv, weight = _walk_queries(
+                part_begin, part_end, j0, k, v, dk, dv, weight, k_base, v_base, stride_ks, stride_vs,
                 q_ptr + batch * stride_qb + head64 * stride_qh, rq_base,
                 do_ptr + batch * stride_dob + head64 * stride_doh,
                 lse_ptr + statistics, delta_ptr + statistics, content_at, position_at, rel_base, query_segment_at,
@@ -190,8 +203,24 @@ def _relative_keys_kernel(
                 stride_qn, stride_rqn, stride_don, stride_rt, stride_qsn, stride_ms, stride_kss,
                 j, seen, N, S, T, offset, causal_gap, window, shift, scale * LOG2E, dropout_limit,
                 dropout_scale, head, batch,
-                D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, CAUSAL, WINDOW, rel_ptr is not None and part == 0, PRECISION,
+                D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, CAUSAL, WINDOW, rel_ptr is not None and part == 0, SUMS,
+                PRECISION,
             )  # fmt: skip
+        if SUMS:
+            blocks = tl.num_programs(0) // groups
+            slot = ((batch * blocks + tl.program_id(0) // groups) * H + head) * D
+            total = tl.sum(weight, 0) * (scale / 16)  # [BLOCK_N]
+            row = j0 + (begin >> 30) + tl.arange(0, BLOCK_N)
+            for first in range(0, D + (begin >> 30), 64):  # a few columns at a time, read again: dk and dv fill the registers
+                column = first + tl.arange(0, 64)
+                at = k_base + row.to(tl.int64)[:, None] * stride_ks + column[None, :]
+                keys = tl.load(at, mask=(row < S)[:, None] & (column < D)[None, :], other=0.0).to(tl.float32)
+                # a key that nobody sees may be NaN
+                part_sum = tl.sum(tl.where(total[:, None] != 0.0, total[:, None] * keys, 0.0), 0)  # [64]
+                if dcontent_ptr is not None:
+                    tl.store(dcontent_ptr + slot + column, part_sum, mask=column < D)
+                if dposition_ptr is not None:
+                    tl.store(dposition_ptr + slot + column, -part_sum, mask=column < D)
 
     column = tl.arange(0, BLOCK_D)
     # places anew, past an addition of 0 that the compiler can't see

@@ -137,7 +137,7 @@ def _walk_gradient(
 @triton.jit(do_not_specialize=SIZES)
 def _relative_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
-    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr,
+    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr, dtotal_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
     stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
@@ -150,7 +150,8 @@ def _relative_query_kernel(
 ):  # fmt: skip
     """dq [B,N,H,D] of one query block and head; drq [B,N,H,E], or added to dq where the relative query is the query.
 
-    dcontent [B, blocks, H, D] and dposition [B, blocks, H, E] float32 get the sums over the block's queries.
+    dcontent [B, blocks, H, D] and dposition [B, blocks, H, E] float32 get the sums over the block's queries, dtotal
+    that of both together.
     """
     FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_ptr is None
     # nobody wants the two parts of the query's gradient, nor their sums
@@ -269,6 +270,8 @@ def _relative_query_kernel(
         )
     elif rel_ptr is not None and not MERGED:
         dq += drq  # the relative query is the query, and E = D
+    if dtotal_ptr is not None:
+        tl.store(dtotal_ptr + slot * D + column, tl.sum(dq, 0), mask=column < D)
     tl.store(
         dq_ptr + row[:, None] * D + column[None, :],
         dq.to(dq_ptr.dtype.element_ty),

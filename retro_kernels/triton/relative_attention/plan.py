@@ -32,17 +32,20 @@ _DELTA_ROWS, _DELTA_WARPS = 32, 4
 
 def launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
     """The launch with those of `arguments` that the kernel takes."""
-    return Launch(kernel, grid, {name: arguments[name] for name in kernel.arg_names}, tile.num_warps, tile.num_stages)
+    taken = {name: arguments[name] for name in kernel.arg_names}
+    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
 
 
-def choose_tile(call: RelativeAttention, kernel: str, target: Target) -> configs.Tile:
-    """The committed tile of `<kernel>_<rel|plain>`."""
+def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: bool = False) -> configs.Tile:
+    """The committed tile of `<kernel>_<rel|plain>`; apart: content and position part of a gradient are kept apart."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     kernel += "_plain" if call.rel_key is None else "_rel"
     sizes = call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1]
     names = options(call)
-    if kernel == "keys_rel" and bounded(call) and not {"window", "narrow"} & set(names):
-        names += ("window",)  # the kernel walks three times, as with a window: what has registers for one walk spills
+    if kernel == "keys_rel" and bounded(call):
+        names += ("bounded",)  # the kernel walks three times: tall tiles have registers for one walk
+    if apart:
+        names += ("apart",)
     tile = configs.choose(OP, configs.Problem(kernel, *sizes, names), target)
     if call.rel_key is None:
         return tile
@@ -63,6 +66,21 @@ def options(call: RelativeAttention) -> tuple[str, ...]:
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }
     return tuple(name for name, present in flags.items() if present)
+
+
+def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> bool:
+    """Whether the query's gradient is one sum, its content and position parts together, of which the biases want the
+    two: then the keys' kernel sums up the content part, and the rest is the position part.
+
+    Two accumulators with rows of 64 fit the registers of tall tiles, with rows of 128 they don't.
+    """
+    width = power_of_two(call.query.shape[-1])
+    if not (need["content_bias"] or need["position_bias"]) or not (need["key"] or need["value"]) or width <= 64:
+        return False
+    if call.rel_key is None or call.rel_query is not None or call.rel_key.shape[-1] != call.query.shape[-1]:
+        return False
+    tiles = [choose_tile(call, kernel, target) for kernel in ("query", "keys")]
+    return all(tile.block_m >= TALL.value and tile.precision != "tf32x3" for tile in tiles)
 
 
 def bounded(call: RelativeAttention) -> bool:
@@ -238,10 +256,13 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     launches = [*first, launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
     input_grads = {}
     has_rel = call.rel_key is not None
+    whole = joint(call, need, target)
+    if whole:
+        _bias_sums(call, need, input_grads, target)
     if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])):
-        launches.append(_query_launch(call, shared, need, input_grads, target))
+        launches.append(_query_launch(call, shared, need, input_grads, target, whole))
     if need["key"] or need["value"]:
-        launches.append(_keys_launch(call, shared, input_grads, target))
+        launches.append(_keys_launch(call, shared, need, input_grads, target, whole))
     if has_rel and need["rel_key"]:
         launches.append(_table_launch(call, shared, input_grads, target))
     for name in ("content_bias", "position_bias", "rel_key"):
@@ -252,39 +273,64 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     return Plan(launches, gradients=lambda: needed(call, need, input_grads))
 
 
-def _query_launch(call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target) -> Launch:
+def _bias_sums(call: RelativeAttention, need: dict, input_grads: dict, target: Target) -> None:
+    """Where the query's gradient is one sum: the biases' parts, of each key block and, of the position bias, of each
+    query block before them."""
     b, n, h, d = call.query.shape
-    tile = choose_tile(call, "query", target)
+    blocks = -(-n // choose_tile(call, "query", target).block_m)
+    key_blocks = -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n)
+    for name, count in (("content_bias", key_blocks), ("position_bias", blocks + key_blocks)):
+        if need[name]:
+            input_grads[name] = torch.empty((b * count, h, d), dtype=torch.float32, device=call.query.device)
+
+
+def _query_launch(
+    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
+) -> Launch:
+    b, n, h, d = call.query.shape
+    apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
+    tile = choose_tile(call, "query", target, call.rel_key is not None and apart)
     blocks, acc_dtype, device = -(-n // tile.block_m), torch.float32, call.query.device
     input_grads["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
-    if need["content_bias"]:
+    if need["content_bias"] and not whole:
         input_grads["content_bias"] = torch.empty((b, blocks, h, d), dtype=acc_dtype, device=device)
     if call.rel_key is not None:
         e = call.rel_key.shape[-1]
         if call.rel_query is not None:
             input_grads["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
-        if need["position_bias"]:
+        if need["position_bias"] and not whole:
             input_grads["position_bias"] = torch.empty((b, blocks, h, e), dtype=acc_dtype, device=device)
     arguments = {
         **shared,
         "blocks": blocks,
         "dq_ptr": input_grads["query"],
         "drq_ptr": input_grads.get("rel_query"),
-        "dcontent_ptr": input_grads.get("content_bias"),
-        "dposition_ptr": input_grads.get("position_bias"),
+        "dcontent_ptr": None if whole else input_grads.get("content_bias"),
+        "dposition_ptr": None if whole else input_grads.get("position_bias"),
+        "dtotal_ptr": input_grads["position_bias"][: b * blocks] if whole and need["position_bias"] else None,
         **constants(call, tile),
     }
     return launch(_relative_query_kernel, (blocks * h, b), arguments, tile)
 
 
-def _keys_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
+def _keys_launch(
+    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
+) -> Launch:
     b, s, groups, _ = call.key.shape
     tile = choose_tile(call, "keys", target)
+    key_blocks = -(-s // tile.block_n)
     input_grads["key"], input_grads["value"] = (
         torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2)
     )
-    arguments = {**shared, "dk_ptr": input_grads["key"], "dv_ptr": input_grads["value"], **constants(call, tile)}
-    return launch(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), arguments, tile)
+    arguments = {
+        **shared,
+        "dk_ptr": input_grads["key"],
+        "dv_ptr": input_grads["value"],
+        "dcontent_ptr": input_grads.get("content_bias") if whole else None,
+        "dposition_ptr": input_grads["position_bias"][-b * key_blocks :] if whole and need["position_bias"] else None,
+        **constants(call, tile),
+    }
+    return launch(_relative_keys_kernel, (key_blocks * groups, b), arguments, tile)
 
 
 def _table_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
