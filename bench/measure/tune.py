@@ -184,5 +184,12 @@ def _tune_row(
 
 def tile_text(row: dict) -> str:
     """What a step may change, in short: `m64 n32 w4 s2`."""
-    letters = {"block_m": "m", "block_n": "n", "block_d": "d", "num_warps": "w", "num_stages": "s", "max_registers": "r"}
+    letters = {
+        "block_m": "m",
+        "block_n": "n",
+        "block_d": "d",
+        "num_warps": "w",
+        "num_stages": "s",
+        "max_registers": "r",
+    }
     return " ".join(f"{letter}{row[name]}" for name, letter in letters.items() if name in row)

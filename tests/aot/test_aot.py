@@ -69,7 +69,7 @@ class Spill(NamedTuple):
 
 _TILE = "the tile that would not spill makes products twice or reads keys twice as often"
 _RARE = "heads this wide are no preset"
-_FASTER = "what the loop keeps is read again once a tile; the tile that would not spill takes four times as long (predicted)"
+_FASTER = "what the loop keeps is read once a tile; the tile that would not takes four times as long (predicted)"
 
 #: every launch that may spill, of those compiled here; `python -m
 #: retro_kernels.aot --combinations` compiles every set of options

@@ -48,6 +48,12 @@ CALLS = {
         },
     ),
 }
+#: calls that no combination is: tables that end before the keys, a relative query of its own
+_SHORT = ({}, dict(dropout_p=0.2), dict(key_mask=True), dict(dropout_p=0.2, key_mask=True), dict(E=16))
+MORE = {
+    relative_attention: [*(dict(D=d, T=20, **more) for d in WIDTHS for more in _SHORT), dict(D=128, E=128)],
+    chunked_cross_attention: [],
+}
 
 
 def rows_that_serve(name: str, call: dict) -> list[dict]:
@@ -69,10 +75,35 @@ def test_every_tile_with_an_option_computes_right(op, arch):
     ]
     assert left
     with mock.patch.object(plan, "current_target", lambda device: KNOWN[arch]):
-        for _, keywords in reversed(list(combinations(POSITIONS, options))):
+        combined = [keywords for _, keywords in combinations(POSITIONS, options)]
+        for keywords in [*reversed(combined), *MORE[op]]:
             call = make(**keywords)
             reached = rows_that_serve(name, call)
             if any(row in reached for row in left):
                 compare.check(name, call, "triton")
                 left = [row for row in left if row not in reached]
     assert not left, f"no call here reaches {left}"
+
+
+@pytest.mark.parametrize("wanted", [("position_bias",), ("content_bias", "position_bias")])
+def test_biases_of_a_gradient_that_is_one_sum(wanted):
+    """sm_90 at widths above 64: the query's kernel keeps content and position part together, and what the biases want
+    of them is summed up by the keys' kernel; without gradients of keys they are kept apart."""
+    make, _ = CALLS[relative_attention]
+    call = make(D=96, N=66, S=66)
+    with mock.patch.object(plan, "current_target", lambda device: KNOWN[90]):
+        found = []
+        for others in (("query", "key"), ("query",)):
+            names = (*wanted, *others)
+            leaves = {name: call[name].clone().requires_grad_() for name in names}
+            out = rk.relative_attention(**{**call, **leaves}, backend="triton")[0]
+            grad = inputs.randn(inputs.generator(1), *out.shape, dtype=out.dtype)
+            with mock.patch.object(Launch, "run", autospec=True, side_effect=Launch.run) as ran:
+                found.append(dict(zip(names, torch.autograd.grad(out, list(leaves.values()), grad), strict=True)))
+            launched = {one.args[0].name: one.args[0].arguments for one in ran.call_args_list}
+            whole = "key" in names
+            assert (launched["relative_query"]["BLOCK_M"] >= 64) == whole
+            assert whole == any(launched.get("relative_keys", {}).get(f"d{n[:-5]}_ptr") is not None for n in wanted)
+    for name in (*wanted, "query"):
+        torch.testing.assert_close(found[0][name], found[1][name], rtol=2e-3, atol=2e-3)
+        assert found[0][name].isfinite().all() and found[0][name].abs().max() > 0.05

@@ -211,7 +211,8 @@ def _relative_keys_kernel(
             slot = ((batch * blocks + tl.program_id(0) // groups) * H + head) * D
             total = tl.sum(weight, 0) * (scale / 16)  # [BLOCK_N]
             row = j0 + (begin >> 30) + tl.arange(0, BLOCK_N)
-            for first in range(0, D + (begin >> 30), 64):  # a few columns at a time, read again: dk and dv fill the registers
+            # a few columns at a time, read again: dk and dv fill the registers
+            for first in range(0, D + (begin >> 30), 64):
                 column = first + tl.arange(0, 64)
                 at = k_base + row.to(tl.int64)[:, None] * stride_ks + column[None, :]
                 keys = tl.load(at, mask=(row < S)[:, None] & (column < D)[None, :], other=0.0).to(tl.float32)
