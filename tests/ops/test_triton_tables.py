@@ -51,7 +51,10 @@ CALLS = {
 #: calls that no combination is: tables that end before the keys, a relative query of its own
 _SHORT = ({}, dict(dropout_p=0.2), dict(key_mask=True), dict(dropout_p=0.2, key_mask=True), dict(E=16))
 MORE = {
-    relative_attention: [*(dict(D=d, T=20, **more) for d in WIDTHS for more in _SHORT), dict(D=128, E=128)],
+    relative_attention: [
+        *(dict(D=d, rel="bounded", rel_start=0, T=20, **more) for d in WIDTHS for more in _SHORT),
+        dict(D=128, E=128),
+    ],
     chunked_cross_attention: [],
 }
 
