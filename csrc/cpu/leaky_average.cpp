@@ -103,7 +103,6 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
   const auto some = [&](int64_t i, auto... left) {
     Vec state = load(lanes.state + i, left...), total = zero();
     const Vec decay = load(lanes.decay + i, left...);
-    if (other) total = load(lanes.sum + i, left...);
 #pragma GCC unroll 4
     for (int r = 0; r < COUNT; ++r) {
       state = fma(decay, state, load(in + r * in_step + i, left...));
@@ -111,7 +110,8 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
       if (other) total = fma(state, load(other + r * other_step + i, left...), total);
     }
     store(lanes.state + i, state, left...);
-    if (other) store(lanes.sum + i, total, left...);
+    // products of a few steps first: a running sum of all rounds four times as often
+    if (other) store(lanes.sum + i, load(lanes.sum + i, left...) + total, left...);
   };
   int64_t i = 0;
   for (; i + LANES <= n; i += LANES) some(i);

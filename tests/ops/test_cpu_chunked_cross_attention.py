@@ -18,6 +18,7 @@ CASES = {
     "several key blocks": dict(B=1, H=2, K=3, R=67, M=9, N=20, gate=True),
     "several units": dict(B=1, H=2, M=70, N=150, R=33, K=2),
     "units, blocks and groups": dict(B=1, H=4, G=1, M=67, N=70, R=135, K=1, mask="token", E=3),
+    "units of a group in one task": dict(B=2, H=4, G=1, M=130, N=131, R=9, K=1),
     "odd rows and keys": dict(M=17, N=40, R=15, K=3, D=40, mask="token"),
     "bounded, cut by a unit": dict(B=1, H=2, M=80, N=100, R=20, rel="bounded", rel_start=10, T=60, E=1),
     "decoding a group": dict(query_start=9, N=1, H=8, G=1, gate=True),

@@ -46,6 +46,7 @@ BLOCKS = {
     "grouped heads": dict(N=70, S=140, H=4, G=2, heads="shared", E=5, causal=True),
     "more queries than keys": dict(N=260, S=70, causal=True),
     "many batch entries": dict(B=9, N=5, S=7, H=8),
+    "many batch entries of grouped heads": dict(B=9, N=5, S=7, H=4, G=2, E=5),
 }
 
 

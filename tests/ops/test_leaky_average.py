@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
+from retro_kernels import _native
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import examples
 
@@ -48,6 +49,13 @@ def test_values_and_gradients(backend, name, dtype):
 )
 def test_random_shapes(backend, B, N, H, D, initial, seed):
     compare.check(OP, inputs.leaky(seed, B=B, N=N, H=H, D=D, initial=initial), backend)
+
+
+@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+@pytest.mark.parametrize("seed", [8, 76])
+def test_a_thousand_steps_of_one_number_drift_no_further_than_rounding(seed):
+    """The gradient of the decay is a sum over all of them."""
+    compare.check(OP, inputs.leaky(seed, B=2, N=1000, H=1, D=1), "cpu")
 
 
 def test_decay_may_stay_float32(backend):
