@@ -50,8 +50,8 @@ struct Backward {
     for (int i = 0; i < QUERY_BLOCK; ++i) {
       const float l = i < unit.rows ? *lse.at<float>(b, unit.head, unit.row + i) : -INFINITY;
       const bool empty = l == -INFINITY;  // also the lanes beyond the last row: their probabilities become 0
-      st.lse2[i] = empty ? INFINITY : l * LOG2E;
-      st.inverse[i] = 1.f;
+      base2(l, st.lse2[i], st.inverse[i]);
+      if (empty) st.lse2[i] = INFINITY, st.inverse[i] = 1.f;
       st.at_max[i] = 0.f, st.delta[i] = empty ? 0.f
                                               : row_product(out.at<const T>(b, unit.row + i, unit.head),
                                                             dout.at<const T>(b, unit.row + i, unit.head), n.D);

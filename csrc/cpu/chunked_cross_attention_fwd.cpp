@@ -222,8 +222,7 @@ struct Forward {
       T* to = out.at<T>(b, unit.row + i, unit.head);
       const float* from = st.out + i * pad(n.D);
       for (int d = 0; d < n.D; d += LANES) store(to + d, load(from + d) * broadcast(inverse), n.D - d);
-      *lse.at<float>(b, unit.head, unit.row + i) =
-          row_sum == 0 ? -INFINITY : (st.row_max[i] + std::log2(row_sum)) * LN2;
+      *lse.at<float>(b, unit.head, unit.row + i) = log_sum_exp(st.row_max[i], row_sum);
     }
   }
 
@@ -309,8 +308,8 @@ struct Rows {
     }
     return at < high ? at : end;
   }
-  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const {
-    write_row<T>(out, lse, b, i, h, n.D, from, log2_sum);
+  void write(int64_t b, int64_t i, int h, const float* from, float log_sum) const {
+    write_row<T>(out, lse, b, i, h, n.D, from, log_sum);
   }
   void run(int threads) const {
     attend_rows<T>(RowSizes(n.B, n.N, int64_t{n.K} * n.R, n.H, n.G, n.D, n.E), *this, c.key, c.value, c.rel_key,

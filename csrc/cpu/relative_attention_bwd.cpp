@@ -209,8 +209,9 @@ struct Backward {
     for (int r = 0; r < rows; ++r) {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
-      w.lse[r] = empty ? INFINITY : l * LOG2E;  // exp2 of minus infinity: no weight
-      w.inverse[r] = 1.f, w.at_max[r] = 0.f;
+      base2(l, w.lse[r], w.inverse[r]);
+      if (empty) w.lse[r] = INFINITY, w.inverse[r] = 1.f;  // exp2 of minus infinity: no weight
+      w.at_max[r] = 0.f;
       w.dlse[r] =
           dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
       if (empty) forget(r, w);

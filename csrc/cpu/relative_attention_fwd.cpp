@@ -164,7 +164,7 @@ struct Forward {
       if (row_sum == 0) clear(w.out + r * n.D_pad, n.D_pad);  // a value that nobody sees may be NaN
       T* to = out.at<T>(b, i + r, head);
       for (int d = 0; d < n.D; d += LANES) store(to + d, load(w.out + r * n.D_pad + d) * broadcast(inverse), n.D - d);
-      *lse.at<float>(b, head, i + r) = row_sum == 0 ? -INFINITY : (w.row_max[r] + std::log2(row_sum)) * LN2;
+      *lse.at<float>(b, head, i + r) = log_sum_exp(w.row_max[r], row_sum);
     }
   }
 
@@ -221,8 +221,8 @@ struct Rows {
     }
     return at < high ? at : end;
   }
-  void write(int64_t b, int64_t i, int h, const float* from, float log2_sum) const {
-    write_row<T>(out, lse, b, i, h, n.D, from, log2_sum);
+  void write(int64_t b, int64_t i, int h, const float* from, float log_sum) const {
+    write_row<T>(out, lse, b, i, h, n.D, from, log_sum);
   }
   void run(int threads) const {
     attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), *this, c.key, c.value, c.rel_key, threads);

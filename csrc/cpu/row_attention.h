@@ -36,6 +36,19 @@ void by_scores(const Call& call, Function&& f) {
   });
 }
 
+// The natural log-sum-exp of a row from the maximum of its scores in base 2 and the sum over it, rounded once: at 50 a
+// last place is 4e-6 of a probability.
+inline float log_sum_exp(float row_max, float row_sum) {
+  constexpr double LN2_EXACT = 0.69314718055994531;
+  return row_sum == 0 ? -INFINITY : static_cast<float>((row_max + std::log2(double{row_sum})) * LN2_EXACT);
+}
+
+// For probabilities inverse * 2^(score - lse2): `lse` in base 2 to a float, and what that leaves of it.
+inline void base2(float lse, float& lse2, float& inverse) {
+  const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
+  lse2 = static_cast<float>(exact), inverse = std::isnan(rest) ? 1.f : static_cast<float>(std::exp2(rest));
+}
+
 struct RowSizes {
   // keys of a range: these, fewer where a row would have few ranges; ranges of all rows at most, but one each
   static constexpr int64_t RANGE = 256, LEAST_RANGE = 64, FEW = 4, MOST = 64;
@@ -165,7 +178,7 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
   for (; x < keys.count; ++x) add_values<1>(n, keys.value + x, head_value, w.scores + x, w.out);
 }
 
-// One head's result from those of every range, `stride` floats apart; returns log2 of the sum of its weights.
+// One head's result from those of every range, `stride` floats apart; returns the log-sum-exp.
 inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t stride, float* out) {
   const int D_pad = pad(n.D);
   const auto max_of_range = [&](int64_t r) { return state[r * stride + h]; };
@@ -184,7 +197,7 @@ inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t 
   }
   const Vec inverse = broadcast(row_sum == 0 ? 0.f : 1.f / row_sum);
   for (int d = 0; d < D_pad; d += LANES) store(out + d, load(out + d) * inverse);
-  return row_sum == 0 ? -INFINITY : row_max + std::log2(row_sum);
+  return log_sum_exp(row_max, row_sum);
 }
 
 // to[h] = factor * (from[b][i][h] + bias[h]) for every head; zeros beyond `width`.
@@ -202,15 +215,15 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
 
 template <class T>
 void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, int width, const float* from,
-               float log2_sum) {
+               float log_sum) {
   for (int d = 0; d < width; d += LANES) store(out.at<T>(b, i, h) + d, load(from + d), width - d);
-  *lse.at<float>(b, h, i) = log2_sum * LN2;
+  *lse.at<float>(b, h, i) = log_sum;
 }
 
 // Source: what an op knows about its rows, i of batch entry b.
 //   queries(b, i, query, rel_query)       writes them, see RowState
 //   list(b, i, at, end, keys)             lists the next keys of [at, end) until `keys` is full; returns where to go on
-//   write(b, i, head, out, log2 of sum)
+//   write(b, i, head, out, log-sum-exp)
 template <class T, class Source>
 void attend_rows(const RowSizes& n, const Source& source, const View& key, const View& value, const View& rel_key,
                  int threads) {

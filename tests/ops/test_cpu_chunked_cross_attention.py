@@ -5,7 +5,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import _native
-from retro_kernels.testing import compare, inputs
+from retro_kernels.testing import assert_passes, compare, inputs
 
 from .test_cpu_infrastructure import isas, native  # noqa: F401
 
@@ -108,3 +108,18 @@ def test_score_gradients_of_a_few_rows_add_up_to_zero(rows):
         out = rk.chunked_cross_attention(**kw, backend="cpu")
         (grad,) = torch.autograd.grad(out, kw["rel_query"], torch.randn(out.shape, generator=inputs.generator(2)))
         torch.testing.assert_close(grad, torch.zeros_like(grad), atol=4e-6, rtol=0)
+
+
+def test_large_scores_fit_their_log_sum_exp():
+    """A log-sum-exp of 50 is rounded once: its last place, 4e-6, is that much of every probability."""
+    kw = inputs.cross_attention(3046, B=1, N=132, M=60, R=63, G=2, D=256, rel=None, gate=True, mask="neighbour")
+    kw |= {"scale": 1.0, "query_start": torch.tensor([5])}
+    upstream = inputs.randn(inputs.generator(132), 1, 4, 132, dtype=torch.float32)
+
+    def grad_gate(backend, dtype):
+        call = inputs.differentiable(inputs.cast(kw, dtype))
+        lse = rk.chunked_cross_attention(**call, return_lse=True, backend=backend)[1]
+        return torch.autograd.grad(lse, call["neighbour_gate"], torch.where(lse.isfinite(), upstream, 0).to(dtype))[0]
+
+    want, eager = grad_gate("reference", torch.float64), grad_gate("reference", torch.float32)
+    assert_passes("grad_neighbour_gate", grad_gate("cpu", torch.float32), want, eager, torch.float32)
