@@ -107,7 +107,6 @@ def score(
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     device, training, done = next(model.parameters()).device, model.training, 0
     model.eval()
-    model.eval()
     with contextlib.ExitStack() as stack:
         stack.callback(model.train, training)
         for module in model.modules():
