@@ -29,7 +29,8 @@ VIEWS = {"dense": lambda t: t.clone(), "guarded": guarded, "sliced": sliced}
 NOTHING = 1e-13  # what cancels exactly leaves this much in float64
 FEW = 64  # numbers; with fewer, sums that cancel above all, it is luck whose rounding is less
 DRAWS, TIMES = 8, 4.0  # of rounded inputs, and how often what they change an exact result by may be exceeded
-SCORES = ("bnhd,bshd->bhns", "bnhe,hte->bhnt")  # of the reference: with keys, with relative keys
+# products of the reference over the width of a head: with keys, or of gradients with values; with relative keys
+PAIRS, POSITIONS, WEIGHTED = "bnhd,bshd->bhns", "bnhe,hte->bhnt", "bhns,bshd->bnhd"
 #: what a gradient comes back for: of one output and of two
 UPSTREAM = ["out", "lse", "both"]
 common = dict(
@@ -50,6 +51,20 @@ relative = dict(
     biases=st.booleans(),
 )
 few_or_many = st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 160))
+
+
+class Weighted(torch.autograd.Function):
+    """Probabilities times values, whose gradients are products by name."""
+
+    @staticmethod
+    def forward(ctx, probabilities, value):
+        ctx.save_for_backward(probabilities, value)
+        return (probabilities @ value.transpose(1, 2)).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        probabilities, value = ctx.saved_tensors
+        return torch.einsum(PAIRS, grad, value), torch.einsum("bhns,bnhd->bshd", probabilities, grad)
 
 
 class Noise:
@@ -81,15 +96,17 @@ class Noise:
 
     @contextmanager
     def of_scores(self) -> Iterator[None]:
-        """Inside, the reference's products with keys and relative keys are off by what rounding their partial sums, one
-        after another, comes to: with s the product and p its D terms, s j/D of the j-th grows evenly, the rest is a
-        random walk. So the squares of the partial sums add up to D/3 s^2 + D/2 sum(p^2).
+        """Inside, the reference's products with keys and relative keys, and those of gradients with values, are off by
+        what rounding their partial sums, one after another, comes to: with s the product and p its D terms, s j/D of
+        the j-th grows evenly, the rest is a random walk. So their squares add up to D/3 s^2 + D/2 sum(p^2).
         """
         honest = torch.einsum
 
         def einsum(equation, *operands):
+            if equation == WEIGHTED:
+                return Weighted.apply(*operands)
             exact = honest(equation, *operands)
-            if equation not in SCORES:
+            if equation not in (PAIRS, POSITIONS):
                 return exact
             now, width = exact.detach(), operands[0].shape[-1]
             squares = honest(equation, *(x.detach().square() for x in operands))
