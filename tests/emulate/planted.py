@@ -66,6 +66,7 @@ CALLS = (
     ("relative_attention", lambda dtype: inputs.self_attention(dtype=dtype, N=1, S=400, B=1, D=64, H=1)),
     ("relative_logits", lambda dtype: inputs.relative_logits(dtype=dtype, N=70, key_len=90)),
     ("topk_chunks", lambda dtype: inputs.topk(dtype=dtype, Q=9, S=140, D=48, k=5, docs=True, causal_gap=1)),
+    ("topk_chunks", lambda dtype: inputs.topk(dtype=dtype, Q=2, S=1200, D=16, k=5)),
     ("leaky_average", lambda dtype: inputs.leaky(dtype=dtype, N=300, B=1, H=1, D=24, segments=3)),
 )
 
@@ -76,7 +77,7 @@ def recorded(arch: int, dtype: torch.dtype, only: str | None = None) -> list:
     for op, make in sorted(CALLS, key=lambda call: not only or only.split("_")[0] not in call[0]):  # likely ones first
         with launches.emulating(arch, log=log):
             compare.run(op, make(dtype), "triton")
-        if only and any(only in launch.name for launch in log):
+        if any(only == launch.name for launch in log):
             break
     first = {launch.name: launch for launch in reversed(log) if not only or only in launch.name}
     return list(first.values())[::-1]

@@ -188,6 +188,10 @@ def test_products_with_b_transposed_and_one_alone(swizzle):
         (dict(fence=""), "no fence.proxy.async made visible"),
         (dict(barrier=""), "race: a product"),
         (dict(wait=""), "reads tensor memory of a product that was not waited for"),
+        (
+            dict(after="@%p8 tcgen05.mma.cta_group::1.kind::f16 [%r8], %l1, %l2, %r9, %p2;"),  # after the commit
+            "reads tensor memory of a product that was not waited for",
+        ),
         (dict(commit=""), "waits for a phase of an mbarrier that nothing before it completes"),
         (
             dict(wait="@%p9 bra $L1;\n\tbra.uni $L2;\n$L1:\n" + WAIT + "\n$L2:"),
