@@ -3,6 +3,7 @@ equal the registered operator: other values, other memory.
 """
 
 import ctypes
+import dataclasses
 import itertools
 import types
 
@@ -138,7 +139,7 @@ class Compiled:
         self.heard += 1
         names = self.launch.kernel.arg_names
         given = {name: self.at(value, self.launch.arguments[name]) for name, value in zip(names, own, strict=True)}
-        self.execute(type(self.launch)(self.launch.kernel, (x, y, z), given))
+        self.execute(dataclasses.replace(self.launch, grid=(x, y, z), arguments=given))
 
     @staticmethod
     def at(value, like):
