@@ -24,6 +24,7 @@ from tests import trees
 SELECTION = [
     "tests/ops",
     "tests/model/test_text.py",
+    "tests/model/test_products.py",
     "-k",
     "not triton and not compile and not subprocess and not distributed and not fork",
 ]
@@ -35,7 +36,7 @@ THREADED = [
     "tests/ops/test_cpu_relative_attention.py",
     "tests/ops/test_cpu_chunked_cross_attention.py",
     "tests/model/test_text.py",
-    *SELECTION[2:],
+    *SELECTION[-2:],
 ]
 NATIVE = "avx512bf16,avx512,avx2"
 

@@ -226,8 +226,11 @@ def test_graphs_are_what_is_timed(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "zero_", lambda tensor: pytest.fail("the flush writes: its dirty lines are charged to the kernel")
     )
+    read, largest = [], torch.Tensor.max
+    monkeypatch.setattr(torch.Tensor, "max", lambda tensor: read.append(tensor.nbytes) or largest(tensor))
     effort = timing.Effort(least=3, most=3, seconds=0.0)
     times = timing.measure({"a": lambda: said.append("call")}, "cuda", effort, graphs=True)
+    assert read == [timing.L2_MULTIPLE * 64] * 3  # more than the L2 cache, before every sample
     assert times["a"]["method"]["cuda_graph"] and times["a"]["median"] == 2e-3 and 0 < times["a"]["host_s"] < 1
     captured_at = said.index("capture")
     assert said[captured_at + 1] == "call" and said[captured_at + 2 :] == ["replay"] * (timing.WARMUPS + 3)
