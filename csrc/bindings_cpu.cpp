@@ -10,6 +10,8 @@
 #include "cpu/parts.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
+#include "cpu/rms_norm.h"
+#include "cpu/softmax_losses.h"
 #include "cpu/topk_chunks.h"
 #include "view_caster.h"
 
@@ -65,7 +67,7 @@ void bind_repeated(py::module_& m, const char* name, AttentionForward<Call> tabl
 
 PYBIND11_MODULE(_cpu, m) {
   m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/cpu/*.py are their only callers.";
-  m.attr("abi") = 3;  // `_native.ABI`; the two change together
+  m.attr("abi") = 4;  // `_native.ABI`; the two change together
   m.attr("fields") = py::dict(py::arg("ChunkedCrossAttention") = retro::FIELDS<retro::CrossAttention>,
                               py::arg("RelativeAttention") = retro::FIELDS<retro::RelativeAttention>,
                               py::arg("RelativeLogits") = retro::FIELDS<retro::RelativeLogits>);
@@ -87,6 +89,9 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(relative_logits_forward);
   BIND(relative_logits_backward);
   BIND(matmul);
+  BIND(rms_norm_forward);
+  BIND(rms_norm_backward);
+  BIND(softmax_losses);
   BIND(part_products);
   BIND(part_softmax);
   BIND(part_packing);

@@ -32,7 +32,7 @@ _TYPE = {
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 #: what the bindings take, as they state it in `abi`; the numbers change together
-ABI = {"_cpu": 3, "_cuda": 1}
+ABI = {"_cpu": 4, "_cuda": 1}
 
 #: the process that imported the package; another one that loads an extension was forked from it
 _PROCESS = os.getpid()

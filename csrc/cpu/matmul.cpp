@@ -78,6 +78,24 @@ struct Tile {
   int rows, columns;
 };
 
+// Asks for what the next block of k will read of a: the part that falls to panel `p` of `panels`, so that requests come
+// in between products. Rows, or columns, of a matrix each begin in a page of their own, where no prefetcher follows.
+void ask_for_a(const View& a, const Tile& tile, int64_t k, int p, int panels) {
+  const int depth = static_cast<int>(std::min<int64_t>(DEPTH, a.size[1] - k));
+  if (depth <= 0) return;
+  const bool by_rows = a.stride[1] == 1;
+  const int count = by_rows ? tile.rows : depth;
+  const int64_t bytes = int64_t{sizeof(float)} * (by_rows ? depth : tile.rows);
+  for (int i = count * p / panels; i < count * (p + 1) / panels; ++i)
+    prefetch_row(by_rows ? a.at<const float>(tile.row + i, k) : a.at<const float>(tile.row, k + i), bytes);
+}
+void ask_for_b(const View& b, int64_t k, int depth, int64_t column, int width) {
+  const bool by_rows = b.stride[1] == 1;
+  const int64_t bytes = int64_t{sizeof(float)} * (by_rows ? width : depth);
+  for (int i = 0; i < (by_rows ? depth : width); ++i)
+    prefetch_row(by_rows ? b.at<const float>(k + i, column) : b.at<const float>(k, column + i), bytes);
+}
+
 void multiply(const View& a, const View& b, const View& bias, const View& c, const Tile& tile) {
   const bool by_rows = a.stride[1] == 1;
   const auto carve = [&](Arena arena, float*& panel, float*& columns) {
@@ -92,7 +110,9 @@ void multiply(const View& a, const View& b, const View& bias, const View& c, con
     const int depth = static_cast<int>(std::min<int64_t>(DEPTH, K - k));
     if (!by_rows) pack_columns(a, tile.row, tile.rows, k, depth, columns);
     for (int x = 0; x < tile.columns; x += PANEL) {
-      const int width = std::min(PANEL, tile.columns - x);
+      const int width = std::min(PANEL, tile.columns - x), next = x + PANEL;
+      ask_for_a(a, tile, k + DEPTH, x / PANEL, (tile.columns + PANEL - 1) / PANEL);
+      if (next < tile.columns) ask_for_b(b, k, depth, tile.column + next, std::min(PANEL, tile.columns - next));
       pack_panel(b, k, depth, tile.column + x, width, panel);
       const Sums sums{c.at<float>(tile.row, tile.column + x), c.stride[0], width, k == 0,
                       bias ? bias.at<const float>(tile.column + x) : nullptr};

@@ -10,6 +10,7 @@ from .chunked_cross_attention import ChunkedCrossAttention
 from .feed_forward import FeedForward
 from .initialisation import initialise
 from .loss import NextTokenLoss, linear_cross_entropy, next_token_loss
+from .norms import RMSNorm
 from .positions import RelativePositions, encode_displacements
 from .products import Linear, linear
 from .rotary import RotaryAttention, Rotation, rotate, rotation
@@ -21,6 +22,7 @@ __all__ = [
     "KeyValueCache",
     "Linear",
     "NextTokenLoss",
+    "RMSNorm",
     "RelativeAttention",
     "RelativePositions",
     "RotaryAttention",

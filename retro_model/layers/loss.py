@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from retro_kernels import _native
+from retro_kernels.cpu import _softmax_losses
 from retro_model import checks
 
 from .products import matmul
@@ -95,11 +97,7 @@ def _op(
         for first in range(0, len(x), rows):
             part = slice(first, first + rows)
             grad = matmul(x[part], weight.T).to(acc_dtype)
-            step = max(1, LOGITS_IN_CACHE // grad.shape[-1]) if grad.device.type == "cpu" else len(grad)
-            for at in range(0, len(grad), step):
-                some = grad[at : at + step]
-                own = slice(first + at, first + at + len(some))
-                losses[own] = _softmax_grad_(some, targets[own], weights[own], grad_x or grad_weight)
+            losses[part] = _softmax_losses_(grad, targets[part], weights[part], grad_x or grad_weight)
             grad = grad.to(x.dtype)
             if grad_x:
                 dx[part] = matmul(grad, weight)
@@ -109,8 +107,18 @@ def _op(
     return losses.sum(), losses, dx, dweight.to(weight.dtype)
 
 
-def _softmax_grad_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: bool) -> Tensor:
+def _softmax_losses_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: bool) -> Tensor:
     """Weighted losses [T] of logits [T,V], which become the losses' gradient if it is wanted."""
+    if logits.device.type != "cpu":
+        return _by_torch_(logits, targets, weights, wanted)
+    if logits.dtype is torch.float32 and logits.numel() and _native.unavailable("_cpu") is None:
+        return _softmax_losses.softmax_losses_(logits, targets.contiguous(), weights.contiguous(), wanted)
+    rows = max(1, LOGITS_IN_CACHE // max(1, logits.shape[-1]))
+    parts = zip(logits.split(rows), targets.split(rows), weights.split(rows))
+    return torch.cat([_by_torch_(*part, wanted) for part in parts])
+
+
+def _by_torch_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: bool) -> Tensor:
     lse, target = logits.logsumexp(-1, keepdim=True), targets.unsqueeze(-1)
     losses = (lse - logits.gather(-1, target)).squeeze(-1) * weights
     if wanted:

@@ -90,8 +90,8 @@ def _serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.dtype is torch.float32
         and (bias is None or _a_row(bias, weight))
         and x.device.type == "cpu" == weight.device.type
-        and _plain(x)
-        and _plain(weight)
+        and plain(x)
+        and plain(weight)
         and x.numel() * weight.shape[0] >= LEAST_MULTIPLY_ADDS
         and x.shape[-1] == weight.shape[-1]
         and not torch.is_autocast_enabled("cpu")
@@ -104,13 +104,13 @@ def _a_row(bias: Tensor, weight: Tensor) -> bool:
     return (
         bias.dtype is torch.float32
         and bias.device.type == "cpu"
-        and _plain(bias)
+        and plain(bias)
         and bias.shape == weight.shape[:1]
         and bias.is_contiguous()
     )
 
 
-def _plain(x: Tensor) -> bool:
+def plain(x: Tensor) -> bool:
     """Neither a subclass (DTensor, fake tensors) nor seen by a transform (vmap, jvp): those know no oneDNN."""
     transformed = torch._C._functorch.is_functorch_wrapped_tensor(x) or forward_ad._current_level >= 0
     return type(x) in (Tensor, nn.Parameter) and not transformed

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 from retro_model import checks
-from retro_model.layers import FeedForward, RelativeAttention, initialise
+from retro_model.layers import FeedForward, RelativeAttention, RMSNorm, initialise
 
 from .config import RetroConfig
 from .recurring import Readings, Sharing, fingerprint, row_keys
@@ -32,15 +32,15 @@ class EncoderLayer(nn.Module):
         width, where = config.encoder_d_model, {"device": device, "dtype": dtype}
         sizes = (width, config.encoder_heads, config.encoder_head_dim)
         self.dropout = config.dropout
-        self.attention_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
+        self.attention_norm = RMSNorm(width, eps=NORM_EPS, **where)
         self.attention = RelativeAttention(*sizes, dropout=config.dropout, backend=backend, **where)
         self.cross_norm = self.cross = None
         if cross:
-            self.cross_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
+            self.cross_norm = RMSNorm(width, eps=NORM_EPS, **where)
             self.cross = RelativeAttention(
                 *sizes, context_dim=config.d_model, dropout=config.dropout, backend=backend, **where
             )
-        self.feed_forward_norm = nn.RMSNorm(width, eps=NORM_EPS, **where)
+        self.feed_forward_norm = RMSNorm(width, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(width, config.encoder_d_ff, **where)
 
     def forward(
@@ -118,12 +118,12 @@ class NeighbourEncoder(nn.Module):
             raise ValueError(f"embedding: expected one of width encoder_d_model={config.encoder_d_model}; got {width}")
         self.config, self.checkpoint = config, checkpoint
         self.embedding = embedding
-        self.chunk_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) if config.encoder_cross_layers else None
+        self.chunk_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where) if config.encoder_cross_layers else None
         self.layers = nn.ModuleList(
             EncoderLayer(config, cross=layer in config.encoder_cross_layers, backend=backend, **where)
             for layer in range(1, config.encoder_layers + 1)
         )
-        self.norm = nn.RMSNorm(config.encoder_d_model, eps=NORM_EPS, **where)
+        self.norm = RMSNorm(config.encoder_d_model, eps=NORM_EPS, **where)
         self._kept: Readings | None = None
         self.reset_parameters()
 

@@ -20,6 +20,7 @@ from retro_model.layers import (
     Linear,
     NextTokenLoss,
     RelativeAttention,
+    RMSNorm,
     initialise,
     next_token_loss,
 )
@@ -44,15 +45,15 @@ class DecoderLayer(nn.Module):
         sizes = (config.d_model, config.num_heads, config.head_dim)
         options = {"dropout": config.dropout, "backend": backend, **where}
         self.dropout = config.dropout
-        self.attention_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.attention_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.attention = RelativeAttention(*sizes, causal=True, **options)
         self.cca_norm = self.cca = None
         if index in config.cca_layers:
-            self.cca_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+            self.cca_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
             self.cca = ChunkedCrossAttention(
                 *sizes, chunk_len=config.chunk_len, context_dim=config.encoder_d_model, **options
             )
-        self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.feed_forward_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, **where)
 
     def forward(
@@ -124,7 +125,7 @@ class Retro(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(config, index, backend=backend, **where) for index in range(1, config.num_layers + 1)
         )
-        self.norm = nn.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
         self.readout = Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.encoder = None
         if config.retrieves:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retro_model import checks
-from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, initialise, next_token_loss
+from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, RMSNorm, initialise, next_token_loss
 
 from .cache import ChunkCache, left_mask
 from .config import RetroConfig
@@ -76,7 +76,7 @@ class RetrofittedDecoder(nn.Module):
             "backend": backend,
         }
         self.cca = nn.ModuleDict({name: ChunkedCrossAttention(*sizes, **options, **where) for name in names})
-        self.cca_norm = nn.ModuleDict({name: nn.RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
+        self.cca_norm = nn.ModuleDict({name: RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
         for part in (self.cca, self.cca_norm):
             initialise(part, branches=2 * config.num_layers + len(names))
         self._pass: _Pass | None = None

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retro_kernels as rk
-from retro_model.layers import FeedForward, RotaryAttention, Rotation
+from retro_model.layers import FeedForward, RMSNorm, RotaryAttention, Rotation
 
 from .config import RPTConfig
 
@@ -44,9 +44,9 @@ class Retrieved(NamedTuple):
     gate: Tensor
 
 
-def norm(d_model: int, **where) -> nn.RMSNorm:
+def norm(d_model: int, **where) -> RMSNorm:
     """The norm that stands before everything here."""
-    return nn.RMSNorm(d_model, eps=NORM_EPS, **where)
+    return RMSNorm(d_model, eps=NORM_EPS, **where)
 
 
 class WindowAttention(RotaryAttention):

@@ -18,6 +18,8 @@
 #include "cpu/matmul.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
+#include "cpu/rms_norm.h"
+#include "cpu/softmax_losses.h"
 #include "cpu/topk_chunks.h"
 
 namespace kernels = retro::RETRO_ISA;
@@ -140,6 +142,9 @@ void dispatch(const std::string& name, const Argument& a) {
   KERNEL(relative_logits_forward)
   KERNEL(relative_logits_backward)
   KERNEL(matmul)
+  KERNEL(rms_norm_forward)
+  KERNEL(rms_norm_backward)
+  KERNEL(softmax_losses)
   throw std::runtime_error("no kernel " + name);
 }
 

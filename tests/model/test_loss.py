@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from retro_model.layers import linear_cross_entropy, next_token_loss
+from retro_kernels import _native
+from retro_kernels.cpu import _softmax_losses
+from retro_model.layers import linear_cross_entropy, loss, next_token_loss
 from tests.model import tiny
 
 T, D, V = 29, 8, 37
@@ -130,3 +132,44 @@ def test_refuses():
     assert next_token_loss(
         torch.zeros(1, 3, D), weight.detach().float(), tokens[:1, :3], torch.ones(1, 3)
     ).losses.shape == (1, 2)
+
+
+@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+@pytest.mark.parametrize(
+    "isa", [] if _native.unavailable("_cpu") else _native.extension("_cpu").supported_isas().split()
+)
+@pytest.mark.parametrize("vocabulary", [1, 7, 64, 1001, 32000])
+def test_the_kernels_losses(isa, vocabulary):
+    """Rows of every remainder, logits far from 0, weights of 0 and more than 1; without a gradient they stay."""
+    g = torch.Generator().manual_seed(0)
+    logits = 8 * torch.randn(6, vocabulary, generator=g) + 90 * torch.randn(6, 1, generator=g)
+    targets = torch.randint(vocabulary, (6,), generator=g)
+    targets[0] = vocabulary - 1
+    weights = torch.tensor([1.0, 0.0, 0.5, 3.0, 1.0, 1.0])
+    exact = logits.double().requires_grad_()
+    want = F.cross_entropy(exact, targets, reduction="none") * weights
+    (want_grad,) = torch.autograd.grad(want.sum(), exact)
+    got, before = logits.clone(), logits.clone()
+    _native.extension("_cpu").set_isa(isa)
+    try:
+        alone = _softmax_losses.softmax_losses_(logits, targets, weights, False)
+        losses = _softmax_losses.softmax_losses_(got, targets, weights, True)
+    finally:
+        _native.extension("_cpu").set_isa("")
+    assert torch.equal(logits, before) and torch.equal(alone, losses)
+    torch.testing.assert_close(losses.double(), want.detach(), rtol=2e-6, atol=2e-5)
+    torch.testing.assert_close(got.double(), want_grad, rtol=1e-5, atol=1e-6)
+    logits[3, vocabulary // 2] = float("nan")
+    assert _softmax_losses.softmax_losses_(logits, targets, weights, True)[3].isnan()
+
+
+def test_without_the_kernels_it_is_torchs(monkeypatch):
+    x, weight, targets, counted = inputs(torch.float32)
+    ours = linear_cross_entropy(x, weight, targets, counted)
+    monkeypatch.setattr(_native, "unavailable", lambda name: "absent")
+    monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 3 * V)
+    theirs = linear_cross_entropy(x, weight, targets, counted)
+    for a, b in zip(
+        (*ours, *torch.autograd.grad(ours[0], (x, weight))), (*theirs, *torch.autograd.grad(theirs[0], (x, weight)))
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,79 @@
+// A task is a row: it comes from memory once, for its largest logit, and lies in L2 for the exponentials and for what
+// scales them. Sums of exponentials are several per lane, so that an error doesn't grow with the vocabulary.
+#include "softmax_losses.h"
+
+#include <algorithm>
+
+#include "parallel.h"
+#include "simd.h"
+
+namespace retro::RETRO_ISA {
+namespace {
+
+constexpr int AT_ONCE = 4;  // vectors of a row, each with a maximum and a sum of its own
+
+// f(i, which, count...) for every vector of a row: `which` counts modulo AT_ONCE, a constant in the unrolled loop.
+template <class Function>
+RETRO_INLINE void vectors(int64_t width, Function&& f) {
+  int64_t i = 0;
+  for (; i + AT_ONCE * LANES <= width; i += AT_ONCE * LANES)
+#pragma GCC unroll 4
+    for (int v = 0; v < AT_ONCE; ++v) f(i + v * LANES, v);
+  for (; i + LANES <= width; i += LANES) f(i, 0);
+  if (i < width) f(i, 0, static_cast<int>(width - i));
+}
+
+float largest(const float* row, int64_t width) {
+  float top = row[0];
+  Vec m[AT_ONCE] = {broadcast(top), broadcast(top), broadcast(top), broadcast(top)};
+  vectors(width, [&](int64_t i, int v, auto... count) {
+    if constexpr (sizeof...(count) == 0)
+      m[v] = max(m[v], load(row + i));
+    else
+      for (int64_t j = i; j < width; ++j) top = std::max(top, row[j]);
+  });
+  return std::max(top, max_of(max(max(m[0], m[1]), max(m[2], m[3]))));
+}
+
+// The sum of exp(x - top) over a row, which becomes them if KEPT.
+template <bool KEPT>
+float exponentials(float* row, int64_t width, float top) {
+  const Vec shift = broadcast(top);
+  Vec s[AT_ONCE] = {zero(), zero(), zero(), zero()};
+  float rest = 0.f;
+  vectors(width, [&](int64_t i, int v, auto... count) {
+    const Vec e = exp(load(row + i, count...) - shift);
+    if (KEPT) store(row + i, e, count...);
+    if constexpr (sizeof...(count) == 0) {
+      s[v] = s[v] + e;
+    } else {
+      float lanes[LANES];
+      store(lanes, e);
+      for (int64_t j = i; j < width; ++j) rest += lanes[j - i];
+    }
+  });
+  return sum((s[0] + s[1]) + (s[2] + s[3])) + rest;
+}
+
+float loss(float* row, int64_t width, int64_t target, float weight, bool gradient) {
+  const float top = largest(row, width), at_target = row[target];
+  const float total = gradient ? exponentials<true>(row, width, top) : exponentials<false>(row, width, top);
+  if (gradient) {
+    const Vec scale = broadcast(weight / total);
+    vectors(width, [&](int64_t i, int, auto... count) { store(row + i, load(row + i, count...) * scale, count...); });
+    row[target] -= weight;
+  }
+  return weight * (std::log(total) + top - at_target);
+}
+
+}  // namespace
+
+void softmax_losses(const View& logits, const View& targets, const View& weights, const View& losses, bool gradient,
+                    int threads) {
+  parallel_for(logits.size[0], threads, [&](int64_t t) {
+    *losses.at<float>(t) =
+        loss(logits.at<float>(t), logits.size[1], *targets.at<const int64_t>(t), *weights.at<const float>(t), gradient);
+  });
+}
+
+}  // namespace retro::RETRO_ISA
