@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,4 +119,5 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    """Of "a,b". A comma before a space belongs to a name: cases are called "documents, masked"."""
+    return tuple(name.strip() for name in re.split(r",(?! )", text) if name.strip())

@@ -37,6 +37,8 @@ def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     for name, words in (("tensor_instructions", "tensor instructions"), ("async_copies", "asynchronous copies")):
         if old[name] and not new[name]:
             yield f"{words} gone: were {old[name]}"
+    if old.get("copies_in_flight") and not new.get("copies_in_flight"):
+        yield f"a pipelined loop waits for all its copies: {old['copies_in_flight']} groups were in flight"
     if new.get("emulation_fault") and not old.get("emulation_fault"):
         yield f"emulation: {new['emulation_fault']}"
     for name, words in (

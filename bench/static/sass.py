@@ -59,18 +59,42 @@ def hot_loop(code: list[Instruction]) -> list[Instruction]:
     The innermost loop with the most tensor instructions; where those stand in outer loops only, the shortest of these
     with the most; with none at all the longest innermost loop.
     """
-    spans = []
-    for instruction in code:
-        target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
-        if target and int(target[1], 16) < instruction.address:
-            spans.append((int(target[1], 16), instruction.address))
-    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    loops = [_between(code, span) for span in inner]
+    spans = _spans(code)
+    loops = _innermost(code, spans)
     if not any(map(_tensors, loops)) and (
         outer := [loop for loop in (_between(code, s) for s in spans) if _tensors(loop)]
     ):
         return max(outer, key=lambda loop: (_tensors(loop), -len(loop)))
     return max(loops, key=lambda loop: (_tensors(loop), len(loop)), default=[])
+
+
+def copies_in_flight(code: list[Instruction]) -> int | None:
+    """Groups of asynchronous copies that may still be under way where an innermost loop that issues some waits for
+    others: the fewest over such loops, so 0 is a loop that waits for all that it asked for. None without such a loop.
+    """
+    waits = [
+        int(match[1], 16)
+        for loop in _innermost(code, _spans(code))
+        if any(i.name in ASYNC_COPY for i in loop)
+        for i in loop
+        if i.name == "DEPBAR" and (match := re.search(r"0x([0-9a-f]+)", i.operands))
+    ]
+    return min(waits, default=None)
+
+
+def _spans(code: list[Instruction]) -> list[tuple[int, int]]:
+    """First and last address of every loop."""
+    spans = []
+    for instruction in code:
+        target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
+        if target and int(target[1], 16) < instruction.address:
+            spans.append((int(target[1], 16), instruction.address))
+    return spans
+
+
+def _innermost(code: list[Instruction], spans: list[tuple[int, int]]) -> list[list[Instruction]]:
+    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
+    return [_between(code, span) for span in inner]
 
 
 def _between(code: list[Instruction], span: tuple[int, int]) -> list[Instruction]:
@@ -98,6 +122,7 @@ def summarise(code: list[Instruction], warps: int | None, arch: int) -> dict:
         "opcode_hash": hashlib.sha256("\n".join(i.opcode for i in code).encode()).hexdigest()[:16],
         "tensor_instructions": sum(names[name] for name in TENSOR),
         "async_copies": sum(names[name] for name in ASYNC_COPY),
+        "copies_in_flight": copies_in_flight(code),
         "loop_opcodes": dict(sorted(counts.items())),
         "loop_issue_slots": len(loop) * warps if loop and warps else None,
         "loop_tensor_instructions": sum(counts[name] for name in TENSOR) if loop else None,

@@ -16,7 +16,7 @@ from retro_kernels.triton.common.combinations import WIDTHS
 TABLES = sorted(path.stem for path in configs._TABLES.glob("*.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)
 #: the dearest first: the order of rows in a table
-OPTIONS = ("bounded", "dropout", "edges", "masked", "plain", "window", "narrow", "apart")
+OPTIONS = ("bounded", "dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "apart")
 
 #: calls that no combination is: a short table, a relative query of its own
 MORE = (dict(D=64, T=1024), dict(D=128, E=128))

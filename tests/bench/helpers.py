@@ -34,6 +34,7 @@ def static_record(kernel="topk_chunks", **metrics):
         "opcode_hash": "h",
         "tensor_instructions": 8,
         "async_copies": 4,
+        "copies_in_flight": 2,
         "loop_opcodes": {},
         "loop_issue_slots": 400,
         "loop_tensor_instructions": 8,

@@ -13,6 +13,7 @@ from tests.bench.helpers import static_record
         ({"blocks_per_sm": 3}, "CTAs per SM"),
         ({"tensor_instructions": 0}, "tensor instructions gone"),
         ({"async_copies": 0}, "asynchronous copies gone"),
+        ({"copies_in_flight": 0}, "a pipelined loop waits for all its copies"),
         ({"loop_issue_slots": 440}, "hot loop"),
     ],
 )
@@ -54,6 +55,27 @@ def test_the_hot_loop_is_the_innermost_with_tensor_instructions():
     assert summary["tensor_instructions"] == 2 and summary["async_copies"] == 1 and summary["loop_issue_slots"] == 12
     assert summary["loop_cycles_at_least"] == max(3 * 4 / 4, 2 * 2 * 16 * 8 * 16 * 4 / 4096)
     assert sass.summarise(code[:2], 4, 90)["loop_issue_slots"] is None
+
+
+PIPELINED = """
+		Function : kernel
+        /*0000*/                   LDGSTS.E.128 [R2], [R4] ;
+        /*0010*/                   DEPBAR.LE SB0, 0x0 ;
+        /*0020*/                   DEPBAR.LE SB0, 0x3 ;
+        /*0030*/                   LDGSTS.E.128 [R2], [R4] ;
+        /*0040*/                   DEPBAR.LE SB0, 0x2 ;
+        /*0050*/               @P0 BRA 0x20 ;
+        /*0060*/                   DEPBAR.LE SB0, 0x1 ;
+        /*0070*/                   HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
+        /*0080*/               @P1 BRA 0x60 ;
+        /*0090*/               @P2 BRA 0x10 ;
+"""
+
+
+def test_copies_in_flight_are_those_of_innermost_loops_that_copy():
+    assert sass.copies_in_flight(sass.functions(PIPELINED)["kernel"]) == 2
+    assert sass.copies_in_flight(sass.functions(PIPELINED.replace("0x3", "0x0"))["kernel"]) == 0
+    assert sass.copies_in_flight(sass.functions(LISTING)["kernel"]) is None
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,11 @@ def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: 
 
 def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
     """What of a call costs a tile registers, for `configs.choose`."""
+    mask, gate = call.neighbour_mask is not None, call.neighbour_gate is not None
     flags = {
         "dropout": call.dropout_p > 0,
-        "masked": call.dropout_p > 0 or call.neighbour_mask is not None or call.neighbour_gate is not None,
+        "masked": call.dropout_p > 0 or mask or gate,
+        "gated_mask": mask and gate,
         "plain": call.rel_key is None,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }

@@ -246,7 +246,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         "dlse_ptr": grad_lse,
         **strides(grad_lse, "dl", "bhn"),
     }
-    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS, 1)
+    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1)
     sizes = {
         "D": d,
         "BLOCK_D": power_of_two(d),
