@@ -16,10 +16,11 @@ namespace {
 
 constexpr int DEPTH = 128;    // of k: 64 packed columns are 32 KiB
 constexpr int PANEL = 64;     // columns of b that are packed at a time
-constexpr int ROWS = 480;     // of a task's tile at most; a multiple of every micro-kernel's rows
-constexpr int COLUMNS = 512;  // of a task's tile at most
-constexpr int LEAST_ROWS = 96, LEAST_COLUMNS = 128;
-constexpr int TASKS_PER_THREAD = 2;
+constexpr int ROWS = 528;     // of a task's tile at most; a multiple of every micro-kernel's rows
+constexpr int COLUMNS = 256;  // of a task's tile at most
+constexpr int LEAST_ROWS = 96, LEAST_COLUMNS = 128;  // below which a thread had better stay idle
+constexpr int GOOD_ROWS = 192;                       // below which packing b costs more than an even end gains
+constexpr int TASKS_PER_THREAD = 2;                  // where tiles stay good, so that none waits long for the last
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -89,6 +90,11 @@ void ask_for_a(const View& a, const Tile& tile, int64_t k, int p, int panels) {
   for (int i = count * p / panels; i < count * (p + 1) / panels; ++i)
     prefetch_row(by_rows ? a.at<const float>(tile.row + i, k) : a.at<const float>(tile.row, k + i), bytes);
 }
+// What products are stored to: a first store would wait for the lines that it only replaces.
+void ask_for_c(const View& c, const Tile& tile, int64_t column, int width) {
+  for (int i = 0; i < tile.rows; ++i)
+    prefetch_row<WRITE>(c.at<const float>(tile.row + i, column), int64_t{sizeof(float)} * width);
+}
 void ask_for_b(const View& b, int64_t k, int depth, int64_t column, int width) {
   const bool by_rows = b.stride[1] == 1;
   const int64_t bytes = int64_t{sizeof(float)} * (by_rows ? width : depth);
@@ -113,6 +119,7 @@ void multiply(const View& a, const View& b, const View& bias, const View& c, con
       const int width = std::min(PANEL, tile.columns - x), next = x + PANEL;
       ask_for_a(a, tile, k + DEPTH, x / PANEL, (tile.columns + PANEL - 1) / PANEL);
       if (next < tile.columns) ask_for_b(b, k, depth, tile.column + next, std::min(PANEL, tile.columns - next));
+      if (k == 0) ask_for_c(c, tile, tile.column + x, width);
       pack_panel(b, k, depth, tile.column + x, width, panel);
       const Sums sums{c.at<float>(tile.row, tile.column + x), c.stride[0], width, k == 0,
                       bias ? bias.at<const float>(tile.column + x) : nullptr};
@@ -129,10 +136,13 @@ void multiply(const View& a, const View& b, const View& bias, const View& c, con
 }  // namespace
 
 void matmul(const View& a, const View& b, const View& bias, const View& c, int threads) {
-  const int64_t M = c.size[0], N = c.size[1], wanted = threads > 1 ? int64_t{TASKS_PER_THREAD} * threads : 1;
+  const int64_t M = c.size[0], N = c.size[1];
   int64_t down = ceil_div(M, ROWS), across = ceil_div(N, COLUMNS);
-  while (down * across < wanted && (ceil_div(M, down + 1) >= LEAST_ROWS || ceil_div(N, across + 1) >= LEAST_COLUMNS))
-    ++(ceil_div(M, down + 1) >= LEAST_ROWS ? down : across);
+  const auto cut = [&](int64_t tasks, int64_t rows) {
+    while (down * across < tasks && (ceil_div(M, down + 1) >= rows || ceil_div(N, across + 1) >= LEAST_COLUMNS))
+      ++(ceil_div(M, down + 1) >= rows ? down : across);
+  };
+  if (threads > 1) cut(threads, LEAST_ROWS), cut(int64_t{TASKS_PER_THREAD} * threads, GOOD_ROWS);
   const int64_t rows = ceil_div(ceil_div(M, down), 6) * 6, columns = ceil_div(ceil_div(N, across), PANEL) * PANEL;
   down = ceil_div(M, rows), across = ceil_div(N, columns);
   parallel_for(down * across, threads, [&](int64_t task) {

@@ -94,9 +94,11 @@ def clip_gradient(model: nn.Module, largest: float) -> float:
     norms = [nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds.values()]
     norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     whole = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-    for kind in kinds.values():
-        nn.utils.clip_grads_with_norm_(kind, largest, whole)
-    return float(whole)
+    norm = float(whole)
+    if norm > largest:  # a product by 1 would read and write every gradient
+        for kind in kinds.values():
+            nn.utils.clip_grads_with_norm_(kind, largest, whole)
+    return norm
 
 
 def train_step(
