@@ -9,7 +9,9 @@ in memory at a time, so that a busy machine is busy for all; of each the least i
 
 In float32 a step's floor is stated with it: the time of its matrix products at the best rate that any library reached
 on this machine in the same run, and that of the kernels as they ran. What a step takes beyond it is all else: norms,
-activations, additions, the optimiser, copies, Python.
+activations, additions, the optimiser, copies, Python. Beside it stands what can be had at most: those products, each
+shape's at the rate that it reaches alone, the kernels, and the bytes that all else must move (`step_bound`) at the
+measured bandwidth.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from retro_model.demo.memory_mosaics.transformer import Transformer, Transformer
 from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
 from retro_model.memory_mosaics.model import Block
 
-from . import environment, model_blocks, record
+from . import environment, model_blocks, record, step_bound
 from .measure import ceilings
 
 MOSAICS, TRANSFORMER, AUTHORS = "Memory Mosaics", "transformer, rotary", "the authors' way"
@@ -116,23 +118,6 @@ def measure(contender: Contender, dtype: str, steps: int) -> list[dict[str, floa
     return samples
 
 
-def product_flops(contender: Contender) -> int:
-    """Floating-point operations of a step's linear maps and readout: forward, and a product for each gradient."""
-    model, total = contender.build(), 0
-
-    def count(module: nn.Linear, inputs: tuple[Tensor], out: Tensor):
-        nonlocal total
-        total += 2 * out.numel() * module.in_features * (2 + inputs[0].requires_grad)
-
-    handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, nn.Linear)]
-    training.batch_loss(model, contender.batch)
-    for handle in handles:
-        handle.remove()
-    embedding = next(m for m in model.modules() if isinstance(m, nn.Embedding))
-    # the readout, which is as large as the embedding, is multiplied inside the loss and never called as a module
-    return total + 3 * 2 * contender.batch.tokens.numel() * embedding.weight.numel()
-
-
 def kernel_seconds(contender: Contender, steps: int = 2) -> float:
     """What the package's own ops take of a step, forward and backward: the least of some profiled steps."""
     model, optimizer, settings = _prepare(contender, "float32", steps)
@@ -175,22 +160,29 @@ def run(
 
 
 def floors(contenders: dict[str, Contender], rows: list[dict], say: Callable[[str], None] = print) -> dict:
-    """Adds to the float32 rows their floor; returns what was measured for it."""
-    rate = max(ceilings.measure("cpu")["flops_per_s"]["float32"] for _ in range(2))
+    """Adds to the float32 rows their floor and what bounds them; returns what was measured for it."""
+    measured = [ceilings.measure("cpu") for _ in range(2)]
+    rate = max(each["flops_per_s"]["float32"] for each in measured)
+    bandwidth = max(each["bytes_per_s"] for each in measured)
     for row in rows:
         if row["dtype"] != "float32":
             continue
         contender = contenders[row["model"]]
-        flops, kernels = product_flops(contender), kernel_seconds(contender)
+        found = step_bound.products(contender.build(), contender.batch)
+        moved = step_bound.moved_bytes(contender.build(), contender.batch)
+        flops, alone, kernels = step_bound.flops(found), step_bound.seconds_alone(found), kernel_seconds(contender)
         gc.collect()
-        floor = flops / rate + kernels
+        passes = sum(moved.values()) / bandwidth
+        floor, bound = flops / rate + kernels, alone + kernels + passes
         row["floor"] = {"product_flops": flops, "products_seconds": flops / rate, "kernels_seconds": kernels}
-        row["over_floor"] = row["seconds"] / floor
+        row["bound"] = {"products_alone_seconds": alone, "moved_bytes": moved, "moved_seconds": passes}
+        row["over_floor"], row["bound_over_floor"] = row["seconds"] / floor, bound / floor
         say(
             f"float32   {row['model']:20s} {row['over_floor']:.2f} of its floor: {flops / rate:.2f} s of products at "
-            f"{rate * 1e-9:.0f} GFLOP/s and {kernels:.2f} s of kernels"
+            f"{rate * 1e-9:.0f} GFLOP/s and {kernels:.2f} s of kernels; bound {bound / floor:.2f}: {alone:.2f} s "
+            f"of products alone, kernels, and {passes:.3f} s for {sum(moved.values()) * 1e-9:.2f} GB"
         )
-    return {"float32_flops_per_s": rate}
+    return {"float32_flops_per_s": rate, "bytes_per_s": bandwidth}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -61,7 +61,9 @@ def test_whole_steps_of_every_way_have_one_loss(plugin):
 def test_retros_steps_and_what_they_are_made_of(monkeypatch):
     from bench import model_steps
 
-    monkeypatch.setattr(model_steps.ceilings, "measure", lambda device: {"flops_per_s": {"float32": 1e11}})
+    monkeypatch.setattr(
+        model_steps.ceilings, "measure", lambda device: {"flops_per_s": {"float32": 1e11}, "bytes_per_s": 1e10}
+    )
     config = model_steps.retro_config(12).replace(vocab_size=50)
     contenders = model_steps.retro_contenders(config, (1, 128))
     (baseline, retro) = rows = model_steps.run(contenders, rounds=1, steps=1, dtypes=["float32"], say=lambda line: None)
@@ -74,3 +76,12 @@ def test_retros_steps_and_what_they_are_made_of(monkeypatch):
     assert baseline["floor"]["product_flops"] == 2 * n * (3 * of_tokens + 2 * of_positions)
     assert retro["floor"]["product_flops"] > baseline["floor"]["product_flops"]
     assert 0 < baseline["floor"]["kernels_seconds"] < 60 and baseline["over_floor"] > 0
+    # what reads and writes memory beside them, in floats: 10 a parameter, and some an activation
+    parameters = sum(p.numel() for p in contenders[model_steps.BASELINE].build().parameters())
+    per_token = config.num_layers * (2 * 5 * d + 5 * config.d_ff + 2 * 6 * d) + 5 * d + 2 * config.vocab_size
+    bound = baseline["bound"]
+    assert sum(bound["moved_bytes"].values()) == 4 * (10 * parameters + config.vocab_size * d + n * per_token)
+    assert bound["moved_seconds"] == sum(bound["moved_bytes"].values()) / 1e10
+    least = bound["products_alone_seconds"] + baseline["floor"]["kernels_seconds"] + bound["moved_seconds"]
+    floor = baseline["floor"]["products_seconds"] + baseline["floor"]["kernels_seconds"]
+    assert baseline["bound_over_floor"] == pytest.approx(least / floor)
