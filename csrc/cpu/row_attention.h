@@ -68,7 +68,7 @@ struct RowSizes {
 // Up to COUNT keys that a row sees, as the caller lists them.
 template <class T>
 struct RowKeys {
-  static constexpr int COUNT = 64;
+  static constexpr int COUNT = 128;
   int count = 0;
   const T *key[COUNT], *value[COUNT];  // of key head 0
   int64_t relative[COUNT];             // row of rel_key, outside the table: adds nothing
@@ -78,6 +78,32 @@ struct RowKeys {
     key[count] = k, value[count] = v, relative[count] = row, gate[count++] = g;
   }
   bool full() const { return count == COUNT; }
+};
+
+// The rows of rel_key that a block of keys meets, of head 0; one outside the table points to its first, and adds
+// nothing.
+template <class T>
+struct RelativeRows {
+  const T* row[RowKeys<T>::COUNT];
+  float outside[RowKeys<T>::COUNT];  // 1 or 0
+  int64_t head = 0;                  // elements from one head to the next
+
+  void take(const View& rel_key, const RowKeys<T>& keys, int count) {
+    static const T NOTHING[LARGEST_D] = {};
+    const int64_t rows = rel_key.size[1];
+    const T* const first = rows ? rel_key.at<const T>(0) : NOTHING;
+    head = rows && rel_key.size[0] > 1 ? rel_key.stride[0] : 0;
+    for (int x = 0; x < count; ++x) {
+      const int64_t at = keys.relative[x];
+      const bool inside = at >= 0 && at < rows;
+      row[x] = inside ? first + at * rel_key.stride[1] : first, outside[x] = inside ? 0.f : 1.f;
+    }
+  }
+  // Asks for LANES rows from x on of head h, if there is one.
+  RETRO_INLINE void ask(const RowSizes& n, int x, int h) const {
+    if (h >= n.H) return;
+    for (int u = 0; u < LANES; ++u) prefetch_row<CLOSE>(row[x + u] + h * head, n.E * int64_t{sizeof(T)});
+  }
 };
 
 // A row's queries [H][pad(width)], with their biases and in base 2, and what a range of its keys has come to.
@@ -100,26 +126,40 @@ RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int 
   }
   if (d < n)
     for (int u = 0; u < LANES; ++u) x[u] = fma(load(a + d), load(rows[u] + offset + d, n - d), x[u]);
-  transpose(x);
-#pragma GCC unroll 4
-  for (int half = LANES / 2; half; half /= 2)
-#pragma GCC unroll 8
-    for (int u = 0; u < half; ++u) x[u] = x[u] + x[u + half];
-  return x[0];
+  return sums(x);
 }
 
-// out[h] += sum of COUNT weighted values
+// Rows of one head are shorter than what hardware prefetchers need to follow: a walk over heads asks for this much
+// ahead.
+template <class T>
+int heads_ahead(const RowSizes& n) {
+  constexpr int64_t BYTES = 1024;  // of each row
+  return static_cast<int>(std::clamp<int64_t>(BYTES / (n.D * int64_t{sizeof(T)}), 1, n.G));
+}
+
+// Asks for COUNT rows of key head g, or, past the last head, for the first heads of the `next` rows, if there are any.
 template <int COUNT, class T>
-RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, int64_t head, const float* weights,
-                             float* out) {
+RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* const* next, int64_t head, int g) {
+  if (g >= n.G) rows = next, g -= n.G;
+  if (!rows) return;
+#pragma GCC unroll 16
+  for (int u = 0; u < COUNT; ++u) prefetch_row<CLOSE>(rows[u] + g * head, n.D * int64_t{sizeof(T)});
+}
+
+// out[h] += sum of COUNT weighted values; `next`: COUNT rows that come after them, or null
+template <int COUNT, class T>
+RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T* const* next, int64_t head,
+                             const float* weights, float* out) {
+  const int share = n.H / n.G, ahead = heads_ahead<T>(n);
   for (int h = 0; h < n.H; ++h, weights += RowKeys<T>::COUNT, out += pad(n.D)) {
-    const int64_t offset = h / (n.H / n.G) * head;
+    const int64_t offset = h / share * head;
+    if (h % share == 0) ask_ahead<COUNT>(n, values, next, head, h / share + ahead);
     Vec p[COUNT];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int u = 0; u < COUNT; ++u) p[u] = broadcast(weights[u]);
     const auto some = [&](int d, auto... left) {
       Vec total = load(out + d);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int u = 0; u < COUNT; ++u) total = fma(p[u], load(values[u] + offset + d, left...), total);
       store(out + d, total);
     };
@@ -134,24 +174,27 @@ template <class T>
 void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const View& rel_key,
                 const RowState& w) {
   constexpr int COUNT = RowKeys<T>::COUNT;
-  static const T NOTHING[LARGEST_D] = {};
   const int share = n.H / n.G, D_pad = pad(n.D), count = pad(keys.count);
   std::fill(keys.key + keys.count, keys.key + count, keys.key[keys.count - 1]);
   std::fill(keys.relative + keys.count, keys.relative + count, -1);
   std::fill(keys.gate + keys.count, keys.gate + count, 1.f);
-  for (int x = 0; x < count; x += LANES)
-    for (int h = 0; h < n.H; ++h)
+  const int ahead = heads_ahead<T>(n);
+  for (int x = 0; x < count; x += LANES) {
+    const T* const* next = x + LANES < count ? keys.key + x + LANES : nullptr;
+    for (int h = 0; h < n.H; ++h) {
+      if (h % share == 0) ask_ahead<LANES>(n, keys.key + x, next, head_key, h / share + ahead);
       store(w.scores + h * COUNT + x,
             dots(w.query + h * D_pad, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
+    }
+  }
+  RelativeRows<T> relative;
+  if (n.E) relative.take(rel_key, keys, count);
   for (int h = 0; n.E && h < n.H; ++h)
     for (int x = 0; x < count; x += LANES) {
-      const T* rows[LANES];
-      for (int u = 0; u < LANES; ++u) {
-        const int64_t row = keys.relative[x + u];
-        rows[u] = row >= 0 && row < rel_key.size[1] ? rel_key.at<const T>(rel_key.size[0] == 1 ? 0 : h, row) : NOTHING;
-      }
+      relative.ask(n, x + LANES < count ? x + LANES : 0, x + LANES < count ? h : h + 1);
       float* s = w.scores + h * COUNT + x;
-      store(s, load(s) + dots(w.rel_query + h * pad(n.E), rows, 0, n.E));
+      const Vec logits = dots(w.rel_query + h * pad(n.E), relative.row + x, h * relative.head, n.E);
+      store(s, load(s) + select(gt(load(relative.outside + x), zero()), zero(), logits));
     }
   for (int h = 0; h < n.H; ++h) {
     float *s = w.scores + h * COUNT, *out = w.out + h * D_pad;
@@ -173,9 +216,12 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
     w.row_max[h] = new_max;
     store(w.row_sum + h, fma(load(w.row_sum + h, 1), alpha, broadcast(sum(total))), 1);
   }
+  constexpr int MANY = 8;
   int x = 0;
-  for (; x + 4 <= keys.count; x += 4) add_values<4>(n, keys.value + x, head_value, w.scores + x, w.out);
-  for (; x < keys.count; ++x) add_values<1>(n, keys.value + x, head_value, w.scores + x, w.out);
+  for (; x + MANY <= keys.count; x += MANY)
+    add_values<MANY, T>(n, keys.value + x, x + 2 * MANY <= keys.count ? keys.value + x + MANY : nullptr, head_value,
+                        w.scores + x, w.out);
+  for (; x < keys.count; ++x) add_values<1, T>(n, keys.value + x, nullptr, head_value, w.scores + x, w.out);
 }
 
 // One head's result from those of every range, `stride` floats apart; returns the log-sum-exp.

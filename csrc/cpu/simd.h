@@ -9,7 +9,7 @@
 //   gt ge either select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of min_of                    across lanes, a fixed order
 //   exp exp2                             about 1 ulp
-//   transpose                            LANES vectors, in registers
+//   transpose sums                       LANES vectors, in registers; lane u of sums(x) is the sum of x[u]
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
 //   load_pairs broadcast_pair interleave to_pairs
 //

@@ -152,4 +152,16 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
+// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, a third of the shuffles that transposing
+// takes.
+RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
+  Vec y[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    y[i] = _mm256_blend_ps(x[i], x[i + 4], 0xf0) + _mm256_permute2f128_ps(x[i], x[i + 4], 0x21);
+  const Vec a = _mm256_blend_ps(y[0], y[1], 0xcc) + _mm256_shuffle_ps(y[0], y[1], 0x4e);
+  const Vec b = _mm256_blend_ps(y[2], y[3], 0xcc) + _mm256_shuffle_ps(y[2], y[3], 0x4e);
+  return _mm256_shuffle_ps(a, b, 0x88) + _mm256_shuffle_ps(a, b, 0xdd);
+}
+
 }  // namespace retro::RETRO_ISA

@@ -138,4 +138,21 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
+// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, a third of the shuffles that transposing
+// takes.
+RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
+  const auto halves = [](Vec a, Vec b) {
+    return _mm512_mask_blend_ps(0xff00, a, b) + _mm512_shuffle_f32x4(a, b, 0x4e);
+  };
+  Vec y[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Vec a = halves(x[i], x[i + 4]), b = halves(x[i + 8], x[i + 12]);
+    y[i] = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+  }
+  const auto pairs = [](Vec a, Vec b) { return _mm512_mask_blend_ps(0xcccc, a, b) + _mm512_shuffle_ps(a, b, 0x4e); };
+  const Vec a = pairs(y[0], y[1]), b = pairs(y[2], y[3]);
+  return _mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd);
+}
+
 }  // namespace retro::RETRO_ISA

@@ -143,4 +143,10 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   x[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c)), x[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
 
+// Lane u: the sum of x[u].
+RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
+  transpose(x);
+  return (x[0] + x[1]) + (x[2] + x[3]);
+}
+
 }  // namespace retro::RETRO_ISA

@@ -105,4 +105,10 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   for (int i = 0; i < LANES; ++i) x[i] = Vec{a[i], b[i], c[i], d[i]};
 }
 
+// Lane u: the sum of x[u].
+RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
+  transpose(x);
+  return (x[0] + x[1]) + (x[2] + x[3]);
+}
+
 }  // namespace retro::RETRO_ISA
