@@ -246,6 +246,15 @@ class Writer:
             os.close(descriptor)
 
 
+def replace(path: Path, records: list[dict[str, Any]]) -> None:
+    """Puts these in the place of the file's records of the same run and id; the file is whole at any moment."""
+    new = {(one["run"], one["id"]): one for one in records}
+    lines = [json.dumps(new.get((old["run"], old["id"]), old), separators=(",", ":")) for old in read(path)]
+    beside = path.with_name(path.name + ".new")
+    beside.write_text("".join(line + "\n" for line in lines))
+    os.replace(beside, path)
+
+
 def _drop_torn_line(path: Path) -> None:
     """A process killed inside a write leaves a line without its end; it is cut off before anything is appended."""
     if not path.exists():

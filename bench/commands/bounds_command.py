@@ -2,7 +2,9 @@
 
 Every part is measured on this machine by itself, with the instruction set that is active (RETRO_KERNELS_ISA chooses),
 at the sizes that the kernel gives it and from memory that stays in the caches; the sum stands beside the case as it
-ran in the same minutes. "at bound" is the share of the best library product's rate that the sum would reach.
+ran in the same minutes. "share" is of the best library product's rate, the highest of those measured before, between
+and after the cases, or, for a step of decoding, of the rate at which the bytes it must read are read where they lie;
+"at bound" is the share that the sum of the parts would reach.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from . import _options
 
 HEADLINES = {
     "chunked_cross_attention": ("retro-172m", "rpt-2k", "eval-k10", "masked-k4", "decode-1", "decode-16"),
+    "relative_attention": ("decode",),
     "topk_chunks": ("rpt-retriever", "sampling-200k", "precompute-100k"),
 }
 
@@ -42,20 +45,25 @@ def execute(arguments: argparse.Namespace) -> int:
     if unknown := set(arguments.case) - known:
         raise exits.UsageError(f"--case: expected some of {', '.join(sorted(known))}; got {', '.join(sorted(unknown))}")
     measured = parts.Parts(arguments.threads)
-    ceiling = ceilings.better(*(ceilings.measure("cpu") for _ in range(2)))
-    rate = ceilings.rate(ceiling, "float32" if _native.cpu_isa() == "avx2" else arguments.dtype)
+    product = "float32" if _native.cpu_isa() == "avx2" else arguments.dtype
+    rows, ceiling = [], ceilings.measure("cpu")
+    for kernel, names in HEADLINES.items():
+        for case in cases_of(kernel):
+            if case.name in names and (not arguments.case or case.name in arguments.case):
+                embeddings = kernel == "topk_chunks"
+                modes = [mode for mode in case.modes if not embeddings or (mode, arguments.dtype) == ("fwd", "float32")]
+                rows += [_row(measured, case, mode, arguments.dtype) for mode in modes]
+                ceiling = ceilings.better(ceiling, ceilings.measure("cpu"))
+    rate = ceilings.rate(ceiling, product)
     print(
         f"{_native.cpu_isa()}, {arguments.threads} threads, {arguments.dtype}; best library product {rate:.3g} FLOP/s"
     )
     columns = f"{'measured':>10} {'its parts':>10} {'reached':>8} {'share':>6} {'at bound':>9}"
     print(f"{'case':<16} {'mode':<7} {columns}  parts")
-    rows = []
-    for kernel, names in HEADLINES.items():
-        for case in cases_of(kernel):
-            if case.name in names and (not arguments.case or case.name in arguments.case):
-                attention = kernel == "chunked_cross_attention"
-                modes = [mode for mode in case.modes if attention or (mode == "fwd" and arguments.dtype == "float32")]
-                rows += [_row(measured, case, mode, arguments.dtype, rate) for mode in modes]
+    for row in rows:
+        least = row["parts"].get("reading", row["flops"] / rate)
+        row |= {"share": least / row["seconds"], "at_bound": least / row["bound"]}
+        _show(row)
     if arguments.json:
         where = {"git": environment.git_state(), "device": environment.device("cpu"), "isa": _native.cpu_isa()}
         report = {"at": record.now(), "dtype": arguments.dtype, **where, "flops_per_s": rate, "rows": rows}
@@ -63,7 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.OK if rows else exits.NOTHING_MEASURED
 
 
-def _row(measured, case, mode: str, dtype: str, rate: float) -> dict:
+def _row(measured, case, mode: str, dtype: str) -> dict:
     from ..measure import parts, runner, timing
 
     arguments = case.make(0, "cpu", getattr(torch, dtype))
@@ -73,10 +81,11 @@ def _row(measured, case, mode: str, dtype: str, rate: float) -> dict:
     times = timing.measure({"cpu": call}, "cpu", timing.Effort(most=100, seconds=0.5))["cpu"]
     if isinstance(times, Exception):
         raise times
-    seconds = times["minimum"]
-    shares = {"share": bound.flops / seconds / rate, "at_bound": bound.flops / bound.seconds / rate}
-    listed = ", ".join(f"{name} {value * 1e3:.3g}" for name, value in bound.parts.items())
-    spent = f"{seconds * 1e3:7.3g} ms {bound.seconds * 1e3:7.3g} ms {bound.seconds / seconds:8.0%}"
-    print(f"{case.name:<16} {mode:<7} {spent} {shares['share']:6.0%} {shares['at_bound']:9.0%}  {listed} ms")
-    row = {"kernel": case.kernel, "case": case.name, "mode": mode, "seconds": seconds}
-    return row | {"bound": bound.seconds, "parts": bound.parts, "flops": bound.flops, **shares}
+    row = {"kernel": case.kernel, "case": case.name, "mode": mode, "seconds": times["minimum"]}
+    return row | {"bound": bound.seconds, "parts": bound.parts, "flops": bound.flops}
+
+
+def _show(row: dict) -> None:
+    listed = ", ".join(f"{name} {value * 1e3:.3g}" for name, value in row["parts"].items())
+    spent = f"{row['seconds'] * 1e3:7.3g} ms {row['bound'] * 1e3:7.3g} ms {row['bound'] / row['seconds']:8.0%}"
+    print(f"{row['case']:<16} {row['mode']:<7} {spent} {row['share']:6.0%} {row['at_bound']:9.0%}  {listed} ms")

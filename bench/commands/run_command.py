@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 from .. import environment, exits, machines, record
-from ..measure import ceilings, runner, timing
+from ..measure import ceilings, runner, samples, timing
 from ..report import terminal
+from ..work import Work
 from . import _measure, _options
 
+CEILINGS_EVERY_S = 30  # on CPUs, which other work slows down for a while: shares are of the highest of a run
 #: beside the other records in a checkout, in the working folder where the package is installed
 RESULTS = environment.ROOT / "bench" / "results" if (environment.ROOT / "setup.py").exists() else Path("bench-results")
 
@@ -62,14 +65,23 @@ def execute(arguments: argparse.Namespace) -> int:
     writer = record.Writer(path)
     if not arguments.no_ceilings:
         run.ceilings = ceilings.measure(selection.device)
-    records = []
+    records: list[dict] = []
+    looked = time.monotonic()
 
     def keep(measured: dict) -> None:
+        nonlocal looked
         writer.write(measured)
         records.append(measured)
+        if run.ceilings and run.device == "cpu" and time.monotonic() - looked > CEILINGS_EVERY_S:
+            _look_again(run)
+            looked = time.monotonic()
 
     try:
         counts = _measure.walk(run, selection, keep, skip, arguments.quiet, arguments.deadline)
+        if run.ceilings and run.device == "cpu" and records:
+            _look_again(run)
+            _share(records, run.ceilings)
+            record.replace(path, records)
     finally:
         if records:
             print(terminal.times(records))
@@ -78,6 +90,19 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"nothing left to measure in {path}")
         return exits.OK
     return _measure.exit_code(counts, sum(r["time"] is not None and r["role"] != "baseline" for r in records))
+
+
+def _look_again(run: runner.Run) -> None:
+    run.ceilings = ceilings.better(run.ceilings, ceilings.measure(run.device))
+
+
+def _share(records: list[dict], best: dict) -> None:
+    """Rooflines of one run's records by its highest ceilings: no share depends on when its case had its turn."""
+    for one in records:
+        one["ceilings"] = best
+        if one["roofline"]:
+            work = Work(**one["work"])
+            one["roofline"] = ceilings.roofline(work, best, one["dtype"], samples.estimate(one["time"]))
 
 
 def _finished(path: Path, run: runner.Run) -> frozenset[str]:

@@ -16,12 +16,13 @@ import torch
 
 from retro_kernels import _native
 
-from ..registry import Case
+from ..registry import OPERATORS, Case
 from . import host
 
 F32, BF16 = 1, 2  # type codes of csrc/view.h
 QUERY_BLOCK, KEY_BLOCK, SLICE = 64, 132, 12  # csrc/cpu/chunked_cross_attention_tile.h
 KEY_TILE = 24  # csrc/cpu/topk_scan.h
+RANGE = 256  # csrc/cpu/row_attention.h
 ROUNDS, LEAST_S = 15, 2e-3
 
 
@@ -88,12 +89,11 @@ class Parts:
 
         return self._once(("handover", tasks), run)
 
-    def host(self) -> float:
+    def host(self, op: str) -> float:
         """Of a decoding call: the smallest one's, whose kernel computes next to nothing."""
-        if ("host",) not in self._known:
-            times = host.measure(("cpu",), ("chunked_cross_attention",))
-            self._known["host",] = times["chunked_cross_attention/cpu/decode/fwd"]
-        return self._known["host",]
+        if ("host", op) not in self._known:
+            self._known["host", op] = host.measure(("cpu",), (op,))[f"{op}/cpu/decode/fwd"]
+        return self._known["host", op]
 
 
 def _clock(run: Callable[[int], Any], repeats: int) -> float:
@@ -104,7 +104,9 @@ def _clock(run: Callable[[int], Any], repeats: int) -> float:
 
 def bound(parts: Parts, case: Case, dtype: str, mode: str, arguments: dict[str, Any]) -> Bound:
     """What the parts of a case add up to. Raises KeyError for an op whose parts are not known."""
-    made = {"chunked_cross_attention": _cross_attention, "topk_chunks": _topk}[case.kernel]
+    made = {"chunked_cross_attention": _cross_attention, "relative_attention": _one_row, "topk_chunks": _topk}[
+        case.kernel
+    ]
     return made(parts, case, BF16 if dtype == "bfloat16" else F32, mode, arguments)
 
 
@@ -145,9 +147,25 @@ def _decoding(parts: Parts, case: Case, code: int) -> Bound:
         {
             "reading": read / parts.reading(read),
             "hand-over": parts.handover(max(parts.threads, s["K"] * s["R"] // 64)) + parts.handover(rows),
-            "host": parts.host(),
+            "host": parts.host(case.kernel),
         },
         4.0 * rows * s["K"] * s["R"] * s["H"] * s["D"],
+    )
+
+
+def _one_row(parts: Parts, case: Case, code: int, mode: str, arguments: dict[str, Any]) -> Bound:
+    """Every key, value and relative key is read once, whatever is done with them."""
+    if mode != "decode":
+        raise KeyError(mode)
+    work = OPERATORS[case.kernel].work(case, 2 if code == BF16 else 4, mode)
+    rows, ranges = case.shape["B"] * case.shape["N"], math.ceil(case.shape["S"] / RANGE)
+    return Bound(
+        {
+            "reading": work.bytes / parts.reading(int(work.bytes)),
+            "hand-over": parts.handover(ranges * rows) + parts.handover(rows),
+            "host": parts.host(case.kernel),
+        },
+        work.flops,
     )
 
 

@@ -56,6 +56,22 @@ def test_top_ks_products_are_those_of_the_op():
         assert bound.parts["products"] == bound.flops == work.topk_chunks(case(name), 4, "fwd").flops
 
 
+def test_a_decoding_step_reads_every_key_value_and_relative_key_once():
+    class Bytes(Unit):
+        def reading(self, size):
+            return 1.0
+
+        def host(self, op):
+            return 0.0
+
+    one = next(c for c in registry.cases_of("relative_attention") if c.name == "decode")
+    s = one.shape
+    bound = parts.bound(Bytes(), one, "bfloat16", "decode", {})
+    keys_values_table = 2 * s["S"] * s["H"] * s["D"] + s["H"] * s["T"] * s["D"]
+    query_and_output = 2 * s["H"] * s["D"]
+    assert bound.parts["reading"] == 2 * (keys_values_table + query_and_output)
+
+
 def test_the_command_measures_the_parts_and_the_case(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(parts, "LEAST_S", 1e-5)
     monkeypatch.setattr(parts, "ROUNDS", 1)

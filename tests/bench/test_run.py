@@ -167,6 +167,24 @@ def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_w
         assert len(left) == len(answers) - (2 if code == 0 else 1 + runner.MOST_CEILINGS)
 
 
+def test_shares_are_of_the_highest_ceiling_of_a_run(tiny, tmp_path, monkeypatch):
+    """Measured before and after: what was written in between is shared by the higher one too."""
+    path, answers = tmp_path / "a.jsonl", [1e15, 2e15]
+    machine = {"bytes_per_s": 1e15, "cached_bytes_per_s": None, "cache_bytes": None}
+
+    def measure(device):
+        return machine | {"flops_per_s": {"float32": answers.pop(0), "bfloat16": None}}
+
+    monkeypatch.setattr(ceilings, "measure", measure)
+    assert bench.main(["run", *QUICK, "--json", str(path), "--mode", "fwd", "--samples", "2", "--seconds", "0"]) == 0
+    timed = [r for r in record.read(path) if r["time"]]
+    assert timed and not answers
+    for one in timed:
+        assert one["ceilings"]["flops_per_s"]["float32"] == 2e15
+        floor = max(one["work"]["flops"] / 2e15, one["work"]["bytes"] / 1e15)
+        assert one["roofline"]["floor_s"] == pytest.approx(floor)
+
+
 def test_a_run_is_not_resumed_on_another_machine(tiny, tmp_path, monkeypatch, capsys):
     run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
     real = environment.environment()
