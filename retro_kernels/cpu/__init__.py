@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .. import _native, _problem
+from . import _recycled
 
 # From here on malloc maps memory afresh unless it has as much free (M_MMAP_THRESHOLD's largest value in glibc), so each
 # call pays a page fault for every 4 KiB it writes: a quarter of chunked cross-attention's backward pass in float32.
@@ -29,6 +31,17 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     tensor = torch.empty(shape, dtype=dtype)
     if tensor.nbytes >= HUGE_PAGES_FROM:
         _native.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
+    return tensor
+
+
+def gradient(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`empty`; a large one in memory that an earlier one gave back: gradients come and go with every call."""
+    if math.prod(shape) * dtype.itemsize < _recycled.FROM:
+        return empty(shape, dtype)
+    tensor = _recycled.take(shape, dtype)
+    if tensor is None:
+        tensor = empty(shape, dtype)
+        _recycled.keep(tensor)
     return tensor
 
 

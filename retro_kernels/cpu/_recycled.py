@@ -1,0 +1,60 @@
+"""Large blocks of memory that gradients gave back, kept for the next gradients of the same size.
+
+malloc returns what is this large to the system, and every call would pay a page fault for all that it writes: a tenth
+to a third of chunked cross-attention's backward pass.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import torch
+from torch import Tensor
+
+FROM, KEPT = 4 << 20, 256 << 20  # bytes: of a block at least, and of all blocks at most
+
+_users = getattr(torch._C, "_storage_Use_Count", None)
+_blocks: list[torch.UntypedStorage] = []  # in use or free, the one that was taken longest ago first
+_lock = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)  # a thread that is gone may have held it
+
+
+def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """A tensor in a block that nobody uses any more; None where there is none."""
+    like = torch.empty(shape, dtype=dtype, device="meta")
+    with _lock:
+        for at in range(len(_blocks)):
+            if _blocks[at].nbytes() == like.nbytes and _free(at) and not _blocks[at].is_shared():  # with a process
+                block = _blocks.pop(at)
+                _blocks.append(block)
+                return torch.empty(0, dtype=dtype, device="cpu").set_(block, 0, like.shape, like.stride())
+    return None
+
+
+def keep(tensor: Tensor) -> None:
+    """From now on its memory is taken again once nobody uses it, where KEPT has room: free blocks make room, the one
+    taken longest ago first."""
+    if _users is None or tensor.nbytes > KEPT:
+        return
+    with _lock:
+        held = sum(block.nbytes() for block in _blocks) + tensor.nbytes
+        while held > KEPT and (old := next(filter(_free, range(len(_blocks))), None)) is not None:
+            held -= _blocks.pop(old).nbytes()
+        if held <= KEPT:
+            _blocks.append(tensor.untyped_storage())
+
+
+def _free(at: int) -> bool:
+    """Whether only the list holds a block: no tensor, and no reference to the storage's one object but the list's and
+    this call's."""
+    return _users(_blocks[at]._cdata) == 1 and sys.getrefcount(_blocks[at]) <= 2
