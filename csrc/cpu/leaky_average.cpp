@@ -22,9 +22,7 @@ namespace {
 constexpr int64_t WIDEST = 8192;    // lanes of a strip: state, decays and products take a part of L2
 constexpr int64_t FEW_LANES = 256;  // B*H*D below which time is cut too
 constexpr int64_t SPAN = 1024;      // time steps of a cut
-// steps after which the running sum of d decay moves to a second one, of doubles (rounding)
-constexpr int64_t FOLD = 64;
-constexpr int STEPS = 4;  // time steps for which a state stays in its register; divides FOLD
+constexpr int STEPS = 4;            // time steps for which a state stays in its register
 
 struct Sizes {
   int64_t batch, time, heads, dim, strip, strips, spans;
@@ -93,29 +91,54 @@ struct Walk {
 
 // What a scan carries, for the lanes of a strip.
 struct Lanes {
-  float *state, *decay, *sum;  // sum += new state * other; null: not needed
+  float *state, *decay;
+  // total + rest += new state * other, null where that is not needed: one vector for `cell` lanes side by side
+  float *total = nullptr, *rest = nullptr;
+  int64_t cell = LANES, totals = 0;  // of a head
+
+  Lanes from(int64_t head, int64_t dim) const {
+    const int64_t lane = head * dim, at = head * totals;
+    return {state + lane, decay + lane, total + at, rest + at, cell, totals};
+  }
 };
+
+// Lanes whose products may be added up at once: of one head, and no more than keeps the error of a float32 sum small.
+int64_t cell_of(int64_t dim) { return dim % (4 * LANES) == 0 ? 4 * LANES : dim % (2 * LANES) == 0 ? 2 * LANES : LANES; }
+
+// total + rest += x: what rounding takes from the total is kept beside it, for a sum over thousands of steps drifts.
+template <class... Left>
+RETRO_INLINE void add(float* total, float* rest, Vec x, Left... left) {
+  const Vec before = load(total, left...), after = before + x, taken = after - before;
+  store(total, after, left...);
+  store(rest, load(rest, left...) + ((before - (after - taken)) + (x - taken)), left...);
+}
 
 // `COUNT` steps over `n` lanes: state = in + decay * state, written to `out` unless null.
 template <int COUNT, class T>
 RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, const T* other, int64_t other_step,
                         const Lanes& lanes, int64_t n) {
   const auto some = [&](int64_t i, auto... left) {
-    Vec state = load(lanes.state + i, left...), total = zero();
+    Vec state = load(lanes.state + i, left...), products = zero();
     const Vec decay = load(lanes.decay + i, left...);
 #pragma GCC unroll 4
     for (int r = 0; r < COUNT; ++r) {
       state = fma(decay, state, load(in + r * in_step + i, left...));
       if (out) store(out + r * out_step + i, state, left...);
-      if (other) total = fma(state, load(other + r * other_step + i, left...), total);
+      if (other) products = fma(state, load(other + r * other_step + i, left...), products);
     }
     store(lanes.state + i, state, left...);
-    // products of a few steps first: a running sum of all rounds four times as often
-    if (other) store(lanes.sum + i, load(lanes.sum + i, left...) + total, left...);
+    return products;
   };
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) some(i);
-  if (i < n) some(i, static_cast<int>(n - i));
+  int64_t i = 0, at = 0;
+  for (; i + LANES <= n; at += LANES) {
+    Vec products = zero();
+    for (const int64_t end = i + lanes.cell; i < end; i += LANES) products = products + some(i);
+    if (other) add(lanes.total + at, lanes.rest + at, products);
+  }
+  if (i == n) return;
+  const int left = static_cast<int>(n - i);
+  const Vec products = some(i, left);
+  if (other) add(lanes.total + at, lanes.rest + at, products, left);
 }
 
 // `count` steps over `heads` heads; heads that lie side by side in every tensor are one run of lanes.
@@ -125,11 +148,9 @@ void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& othe
   const bool dense = in.dense(dim) && out.dense(dim) && other.dense(dim);
   const int64_t runs = dense ? 1 : heads, width = dense ? heads * dim : dim;
   const auto some = [&](auto steps_at_once, int64_t t) {
-    for (int64_t h = 0; h < runs; ++h) {
-      const Lanes mine{lanes.state + h * dim, lanes.decay + h * dim, lanes.sum ? lanes.sum + h * dim : nullptr};
+    for (int64_t h = 0; h < runs; ++h)
       steps<steps_at_once>(in.at(t, h), in.step, out.data ? out.at(t, h) : nullptr, out.step,
-                           other.data ? other.at(t, h) : nullptr, other.step, mine, width);
-    }
+                           other.data ? other.at(t, h) : nullptr, other.step, lanes.from(h, dim), width);
   };
   int64_t t = 0;
   for (; t + STEPS <= count; t += STEPS) some(std::integral_constant<int, STEPS>{}, t);
@@ -154,7 +175,7 @@ void scan_forward(const Call& c, const Sizes& n, Strip s, int64_t span, float* s
   for (int64_t t = n.span_begin(span), next; t < end; t = next) {
     next = restarts.next(t, end);
     if (restarts.at(t)) std::fill_n(state, heads * n.dim, 0.f);
-    scan<T>(Walk<const T>(c.x, s, t, 1), Walk<T>(c.y, s, t, 1), {}, next - t, heads, n.dim, {state, decays, nullptr});
+    scan<T>(Walk<const T>(c.x, s, t, 1), Walk<T>(c.y, s, t, 1), {}, next - t, heads, n.dim, {state, decays});
   }
 }
 
@@ -162,29 +183,47 @@ struct Backward {
   const View &y, &dy, &decay, &initial, &segment, &dx;
 };
 
-// From the last step to the first; `partial` += the gradient times
-// the previous y, unless null. `space`: two vectors of the strip.
+// partial[h] += the totals of a head's lanes.
+void add_totals(const Lanes& lanes, int64_t heads, int64_t dim, double* partial) {
+  for (int64_t h = 0; h < heads; ++h) {
+    const Lanes mine = lanes.from(h, dim);
+    for (int64_t i = 0; i < lanes.totals; ++i)  // nothing is beside what is infinite
+      partial[h] += static_cast<double>(mine.total[i]) + (std::isfinite(mine.total[i]) ? mine.rest[i] : 0.f);
+  }
+}
+
+// partial[h] += the gradient of the first step times the initial state.
+template <class T>
+void add_initial(const View& initial, Strip s, int64_t dim, const float* state, double* partial) {
+  for (int64_t h = 0; h < s.last - s.first; ++h)
+    for (int64_t d = 0; d < dim; ++d)
+      partial[h] += static_cast<double>(state[h * dim + d]) * to_float(initial.at<const T>(s.b, s.first + h)[d]);
+}
+
+// From the last step to the first; `partial`, one number a head, += the gradient times the previous y, unless null.
+// `space`: three vectors of the strip.
 template <class T>
 void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, double* partial,
                    float* space) {
   const int64_t begin = n.span_begin(span), end = n.span_end(span);
   const int64_t heads = s.last - s.first, width = heads * n.dim;
-  const Lanes lanes{state, space, space + width};
+  const int64_t cell = cell_of(n.dim), totals = n.dim / cell * LANES + n.dim % cell;
+  const Lanes lanes{state, space, space + width, space + 2 * width, cell, totals};
   const Restarts restarts{g.segment, s.b};
   spread_decay(g.decay, n, s, lanes.decay);
   for (int64_t t = end - 1, run = begin; t >= begin;) {
     if (t == end - 1 || t < run) run = restarts.last(t, begin);
     const bool starts = run == 0 || restarts.at(run);  // before it lies the initial state, or nothing
     const bool first = partial && starts && t == run;
-    const int64_t count = first ? 1 : std::min(FOLD, t + 1 - run - (partial && starts ? 1 : 0));
-    if (partial) std::fill_n(lanes.sum, width, 0.f);
+    const int64_t count = first ? 1 : t + 1 - run - (partial && starts ? 1 : 0);
+    if (partial) std::fill_n(lanes.total, 2 * width, 0.f);
     const Walk<const T> before = partial && !first ? Walk<const T>(g.y, s, t - 1, -1) : Walk<const T>();
     scan<T>(Walk<const T>(g.dy, s, t, -1), Walk<T>(g.dx, s, t, -1), before, count, heads, n.dim, lanes);
     t -= count;
     if (first && run == 0 && g.initial)
-      for (int64_t i = 0; i < width; ++i)
-        lanes.sum[i] = state[i] * to_float(g.initial.at<const T>(s.b, s.first + i / n.dim)[i % n.dim]);
-    for (int64_t i = 0; partial && i < width; ++i) partial[i] += lanes.sum[i];
+      add_initial<T>(g.initial, s, n.dim, state, partial);
+    else if (partial)
+      add_totals(lanes, heads, n.dim, partial);
     if (t < run && restarts.at(run)) std::fill_n(state, width, 0.f);
   }
 }
@@ -258,25 +297,26 @@ template <class T>
 void backward(const Backward& g, const View& ddecay, const View& dinitial, int threads) {
   const Sizes n(g.dy, threads);
   const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
-  const auto space = [&] { return static_cast<float*>(scratch(3 * most * sizeof(float))); };
+  const auto space = [&] { return static_cast<float*>(scratch(4 * most * sizeof(float))); };
   std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
-  std::vector<double> partial(ddecay ? n.spans * lanes : 0);
-  const auto at = [&](auto& v, int64_t span, Strip s) {
-    return v.data() + span * lanes + (s.b * n.heads + s.first) * n.dim;
+  std::vector<double> partial(ddecay ? n.spans * n.batch * n.heads : 0);
+  const auto carried = [&](int64_t span, Strip s) {
+    return carry.data() + span * lanes + (s.b * n.heads + s.first) * n.dim;
   };
   const View none;
   const Backward alone{none, g.dy, g.decay, none, g.segment, none};
   const auto ends = [&](int64_t span, int64_t next, Strip s) {
-    scan_backward<T>(alone, n, s, span, at(carry, next, s), nullptr, space());
+    scan_backward<T>(alone, n, s, span, carried(next, s), nullptr, space());
   };
   in_spans(n, g.decay, g.segment, carry, true, threads, ends, [&](int64_t span, Strip s) {
     const int64_t width = (s.last - s.first) * n.dim;
     float* state = space();
     if (n.spans > 1)
-      std::copy_n(at(carry, span, s), width, state);
+      std::copy_n(carried(span, s), width, state);
     else
       std::fill_n(state, width, 0.f);
-    scan_backward<T>(g, n, s, span, state, ddecay ? at(partial, span, s) : nullptr, state + most);
+    double* mine = ddecay ? partial.data() + (span * n.batch + s.b) * n.heads + s.first : nullptr;
+    scan_backward<T>(g, n, s, span, state, mine, state + most);
     if (span > 0 || !dinitial) return;
     for (int64_t h = s.first; h < s.last; ++h)
       for (int64_t d = 0; d < n.dim; ++d)
@@ -286,8 +326,7 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
   if (!ddecay) return;
   for (int64_t h = 0; h < n.heads; ++h) {
     double total = 0;
-    for (int64_t k = 0; k < n.spans * n.batch; ++k)
-      for (int64_t d = 0; d < n.dim; ++d) total += partial[(k * n.heads + h) * n.dim + d];
+    for (int64_t k = 0; k < n.spans * n.batch; ++k) total += partial[k * n.heads + h];
     *ddecay.at<float>(h) = static_cast<float>(total);
   }
 }

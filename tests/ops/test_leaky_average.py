@@ -52,10 +52,19 @@ def test_random_shapes(backend, B, N, H, D, initial, seed):
 
 
 @pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
-@pytest.mark.parametrize("seed", [8, 76])
-def test_a_thousand_steps_of_one_number_drift_no_further_than_rounding(seed):
-    """The gradient of the decay is a sum over all of them."""
-    compare.check(OP, inputs.leaky(seed, B=2, N=1000, H=1, D=1), "cpu")
+@pytest.mark.parametrize("D", [3, 64])
+def test_a_sum_over_a_thousand_steps_drifts_little_further_than_its_terms_round(D):
+    """The gradient of the decay beside the products of the kernel's own y and dx, added up in float64: within twice
+    what half a last place of each product comes to (float32 sums of 64 steps: 2.5 to 3.2). What y and dx are off by
+    no sum can mend.
+    """
+    ratios = []
+    for seed in range(24):
+        kw = inputs.leaky(seed, B=1, N=1000, H=1, D=D, initial=False)
+        got = compare.run(OP, kw, "cpu")
+        terms = got["out0"][:, :-1].double() * got["grad_x"][:, 1:].double()
+        ratios.append((got["grad_decay"].double() - terms.sum()).item() / (2**-24 * terms.norm().item()))
+    assert torch.tensor(ratios).square().mean().sqrt() < 1.9
 
 
 def test_decay_may_stay_float32(backend):
