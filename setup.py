@@ -64,12 +64,18 @@ ISA_FLAGS = {
     ],
 }
 ISA_FLAGS["avx512bf16"] = [*ISA_FLAGS["avx512"], "-mavx512bf16"]
-ISA_FLAGS |= {"neon": [], "neonbf16": ["-march=armv8.2-a+bf16"]}
+ISA_FLAGS |= {
+    "neon": [],
+    "neonbf16": ["-march=armv8.2-a+bf16"],
+    "sve": ["-march=armv8.2-a+sve+bf16", "-msve-vector-bits=256"],
+}
 
 # What a compiler must take to target an instruction set; the intrinsics of those that aren't named come with the flags.
 PROBES = {
     "avx512bf16": "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
     "neonbf16": "float32x4_t f(float32x4_t a, bfloat16x8_t b) { return vbfdotq_f32(a, b, b); }",
+    "sve": "typedef svfloat32_t Vec __attribute__((arm_sve_vector_bits(256)));\n"
+    "Vec f(Vec a, svbfloat16_t b) { return a * svbfdot_f32(a, b, b); }",
 }
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
@@ -163,13 +169,15 @@ def available_isas(cxx: list[str]) -> list[str]:
             f"RETRO_KERNELS_ISAS: expected some of {', '.join(ISA_FLAGS)}; got {', '.join(sorted(unknown))}"
         )
     machine = platform.machine().lower()
-    family = "neon" if machine in ARM else "avx" if machine in X86 else None
-    header = {"neon": "arm_neon.h", "avx": "immintrin.h"}.get(family)
+    headers = {"avx": "immintrin.h"} if machine in X86 else {"neon": "arm_neon.h"} if machine in ARM else {}
+    if machine in ARM and sys.platform == "linux":  # elsewhere nothing says how long the vectors are
+        headers["sve"] = "arm_sve.h"
     isas = ["portable"]  # a processor that has none of the others runs it
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cpp"
         for isa, flags in ISA_FLAGS.items():
-            if isa not in wanted or family is None or not isa.startswith(family):
+            header = next((header for family, header in headers.items() if isa.startswith(family)), None)
+            if isa not in wanted or header is None:
                 continue
             probe.write_text(f"#include <{header}>\n{PROBES.get(isa, '')}\n")
             command = [*cxx, *flags, "-fsyntax-only", str(probe)]

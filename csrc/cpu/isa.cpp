@@ -8,6 +8,7 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -19,7 +20,7 @@
 namespace retro {
 namespace {
 
-constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16"};
+constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "sve"};
 
 #if RETRO_X86
 // XCR0 says which registers the operating system saves: bits 1-2 SSE and AVX, bits 5-7 the AVX-512 state.
@@ -46,10 +47,23 @@ Isa best_of_processor() {
   return a71 & (1u << 5) ? AVX512BF16 : AVX512;
 }
 #elif defined(__aarch64__)
+#if defined(__linux__)
+// Bytes of a scalable vector, as the system has set them for this process; 0 where there are none.
+int scalable_bytes() {
+  constexpr unsigned long HAS_SVE = 1ul << 22;          // HWCAP_SVE
+  constexpr int GET_LENGTH = 51, LENGTH_MASK = 0xffff;  // PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
+  if (!(getauxval(AT_HWCAP) & HAS_SVE)) return 0;
+  const int answer = prctl(GET_LENGTH);
+  return answer < 0 ? 0 : answer & LENGTH_MASK;
+}
+#endif
+
 Isa best_of_processor() {
 #if defined(__linux__)
-  constexpr unsigned long BF16 = 1ul << 14;  // HWCAP2_BF16
-  return getauxval(AT_HWCAP2) & BF16 ? NEONBF16 : NEON;
+  constexpr unsigned long BF16 = 1ul << 14, SVE_BF16 = 1ul << 12;  // HWCAP2_BF16, HWCAP2_SVEBF16
+  const unsigned long has = getauxval(AT_HWCAP2);
+  if (!(has & BF16)) return NEON;
+  return has & SVE_BF16 && scalable_bytes() == 32 ? SVE : NEONBF16;  // compiled for vectors of 32 bytes
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   return NEONBF16;
 #else
@@ -62,7 +76,8 @@ Isa best_of_processor() { return PORTABLE; }
 
 bool compiled(int isa) {
   constexpr bool have[ISA_COUNT] = {
-      true, RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16, RETRO_HAVE_NEON, RETRO_HAVE_NEONBF16};
+      true,          RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16, RETRO_HAVE_NEON, RETRO_HAVE_NEONBF16,
+      RETRO_HAVE_SVE};
   return have[isa];
 }
 

@@ -7,7 +7,7 @@
 
 namespace retro {
 
-enum Isa : int { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, NEON = 4, NEONBF16 = 5, ISA_COUNT = 6 };
+enum Isa : int { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, NEON = 4, NEONBF16 = 5, SVE = 6, ISA_COUNT = 7 };
 
 Isa active_isa();                       // what runs now
 std::string isa_name();                 // its name
@@ -32,6 +32,9 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
 #ifndef RETRO_HAVE_NEONBF16
 #define RETRO_HAVE_NEONBF16 0
 #endif
+#ifndef RETRO_HAVE_SVE
+#define RETRO_HAVE_SVE 0
+#endif
 
 #define RETRO_EVERY_ISA(...)    \
   namespace retro::portable {   \
@@ -50,6 +53,9 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
   __VA_ARGS__                   \
   }                             \
   namespace retro::neonbf16 {   \
+  __VA_ARGS__                   \
+  }                             \
+  namespace retro::sve {        \
   __VA_ARGS__                   \
   }
 
@@ -78,6 +84,11 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
 #else
 #define RETRO_NEONBF16(name) nullptr
 #endif
+#if RETRO_HAVE_SVE
+#define RETRO_SVE(name) &retro::sve::name
+#else
+#define RETRO_SVE(name) nullptr
+#endif
 
 namespace retro {
 
@@ -93,6 +104,6 @@ struct IsaTable {
   ::retro::IsaTable<decltype(&retro::portable::name)> {                                                       \
     {                                                                                                         \
       &retro::portable::name, RETRO_AVX2(name), RETRO_AVX512(name), RETRO_AVX512BF16(name), RETRO_NEON(name), \
-          RETRO_NEONBF16(name)                                                                                \
+          RETRO_NEONBF16(name), RETRO_SVE(name)                                                               \
     }                                                                                                         \
   }

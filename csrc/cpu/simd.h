@@ -85,7 +85,9 @@ RETRO_INLINE float scalar(const View& v, int64_t offset) {
 
 }  // namespace retro::RETRO_ISA
 
-#if RETRO_ISA_LEVEL >= 4
+#if RETRO_ISA_LEVEL >= 6
+#include "simd_sve.h"
+#elif RETRO_ISA_LEVEL >= 4
 #include "simd_neon.h"
 #elif RETRO_ISA_LEVEL >= 2
 #include "simd_avx512.h"

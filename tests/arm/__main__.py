@@ -22,10 +22,11 @@ FOLDER = emulated.ROOT / "build" / "arm"
 def run(isa: str) -> int:
     """The number of cases that failed."""
     begun = time.monotonic()
-    extension = emulated.Extension(emulated.build(isa, FOLDER))
+    extension = emulated.Extension(emulated.build(isa, FOLDER), isa)
     print(f"{isa}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
     failed = count = 0
     with mock.patch.object(_native, "extension", lambda name: extension):
+        extension.check_primitives()
         for name, op, arguments in cases.every():
             count += 1
             try:

@@ -21,6 +21,7 @@
 #include "cpu/rms_norm.h"
 #include "cpu/softmax_losses.h"
 #include "cpu/topk_chunks.h"
+#include "primitives.h"
 
 namespace kernels = retro::RETRO_ISA;
 
@@ -135,12 +136,15 @@ void dispatch(const std::string& name, const Argument& a) {
   KERNEL(relative_attention_forward)
   KERNEL(relative_attention_backward)
 #endif
+  KERNEL(check_primitives)
   KERNEL(leaky_average_forward)
   KERNEL(leaky_average_backward)
   KERNEL(topk_chunks_forward)
   KERNEL(topk_chunks_backward)
+#ifndef WITHOUT_RELATIVE_LOGITS
   KERNEL(relative_logits_forward)
   KERNEL(relative_logits_backward)
+#endif
   KERNEL(matmul)
   KERNEL(rms_norm_forward)
   KERNEL(rms_norm_backward)

@@ -23,7 +23,10 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-ISAS = ("neon", "neonbf16")
+#: the processor that each is tested on; of `max`, scalable vectors are 64 bytes unless it is told otherwise
+PROCESSORS = {"neon": "max", "neonbf16": "max", "sve": "max,sve-default-vector-length=32"}
+ISAS = tuple(PROCESSORS)
+ROOT_OF_TARGET = f"/usr/{COMPILER.removesuffix('-g++')}"  # where Debian has the target's libraries
 ELEMENT_BYTES = (0, 4, 2, 2, 1, 8, 4, 2, 1, 1)  # by type code, csrc/view.h
 
 
@@ -40,11 +43,11 @@ def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Pat
     setup = _setup()
     level = list(setup.ISA_FLAGS).index(isa)
     flags = [*setup.CXX_FLAGS, *setup.ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}", "-O1"]
-    csrc = ROOT / "csrc"
-    sources = [*sorted((csrc / "cpu").glob("*.cpp")), Path(__file__).parent / "driver.cpp"]
+    csrc, here = ROOT / "csrc", Path(__file__).parent
+    sources = [*sorted((csrc / "cpu").glob("*.cpp")), here / "driver.cpp", here / "primitives.cpp"]
     if kernels is not None:
-        sources = [s for s in sources if s.stem in (*kernels, "parallel", "driver")]
-        flags.append("-DWITHOUT_ATTENTION=1")
+        sources = [s for s in sources if s.stem in (*kernels, "parallel", "driver", "primitives")]
+        flags += ["-DWITHOUT_ATTENTION"] + ["-DWITHOUT_RELATIVE_LOGITS"] * ("relative_logits" not in kernels)
     newest = max(p.stat().st_mtime for p in [*sources, *csrc.glob("*.h"), *(csrc / "cpu").glob("*.h")])
     driver = folder / f"driver-{isa}"
     if driver.exists() and driver.stat().st_mtime > newest:
@@ -62,14 +65,26 @@ def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Pat
     return driver
 
 
+def emulator(processor: str, program: Path) -> list[str]:
+    return [EMULATOR, "-cpu", processor, "-L", ROOT_OF_TARGET, str(program)]
+
+
+def build_choice(folder: Path) -> Path:
+    """A program that prints the instruction sets which the package would find where it runs."""
+    setup, program = _setup(), folder / "choice"
+    have = [f"-DRETRO_HAVE_{isa.upper()}=1" for isa in ISAS]
+    sources = [ROOT / "csrc" / "cpu" / "isa.cpp", Path(__file__).parent / "choice.cpp"]
+    command = [COMPILER, *setup.CXX_FLAGS, *have, "-O1", f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return program
+
+
 class Extension:
     """The functions of `retro_kernels._cpu`, computed by an emulated processor."""
 
-    def __init__(self, driver: Path):
-        root = f"/usr/{COMPILER.removesuffix('-g++')}"  # where Debian has the target's libraries
-        self.process = subprocess.Popen(
-            [EMULATOR, "-cpu", "max", "-L", root, str(driver)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+    def __init__(self, driver: Path, isa: str):
+        self.isa, command = isa, emulator(PROCESSORS[isa], driver)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.lock = threading.Lock()
         self.calls = 0
 

@@ -1,5 +1,7 @@
 """Kernels for 64-bit ARM, under an emulator: those that compile within seconds. `python -m tests.arm` runs all."""
 
+import subprocess
+
 import pytest
 import torch
 
@@ -9,22 +11,42 @@ from retro_kernels.testing import compare
 from . import cases, emulated
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
-SMALL = (
-    "leaky_average",
-    "matmul",
-    "relative_logits",
-    "rms_norm",
-    "softmax_losses",
-    "topk_chunks",
-    "topk_chunks_backward",
-)
+SMALL = ("leaky_average", "matmul", "rms_norm", "softmax_losses", "topk_chunks", "topk_chunks_backward")
+KERNELS = {"neonbf16": (*SMALL, "relative_logits"), "sve": SMALL}  # relative_logits takes as long as the others
+
+
+@pytest.fixture(scope="module", params=["neonbf16", "sve"])
+def extension(request, tmp_path_factory):
+    isa = request.param
+    ours = emulated.Extension(emulated.build(isa, tmp_path_factory.mktemp("arm"), KERNELS[isa]), isa)
+    yield ours
+    ours.close()
 
 
 @pytest.fixture(scope="module")
-def extension(tmp_path_factory):
-    ours = emulated.Extension(emulated.build("neonbf16", tmp_path_factory.mktemp("arm"), SMALL))
-    yield ours
-    ours.close()
+def choice(tmp_path_factory):
+    return emulated.build_choice(tmp_path_factory.mktemp("choice"))
+
+
+@pytest.mark.parametrize(
+    "processor, best",
+    [
+        ("cortex-a57", "neon"),
+        ("a64fx", "neon"),  # vectors of 64 bytes, no bfloat16
+        ("max,sve=off", "neonbf16"),
+        ("max,sve-default-vector-length=16", "neonbf16"),
+        ("max,sve-default-vector-length=32", "sve"),
+        ("max,sve-default-vector-length=64", "neonbf16"),
+    ],
+)
+def test_what_a_processor_runs(choice, processor, best):
+    """Kernels for scalable vectors know their length, and are for that one alone."""
+    found = subprocess.run(emulated.emulator(processor, choice), capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == best
+
+
+def test_functions_of_a_vector(extension):
+    extension.check_primitives()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -32,7 +54,8 @@ def test_values_and_gradients(extension, monkeypatch, dtype):
     monkeypatch.setattr(_native, "extension", lambda name: extension)
     before = extension.calls
     for _, op, arguments in cases.small(dtype):
-        compare.check(op, arguments, "cpu")
+        if op in KERNELS[extension.isa]:
+            compare.check(op, arguments, "cpu")
     assert extension.calls > before
 
 

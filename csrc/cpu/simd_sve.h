@@ -1,0 +1,126 @@
+// 8 floats of 64-bit ARM's scalable vectors, compiled for registers of 256 bits; bf16 dot products. Included by simd.h.
+#pragma once
+#include <arm_sve.h>
+
+namespace retro::RETRO_ISA {
+
+constexpr int LANES = 8, REGISTERS = 32;
+constexpr bool MULTIPLIES_PAIRS = true;
+using Vec = svfloat32_t __attribute__((arm_sve_vector_bits(256)));
+using Pairs = svuint32_t __attribute__((arm_sve_vector_bits(256)));
+using Predicate = svbool_t __attribute__((arm_sve_vector_bits(256)));
+struct Mask {
+  Predicate v;
+};
+
+RETRO_INLINE Predicate all() { return svptrue_b32(); }
+RETRO_INLINE Predicate lanes_below(int n) { return svwhilelt_b32_s32(0, n); }
+
+RETRO_INLINE Vec zero() { return svdup_f32(0.f); }
+RETRO_INLINE Vec broadcast(float x) { return svdup_f32(x); }
+RETRO_INLINE Mask first(int n) { return {lanes_below(n)}; }
+
+// Inactive lanes touch no memory and read 0.
+RETRO_INLINE Vec load(const float* p, Predicate lanes) { return svld1_f32(lanes, p); }
+RETRO_INLINE Pairs load_halves(const void* p, Predicate lanes) {  // one in the low half of each lane
+  return svld1uh_u32(lanes, static_cast<const uint16_t*>(p));
+}
+RETRO_INLINE Vec load(const bf16* p, Predicate lanes) {
+  return svreinterpret_f32_u32(svlsl_n_u32_x(all(), load_halves(p, lanes), 16));
+}
+RETRO_INLINE Vec load(const fp16* p, Predicate lanes) {
+  return svcvt_f32_f16_x(all(), svreinterpret_f16_u32(load_halves(p, lanes)));
+}
+template <class T>
+RETRO_INLINE Vec load(const T* p) {
+  return load(p, all());
+}
+template <class T>
+RETRO_INLINE Vec load(const T* p, int n) {
+  return load(p, lanes_below(n));
+}
+
+RETRO_INLINE void store(float* p, Vec x, Predicate lanes) { svst1_f32(lanes, p, x); }
+RETRO_INLINE void store(bf16* p, Vec x, Predicate lanes) {
+  svst1h_u32(lanes, reinterpret_cast<uint16_t*>(p), svreinterpret_u32_bf16(svcvt_bf16_f32_x(all(), x)));
+}
+RETRO_INLINE void store(fp16* p, Vec x, Predicate lanes) {
+  svst1h_u32(lanes, reinterpret_cast<uint16_t*>(p), svreinterpret_u32_f16(svcvt_f16_f32_x(all(), x)));
+}
+template <class T>
+RETRO_INLINE void store(T* p, Vec x) {
+  store(p, x, all());
+}
+template <class T>
+RETRO_INLINE void store(T* p, Vec x, int n) {
+  store(p, x, lanes_below(n));
+}
+
+RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return svmla_f32_x(all(), c, a, b); }
+RETRO_INLINE Mask gt(Vec a, Vec b) { return {svcmpgt_f32(all(), a, b)}; }
+RETRO_INLINE Mask ge(Vec a, Vec b) { return {svcmpge_f32(all(), a, b)}; }
+RETRO_INLINE Mask either(Mask a, Mask b) { return {svorr_b_z(all(), a.v, b.v)}; }
+RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return svsel_f32(m.v, a, b); }
+RETRO_INLINE Vec max(Vec a, Vec b) { return select(gt(a, b), a, b); }
+RETRO_INLINE Vec min(Vec a, Vec b) { return select(gt(b, a), a, b); }
+RETRO_INLINE uint32_t bits(Mask m) {
+  return static_cast<uint32_t>(svorv_u32(m.v, svlsl_u32_x(all(), svdup_u32(1), svindex_u32(0, 1))));
+}
+RETRO_INLINE bool any(Mask m) { return svptest_any(all(), m.v); }
+
+RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
+// x * 2^n, n integral: rounded once, whether 2^n is in range or not
+RETRO_INLINE Vec scale2(Vec x, Vec n) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)); }
+struct Power {
+  Vec n;
+};
+constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
+RETRO_INLINE Power power_of_two(Vec x) { return {round(x)}; }
+RETRO_INLINE Vec times(Vec x, Power power) { return scale2(x, power.n); }
+
+RETRO_INLINE float sum(Vec x) { return svaddv_f32(all(), x); }  // pairs of neighbours, their pairs, and so on
+RETRO_INLINE float max_of(Vec x) { return svmaxnmv_f32(all(), x); }
+RETRO_INLINE float min_of(Vec x) { return svminnmv_f32(all(), x); }
+
+RETRO_INLINE Pairs load_pairs(const bf16* p) {
+  return svreinterpret_u32_u16(svld1_u16(svptrue_b16(), reinterpret_cast<const uint16_t*>(p)));
+}
+RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return svld1_u32(all(), p); }
+RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { svst1_u32(all(), p, x); }
+RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return svdup_u32(two); }
+RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
+  const Pairs high = svlsl_n_u32_x(all(), load_halves(odd, lanes_below(n)), 16);
+  return svorr_u32_x(all(), load_halves(even, lanes_below(n)), high);
+}
+RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
+  return svreinterpret_u32_bf16(svcvtnt_bf16_f32_x(svcvt_bf16_f32_x(all(), even), all(), odd));
+}
+RETRO_INLINE Vec even_of(Pairs x) { return svreinterpret_f32_u32(svlsl_n_u32_x(all(), x, 16)); }
+RETRO_INLINE Vec odd_of(Pairs x) { return svreinterpret_f32_u32(svand_n_u32_x(all(), x, 0xffff0000u)); }
+RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) {
+  return svbfdot_f32(acc, svreinterpret_bf16_u32(a), svreinterpret_bf16_u32(b));
+}
+
+// x[r][c] becomes x[c][r]: each round moves the first bit of a number's place, row then column, behind the others.
+RETRO_INLINE void transpose(Vec (&x)[LANES]) {
+#pragma GCC unroll 3
+  for (int round = 0; round < 3; ++round) {
+    Vec y[LANES];
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES / 2; ++i) {
+      y[2 * i] = svzip1_f32(x[i], x[i + LANES / 2]);
+      y[2 * i + 1] = svzip2_f32(x[i], x[i + LANES / 2]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES; ++i) x[i] = y[i];
+  }
+}
+
+// Lane u: the sum of x[u]. Each step adds neighbours of two vectors into one.
+RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
+  const auto neighbours = [](Vec a, Vec b) { return Vec(svuzp1_f32(a, b)) + Vec(svuzp2_f32(a, b)); };
+  const Vec a = neighbours(neighbours(x[0], x[1]), neighbours(x[2], x[3]));
+  return neighbours(a, neighbours(neighbours(x[4], x[5]), neighbours(x[6], x[7])));
+}
+
+}  // namespace retro::RETRO_ISA
