@@ -46,15 +46,14 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError(f"--case: expected some of {', '.join(sorted(known))}; got {', '.join(sorted(unknown))}")
     measured = parts.Parts(arguments.threads)
     product = "float32" if _native.cpu_isa() == "avx2" else arguments.dtype
-    rows, ceiling = [], ceilings.measure("cpu")
+    rows, rate = [], ceilings.products("cpu", product) or 0.0
     for kernel, names in HEADLINES.items():
         for case in cases_of(kernel):
             if case.name in names and (not arguments.case or case.name in arguments.case):
                 embeddings = kernel == "topk_chunks"
                 modes = [mode for mode in case.modes if not embeddings or (mode, arguments.dtype) == ("fwd", "float32")]
                 rows += [_row(measured, case, mode, arguments.dtype) for mode in modes]
-                ceiling = ceilings.better(ceiling, ceilings.measure("cpu"))
-    rate = ceilings.rate(ceiling, product)
+                rate = max(rate, ceilings.products("cpu", product) or 0.0)
     print(
         f"{_native.cpu_isa()}, {arguments.threads} threads, {arguments.dtype}; best library product {rate:.3g} FLOP/s"
     )

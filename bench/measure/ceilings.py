@@ -36,7 +36,7 @@ def measure(device: str) -> dict[str, Any]:
     cache = environment.last_level_cache() if device == "cpu" else None
     cached = _copy(device, CACHED_COPY_BYTES) if cache else None
     measured = {"bytes_per_s": _copy(device, COPY_BYTES[device]), "cached_bytes_per_s": cached, "cache_bytes": cache}
-    return measured | {"flops_per_s": {dtype: _products(device, dtype) for dtype in types}}
+    return measured | {"flops_per_s": {dtype: products(device, dtype) for dtype in types}}
 
 
 def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,8 @@ def _copy(device: str, size: int) -> float:
     return 4 * elements * max(2 / _best(lambda: target.copy_(source), device), 1 / _best(source.max, device))
 
 
-def _products(device: str, dtype: str) -> float | None:
+def products(device: str, dtype: str) -> float | None:
+    """FLOP/s of the best library product in that type."""
     rates = []
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
