@@ -34,6 +34,8 @@ BLOCKS = {
     "300, bounded": dict(N=300, S=300, causal=True, rel="bounded", rel_start=0, T=70, E=16),
     "300, bounded off the chunks": dict(N=200, S=300, rel="bounded", rel_start=-77, T=65, E=16),
     "one query": dict(N=1, S=300, causal=True),
+    "one query, a short table": dict(N=1, S=300, causal=True, rel="bounded", rel_start=0, T=90),
+    "two queries, a short table": dict(N=2, S=300, H=4, G=2, D=24, E=5, rel="bounded", rel_start=-1, T=40),
     "one query, many ranges": dict(N=1, S=900, causal=True, H=4, G=2),
     "two queries, window": dict(N=2, S=700, causal=True, window=530, D=24, E=5),
     "two queries that see nothing": dict(N=2, S=300, causal=True, query_offset=-2),
