@@ -20,7 +20,7 @@ from ..registry import OPERATORS, Case
 from . import host
 
 F32, BF16 = 1, 2  # type codes of csrc/view.h
-QUERY_BLOCK, KEY_BLOCK, SLICE = 64, 132, 12  # csrc/cpu/chunked_cross_attention_tile.h
+QUERY_BLOCK, KEY_BLOCK, SLICE, BAND_SLICE = 64, 132, 12, 6  # csrc/cpu/chunked_cross_attention_tile.h
 KEY_TILE = 24  # csrc/cpu/topk_scan.h
 RANGE = 256  # csrc/cpu/row_attention.h
 ROUNDS, LEAST_S = 15, 2e-3
@@ -127,9 +127,9 @@ def _cross_attention(parts: Parts, case: Case, code: int, mode: str, arguments: 
     seconds = {"products": product * ((1 + 4 * backward) / scores + (1 + backward) / values)}
     flops, packed = product * (2 + 5 * backward), rows * d * (1 + 3 * backward)
     if "rel_key" in case.extras:
-        columns = s["R"] + SLICE - 1  # of the band, which a slice of rows meets
-        band = 2.0 * rows * columns * width * (1 + 3 * backward)
-        seconds["band"] = band / parts.rate(SLICE, columns, width, code=code)
+        columns, fewer = s["R"] + SLICE - 1, s["R"] + BAND_SLICE - 1  # of the band, which a slice of rows meets
+        logits, grads = (1 + backward) * columns, 2 * backward * fewer
+        seconds["band"] = 2.0 * rows * (logits + grads) * width / parts.rate(SLICE, columns, width, code=code)
         flops += 2.0 * rows * s["R"] * width * (1 + 3 * backward)
         packed += rows * (width + s["R"]) * (1 + backward)  # queries with their bias, the band un-skewed
     seconds["softmax"] = parts.softmax(rows * keys * (1 + backward))

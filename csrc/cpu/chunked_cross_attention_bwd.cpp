@@ -65,7 +65,7 @@ struct Backward {
 
   // to(at, score in base 2, (q + u)·k)
   template <class To>
-  void scores(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
+  void scores(int count, const Ahead<T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
               const ChunkedState<Elem>& st, To to) const {
     // pointers of its own: a store of scores might change those of the workspace, for all the compiler knows
     const float *const scaled = w.factors.scaled, *const z = st.z;
@@ -77,7 +77,7 @@ struct Backward {
   }
 
   // w.p = P, and for the gate's gradient w.x = (q + u)·k
-  void probabilities(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
+  void probabilities(int count, const Ahead<T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                      const ChunkedState<Elem>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
     float *const p = w.p, *const products = w.x;
@@ -118,19 +118,19 @@ struct Backward {
 
   // keys or values · queries or gradients, transposed; asks for the rows that will be read next.
   template <class Rows, class Epilogue>
-  void sliced(int count, const Piece<const T>& soon, const Unit& unit, const Rows& rows, const Elem* columns,
+  void sliced(int count, const Ahead<T>& asked, const Unit& unit, const Rows& rows, const Elem* columns,
               Epilogue epilogue) const {
-    for (int k = 0; k < count; k += SLICE) {
-      prefetch(soon, n, k, k + SLICE);
-      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), rows.from(k),
-           PackedB<Elem>{columns, QUERY_BLOCK}, [=](int r, int i, Vec x) { epilogue(r + k, i, x); });
-    }
+    const int vectors = unit.lanes() / LANES;
+    const Ahead<T> soon = asked.beside(count, vectors);
+    for (int k = 0; k < count; k += SLICE)
+      gemm(std::min(SLICE, count - k), vectors, kc_of<Elem>(n.D), rows.from(k), PackedB<Elem>{columns, QUERY_BLOCK},
+           AskingTiles<Ahead<T>, Epilogue>{soon, k, epilogue});
   }
 
   // w.p becomes what multiplies dO in dV, w.ds what multiplies Q in dK: both with the gate; dz sums dS over neighbours.
   // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys
   // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
-  void score_grads(int count, const Piece<const T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
+  void score_grads(int count, const Ahead<T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                    const ChunkedState<Elem>& st, bool all) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
     float *const ps = w.p, *const dss = w.ds, *const keeps = w.keep, *const dz = st.dz;
@@ -186,37 +186,35 @@ struct Backward {
     to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
   }
 
-  // Unit `at` of `units`, against keys [first, first + count) of the tokens.
+  // Unit `at` of `units`, against keys [first, first + count) of the tokens. `soon_k`, `soon_v`, and the rows of `next`
+  // in the tensors that `begin` reads: asked for meanwhile.
   void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v,
-             const Unit& unit, int at, int units, const ChunkedWorkspace<T, Elem>& w,
-             const ChunkedState<Elem>& st) const {
+             const Unit& unit, int at, int units, const ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st,
+             int64_t next_b, const Unit& next) const {
     const int ld = pad(n.D), vectors = ld / LANES, lda = kc_of<Elem>(QUERY_BLOCK), kc = kc_of<Elem>(unit.rows);
-    probabilities(count, soon_k, unit, w, st);
+    probabilities(count, Ahead<T>(soon_k, n), unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
         dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row),
                         static_cast<uint32_t>(unit.head), static_cast<uint32_t>(tokens.b), unit.lanes(),
                         w.keep + r * QUERY_BLOCK);
-    score_grads(count, soon_v, unit, w, st, count == tokens.count);
+    score_grads(count, Ahead<T>(soon_v, n), unit, w, st, count == tokens.count);
     to_operands(count, unit, w);
-    // units add up; the last one writes
-    const auto grads = [=](float* sums, T* const* rows, Vec factor) {
-      return [=](int r, int d, Vec x) {
-        float* sum = sums + r * ld + d;
-        if (at > 0) x = x + load(sum);
-        if (at + 1 < units) return store(sum, x);
-        store(rows[r] + d, x * factor, n.D - d);
-      };
+    const auto grads = [&](float* sums, T* const* rows, Vec factor) {
+      return GradTiles<T>{sums, rows, factor, ld, n.D, at > 0, at + 1 == units};
     };
     if (want.value)
       gemm<true>(count, vectors, kc, w.p_a, lda, st.grad_b, ld, grads(w.dv, w.value_grads, broadcast(1.f)));
     if (want.key)
       gemm<true>(count, vectors, kc, w.ds_a, lda, st.query_b, ld, grads(w.dk, w.key_grads, broadcast(scale)));
-    if (want.query || want.content_bias)
-      w.key_b.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
-        gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
-             [to = st.dquery, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); });
-      });
+    if (!want.query && !want.content_bias) return;
+    const auto ahead = [&](const View& of) { return Ahead<T>(of, next_b, next, next.head).beside(unit.rows, vectors); };
+    const ThreeAhead<T, READ> soon{ahead(c.query), ahead(dout), ahead(out)};
+    const auto add = [to = st.dquery, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); };
+    w.key_b.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
+      gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
+           AskingTiles<ThreeAhead<T, READ>, decltype(add)>{soon, 0, add});
+    });
   }
 
   // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two
@@ -229,8 +227,8 @@ struct Backward {
     transpose(st.dz, QUERY_BLOCK, n.R, unit.rows, w.strip + last, ld - 1);
     to_row_major(w.strip, ld, unit.rows, ld, w.band_a, lda);
     to_column_major(w.strip, ld, unit.rows, ld, w.band_t, ld);
-    for (int i = 0; want_rel_query && i < unit.rows; i += SLICE) {
-      const int rows = std::min(SLICE, unit.rows - i), begin = (last - i - rows + 1) / STEP,
+    for (int i = 0; want_rel_query && i < unit.rows; i += BAND_SLICE) {
+      const int rows = std::min(BAND_SLICE, unit.rows - i), begin = (last - i - rows + 1) / STEP,
                 end = kc_of<Elem>(last - i + n.R);
       gemm<true>(rows, E_pad / LANES, end - begin, w.band_a + i * lda + begin, lda, rel.rows_b + begin * E_pad, E_pad,
                  [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * E_pad + e, x); });
@@ -239,8 +237,8 @@ struct Backward {
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
                  w.rel_a);
     const Elem* rel_b = pack_b(w.rel_a, unit.rows, n.E, w.rel_b);
-    for (int t = 0; t < n.band; t += SLICE) {
-      const int columns = std::min(SLICE, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
+    for (int t = 0; t < n.band; t += BAND_SLICE) {
+      const int columns = std::min(BAND_SLICE, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
       const int end = kc_of<Elem>(std::clamp(last - t + n.R, 0, unit.rows));
       if (begin >= end) continue;
       gemm<false>(columns, E_pad / LANES, end - begin, w.band_t + begin * ld + t, ld, rel_b + begin * E_pad, E_pad,
@@ -283,7 +281,8 @@ struct Backward {
     }
   }
 
-  void chunk(const Tokens& here, const Tokens* after, int g, int64_t slot, ChunkedWorkspace<T, Elem>& w) {
+  // `after`, and its head `next`: what this thread will probably do then.
+  void chunk(const Tokens& here, int g, const Tokens& after, int next, int64_t slot, ChunkedWorkspace<T, Elem>& w) {
     const int64_t b = here.b, u = here.u;
     const int share = n.H / n.G;
     thread_local std::vector<Unit> units;
@@ -297,7 +296,7 @@ struct Backward {
       const bool more = first + KEY_BLOCK < keys;
       const auto soon = [&](bool of_keys) {
         if (more) return Piece<const T>(c, here, of_keys, g, first + KEY_BLOCK);
-        return after ? Piece<const T>(c, *after, of_keys, g, 0) : Piece<const T>();
+        return Piece<const T>(c, after, of_keys, next, 0);
       };
       const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
       w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
@@ -306,7 +305,11 @@ struct Backward {
       grad_rows(want.key, here, g, first, k.count, w.key_grads);
       grad_rows(want.value, here, g, first, k.count, w.value_grads);
       clear(w.dgate, KEY_BLOCK * LANES);
-      for (int i = 0; i < count; ++i) block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.state(n, i));
+      for (int i = 0; i < count; ++i) {
+        Unit then = units[i];
+        then.row += (after.u - u) * n.M, then.head += (next - g) * share, then.rows = more ? 0 : then.rows;
+        block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.state(n, i), after.b, then);
+      }
       for (int r = 0; gate && r < k.count; ++r) gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
     }
     for (int i = 0; i < count; ++i) finish(b, units[i], w, w.state(n, i), partials.of(n, slot, units[i].head));
@@ -337,12 +340,13 @@ struct Backward {
     const int last = want.rel_key.size[0] == 1 ? n.H : head + 1;
     for (int row = 0; row < n.table_rows; ++row) {
       const int64_t column = n.max_displacement - row - c.rel_start;
-      const bool inside = column >= 0 && column < n.band;
-      for (int e = 0; e < n.E; ++e) {
-        double x = 0;
-        for (int h = head; inside && h < last; ++h) x += total(h, column * pad(n.E) + e);
-        want.rel_key.at<float>(head, row)[e] = static_cast<float>(x * c.scale);
-      }
+      double sums[LARGEST_D] = {};
+      for (int h = head; column >= 0 && column < n.band && h < last; ++h)
+        for (int64_t s = 0; s < slots; ++s) {
+          const float* of_slot = partials.of(n, s, h) + column * pad(n.E);
+          for (int e = 0; e < n.E; ++e) sums[e] += of_slot[e];
+        }
+      for (int e = 0; e < n.E; ++e) want.rel_key.at<float>(head, row)[e] = static_cast<float>(sums[e] * c.scale);
     }
   }
 
@@ -356,12 +360,14 @@ struct Backward {
                                          Arena(base));
       };
       ChunkedWorkspace<T, Elem> w = sized(scratch(sized(nullptr).bytes));
-      const auto list = [&](int64_t item) { w.tokens[item % 2].list(c, n, item / n.L, item % n.L); };
-      list(first);
+      Tokens *here = &w.tokens[0], *after = &w.tokens[1];
+      const auto list = [&](Tokens* to, int64_t item) { to->list(c, n, item / n.L, item % n.L); };
+      list(here, first);
       for (int64_t item = first; item < last; ++item) {
         const bool more = item + 1 < last;
-        if (more) list(item + 1);
-        chunk(w.tokens[item % 2], more ? &w.tokens[(item + 1) % 2] : nullptr, g, slot, w);
+        list(after, more ? item + 1 : first);
+        chunk(*here, g, *after, more ? g : g + threads, slot, w);
+        std::swap(here, after);
       }
     });
     for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);

@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "chunked_cross_attention_tile.h"
+#include "chunked_cross_attention_rows.h"
 
 namespace retro::RETRO_ISA {
 
@@ -59,6 +59,32 @@ struct RunningMeans {
     for (int r = 0; r < count; ++r) {
       const Vec weight = exp2(load(scores + r * QUERY_BLOCK) - shift);
       rest = fma(weight, load(dp + r * QUERY_BLOCK) - at_max, rest), row_sum = row_sum + weight;
+    }
+  }
+};
+
+// Tiles of the gradients of keys or values: added to what earlier units left in `sums`, written by the last one.
+template <class T>
+struct GradTiles {
+  float* sums;
+  T* const* rows;
+  Vec factor;
+  int ld, width;
+  bool more, last;
+
+  template <int MR, int NR>
+  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) {
+      float* sum = sums + (row + r) * ld + column;
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; ++v) {
+        const Vec total = more ? x[r][v] + load(sum + v * LANES) : x[r][v];
+        if (last)
+          store(rows[row + r] + column + v * LANES, total * factor, width - column - v * LANES);
+        else
+          store(sum + v * LANES, total);
+      }
     }
   }
 };

@@ -2,7 +2,7 @@
 // its query heads); the softmax is carried over blocks of keys.
 #include <cmath>
 
-#include "chunked_cross_attention_tile.h"
+#include "chunked_cross_attention_rows.h"
 #include "row_attention.h"
 
 namespace retro::RETRO_ISA {
@@ -60,7 +60,10 @@ struct Workspace {
 };
 
 // A tile of products of keys and queries into scores: row r times scaled[r], plus its position logits.
+template <class T>
 struct ScoreTiles {
+  const Ahead<T>& soon;
+  int at;  // the product's row that row 0 of these is
   const float* scaled;
   const int32_t* z_row;
   const float* z;
@@ -69,6 +72,7 @@ struct ScoreTiles {
 
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+    soon.ask(at + row, MR, column, NR);
     Vec most[NR];
 #pragma GCC unroll 4
     for (int v = 0; v < NR; ++v) most[v] = block_max[column / LANES + v];
@@ -89,13 +93,17 @@ struct ScoreTiles {
 };
 
 // A tile of products of probabilities and values, added to what the rows held, times alpha.
+template <class Soon>
 struct ValueTiles {
+  const Soon& soon;
+  int at;
   const float* alpha;
   float* to;
   int64_t ld;
 
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+    soon.ask(at + row, MR, column, NR);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
       const Vec factor = broadcast(alpha[row + r]);
@@ -131,22 +139,14 @@ struct Forward {
   }
 
   // Scores of a block against a unit, and their maximum over the keys. `soon`: asked for meanwhile.
-  __attribute__((noinline)) void scores(int count, const Piece<const T>& soon, const Unit& unit,
-                                        const Workspace<T, Elem>& w, const State<Elem>& st, Vec* block_max) const {
+  __attribute__((noinline)) void scores(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
+                                        const State<Elem>& st, Vec* block_max) const {
     const auto keys = w.key_a.operand(n, w.keys);
-    for (int k = 0; k < count; k += SLICE) {
-      prefetch(soon, n, k, k + SLICE);
+    const Ahead<T> soon = asked.beside(count, unit.lanes() / LANES);
+    for (int k = 0; k < count; k += SLICE)
       gemm(std::min(SLICE, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), keys.from(k),
            PackedB<Elem>{st.query, QUERY_BLOCK},
-           ScoreTiles{w.factors.scaled + k, w.factors.z_row + k, st.z, w.s + k * QUERY_BLOCK, block_max});
-    }
-  }
-
-  // One vector of probabilities, as the product with the values wants them.
-  RETRO_INLINE Vec weight(const float* gate, int r, const float* keep, Vec p) const {
-    if (gate) p = p * broadcast(gate[r]);
-    if (dropout) p = p * load(keep);
-    return p;
+           ScoreTiles<T>{soon, k, w.factors.scaled + k, w.factors.z_row + k, st.z, w.s + k * QUERY_BLOCK, block_max});
   }
 
   // Keys [at, at + count) of the tokens.
@@ -163,34 +163,42 @@ struct Forward {
       row_sum[v] = load(st.row_sum + v * LANES) * alpha;
     }
     constexpr int STEP = PAIRS<Elem> ? 2 : 1;  // keys that one element of A holds
-    const float* const gate = c.neighbour_gate ? w.factors.gate : nullptr;
-    const auto weights = [&](int r, int v, Vec& sum) {
-      const int i = v * LANES;
-      const float* s = w.s + r * QUERY_BLOCK + i;
-      const Vec p = exp2(load(s) - row_max[v]), even = weight(gate, r, w.keep + i, p);
-      sum = sum + p;
+    const float *const s = w.s, *const gate = w.factors.gate, *const kept = w.keep;
+    Elem* const to = w.p;
+    // Of keys r and, in pairs, r + 1, as the product with the values wants them.
+    const auto weights = [=](auto gated, auto drop, int r, int v, Vec shift, Vec& sum) {
+      const auto one = [&](int key) {
+        Vec p = exp2(load(s + key * QUERY_BLOCK + v * LANES) - shift);
+        sum = sum + p;
+        if constexpr (gated) p = p * broadcast(gate[key]);
+        if constexpr (drop) p = p * load(kept + (key - r) * QUERY_BLOCK + v * LANES);
+        return p;
+      };
       if constexpr (STEP == 1) {
-        store(w.p + r * QUERY_BLOCK + i, even);
-      } else if (r + 1 < count) {
-        const Vec next = exp2(load(s + QUERY_BLOCK) - row_max[v]);
-        sum = sum + next;
-        store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, weight(gate, r + 1, w.keep + QUERY_BLOCK + i, next)));
+        store(to + r * QUERY_BLOCK + v * LANES, one(r));
       } else {
-        store_pairs(w.p + r / 2 * QUERY_BLOCK + i, to_pairs(even, zero()));
+        const Vec even = one(r), odd = r + 1 < count ? one(r + 1) : zero();
+        store_pairs(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
+      }
+    };
+    const auto down = [&](auto gated) {  // the keys: sums and constants stay in registers
+      for (int v = 0; v < vectors; ++v) {
+        const Vec shift = row_max[v];
+        Vec sum = row_sum[v];
+        for (int r = 0; r < count; r += STEP) weights(gated, std::false_type{}, r, v, shift, sum);
+        row_sum[v] = sum;
       }
     };
     if (dropout) {
       for (int r = 0; r < count; r += STEP) {
         keep(at + r, unit, w, w.keep);
         if (STEP == 2 && r + 1 < count) keep(at + r + 1, unit, w, w.keep + QUERY_BLOCK);
-        for (int v = 0; v < vectors; ++v) weights(r, v, row_sum[v]);
+        for (int v = 0; v < vectors; ++v) weights(std::true_type{}, std::true_type{}, r, v, row_max[v], row_sum[v]);
       }
+    } else if (c.neighbour_gate) {
+      down(std::true_type{});
     } else {
-      for (int v = 0; v < vectors; ++v) {  // down the keys: sums and constants stay in registers
-        Vec sum = row_sum[v];
-        for (int r = 0; r < count; r += STEP) weights(r, v, sum);
-        row_sum[v] = sum;
-      }
+      down(std::false_type{});
     }
     for (int v = 0; v < vectors; ++v) store(st.row_sum + v * LANES, row_sum[v]);
   }
@@ -201,19 +209,21 @@ struct Forward {
   }
 
   // `packed`: by an earlier unit. `last` block of keys: asks for the outputs, and the queries of head `next`.
-  __attribute__((noinline)) void values(int count, const Piece<const T>& soon, const Unit& unit,
-                                        const Workspace<T, Elem>& w, const State<Elem>& st, bool packed, bool last,
-                                        int next) const {
-    const int ld = pad(n.D), share = (KEY_BLOCK * SLICE + QUERY_BLOCK - 1) / QUERY_BLOCK;
-    for (int row = 0; row < unit.rows; row += SLICE) {
-      prefetch(soon, n, row / SLICE * share, (row / SLICE + 1) * share);
-      if (last) prefetch_unit<T, WRITE>(out, w.tokens.b, unit, unit.head, row, row + SLICE);
-      if (last && next < n.H) prefetch_unit<T>(c.query, w.tokens.b, unit, next, row, row + SLICE);
-      w.value_b.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
-        gemm(std::min(SLICE, unit.rows - row), ld / LANES, kc_of<Elem>(count),
-             ColumnMajor<Elem>{w.p + row, QUERY_BLOCK}, values, ValueTiles{w.alpha + row, st.out + row * ld, ld});
-      });
+  __attribute__((noinline)) void values(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
+                                        const State<Elem>& st, bool packed, bool last, int next) const {
+    const int ld = pad(n.D), vectors = ld / LANES, rows = unit.rows;
+    Ahead<T> queries;
+    Ahead<T, WRITE> outputs;
+    if (last) {
+      queries = Ahead<T>(c.query, w.tokens.b, unit, next).beside(rows, vectors);
+      outputs = Ahead<T, WRITE>(out, w.tokens.b, unit, unit.head).beside(rows, vectors);
     }
+    const ThreeAhead<T, WRITE> soon{asked.beside(rows, vectors), queries, outputs};
+    for (int row = 0; row < rows; row += SLICE)
+      w.value_b.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
+        gemm(std::min(SLICE, rows - row), vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.p + row, QUERY_BLOCK},
+             values, ValueTiles<ThreeAhead<T, WRITE>>{soon, row, w.alpha + row, st.out + row * ld, ld});
+      });
   }
 
   __attribute__((noinline)) void finish(int64_t b, const Unit& unit, const State<Elem>& st) const {
@@ -259,9 +269,9 @@ struct Forward {
         const State<Elem> st = w.state(n, i);
         Vec block_max[QUERY_BLOCK / LANES];
         for (Vec& t : block_max) t = broadcast(-INFINITY);
-        scores(k.count, v, units[i], w, st, block_max);
+        scores(k.count, Ahead<T>(v, n), units[i], w, st, block_max);
         softmax(at, k.count, units[i], w, st, block_max);
-        values(k.count, soon, units[i], w, st, i > 0, end, units[i].head + next - first);
+        values(k.count, Ahead<T>(soon, n), units[i], w, st, i > 0, end, units[i].head + next - first);
       }
     }
     for (int i = 0; i < count; ++i) finish(b, units[i], w.state(n, i));

@@ -17,7 +17,8 @@
 namespace retro::RETRO_ISA {
 
 constexpr int QUERY_BLOCK = 64;  // queries of a unit: rows of S are 64 lanes apart
-constexpr int SLICE = 12;        // rows of a product between prefetches, a multiple of the tile's 6
+constexpr int SLICE = 12;        // rows of a product that share operands in L1, a multiple of the tile's 6
+constexpr int BAND_SLICE = 6;    // of a product with the band, that multiplies what is zero for the less
 // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
 constexpr int KEY_BLOCK = 132;
 
@@ -191,9 +192,8 @@ class RelativeCache {
   // Heads it holds.
   static int count(const Sizes& n) {
     constexpr int64_t BYTES = 2 << 20;  // of a thread: about what L2 and its share of L3 hold
-    return n.E ? static_cast<int>(std::clamp<int64_t>(BYTES / ((rows(n) + columns(n)) * int64_t{sizeof(Elem)}), 1,
-                                                      std::min(n.H, MOST)))
-               : 1;
+    const int64_t each = std::max<int64_t>((rows(n) + columns(n)) * int64_t{sizeof(Elem)}, 1);
+    return static_cast<int>(std::clamp<int64_t>(BYTES / each, 1, std::min(n.H, MOST)));
   }
   RelativeCache(const Sizes& n, Arena& arena) : count_(count(n)) {
     for (int i = 0; n.E && i < count_; ++i) {
@@ -219,89 +219,6 @@ class RelativeCache {
   static int64_t columns(const Sizes& n) { return static_cast<int64_t>(kc_of<Elem>(n.E)) * n.band_ld; }
   int count_;
   RelativeKeys<Elem> entry_[MOST];
-};
-
-// A piece of a tensor of keys or values: rows of one chunk and key head.
-template <class T>
-struct Piece {
-  T* first = nullptr;
-  const int64_t* offset = nullptr;
-  int count = 0;
-
-  Piece() = default;
-  // `of_keys`: of the keys, else of the values; a block of tokens from `at` on; nothing beyond the last head
-  Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
-    const View& from = of_keys ? c.key : c.value;
-    if (head >= from.size[4] || at >= tokens.count) return;
-    first = from.at<T>(tokens.b, tokens.u, 0, 0, head);
-    offset = (of_keys ? tokens.key : tokens.value) + at;
-    count = std::min(KEY_BLOCK, tokens.count - at);
-  }
-  T* row(int r) const { return first + offset[r]; }
-};
-
-// Asks for rows [first, last) of a piece: they lie a page apart, where no hardware prefetcher follows.
-// Always inlined: GCC takes a function that only prefetches for one without effect, and drops the calls.
-template <class T>
-RETRO_INLINE void prefetch(const Piece<T>& piece, const Sizes& n, int first, int last) {
-  for (int r = first; r < std::min(last, piece.count); ++r) prefetch_row(piece.row(r), n.D * sizeof(T));
-}
-
-// Asks for rows [first, last) of a unit in a tensor [B,N,H,width], of any head.
-template <class T, Use USE = READ>
-RETRO_INLINE void prefetch_unit(const View& tensor, int64_t b, const Unit& unit, int head, int first, int last) {
-  const int64_t bytes = tensor.size[3] * int64_t{sizeof(T)};
-  for (int i = first; i < std::min(last, unit.rows); ++i)
-    prefetch_row<USE>(tensor.at<const T>(b, unit.row + i, head), bytes);
-}
-
-// The rows of a block of keys or values: pointers to them, and to zeros beside the last one of an odd number.
-template <class T>
-struct BlockRows {
-  const T** row;
-  explicit BlockRows(Arena& arena) : row(arena.take<const T*>(KEY_BLOCK + 1)) {}
-  void take(const Piece<const T>& piece) const {
-    static const T NOTHING[LARGEST_D] = {};
-    for (int r = 0; r < piece.count; ++r) row[r] = piece.row(r);
-    row[piece.count] = NOTHING;
-  }
-};
-
-// The rows of a block as A of a product: where they lie, or widened.
-template <class T, class Elem>
-struct RowsAsA {
-  static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
-  Elem* widened;
-
-  RowsAsA(const Sizes& n, Arena& arena) : widened(arena.take<Elem>(SAME ? 0 : KEY_BLOCK * row_width<Elem>(n.D))) {}
-  void take(const Sizes& n, const BlockRows<T>& rows, int count) const {
-    if constexpr (!SAME)
-      for (int r = 0; r < count; ++r) pack_row(rows.row[r], nullptr, n.D, widened + r * row_width<Elem>(n.D));
-  }
-  auto operand(const Sizes& n, const BlockRows<T>& rows) const {
-    if constexpr (SAME)
-      return RowPointers<T, Elem>{rows.row};
-    else
-      return RowMajor<Elem>{widened, row_width<Elem>(n.D)};
-  }
-};
-
-// The rows of a block as B of products with k = row. The first product packs them.
-template <class T, class Elem>
-struct RowsAsB {
-  Elem* data;
-
-  RowsAsB(const Sizes& n, Arena& arena)
-      : data(arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(n.D))) {}
-  // product(B)
-  template <class Function>
-  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, Function&& product) const {
-    const int ld = pad(n.D);
-    if (packed) return product(PackedB<Elem>{data, ld});
-    if (n.D == ld) return product(UnpackedB<T, Elem>{rows.row, data, ld});
-    pack_b_rows(rows.row, kc_of<Elem>(count), n.D, data, ld);
-    product(PackedB<Elem>{data, ld});
-  }
 };
 
 // What each key of a block multiplies and adds to its scores.

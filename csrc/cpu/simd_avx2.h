@@ -57,7 +57,10 @@ RETRO_INLINE __m128i narrow(Vec x, bf16) {
 }
 
 RETRO_INLINE void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
-RETRO_INLINE void store(float* p, Vec x, int n) { _mm256_maskstore_ps(p, first_bits(n), x); }
+RETRO_INLINE void store(float* p, Vec x, int n) {
+  if (n >= LANES) return store(p, x);  // a masked store is dozens of operations on AMD's processors
+  _mm256_maskstore_ps(p, first_bits(n), x);
+}
 template <class T>
 RETRO_INLINE void store(T* p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x, T{}));

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from . import allocator, empty, gradient
+from . import allocator, empty
 
 #: gradients that many rows add to: C++ leaves them in float32
 _SUMMED = frozenset({"rel_key", "content_bias", "position_bias", "neighbour_gate"})
@@ -67,7 +67,7 @@ def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> 
     for name, need in zip(call.DIFFERENTIABLE, needs, strict=True):
         x = getattr(call, name)
         if need and x is not None:
-            results[name] = gradient(
+            results[name] = empty(
                 (*(each if name in _SHARED else ()), *x.shape), torch.float32 if name in _SUMMED else x.dtype
             )
     run = getattr(_native.extension("_cpu"), f"{op}_backward")

@@ -1,7 +1,8 @@
-"""Large blocks of memory that gradients gave back, kept for the next gradients of the same size.
+"""Large blocks of memory that outputs and gradients gave back, kept for the next ones of the same size.
 
-malloc returns what is this large to the system, and every call would pay a page fault for all that it writes: a tenth
-to a third of chunked cross-attention's backward pass.
+malloc returns what is this large to the system, sooner or later (M_MMAP_THRESHOLD is 32 MiB at most), and every call
+would pay a page fault for each page that it writes: a tenth to a third of chunked cross-attention's backward pass, a
+twentieth of its forward pass.
 """
 
 from __future__ import annotations

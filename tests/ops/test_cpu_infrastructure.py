@@ -172,7 +172,7 @@ def test_large_outputs_ask_for_huge_pages(native):
         assert not advised(begin)
         native.advise_huge_pages(begin + 1, 4 << 20)  # whole pages only
         assert [advised(begin + x) for x in (0, page, (4 << 20) - 1, 4 << 20)] == [False, True, True, False]
-    large = cpu.empty((cpu.HUGE_PAGES_FROM // 4,), torch.float32)
+    large = cpu.empty((8 << 20,), torch.float32)
     assert large.shape == (8 << 20,) and large.dtype == torch.float32 and advised(large.data_ptr() + large.nbytes // 2)
     small = cpu.empty((1024, 3), torch.bfloat16)
     assert small.shape == (1024, 3) and small.dtype == torch.bfloat16

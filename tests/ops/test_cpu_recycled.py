@@ -1,4 +1,4 @@
-"""Memory of gradients that nobody uses any more is taken for the next ones; what somebody uses never is."""
+"""Memory of outputs and gradients that nobody uses any more is taken for the next ones; what somebody uses never is."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def nothing_kept(monkeypatch):
 
 
 def made():
-    return cpu.gradient(SHAPE, torch.float32)
+    return cpu.empty(SHAPE, torch.float32)
 
 
 @pytest.mark.skipif(_recycled._users is None, reason="this torch does not tell who uses a storage")
@@ -25,7 +25,7 @@ def test_memory_given_back_is_taken_again():
     first = made()
     place = first.data_ptr()
     del first
-    second = cpu.gradient((2, _recycled.FROM // 4), torch.bfloat16)  # as many bytes
+    second = cpu.empty((2, _recycled.FROM // 4), torch.bfloat16)  # as many bytes
     assert second.data_ptr() == place and second.is_contiguous() and not second._is_view()
 
 
@@ -52,7 +52,7 @@ def test_no_more_is_kept_than_promised(monkeypatch):
     assert len(_recycled._blocks) == 3
     places = {x.data_ptr() for x in held}
     del held
-    other = [cpu.gradient((_recycled.FROM // 2,), torch.float32), made()]  # twice the bytes: two blocks go
+    other = [cpu.empty((_recycled.FROM // 2,), torch.float32), made()]  # twice the bytes: two blocks go
     assert sum(block.nbytes() for block in _recycled._blocks) <= _recycled.KEPT and other[1].data_ptr() in places
 
 

@@ -1,0 +1,143 @@
+// Rows of keys and values: where they lie, as operands of products, and asked for before they are needed.
+#pragma once
+#include "chunked_cross_attention_tile.h"
+
+namespace retro::RETRO_ISA {
+
+// A piece of a tensor of keys or values: rows of one chunk and key head.
+template <class T>
+struct Piece {
+  T* first = nullptr;
+  const int64_t* offset = nullptr;
+  int count = 0;
+
+  Piece() = default;
+  // `of_keys`: of the keys, else of the values; a block of tokens from `at` on; nothing beyond the last head
+  Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
+    const View& from = of_keys ? c.key : c.value;
+    if (head >= from.size[4] || at >= tokens.count) return;
+    first = from.at<T>(tokens.b, tokens.u, 0, 0, head);
+    offset = (of_keys ? tokens.key : tokens.value) + at;
+    count = std::min(KEY_BLOCK, tokens.count - at);
+  }
+  T* row(int r) const { return first + offset[r]; }
+};
+
+// Rows that are read or written soon; they lie a page apart, where no hardware prefetcher follows. Asked for little by
+// little, some with each tile of a product: many at once fill the buffers of lines that are on their way, and the
+// product's own loads wait behind them.
+template <class T, Use USE = READ>
+struct Ahead {
+  const T* first = nullptr;
+  const int64_t* offset = nullptr;  // of each row; null: `stride` apart
+  int64_t stride = 0;
+  int count = 0, bytes = 0;  // rows, bytes of one
+
+  Ahead() = default;
+  Ahead(const Piece<const T>& piece, const Sizes& n)
+      : first(piece.first), offset(piece.offset), count(piece.count), bytes(n.D * int{sizeof(T)}) {}
+  // a unit's rows of `tensor` [B,N,H,width], of any head
+  Ahead(const View& tensor, int64_t b, const Unit& unit, int head) {
+    if (!tensor || head >= tensor.size[2] || unit.row < 0 || unit.row >= tensor.size[1]) return;
+    first = tensor.at<const T>(b, unit.row, head), stride = tensor.stride[1];
+    count = static_cast<int>(std::min<int64_t>(unit.rows, tensor.size[1] - unit.row));
+    bytes = static_cast<int>(tensor.size[3]) * int{sizeof(T)};
+  }
+  // beside a product of that many rows and vectors
+  Ahead beside(int rows, int vectors) const {
+    Ahead a = *this;
+    a.share_ = static_cast<int>((int64_t{count} << 16) / rows + 1), a.each_ = (bytes + vectors - 1) / vectors;
+    return a;
+  }
+  // With the product's tile of `rows` and `vectors`. Always inlined, as all that calls it: GCC takes a function that
+  // only prefetches for one without effect, and drops the calls.
+  RETRO_INLINE void ask(int row, int rows, int column, int vectors) const {
+    const int end = std::min((row + rows) * share_ >> 16, count), v = column / LANES;
+    const int begin = (v * each_ + LINE - 1) / LINE * LINE, until = std::min((v + vectors) * each_, bytes);
+    for (int r = row * share_ >> 16; r < end; ++r) {
+      const char* at = reinterpret_cast<const char*>(first + (offset ? offset[r] : r * stride));
+      for (int i = begin; i < until; i += LINE) __builtin_prefetch(at + i, USE == WRITE, 2);
+    }
+  }
+
+ private:
+  int share_ = 0, each_ = 0;  // rows to a row of the product, in 1/65536; bytes of them to a vector of its columns
+};
+
+template <class T, Use USE>
+struct ThreeAhead {
+  Ahead<T> first, second;
+  Ahead<T, USE> third;
+  RETRO_INLINE void ask(int row, int rows, int column, int vectors) const {
+    first.ask(row, rows, column, vectors), second.ask(row, rows, column, vectors);
+    third.ask(row, rows, column, vectors);
+  }
+};
+
+// A tile's vectors one by one; row 0 is row `at` of the product that `soon` is asked for beside.
+template <class Soon, class Epilogue>
+struct AskingTiles {
+  const Soon& soon;
+  int at;
+  const Epilogue& each;
+
+  template <int MR, int NR>
+  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+    soon.ask(at + row, MR, column, NR);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; ++v) each(at + row + r, column + v * LANES, x[r][v]);
+  }
+};
+
+// The rows of a block of keys or values: pointers to them, and to zeros beside the last one of an odd number.
+template <class T>
+struct BlockRows {
+  const T** row;
+  explicit BlockRows(Arena& arena) : row(arena.take<const T*>(KEY_BLOCK + 1)) {}
+  void take(const Piece<const T>& piece) const {
+    static const T NOTHING[LARGEST_D] = {};
+    for (int r = 0; r < piece.count; ++r) row[r] = piece.row(r);
+    row[piece.count] = NOTHING;
+  }
+};
+
+// The rows of a block as A of a product: where they lie, or widened.
+template <class T, class Elem>
+struct RowsAsA {
+  static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
+  Elem* widened;
+
+  RowsAsA(const Sizes& n, Arena& arena) : widened(arena.take<Elem>(SAME ? 0 : KEY_BLOCK * row_width<Elem>(n.D))) {}
+  void take(const Sizes& n, const BlockRows<T>& rows, int count) const {
+    if constexpr (!SAME)
+      for (int r = 0; r < count; ++r) pack_row(rows.row[r], nullptr, n.D, widened + r * row_width<Elem>(n.D));
+  }
+  auto operand(const Sizes& n, const BlockRows<T>& rows) const {
+    if constexpr (SAME)
+      return RowPointers<T, Elem>{rows.row};
+    else
+      return RowMajor<Elem>{widened, row_width<Elem>(n.D)};
+  }
+};
+
+// The rows of a block as B of products with k = row. The first product packs them.
+template <class T, class Elem>
+struct RowsAsB {
+  Elem* data;
+
+  RowsAsB(const Sizes& n, Arena& arena)
+      : data(arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(n.D))) {}
+  // product(B)
+  template <class Function>
+  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, Function&& product) const {
+    const int ld = pad(n.D);
+    if (packed) return product(PackedB<Elem>{data, ld});
+    if (n.D == ld) return product(UnpackedB<T, Elem>{rows.row, data, ld});
+    pack_b_rows(rows.row, kc_of<Elem>(count), n.D, data, ld);
+    product(PackedB<Elem>{data, ld});
+  }
+};
+
+}  // namespace retro::RETRO_ISA
