@@ -18,7 +18,7 @@ struct State {
 template <class T, class Elem>
 struct Workspace {
   RelativeCache<Elem> relative;
-  Tokens tokens;
+  Tokens tokens, after;  // of the task at hand, and of the next one
   BlockRows<T> keys, values;
   RowsAsA<T, Elem> key_a;
   RowsAsB<T, Elem> value_b;
@@ -30,8 +30,8 @@ struct Workspace {
   size_t bytes;
 
   Workspace(const Sizes& n, int units, Arena arena)
-      : relative(n, arena), tokens(n, arena), keys(arena), values(arena), key_a(n, arena), value_b(n, arena),
-        factors(arena) {
+      : relative(n, arena), tokens(n, arena), after(n, arena), keys(arena), values(arena), key_a(n, arena),
+        value_b(n, arena), factors(arena) {
     rows = arena.take<Elem>(QUERY_BLOCK * std::max(row_width<Elem>(n.D), row_width<Elem>(n.E)));
     s = arena.take<float>(KEY_BLOCK * QUERY_BLOCK);
     p = PAIRS<Elem> ? arena.take<Elem>(kc_of<Elem>(KEY_BLOCK) * QUERY_BLOCK)
@@ -208,14 +208,15 @@ struct Forward {
                     static_cast<uint32_t>(unit.head), static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
   }
 
-  // `packed`: by an earlier unit. `last` block of keys: asks for the outputs, and the queries of head `next`.
+  // `packed`: by an earlier unit. With the last block of keys, asks for the outputs, and the queries of `then` in entry
+  // b.
   __attribute__((noinline)) void values(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
-                                        const State<Elem>& st, bool packed, bool last, int next) const {
+                                        const State<Elem>& st, bool packed, const Unit* then, int64_t b) const {
     const int ld = pad(n.D), vectors = ld / LANES, rows = unit.rows;
     Ahead<T> queries;
     Ahead<T, WRITE> outputs;
-    if (last) {
-      queries = Ahead<T>(c.query, w.tokens.b, unit, next).beside(rows, vectors);
+    if (then) {
+      queries = Ahead<T>(c.query, b, *then, then->head).beside(rows, vectors);
       outputs = Ahead<T, WRITE>(out, w.tokens.b, unit, unit.head).beside(rows, vectors);
     }
     const ThreeAhead<T, WRITE> soon{asked.beside(rows, vectors), queries, outputs};
@@ -245,24 +246,31 @@ struct Forward {
     });
   }
 
-  // Query heads [first, last) of one key head; `next`: the first one that this thread will probably attend afterwards.
-  void task(int64_t b, int64_t u, int first, int last, int next) const {
-    const int share = n.H / n.G, g = first / share;
+  struct Heads {
+    int64_t b, u;
+    int first, last;  // query heads of one key head
+  };
+
+  // `next`: what this thread will probably do afterwards.
+  void task(const Heads& here, const Heads& next) const {
+    const int share = n.H / n.G, g = here.first / share;
     thread_local std::vector<Unit> units;
-    list_units(c, n, u, first, last, units);
+    list_units(c, n, here.u, here.first, here.last, units);
     const int count = static_cast<int>(units.size());
     if (!count) return;
     // the same for every task, so that the cache of relative keys stays put
-    const int most = n.blocks * (last - first);
+    const int most = n.blocks * (here.last - here.first);
     const Workspace<T, Elem> sized(n, most, Arena(nullptr));
     Workspace<T, Elem> w(n, most, Arena(scratch(sized.bytes)));
-    w.tokens.list(c, n, b, u);
-    for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
-    const auto piece = [&](bool of_keys, int head, int at) { return Piece<const T>(c, w.tokens, of_keys, head, at); };
+    const bool stays = next.b == here.b && next.u == here.u;
+    w.tokens.list(c, n, here.b, here.u);
+    if (!stays) w.after.list(c, n, next.b, next.u);
+    for (int i = 0; i < count; ++i) begin(here.b, units[i], w, w.state(n, i));
     for (int at = 0; at < w.tokens.count; at += KEY_BLOCK) {
       const bool end = at + KEY_BLOCK >= w.tokens.count;
-      const Piece<const T> k = piece(true, g, at), v = piece(false, g, at),
-                           soon = end ? piece(true, next / share, 0) : piece(true, g, at + KEY_BLOCK);
+      const Piece<const T> k(c, w.tokens, true, g, at), v(c, w.tokens, false, g, at),
+          soon = end ? Piece<const T>(c, stays ? w.tokens : w.after, true, next.first / share, 0)
+                     : Piece<const T>(c, w.tokens, true, g, at + KEY_BLOCK);
       w.keys.take(k), w.values.take(v);
       w.key_a.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
       for (int i = 0; i < count; ++i) {
@@ -271,10 +279,12 @@ struct Forward {
         for (Vec& t : block_max) t = broadcast(-INFINITY);
         scores(k.count, Ahead<T>(v, n), units[i], w, st, block_max);
         softmax(at, k.count, units[i], w, st, block_max);
-        values(k.count, Ahead<T>(soon, n), units[i], w, st, i > 0, end, units[i].head + next - first);
+        Unit then = units[i];
+        then.row += (next.u - here.u) * n.M, then.head += next.first - here.first;
+        values(k.count, Ahead<T>(soon, n), units[i], w, st, i > 0, end ? &then : nullptr, next.b);
       }
     }
-    for (int i = 0; i < count; ++i) finish(b, units[i], w.state(n, i));
+    for (int i = 0; i < count; ++i) finish(here.b, units[i], w.state(n, i));
   }
 
   void run(int threads) const {
@@ -284,11 +294,13 @@ struct Forward {
     while (split < share && whole * split < 2 * threads) ++split;
     while (share % split) ++split;
     const int heads = share / split;
-    parallel_for(whole * split, threads, [&](int64_t t) {
-      const HeadOrder::Place at = HeadOrder(n.G * split, heads, RelativeCache<Elem>::count(n), chunks * n.B)(t);
-      task(at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads,
-           (at.part + threads) * heads);
-    });
+    const int64_t tasks = whole * split;
+    const HeadOrder order(n.G * split, heads, RelativeCache<Elem>::count(n), chunks * n.B);
+    const auto heads_of = [&](int64_t t) {
+      const HeadOrder::Place at = order(t);
+      return Heads{at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads};
+    };
+    parallel_for(tasks, threads, [&](int64_t t) { task(heads_of(t), heads_of(std::min(t + threads, tasks - 1))); });
     for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
   }
 };
