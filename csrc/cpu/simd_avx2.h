@@ -24,7 +24,8 @@ RETRO_INLINE Vec widen(__m128i halves, bf16) {
 }
 RETRO_INLINE Vec widen(__m128i halves, fp16) { return _mm256_cvtph_ps(halves); }
 
-// 16-bit elements have no masked load before AVX-512: the tail goes through the stack.
+// 16-bit elements have no masked load before AVX-512: the tail goes through the stack, a tenth of a backward pass where
+// whole vectors went the same way.
 RETRO_INLINE __m128i load_halves(const void* p, int n) {
   alignas(16) uint16_t buffer[LANES] = {};
   if (n > 0) std::memcpy(buffer, p, 2 * static_cast<size_t>(n < LANES ? n : LANES));
@@ -39,7 +40,7 @@ RETRO_INLINE Vec load(const T* p) {
 }
 template <class T>
 RETRO_INLINE Vec load(const T* p, int n) {
-  return widen(load_halves(p, n), T{});
+  return n >= LANES ? load(p) : widen(load_halves(p, n), T{});
 }
 
 RETRO_INLINE __m128i narrow(Vec x, fp16) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -67,6 +68,7 @@ RETRO_INLINE void store(T* p, Vec x) {
 }
 template <class T>
 RETRO_INLINE void store(T* p, Vec x, int n) {
+  if (n >= LANES) return store(p, x);
   alignas(16) uint16_t buffer[LANES];
   _mm_store_si128(reinterpret_cast<__m128i*>(buffer), narrow(x, T{}));
   if (n > 0) std::memcpy(p, buffer, 2 * static_cast<size_t>(n < LANES ? n : LANES));
