@@ -211,7 +211,7 @@ struct Backward {
     const auto ahead = [&](const View& of) { return Ahead<T>(of, next_b, next, next.head).beside(unit.rows, vectors); };
     const ThreeAhead<T, READ> soon{ahead(c.query), ahead(dout), ahead(out)};
     const auto add = [to = st.dquery, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); };
-    w.key_b.multiply(n, w.keys, count, at > 0, [&](const auto& keys) {
+    w.key_b.multiply(n, w.keys, count, at > 0, &w.key_a, [&](const auto& keys) {
       gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
            AskingTiles<ThreeAhead<T, READ>, decltype(add)>{soon, 0, add});
     });

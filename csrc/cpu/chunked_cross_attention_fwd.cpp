@@ -221,7 +221,7 @@ struct Forward {
     }
     const ThreeAhead<T, WRITE> soon{asked.beside(rows, vectors), queries, outputs};
     for (int row = 0; row < rows; row += SLICE)
-      w.value_b.multiply(n, w.values, count, packed || row > 0, [&](const auto& values) {
+      w.value_b.multiply(n, w.values, count, packed || row > 0, nullptr, [&](const auto& values) {
         gemm(std::min(SLICE, rows - row), vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.p + row, QUERY_BLOCK},
              values, ValueTiles<ThreeAhead<T, WRITE>>{soon, row, w.alpha + row, st.out + row * ld, ld});
       });

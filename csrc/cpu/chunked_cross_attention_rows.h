@@ -129,10 +129,13 @@ struct RowsAsB {
 
   RowsAsB(const Sizes& n, Arena& arena)
       : data(arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(n.D))) {}
-  // product(B)
+  // product(B). `also`: null, or the same rows as A, which is B too where it is floats made of others.
   template <class Function>
-  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, Function&& product) const {
+  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, const RowsAsA<T, Elem>* also,
+                Function&& product) const {
     const int ld = pad(n.D);
+    if constexpr (!RowsAsA<T, Elem>::SAME && !PAIRS<Elem>)
+      if (also) return product(PackedB<Elem>{also->widened, ld});
     if (packed) return product(PackedB<Elem>{data, ld});
     if (n.D == ld) return product(UnpackedB<T, Elem>{rows.row, data, ld});
     pack_b_rows(rows.row, kc_of<Elem>(count), n.D, data, ld);
