@@ -45,9 +45,15 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
     return {"sha": sha or None, "dirty": None if status is None or not sha else bool(status)}
 
 
-@functools.cache
 def environment() -> dict[str, Any]:
-    """Versions and the processor."""
+    """Versions, the processor, and the threads that calls take now."""
+    import torch
+
+    return {**_versions(), "threads": torch.get_num_threads()}
+
+
+@functools.cache
+def _versions() -> dict[str, Any]:
     import torch
 
     return {
@@ -57,7 +63,6 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "ptxas": ptxas_version(),
         "retro_kernels": getattr(importlib.import_module("retro_kernels"), "__version__", None),
-        "threads": torch.get_num_threads(),
         "cores": available_cores(),
         "cpu": cpu_model(),
         "isa": cpu_flags(),

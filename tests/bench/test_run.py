@@ -208,6 +208,18 @@ def test_a_run_is_not_resumed_on_another_machine(tiny, tmp_path, monkeypatch, ca
     assert "measured elsewhere: isa" in capsys.readouterr().err
 
 
+def test_threads_are_those_of_now_whoever_asked_before():
+    threads = torch.get_num_threads()
+    try:
+        seen = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            seen.append(environment.environment()["threads"])
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [1, 2]
+
+
 def test_one_seed_repeats_the_inputs_and_none_does_not(tiny):
     a, b, c = (tiny.make(seed, "cpu", torch.float32)["query"] for seed in (1, 1, 2))
     assert torch.equal(a, b) and not torch.equal(a, c)
