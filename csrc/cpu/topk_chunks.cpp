@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "pack.h"
 #include "parallel.h"
 #include "topk_scan.h"
 
@@ -147,28 +148,40 @@ class Scan {
   }
 
   void pack() {
-    auto* rows = reinterpret_cast<uint32_t*>(copy_);
-    const int64_t stride = stride_ / WIDTH;
     force_ = false;
     for (int64_t t = 0; t < tiles_; ++t) {
+      int64_t stride;
+      const Key* queries = query_rows(t, stride);
+      const int count = static_cast<int>(rows(t));
+      transpose(reinterpret_cast<const uint32_t*>(queries), stride / WIDTH, count, static_cast<int>(words_),
+                packed_ + t * LANES * words_, LANES);
       for (int lane = 0; lane < LANES; ++lane) {
-        const int64_t row = first_ + t * LANES + lane, at = t * LANES + lane;
-        uint32_t* to = rows + lane * stride;
-        threshold_[at] = INFINITY, discount_[at] = 0;
-        if (row >= last_) {  // a lane without a query: nothing beats its threshold
-          std::fill_n(to, words_, 0u);
-          continue;
-        }
-        if (row + 1 < last_) prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * static_cast<int64_t>(sizeof(T)));
-        convert_row(p_.query.at<const T>(b_, row), reinterpret_cast<Key*>(to), p_.dim);
-        threshold_[at] = -INFINITY;
-        if (!p_.l2) continue;
-        const float square = squares(reinterpret_cast<const Key*>(to), p_.dim);
+        const int64_t at = t * LANES + lane;
+        // a lane without a query: nothing beats its threshold
+        threshold_[at] = lane < count ? -INFINITY : INFINITY, discount_[at] = 0;
+        if (!p_.l2 || lane >= count) continue;
+        const float square = squares(queries + lane * stride, p_.dim);
         discount_[at] = kept_ * square - TINY;
         force_ |= !(square < HUGE_SQUARE);
       }
-      transpose(rows, stride, words_, packed_ + t * LANES * words_);
     }
+  }
+
+  // The queries of tile t as they are multiplied, whole words `stride` elements apart: where they lie, or copied.
+  const Key* query_rows(int64_t t, int64_t& stride) const {
+    const int64_t first = first_ + t * LANES;
+    if constexpr (SAME) {
+      stride = p_.query.stride[1];
+      const Key* queries = p_.query.at<const Key>(b_, first);
+      const bool words = reinterpret_cast<uintptr_t>(queries) % sizeof(uint32_t) == 0;
+      if (words && p_.dim % WIDTH == 0 && stride % WIDTH == 0) return queries;
+    }
+    stride = stride_;
+    for (int64_t row = first; row < first + rows(t); ++row) {
+      if (row + 1 < last_) prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * static_cast<int64_t>(sizeof(T)));
+      convert_row(p_.query.at<const T>(b_, row), copy_ + (row - first) * stride_, p_.dim);
+    }
+    return copy_;
   }
 
   // The next candidate keys from [begin, end) into the tile; returns where to go on.
@@ -290,7 +303,7 @@ class Scan {
   void offer_all(int64_t t, int64_t key, Mask above, uint32_t hits, const float* scores) {
     const int64_t row = first_ + t * LANES;
     Vec offered = select(above, load(scores), broadcast(-INFINITY));
-    if (p_.l2 || p_.query_doc || (p_.causal && key > row + p_.shift)) {
+    if (p_.l2 || p_.query_doc) {
       alignas(LINE) float some[LANES];
       store(some, broadcast(-INFINITY));
       for (; hits; hits &= hits - 1) {
@@ -298,6 +311,8 @@ class Scan {
         if (candidate(row + lane, key)) some[lane] = exact(row + lane, key, scores[lane]);
       }
       offered = load(some);
+    } else if (const int64_t unseen = p_.causal ? key - row - p_.shift : 0; unseen > 0) {
+      offered = select(first(static_cast<int>(unseen)), broadcast(-INFINITY), offered);
     }
     const LaneLists list = best(t);
     list.insert(offered, static_cast<int32_t>(key));

@@ -4,8 +4,6 @@
 // A score is summed in the order of the embedding's elements wherever the key lies in its tile and the query in its
 // own, so its bits don't depend on how the work is cut.
 #pragma once
-#include <utility>
-
 #include "simd.h"
 
 namespace retro::RETRO_ISA {
@@ -202,43 +200,6 @@ inline void convert_row(const T* from, float* to, int64_t dim) {
 inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   std::memcpy(to, from, 2 * static_cast<size_t>(dim));
   if (dim % 2) to[dim].bits = 0;
-}
-
-typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
-
-// a0 b0 a1 b1 ... from the element `FROM` on
-template <int FROM, int... I>
-RETRO_INLINE Words interleave(Words a, Words b, std::integer_sequence<int, I...>) {
-#if __has_builtin(__builtin_shufflevector)
-  return __builtin_shufflevector(a, b, (FROM + I / 2 + I % 2 * LANES)...);
-#else  // GCC before 12
-  return __builtin_shuffle(a, b, Words{static_cast<uint32_t>(FROM + I / 2 + I % 2 * LANES)...});
-#endif
-}
-
-// rows [LANES][words] at `stride` words -> packed [words][LANES]
-inline void transpose(const uint32_t* rows, int64_t stride, int64_t words, uint32_t* packed) {
-  constexpr std::make_integer_sequence<int, LANES> every{};
-  int64_t w = 0;
-  for (; w + LANES <= words; w += LANES) {
-    Words x[LANES], y[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) std::memcpy(&x[i], rows + i * stride + w, sizeof(Words));
-#pragma GCC unroll 4
-    for (int done = 1; done < LANES; done *= 2) {  // after log2(LANES) perfect shuffles rows are columns
-#pragma GCC unroll 8
-      for (int i = 0; i < LANES / 2; ++i) {
-        y[2 * i] = interleave<0>(x[i], x[i + LANES / 2], every);
-        y[2 * i + 1] = interleave<LANES / 2>(x[i], x[i + LANES / 2], every);
-      }
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; ++i) x[i] = y[i];
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; ++i) std::memcpy(packed + (w + i) * LANES, &x[i], sizeof(Words));
-  }
-  for (; w < words; ++w)
-    for (int lane = 0; lane < LANES; ++lane) packed[w * LANES + lane] = rows[lane * stride + w];
 }
 
 // Several sums, so that the products don't wait for one another; their number and order follow from `dim` alone.

@@ -61,6 +61,21 @@ def test_nan_and_infinity_on_every_isa(native, isa):  # noqa: F811
             assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+@pytest.mark.parametrize("isa", isas())
+def test_bits_do_not_depend_on_where_queries_lie(native, isa, metric):  # noqa: F811
+    """Queries are turned where they lie, but copied where their pairs of elements are no whole words."""
+    native.set_isa(isa)
+    for dtype in (torch.float32, torch.bfloat16):
+        kw = inputs.topk(6, B=2, Q=37, S=50, D=24, dtype=dtype, metric=metric)
+        want = rk.topk_chunks(**kw, backend="cpu")
+        for width, start in ((24, 1), (25, 0), (25, 1), (26, 2), (26, 1)):  # elements of a row, and before the first
+            room = torch.full((start + 2 * 37 * width,), torch.nan, dtype=dtype)
+            query = room[start:].view(2, 37, width)[..., :24].copy_(kw["query"])
+            got = rk.topk_chunks(**kw | {"query": query}, backend="cpu")
+            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]), (width, start)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize(
