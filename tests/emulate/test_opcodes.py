@@ -79,6 +79,27 @@ def both_halves(function, read, write):
     return lambda *v: write(function(*(read(x & M16) for x in v))) | write(function(*(read(x >> 16) for x in v))) << 16
 
 
+def least(a, b):
+    """NaN only of two; -0 is less than +0."""
+    return (a if np.signbit(a) else b) if a == b else np.fmin(a, b)
+
+
+def most(a, b):
+    return (b if np.signbit(a) else a) if a == b else np.fmax(a, b)
+
+
+def integral(v, how, bits):
+    """A float as a signed integer of bits + 1 bits: NaN is 0, what is too large the largest."""
+    if np.isnan(v):
+        return 0
+    whole = how(float(v)) if math.isfinite(v) else (1 << 70 if v > 0 else -(1 << 70))
+    return max(-(1 << bits), min((1 << bits) - 1, whole)) & ((2 << bits) - 1)
+
+
+def unsigned(v, bits):
+    return 0 if np.isnan(v) or v <= 0 else min((1 << bits) - 1, int(v) if math.isfinite(v) else 1 << 70)
+
+
 INTEGER = {
     "add.s32": ("r", "rr", lambda a, b: (a + b) & M32),
     "add.s64": ("l", "ll", lambda a, b: (a + b) & M64),
@@ -131,6 +152,8 @@ INTEGER = {
     "clz.b64": ("r", "l", lambda a: 64 - a.bit_length()),
     "brev.b32": ("r", "r", lambda a: int(f"{a:032b}"[::-1], 2)),
     "shf.l.wrap.b32": ("r", "rrr", lambda a, b, c: (((b << 32 | a) << (c & 31)) >> 32) & M32),
+    "shf.l.clamp.b32": ("r", "rrr", lambda a, b, c: (((b << 32 | a) << min(c, 32)) >> 32) & M32),
+    "shf.r.wrap.b32": ("r", "rrr", lambda a, b, c: ((b << 32 | a) >> (c & 31)) & M32),
     "shf.r.clamp.b32": ("r", "rrr", lambda a, b, c: ((b << 32 | a) >> min(c, 32)) & M32),
     "selp.b32": ("r", "rrp", lambda a, b, c: a if c & M32 else b),
     "selp.b64": ("l", "llp", lambda a, b, c: a if c & M32 else b),
@@ -140,7 +163,28 @@ INTEGER = {
     "setp.gt.s64": ("p", "ll", lambda a, b: int(s64(a) > s64(b))),
     "setp.eq.b16": ("p", "hh", lambda a, b: int(a == b)),
     "setp.ne.and.b32": ("p", "rrp", lambda a, b, c: int(a != b and bool(c & M32))),
+    "setp.eq.or.s32": ("p", "rrp", lambda a, b, c: int(a == b or bool(c & M32))),
+    "setp.le.xor.s32": ("p", "rrp", lambda a, b, c: int((s32(a) <= s32(b)) != bool(c & M32))),
+    "setp.lo.u32": ("p", "rr", lambda a, b: int(a < b)),
+    "setp.ls.u32": ("p", "rr", lambda a, b: int(a <= b)),
+    "setp.hi.u32": ("p", "rr", lambda a, b: int(a > b)),
     "mov.b32": ("r", "r", lambda a: a),
+    "mul.hi.u64": ("l", "ll", lambda a, b: a * b >> 64),
+    "mul.hi.s64": ("l", "ll", lambda a, b: (s64(a) * s64(b) >> 64) & M64),
+    "mul.lo.s16": ("h", "hh", lambda a, b: a * b & M16),
+    "add.s16": ("h", "hh", lambda a, b: (a + b) & M16),
+    "sub.s16": ("h", "hh", lambda a, b: (a - b) & M16),
+    "rem.u32": ("r", "rr", lambda a, b: a % b if b else None),
+    "neg.s64": ("l", "l", lambda a: -a & M64),
+    "abs.s64": ("l", "l", lambda a: abs(s64(a)) & M64),
+    "xor.pred": ("p", "pp", lambda a, b: int(bool(a & M32) != bool(b & M32))),
+    "or.b32": ("r", "rr", lambda a, b: a | b),
+    "xor.b64": ("l", "ll", lambda a, b: a ^ b),
+    "not.b64": ("l", "l", lambda a: ~a & M64),
+    "shr.u64": ("l", "lr", lambda a, b: a >> b if b < 64 else 0),
+    "bfe.s64": ("l", "lrr", lambda a, b, c: bfe(a, b, c, 64, True)),
+    "popc.b64": ("r", "l", lambda a: a.bit_count()),
+    "brev.b64": ("l", "l", lambda a: int(f"{a:064b}"[::-1], 2)),
     "cvt.s64.s32": ("l", "r", lambda a: s32(a) & M64),
     "cvt.u64.u32": ("l", "r", lambda a: a),
     "cvt.u32.u64": ("r", "l", lambda a: a & M32),
@@ -153,6 +197,47 @@ INTEGER = {
 
 FLOAT = {
     "add.f32": ("r", "rr", lambda a, b: bits32(f32(a) + f32(b))),
+    "add.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) + flushed(f32(b))))),
+    "sub.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) - flushed(f32(b))))),
+    "fma.rn.ftz.f32": (
+        "r",
+        "rrr",
+        lambda a, b, c: bits32(
+            flushed(np.float32(np.float64(flushed(f32(a))) * np.float64(flushed(f32(b))) + np.float64(flushed(f32(c)))))
+        ),
+    ),
+    "min.ftz.f32": ("r", "rr", lambda a, b: bits32(np.fmin(flushed(f32(a)), flushed(f32(b))))),
+    "min.NaN.f32": ("r", "rr", lambda a, b: bits32(np.minimum(f32(a), f32(b)))),
+    "neg.ftz.f32": ("r", "r", lambda a: bits32(-flushed(f32(a)))),
+    "abs.ftz.f32": ("r", "r", lambda a: bits32(abs(flushed(f32(a))))),
+    "ex2.approx.f32": ("r", "r", lambda a: bits32(np.exp2(f32(a)))),
+    "lg2.approx.f32": ("r", "r", lambda a: bits32(np.log2(f32(a)))),
+    "rcp.rn.f32": ("r", "r", lambda a: bits32(np.float32(1) / f32(a))),
+    "rsqrt.approx.ftz.f32": ("r", "r", lambda a: bits32(np.float32(1) / np.sqrt(flushed(f32(a))))),
+    "sqrt.approx.ftz.f32": ("r", "r", lambda a: bits32(np.sqrt(flushed(f32(a))))),
+    "min.f16": ("h", "hh", lambda a, b: bits16(least(f16(a), f16(b)))),
+    "max.bf16": ("h", "hh", lambda a, b: bits_bf16(most(bf16(a), bf16(b)))),
+    "max.f16x2": ("r", "rr", both_halves(most, f16, bits16)),
+    "neg.bf16": ("h", "h", lambda a: bits_bf16(-bf16(a))),
+    "abs.f16x2": ("r", "r", both_halves(abs, f16, bits16)),
+    "sub.bf16x2": ("r", "rr", both_halves(lambda a, b: float(a) - float(b), bf16, bits_bf16)),
+    "mul.f16": ("h", "hh", lambda a, b: bits16(f16(a) * f16(b))),
+    "mul.bf16x2": ("r", "rr", both_halves(lambda a, b: float(a) * float(b), bf16, bits_bf16)),
+    "setp.eq.ftz.f32": ("p", "rr", lambda a, b: int(flushed(f32(a)) == flushed(f32(b)))),
+    "setp.equ.f32": ("p", "rr", lambda a, b: int(not (f32(a) < f32(b) or f32(a) > f32(b)))),
+    "setp.ltu.f32": ("p", "rr", lambda a, b: int(not f32(a) >= f32(b))),
+    "setp.leu.f32": ("p", "rr", lambda a, b: int(not f32(a) > f32(b))),
+    "setp.gtu.f32": ("p", "rr", lambda a, b: int(not f32(a) <= f32(b))),
+    "setp.gt.f16": ("p", "hh", lambda a, b: int(f16(a) > f16(b))),
+    "setp.le.bf16": ("p", "hh", lambda a, b: int(bf16(a) <= bf16(b))),
+    "cvt.rni.s32.f32": ("r", "r", lambda a: integral(f32(a), round, 31)),
+    "cvt.rmi.s32.f32": ("r", "r", lambda a: integral(f32(a), math.floor, 31)),
+    "cvt.rpi.s64.f32": ("l", "r", lambda a: integral(f32(a), math.ceil, 63)),
+    "cvt.rzi.u32.f32": ("r", "r", lambda a: unsigned(f32(a), 32)),
+    "cvt.rmi.f32.f32": ("r", "r", lambda a: bits32(np.floor(f32(a)))),
+    "cvt.rpi.f32.f32": ("r", "r", lambda a: bits32(np.ceil(f32(a)))),
+    "cvt.rzi.ftz.f32.f32": ("r", "r", lambda a: bits32(np.trunc(flushed(f32(a))))),
+    "cvt.sat.f32.f32": ("r", "r", lambda a: bits32(min(max(f32(a), 0), 1) + 0.0 if not np.isnan(f32(a)) else 0)),
     "sub.f32": ("r", "rr", lambda a, b: bits32(f32(a) - f32(b))),
     "mul.f32": ("r", "rr", lambda a, b: bits32(f32(a) * f32(b))),
     "mul.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) * flushed(f32(b))))),
@@ -334,7 +419,6 @@ def test_setp_with_two_targets():
         "bar.sync 1, 64;",
         "ld.local.b32 %r1, [%l33];",
         "setp.lt.f16x2 %p1, %r1, %r2;",
-        "atom.global.add.u32 %r1, [%l33], %r2;",
     ],
 )
 def test_unknown_forms_are_refused(text):
@@ -343,8 +427,9 @@ def test_unknown_forms_are_refused(text):
 
 
 def test_every_opcode_has_a_test():
-    """By root: those of one value above, the others in test_memory.py, test_products.py and test_tensor_memory.py."""
-    from tests.emulate import test_memory, test_products, test_tensor_memory
+    """By root: those of one value above, the others in the modules beside this one."""
+    from tests.emulate import test_atomics, test_memory, test_products, test_tensor_memory
 
+    modules = (test_atomics, test_memory, test_products, test_tensor_memory)
     here = {opcode.split(".")[0] for opcode in [*INTEGER, *FLOAT]} | {"lop3", "bfi"}
-    assert set(assemble.FORMS) - here == test_memory.COVERED | test_products.COVERED | test_tensor_memory.COVERED
+    assert set(assemble.FORMS) - here == set().union(*(module.COVERED for module in modules))
