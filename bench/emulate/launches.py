@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 from unittest import mock
-
-from torch import Tensor
 
 from retro_kernels import _dispatch, _eager, _target, aot
 from retro_kernels._target import KNOWN, Target
 
-from .program import Program, Region
+from .memory import Arguments
+from .parse import PtxError
+from .program import Program
 
 #: so few that small tests fill them, and tiny ones don't: as under Triton's interpreter
 MULTIPROCESSORS = 12
@@ -22,10 +24,32 @@ MULTIPROCESSORS = 12
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
+    """A kernel as a launch executes it."""
+
     program: Program
-    parameters: tuple[str, ...]  # names of the arguments that are parameters, in order
+    signature: dict[str, Any]  # Triton's type of every argument in order; "constexpr" is no parameter
     shared_bytes: int
     threads: int
+    scratch: tuple[int, int] = (0, 1)  # bytes of global memory a CTA, alignment
+    descriptors: tuple = ()  # how each tensor descriptor lies in shared memory
+
+    @classmethod
+    def of(cls, program: Program, source, metadata) -> Compiled:
+        """What Triton compiled; PtxError: what of it is not emulated."""
+        if getattr(metadata, "num_ctas", 1) > 1:
+            raise PtxError(f"{metadata.name}: not emulated: clusters of {metadata.num_ctas} CTAs (num_ctas)")
+        return cls(
+            program,
+            dict(source.signature),
+            metadata.shared,
+            program.kernel.threads or 32 * metadata.num_warps,
+            (metadata.global_scratch_size, metadata.global_scratch_align),
+            tuple(getattr(metadata, "tensordesc_meta", None) or ()),
+        )
+
+    def fresh(self) -> Compiled:
+        """The same with counters of its own."""
+        return dataclasses.replace(self, program=type(self.program)(self.program.kernel))
 
 
 _compiled: dict = {}
@@ -34,6 +58,8 @@ _KEPT = 200  # some megabytes each
 
 def compiled(launch, arch: int) -> Compiled:
     """The PTX of a launch, loaded; each distinct compile once a process (and Triton keeps its own on disk)."""
+    if isinstance(found := getattr(launch, "compiled", None), Compiled):
+        return found
     src, options = aot.source(launch, KNOWN[arch])
     key = src.hash(), arch, str(sorted(options.__dict__.items(), key=str))
     if key not in _compiled:
@@ -47,17 +73,16 @@ def _compile(src, options, arch: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", _until_ptx):
+    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx):
         made = triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
-    parameters = tuple(name for name, kind in src.signature.items() if kind != "constexpr")
-    return Compiled(Program(made.asm["ptx"]), parameters, made.metadata.shared, 32 * made.metadata.num_warps)
+    return Compiled.of(Program(made.asm["ptx"]), src, made.metadata)
 
 
-def _until_ptx(backend=None, stages=None, *_):
-    """Triton's hook: no ptxas, for nothing here reads a cubin. Without arguments it says what its cache's key gets."""
+def until_ptx(backend=None, stages=None, *_):
+    """Triton's hook: no ptxas, for the emulator executes PTX. Without arguments it says what its cache's key gets."""
     if stages is None:
-        return ("ptx", "ptx")
-    stages["cubin"] = lambda module, metadata: b""
+        return ("ptx as the binary", "ptx as the binary")
+    stages["cubin"] = lambda module, metadata: module.encode()
 
 
 def run(
@@ -73,32 +98,43 @@ def run(
         EmulationError: an access out of bounds, a race, a wait that is missing, ...; it names the line of the kernel.
     """
     kernel = kernel or compiled(launch, arch)
-    arguments, known = [], {}
-    for name in kernel.parameters:
-        value = launch.arguments[name]
-        if isinstance(value, Tensor):
-            place = value.data_ptr(), extent(value)
-            arguments.append(Region(known.setdefault(place, len(known))))
-        else:
-            arguments.append(value)
-    arguments += [0] * (len(kernel.program.kernel.parameters) - len(arguments))  # Triton's scratch memory: unused
+    values = [launch.arguments.get(name) for name in kernel.signature]
+    execute(kernel, launch.grid, values, checks=checks, only=only)
+    return kernel
+
+
+def execute(
+    kernel: Compiled,
+    grid: Sequence[int],
+    values: Sequence,
+    *,
+    checks: bool = True,
+    only: range | None = None,
+    known: Sequence[tuple[int, int]] = (),
+) -> None:
+    """Execute a kernel over a grid. values: of every argument, constants included; known: as in `Program.run`."""
+    made = Arguments()
+    descriptors = iter(kernel.descriptors)
+    for (name, kind), value in zip(kernel.signature.items(), values, strict=True):
+        made.add(kind, value, name, descriptors)
+    size, alignment = kernel.scratch
+    if size:
+        from triton.runtime import _allocation
+
+        scratch = _allocation._allocator.get()(math.prod(grid) * size, alignment, 0)
+        made.packed.append(made.region(scratch, "of the global scratch memory"))
+    spare = len(kernel.program.kernel.parameters) - len(made.packed)  # Triton's scratch memory: unused
     kernel.program.run(
-        launch.grid,
-        arguments,
-        regions=list(known),
+        grid,
+        [*made.packed, *[0] * spare],
+        regions=list(made.regions),
+        names=list(made.regions.values()),
+        known=known,
         threads=kernel.threads,
         shared_bytes=kernel.shared_bytes,
         checks=checks,
         only=only,
     )
-    return kernel
-
-
-def extent(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to its last, whatever its strides."""
-    if tensor.numel() == 0:
-        return 0
-    return (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
 
 
 @contextlib.contextmanager
