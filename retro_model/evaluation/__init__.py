@@ -9,7 +9,7 @@ colouring.py  samples coloured by longest common prefix
 suffixes.py   the likelihood of a suffix: last words, summaries
 question_answering.py  passages as neighbours, exact match
 knn_lm.py     the paper's baseline
-tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.harness`)
+tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrations.lm_eval`)
 """
 
 from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, WindowLeaks, curve, leakage, window_leaks
