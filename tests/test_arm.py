@@ -7,7 +7,6 @@ import torch
 
 from retro_kernels import _native
 from retro_kernels.testing import compare
-
 from tools.arm import cases, emulated
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))

@@ -7,7 +7,6 @@ import argparse
 from pathlib import Path
 
 from retro_model.apps.serve.reader import open_folder
-
 from tests.model.serving import browser
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs/images"

@@ -21,11 +21,11 @@ import torch
 from rich.console import Console
 
 from retro_model import evaluation, training
+from retro_model.apps.serve import folder as folders
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, build_store
-from retro_model.apps.serve import folder as folders
 
 from .demo.corpus import SPARE, VALIDATION, first_bytes, sources
 
@@ -83,8 +83,8 @@ def run(
     """Everything, into `folder`; gives the verdicts."""
     from transformers import AutoModelForCausalLM
 
-    from retro_model.integrations.huggingface import RetrofitForCausalLM
     from retro_model.apps.serve.retrofit_reader import HubText
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
 
     console = Console(quiet=quiet)
     local = {"local_files_only": True, "trust_remote_code": False}

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retro_model.generation import captured
 from retro_model.base import checks
+from retro_model.generation import captured
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
 

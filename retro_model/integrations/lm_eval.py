@@ -19,15 +19,15 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import simple_parse_args_string
 from torch import nn
 
-from retro_model.generation.chunk_neighbours import Retrieve
+from retro_model.apps.serve.reader import open_folder
+from retro_model.apps.serve.retro_reader import RetroReader
 from retro_model.data.hub import as_encoder
 from retro_model.data.tokens import BOS
 from retro_model.evaluation import question_answering, windows
 from retro_model.evaluation.suffixes import score_suffixes
 from retro_model.evaluation.tasks import passages_of
 from retro_model.generation import generate
-from retro_model.apps.serve.reader import open_folder
-from retro_model.apps.serve.retro_reader import RetroReader
+from retro_model.generation.chunk_neighbours import Retrieve
 
 #: doc -> (title, text) of its passages, nearest first; None or nothing where it has none.
 Passages = Callable[[dict], Iterable[tuple[str, str]] | None]

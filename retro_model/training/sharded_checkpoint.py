@@ -44,8 +44,8 @@ def save(
     Arguments as `checkpoint.save`. The random generators' state of every process is kept for as many processes.
 
     Raises:
-        CheckpointError: `path` holds something else than a sharded checkpoint. retro_model.base.disk.Busy: another is saving
-            there.
+        CheckpointError: `path` holds something else than a sharded checkpoint.
+        retro_model.base.disk.Busy: another process is saving there.
     """
     from torch.distributed.checkpoint import FileSystemWriter, save
 

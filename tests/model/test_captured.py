@@ -9,8 +9,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing.recorded import Recorded
-from retro_model.generation import captured
-from retro_model.generation import generate
+from retro_model.generation import captured, generate
 from tests.conftest import COMPILED, INTERPRETER
 from tests.model import tiny
 from tests.model.memory_mosaics import tiny as tiny_mosaics

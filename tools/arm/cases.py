@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from retro_kernels.testing import inputs
-
 from tests.ops.test_cpu_chunked_cross_attention import CASES as CROSS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -57,7 +57,9 @@ TARGETS = (
     Target("retro_model/layers/attention.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
     Target("retro_model/layers/positions.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
     Target(
-        "retro_model/generation/sampling.py", ("tests/model/test_generation.py", "tests/model/test_generation_protocol.py"), 3
+        "retro_model/generation/sampling.py",
+        ("tests/model/test_generation.py", "tests/model/test_generation_protocol.py"),
+        3,
     ),
     Target("retro_model/data/store.py", ("tests/model/test_store.py",), 3),
     Target(
@@ -78,7 +80,11 @@ TARGETS = (
         ("tests/model/test_retrofit.py", "tests/model/test_retrofit_abroad.py"),
         2,
     ),
-    Target("retro_model/integrations/huggingface.py", ("tests/model/test_huggingface.py", "tests/model/test_retrofit_abroad.py"), 2),
+    Target(
+        "retro_model/integrations/huggingface.py",
+        ("tests/model/test_huggingface.py", "tests/model/test_retrofit_abroad.py"),
+        2,
+    ),
     Target("bench/check/numerics.py", ("tests/bench/test_work.py", "tests/bench/test_run.py"), 2),
     Target("bench/check/topk.py", ("tests/bench/test_work.py",), 2),
     Target("bench/compare/gate_statistics.py", ("tests/bench/test_gate_statistics.py",), 3),

@@ -27,9 +27,9 @@ from rich.table import Table
 from torch import nn
 
 from retro_model import Retro, RetroConfig, checkpoint, evaluation, generate, training
+from retro_model.apps.serve import folder as folders
 from retro_model.evaluation import colouring
 from retro_model.retro import copying
-from retro_model.apps.serve import folder as folders
 
 from .corpus import Corpus, prepare, stream
 from .plan import DEFAULT, SMOKE, Plan, preset

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from retro_model import RetroConfig, evaluation
-from retro_model.data.parts import OnlyPart
 from retro_model.apps.demo.command import fit
+from retro_model.data.parts import OnlyPart
 
 from .trained import Trained
 

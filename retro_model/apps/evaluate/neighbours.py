@@ -21,10 +21,10 @@ from retro_model import evaluation
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.documents import Document, as_documents
 from retro_model.data.embed import Embedder, EncoderEmbedder, HashedTfidf, retokenized
-from retro_model.integrations.megatron import read_megatron
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import TokenStore, build_store
 from retro_model.data.tokens import Tokenizer
+from retro_model.integrations.megatron import read_megatron
 
 TFIDF = "tfidf"
 

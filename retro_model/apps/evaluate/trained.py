@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from retro_model import Retro, RetroConfig, checkpoint
+from retro_model.apps.demo.corpus import Corpus
+from retro_model.apps.demo.plan import Plan
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours
 from retro_model.data.store import TokenStore
 from retro_model.data.tokens import Tokenizer
-from retro_model.apps.demo.corpus import Corpus
-from retro_model.apps.demo.plan import Plan
 
 
 class Trained(NamedTuple):

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retro_model import training
+from retro_model.apps.serve import folder as folders
 from retro_model.data.store import Document
 from retro_model.data.tokens import BOS, Tokenizer
 from retro_model.memory_mosaics import inspection
 from retro_model.memory_mosaics.config import MosaicsConfig
 from retro_model.memory_mosaics.model import MemoryMosaics
-from retro_model.apps.serve import folder as folders
 
 from .corpora import CORPORA
 from .report import Report

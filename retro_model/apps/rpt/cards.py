@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retro_model.apps.serve import folder as folders
+from retro_model.apps.serve.symbols import Symbols
 from retro_model.data.store import Document
 from retro_model.rpt.config import RPTConfig
 from retro_model.rpt.model import RPT
 from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
-from retro_model.apps.serve import folder as folders
-from retro_model.apps.serve.symbols import Symbols
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retro_model.apps.serve import folder as folders
 from retro_model.data.store import Document
 from retro_model.evaluation import rpt as evaluation
 from retro_model.rpt import RPT, RPTConfig
 from retro_model.rpt.supervision import Supervision, build_supervision, stack
-from retro_model.apps.serve import folder as folders
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 

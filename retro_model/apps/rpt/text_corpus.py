@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retro_model.data.tokens import Tokenizer
 from retro_model.apps.demo.corpus import sources
 from retro_model.apps.mosaics.corpora import books
+from retro_model.data.tokens import Tokenizer
 from retro_model.rpt.supervision import bm25_index
 
 #: Packages that are scored and that training does not see: large enough to return to what they said.
