@@ -1,5 +1,6 @@
 // Registration of the CUDA kernels: tensors come as views, the stream as its handle. They enqueue and return.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "cuda/topk_chunks.h"
 #include "view_caster.h"
@@ -57,7 +58,9 @@ int topk_chunks(const retro::View& query, const retro::View& key, const retro::V
 
 PYBIND11_MODULE(_cuda, m) {
   m.doc() = "CUDA kernels over raw pointers; retro_kernels/cuda/*.py are their only callers.";
-  m.attr("abi") = 1;  // `_native.ABI`; the two change together
+  m.attr("abi") = 2;  // `_native.ABI`; the two change together
+  m.attr("architectures") = RETRO_CUDA_ARCHES;
+  m.def("versions", &retro::cuda_versions, "CUDA's runtime in this library, and the newest that the driver runs.");
   m.attr("topk_tile_q") = retro::TOPK_TILE_Q;
   m.attr("topk_tile_s") = retro::TOPK_TILE_S;
   m.def("topk_chunks", &topk_chunks, py::call_guard<py::gil_scoped_release>());
