@@ -19,7 +19,8 @@ def lines() -> list[str]:
         f"{platform.python_version()}"
     ]
     out.append(
-        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {_native.cpu_isa()}"
+        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"kernels for {_native.cpu_isa()}"
     )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):

@@ -25,4 +25,6 @@ def driver_too_old(runtime: int, driver: int) -> str | None:
         return None
     of = "CUDA {}.{}".format
     have, need = (of(version // 1000, version % 1000 // 10) for version in (driver, runtime))
-    return f"the extension was built with {need}, the driver runs {have}: update the driver, or build with an older CUDA"
+    return (
+        f"the extension was built with {need}, the driver runs {have}: update the driver, or build with an older CUDA"
+    )

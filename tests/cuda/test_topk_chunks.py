@@ -257,7 +257,7 @@ def build():
 def old_nvcc(folder, *unknown):
     """A compiler that refuses architectures as nvcc does."""
     path = folder / "nvcc"
-    path.write_text(f"#!/bin/sh\ncase \"$*\" in {'|'.join(f'*_{arch},*' for arch in unknown)}) exit 1;; esac\n")
+    path.write_text(f'#!/bin/sh\ncase "$*" in {"|".join(f"*_{arch},*" for arch in unknown)}) exit 1;; esac\n')
     path.chmod(0o755)
     return str(path)
 
