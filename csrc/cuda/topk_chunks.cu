@@ -387,13 +387,6 @@ cudaError_t launch_width(const TopkChunks& call, int blocks, cudaStream_t stream
 
 }  // namespace
 
-std::pair<int, int> cuda_versions() {
-  int runtime = 0, driver = 0;
-  cudaRuntimeGetVersion(&runtime);
-  cudaDriverGetVersion(&driver);
-  return {runtime, driver};
-}
-
 int topk_chunks(const TopkChunks& call, int blocks, void* stream) {
   auto* s = static_cast<cudaStream_t>(stream);
   return call.bf16 ? launch_width<true>(call, blocks, s) : launch_width<false>(call, blocks, s);

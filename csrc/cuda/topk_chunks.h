@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 namespace retro {
 
@@ -27,9 +26,6 @@ struct TopkChunks {
 
 // Enqueues the scan and the merge on `stream`; 0, or the CUDA error. `blocks`: how many the device holds at once.
 int topk_chunks(const TopkChunks& call, int blocks, void* stream);
-
-// CUDA's version of this library's runtime, and the newest that the driver runs (0: no driver), as 1000 major + 10 minor.
-std::pair<int, int> cuda_versions();
 
 constexpr int TOPK_TILE_Q = 128;  // queries a tile
 constexpr int TOPK_TILE_S = 256;  // keys a tile
