@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bench.ops import relative_attention as baselines
 
 import bench
-from bench import environment, record
-from bench.baselines import relative_attention as baselines
-from bench.commands import doctor_command
+from bench.commands import doctor as doctor_command
 from bench.measure import ceilings, runner
+from bench.records import environment, record
 from tests.bench.helpers import PROFILE, QUICK, wrong
 
 

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import bench
-from bench import environment, machines, record
-from bench.commands import ab_command
+from bench.commands import ab as ab_command
 from bench.compare import ab, record_files
+from bench.records import environment, machines, record
 from bench.report import html, markdown, panels, terminal
 from tests.bench.helpers import static_record
 
@@ -379,5 +379,5 @@ def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("bench.commands.list_command._shape", closed)
+    monkeypatch.setattr("bench.commands.list._shape", closed)
     assert bench.main(["list"]) == 3

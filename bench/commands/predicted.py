@@ -1,0 +1,167 @@
+"""GPU: the launches that were predicted, timed, beside their predictions
+
+Reads the records of `bench estimate` (bench/results/predicted-*.jsonl), makes each launch on random data of the shipped
+shape, and times it: device events, cold L2. The table has both times and their ratio; below it, how many are within 25%
+and how well the order agrees. A launch whose code is not the predicted one any more is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from ..measure.pace import Pace
+from ..records import environment
+from ..report.tables import align
+from . import exits, options
+
+WITHIN = 0.25
+HEADER = ("launch", "case", "type", "predicted us", "measured us", "ratio", "predicted bound", "code")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)"
+    )
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help="default: the newest in bench/results")
+    parser.add_argument("--kernel", type=options.names, metavar="PART[,PART]", help="only launches so named")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured here")
+    options.add_deadline(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    import torch
+
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine")
+    path = arguments.predictions or newest()
+    predicted = {row["id"]: row for row in map(json.loads, path.read_text().splitlines()) if row["mode"] == "model"}
+    wanted = arguments.kernel
+    chosen = [i for i in predicted if wanted is None or any(part in i for part in wanted)]
+    if not chosen:
+        raise exits.UsageError(f"{path.name}: no prediction of such a kernel")
+    shipped = launches(chosen)
+    rows, pace, late = [], Pace([], arguments.deadline), 0
+    for identity in chosen:
+        if pace.over():
+            late += 1
+            continue
+        if identity not in shipped:
+            print(f"{identity}: not launched by this tree any more", file=sys.stderr)
+            continue
+        rows.append(row := measured(shipped[identity], predicted[identity], arguments.device))
+        if arguments.json:
+            with arguments.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    print(align([HEADER, *(line(row) for row in rows)]))
+    print(summary(rows))
+    if late:
+        print(f"the deadline is over: {late} of {len(chosen)} are left", file=sys.stderr)
+        return exits.INCONCLUSIVE
+    return exits.OK if rows else exits.NOTHING_MEASURED
+
+
+def newest() -> Path:
+    """The newest records of predictions."""
+    found = sorted((environment.ROOT / "bench" / "results").glob("predicted-*.jsonl"))
+    if not found:
+        raise exits.UsageError(
+            "--predictions: there are none in bench/results; `python -m bench estimate --json` makes some"
+        )
+    return found[-1]
+
+
+def launches(identities: list[str]) -> dict:
+    """Those of them that this tree ships, by id."""
+    from ..static import triton_kernels
+
+    arches = sorted({int(identity.split(":sm")[1].split("/")[0]) for identity in identities})
+    return {one.id: one for one in triton_kernels.launches(arches, tuple(identities)) if one.wanted}
+
+
+def measured(one, prediction: dict, device: str) -> dict:
+    """One shipped launch, timed, beside its prediction."""
+    import torch
+
+    from ..measure import timing
+
+    identity, arch = one.id, int(one.id.split(":sm")[1].split("/")[0])
+    tensors: dict[int, torch.Tensor] = {}
+    values = {
+        name: tensors.setdefault(id(value), _filled(value, device)) if isinstance(value, torch.Tensor) else value
+        for name, value in one.launch.arguments.items()
+    }
+    launch = dataclasses.replace(one.launch, arguments=values)
+    if device == "cpu":
+        from retro_kernels.testing import stub
+
+        with stub.device(arch):
+            found = timing.measure({identity: launch.run}, device, timing.Effort(most=3, seconds=0.0))[identity]
+    else:
+        found = timing.measure({identity: launch.run}, device, timing.Effort())[identity]
+    if isinstance(found, Exception):
+        raise found
+    return {
+        "mode": "predicted",
+        "id": identity,
+        "predicted_us": prediction["predicted_us"],
+        "measured_us": round(1e6 * found["median"], 2),
+        "bound": prediction["bound"],
+        "same_code": one.fingerprint == prediction["fingerprint"],
+        "device": environment.device(device),
+        "environment": environment.environment(),
+    }
+
+
+def _filled(like, device: str):
+    """Memory of the shape and strides of a tensor without any: random numbers, zero integers, true masks."""
+    import torch
+
+    extent = sum((n - 1) * s for n, s in zip(like.shape, like.stride())) + 1 if like.numel() else 0
+    if like.is_floating_point():
+        flat = torch.randn(extent, device=device, dtype=like.dtype)
+    else:
+        flat = torch.full((extent,), like.dtype in (torch.bool, torch.uint8), device=device, dtype=like.dtype)
+    return flat.as_strided(like.shape, like.stride())
+
+
+def line(row: dict) -> tuple[str, ...]:
+    kernel, case, rest = row["id"].split("/", 2)[2].split(":", 2)
+    return (
+        kernel,
+        case,
+        rest.split("/")[1],
+        f"{row['predicted_us']:.1f}",
+        f"{row['measured_us']:.1f}",
+        f"{row['measured_us'] / row['predicted_us']:.2f}",
+        row["bound"],
+        "" if row["same_code"] else "changed since",
+    )
+
+
+def summary(rows: list[dict]) -> str:
+    """How good the predictions are: within WITHIN, and the rank correlation of the two times.
+
+    >>> pairs = [(10, 11), (20, 40), (30, 33)]
+    >>> summary([{"predicted_us": p, "measured_us": m} for p, m in pairs])
+    '2 of 3 within 25%; rank correlation 0.50'
+    """
+    close = sum(abs(row["measured_us"] / row["predicted_us"] - 1) <= WITHIN for row in rows)
+    said = f"{close} of {len(rows)} within {WITHIN:.0%}"
+    if len(rows) < 3:
+        return said
+    ranks = [_ranks([row[name] for row in rows]) for name in ("predicted_us", "measured_us")]
+    n = len(rows)
+    squares = sum((a - b) ** 2 for a, b in zip(*ranks))
+    return f"{said}; rank correlation {1 - 6 * squares / (n * (n * n - 1)):.2f}"
+
+
+def _ranks(values: list[float]) -> list[int]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0] * len(values)
+    for rank, at in enumerate(order):
+        ranks[at] = rank
+    return ranks
