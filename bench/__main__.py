@@ -1,5 +1,5 @@
-"""`python -m bench COMMAND`: list, check, run, profile, static, emulate, estimate, predicted, host, bounds, ab, compare,
-report, doctor, compile, tune, gpu.
+"""`python -m bench COMMAND`: list, check, run, profile, static, emulate, estimate, predicted, host, bounds, ab,
+compare, report, doctor, compile, tune, gpu.
 
 Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing
 measured.

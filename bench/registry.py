@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -44,14 +42,16 @@ class Later:
         return self.function(*arguments, **named)
 
 
-def lazy_module(name: str) -> ModuleType:
-    """A module that is executed when an attribute is first read: a list of cases and `--help` take no torch."""
-    if name not in sys.modules:
-        spec = importlib.util.find_spec(name)
-        spec.loader = importlib.util.LazyLoader(spec.loader)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+class Lazy(ModuleType):
+    """A module that is imported when an attribute is first read: a list of cases and `--help` take no torch.
+
+    It is kept out of `sys.modules`, where matplotlib asks whether torch is there.
+    """
+
+    def __getattr__(self, name: str):
+        module = importlib.import_module(self.__name__)
+        self.__dict__.update(module.__dict__)
+        return getattr(module, name)
 
 
 def resolved(function: Callable[..., Any]) -> Callable[..., Any]:

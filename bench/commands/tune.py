@@ -128,12 +128,7 @@ def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
 def cells(item) -> tuple[str, ...]:
     row, first = item.before, item.trials[0]
     where = f"sm_{row['arch']} {row['bytes']} bytes, width {row['width']}"
-    times = (
-        tune.tile_text(row),
-        _duration(first),
-        tune.tile_text(item.best.row),
-        _duration(item.best),
-    )
+    times = (tune.tile_text(row), _duration(first), tune.tile_text(item.best.row), _duration(item.best))
     unfit = sum(trial.status != "ok" for trial in item.trials)
     return (f"{item.op} {row['kernel']}", where, *times, str(len(item.trials)), str(unfit))
 

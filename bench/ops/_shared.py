@@ -9,12 +9,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..registry import DTYPES, Contender, Later, Work, lazy_module
+from ..registry import DTYPES, Contender, Later, Lazy, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = lazy_module("torch")
+torch = Lazy("torch")
 
 CPU, CUDA, BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 FORWARD, DECODE = ("fwd",), ("decode",)

@@ -11,13 +11,13 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..registry import Case, Contender, Operator, Work, lazy_module
+from ..registry import Case, Contender, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = lazy_module("torch")
+torch = Lazy("torch")
 
 OP = "chunked_cross_attention"
 GATE_LOW = 0.1  # RPT: at least eta = 0.1

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..registry import Case, Contender, Operator, Work, lazy_module
+from ..registry import Case, Contender, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = lazy_module("torch")
+torch = Lazy("torch")
 
 OP = "leaky_average"
 

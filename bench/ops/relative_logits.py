@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..registry import Case, Contender, Operator, Work, lazy_module
+from ..registry import Case, Contender, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = lazy_module("torch")
+torch = Lazy("torch")
 
 OP = "relative_logits"
 
 
 CASES = [
-    Case(
-        OP,
-        "decoder-1k",
-        {"B": 1, "N": 1024, "S": 1024, "H": 8, "E": 64},
-        shared.RETRO,
-        extras=("position_bias",),
-    ),
+    Case(OP, "decoder-1k", {"B": 1, "N": 1024, "S": 1024, "H": 8, "E": 64}, shared.RETRO, extras=("position_bias",)),
     Case(
         OP,
         "encoder",

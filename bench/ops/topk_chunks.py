@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from ..registry import Case, Contender, Later, Operator, Work, lazy_module
+from ..registry import Case, Contender, Later, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = lazy_module("torch")
+torch = Lazy("torch")
 
 OP = "topk_chunks"
 JUDGE = __name__.replace(".ops.topk_chunks", ".check.topk")

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bench.ops import relative_attention as baselines
 
 import bench
 from bench.commands import doctor as doctor_command
 from bench.measure import ceilings, runner
+from bench.ops import relative_attention as baselines
 from bench.records import environment, record
 from tests.bench.helpers import PROFILE, QUICK, wrong
 

@@ -288,7 +288,7 @@ def test_what_measures_nothing_needs_no_torch(command, tmp_path):
     """Seconds of importing, for a table; held by what is loaded, not by a clock."""
     record.Writer(tmp_path / "a.jsonl").write(timed())
     arguments = [part.format(path=tmp_path / "a.jsonl") for part in command]
-    loaded = "'torch' in sys.modules, 'triton' in sys.modules"
+    loaded = "'torch._C' in sys.modules, 'triton' in sys.modules"
     code = f"import sys, bench; code = bench.main({arguments!r}); print(code, {loaded})"
     done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "0 False False", done.stdout + done.stderr
