@@ -91,5 +91,6 @@ TARGETS = (
     ),
     Target("bench/static/sass.py", ("tests/bench/test_static_records.py",), 3),
     Target("bench/static/regressions.py", ("tests/bench/test_static_records.py",), 2),
-    Target("bench/ops/*.py", ("tests/bench/test_work.py",), 3),
+    Target("bench/ops/leaky_average.py", ("tests/bench/test_work.py", "tests/bench/test_commands.py"), 1),
+    Target("bench/ops/relative_attention.py", ("tests/bench/test_work.py", "tests/bench/test_commands.py"), 2),
 )
