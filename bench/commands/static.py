@@ -21,7 +21,9 @@ from . import exits, options, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default=",".join(map(str, options.ARCHES)), help="comma-separated, of 80, 90, 100")
+    parser.add_argument(
+        "--arch", default=",".join(map(str, options.ARCHES)), help="comma-separated, of 80, 86, 89, 90, 100, 120"
+    )
     parser.add_argument(
         "--kernel",
         type=options.names,

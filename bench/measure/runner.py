@@ -106,7 +106,7 @@ def _check(
                 entry.fail("unsupported", why)
         if all(entry.status != "ok" for entry in group):
             continue
-        kwargs = _without_positions(arguments) if bare else arguments
+        kwargs = without_positions(arguments) if bare else arguments
         truth = oracle.solve(operator, case, kwargs, seed, backward, run.oracle_share * (BARE_SHARE if bare else 1.0))
         for entry in group:
             if entry.status == "ok":
@@ -194,7 +194,7 @@ def _timed(
 def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: bool, seed: int):
     """The timed call: a forward without autograd, or forward and backward to every floating input."""
     operator, function = OPERATORS[case.kernel], resolved(contender.function)
-    kwargs = _without_positions(arguments) if contender.without_positions else arguments
+    kwargs = without_positions(arguments) if contender.without_positions else arguments
     if not backward:
 
         def forward():
@@ -288,5 +288,5 @@ def _release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _without_positions(arguments: dict[str, Any]) -> dict[str, Any]:
+def without_positions(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in POSITIONS}
