@@ -10,8 +10,9 @@ from torch import Tensor
 
 
 def estimate(launch, machine: str):
-    """`static.model.estimate` of a `context.Launched`, on copies of its tensors."""
-    from ..static import model, tiles
+    """`static.estimate.estimate` of a `context.Launched`, on copies of its tensors."""
+    from ..static import estimate as model
+    from ..static import tiles
 
     machines = {one.name: one for one in model.MACHINES.values()}
     if machine not in machines:
