@@ -56,7 +56,7 @@ int topk_chunks(const retro::View& query, const retro::View& key, const retro::V
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
-  m.doc() = "CUDA kernels over raw pointers; retro_kernels/cuda/*.py are their only callers.";
+  m.doc() = "CUDA kernels over raw pointers; retro_kernels/ops/*/cuda.py are their only callers.";
   m.attr("abi") = 1;  // `_native.ABI`; the two change together
   m.attr("topk_tile_q") = retro::TOPK_TILE_Q;
   m.attr("topk_tile_s") = retro::TOPK_TILE_S;

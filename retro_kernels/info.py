@@ -8,8 +8,8 @@ import platform
 
 import torch
 
-from . import _dispatch
 from ._version import __version__
+from .core import backends
 
 
 def lines() -> list[str]:
@@ -30,7 +30,7 @@ def lines() -> list[str]:
             )
     else:
         out.append("cuda: none (torch.cuda.is_available() is False)")
-    for op, statuses in _dispatch.backends().items():
+    for op, statuses in backends.backends().items():
         out += ["", op]
         for name, status in statuses.items():
             out.append(f"  {name:<10} {'yes' if status else 'no:  ' + str(status.reason)}")
@@ -54,9 +54,9 @@ def _cpu_name() -> str:
 
 
 def _cpu_isa() -> str:
-    from . import _native
+    from .core import native
 
-    return _native.cpu_isa()
+    return native.cpu_isa()
 
 
 if __name__ == "__main__":

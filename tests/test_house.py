@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from retro_kernels import _dispatch, _problem
+from retro_kernels import _problem
+from retro_kernels.core import backends
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "retro_kernels"
@@ -149,7 +150,7 @@ def test_importing_loads_no_triton_and_touches_no_device():
 
 
 def test_one_name_everywhere():
-    for op in _dispatch.OPS:
+    for op in backends.OPS:
         assert (PACKAGE / "ops" / f"{op}.py").exists() and (PACKAGE / "reference" / f"{op}.py").exists()
         assert hasattr(_problem, "".join(part.title() for part in op.split("_")))
 
@@ -157,7 +158,7 @@ def test_one_name_everywhere():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_module_serves_the_protocol(backend):
     """Read, not imported: triton need not be installed."""
-    for op in _dispatch.OPS:
+    for op in backends.OPS:
         path = PACKAGE / backend / f"{op}.py"
         path = path if path.exists() else path.with_suffix("") / "__init__.py"
         if not path.exists():

@@ -53,7 +53,7 @@ def test_sdist_holds_what_a_build_needs(sdist):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     sources = {path for path in run("git", "ls-files", "csrc", cwd=ROOT).split() if (ROOT / path).exists()}
     assert sources <= names
-    assert {"LICENSE", "setup.py", "retro_kernels/py.typed", "retro_kernels/configs/topk_chunks.json"} <= names
+    assert {"LICENSE", "setup.py", "retro_kernels/py.typed", "retro_kernels/ops/topk_chunks/tiles.json"} <= names
     assert not [name for name in names if name.endswith((".so", ".o", ".jsonl"))]
 
 
@@ -71,7 +71,7 @@ def test_wheel_works_outside_the_tree(sdist, tmp_path):
         "retro_kernels/py.typed",
         "retro_model/py.typed",
         "bench/__main__.py",
-        "retro_kernels/configs/topk_chunks.json",
+        "retro_kernels/ops/topk_chunks/tiles.json",
     } <= names
     assert not [name for name in names if name.startswith(("tests/", "csrc/", "docs/", "examples/"))]
 

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+BEFORE_THE_MOVE = {
+    "core.backends": "_dispatch",
+    "core.native": "_native",
+    "compile.target": "_target",
+    "compile.configs": "configs",
+    "compile.aot": "aot",
+    "reference_lib.attention": "reference._attention",
+}
 
 
 def load(tree: Path):
@@ -22,9 +31,21 @@ def load(tree: Path):
     loaded = Path(retro_kernels.__file__).resolve().parent.parent
     if loaded != tree.resolve():
         raise SystemExit(f"tree: retro_kernels came from {loaded}, not from {tree}")
+    _alias_before_the_move(tree)
     for name in ("retro_kernels.testing", "bench"):  # tolerances, inputs and errors are this tree's
         _package(name)
     return sys.modules["bench"]
+
+
+def _alias_before_the_move(tree: Path) -> None:
+    """Names under which this harness imports what a tree before version 0.10 keeps elsewhere."""
+    if (tree / "retro_kernels" / "compile").is_dir():
+        return
+    for new, old in BEFORE_THE_MOVE.items():
+        package, _, name = f"retro_kernels.{new}".rpartition(".")
+        parent = sys.modules.setdefault(package, types.ModuleType(package))
+        sys.modules[f"{package}.{name}"] = module = importlib.import_module(f"retro_kernels.{old}")
+        setattr(parent, name, module)
 
 
 def _package(name: str) -> None:

@@ -8,10 +8,11 @@ import json
 import pytest
 import torch
 
-from retro_kernels import configs
-from retro_kernels._target import KNOWN
-from retro_kernels.triton import chunked_cross_attention, relative_attention
-from retro_kernels.triton.common.combinations import WIDTHS
+from retro_kernels.compile import configs
+from retro_kernels.compile.target import KNOWN
+from retro_kernels.ops.chunked_cross_attention import triton as chunked_cross_attention
+from retro_kernels.ops.relative_attention import triton as relative_attention
+from retro_kernels.triton_lib.combinations import WIDTHS
 
 TABLES = sorted(path.stem for path in configs._TABLES.glob("*.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)

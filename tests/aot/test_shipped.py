@@ -11,8 +11,8 @@ import torch
 import bench
 import retro_kernels as rk
 from bench import exits
-from retro_kernels import _shipped, aot
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import aot, shipped
+from retro_kernels.compile.target import KNOWN
 from retro_kernels.testing import stub
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -64,12 +64,12 @@ def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
         rk.warm_up(cache=tmp_path)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    manifest = json.loads((other / _shipped.MANIFEST).read_text())
+    manifest = json.loads((other / shipped.MANIFEST).read_text())
     wrong = manifest | {"triton": "3.1.4", "python": "3.99", "compiler": "another"}
-    (other / _shipped.MANIFEST).write_text(json.dumps(wrong))
+    (other / shipped.MANIFEST).write_text(json.dumps(wrong))
     with pytest.raises(ValueError, match=r"got a folder of triton 3\.1\.4 on Python 3\.99"):
         rk.warm_up(cache=other)
-    (other / _shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
+    (other / shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
     with pytest.raises(ValueError, match="expected kernels of this version of retro_kernels"):
         rk.warm_up(cache=other)
 

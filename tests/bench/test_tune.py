@@ -12,8 +12,8 @@ import pytest
 from bench import environment
 from bench.measure import samples, timing, tune
 from bench.static import model, tiles
-from retro_kernels import configs
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import configs
+from retro_kernels.compile.target import KNOWN
 
 OP = "leaky_average"
 ROW = configs.table(OP)[0]
