@@ -51,7 +51,9 @@ def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[s
     for path in files:
         if path.startswith(UNRELATED) or not path.startswith(CODE) or ELSEWHERE.fullmatch(path):
             continue
-        own = {name for name in operators if name in (Path(path).name, Path(path).parent.name) or name in Path(path).stem}
+        own = {
+            name for name in operators if name in (Path(path).name, Path(path).parent.name) or name in Path(path).stem
+        }
         if not own and path.startswith("csrc/cpu/") and path.endswith(".h"):
             own = {name for name in operators if path in _headers(name, root)}
         touched |= own or set(operators)

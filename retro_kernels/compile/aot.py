@@ -1,8 +1,8 @@
 """Every Triton kernel we ship, compiled without a GPU: registers, stack (spills), shared memory, per architecture.
 
-    python -m retro_kernels.compile.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR] [--jobs N]
+    python -m retro_kernels.compile.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
 
-Each `retro_kernels/ops/<op>/triton` names its launches in `aot_cases(target)` (and those with every set of options, where
+Each `ops/<op>/triton` names its launches in `aot_cases(target)` (and those with every set of options, where
 tiles depend on them, in `aot_combinations(target)`), made by the code that launches on a GPU, on meta tensors;
 signature and divisibility come from Triton's own launch path. A process under TRITON_INTERPRET can't compile.
 """

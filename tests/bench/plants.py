@@ -14,7 +14,10 @@ from pathlib import Path
 from bench import environment
 from tests import trees
 
-LOGITS, LEAKY = "retro_kernels/ops/relative_logits/triton/kernels.py", "retro_kernels/ops/leaky_average/triton/kernels.py"
+LOGITS, LEAKY = (
+    "retro_kernels/ops/relative_logits/triton/kernels.py",
+    "retro_kernels/ops/leaky_average/triton/kernels.py",
+)
 CPU = "csrc/cpu/topk_chunks.cpp"
 #: git must neither ask who commits nor sign
 GIT = ["git", "-c", "user.name=proof", "-c", "user.email=proof@localhost", "-c", "commit.gpgsign=false"]

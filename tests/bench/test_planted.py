@@ -93,7 +93,10 @@ def test_every_plant_still_finds_its_place(tmp_path):
         (["README.md", "tests/ops/test_leaky_average.py", "bench/compare/ab.py"], ""),
         (["retro_kernels/ops/leaky_average/triton/kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
         (["csrc/cpu/leaky_average.cpp"], "leaky_average"),
-        (["retro_kernels/ops/topk_chunks/cpu.py", "retro_kernels/ops/relative_logits/__init__.py"], "topk_chunks relative_logits"),
+        (
+            ["retro_kernels/ops/topk_chunks/cpu.py", "retro_kernels/ops/relative_logits/__init__.py"],
+            "topk_chunks relative_logits",
+        ),
         (["csrc/cpu/partition.h"], "relative_attention relative_logits"),
         (["csrc/cpu/simd.h"], "all"),
         (["retro_kernels/core/backends.py"], "all"),

@@ -18,6 +18,7 @@ def _cpu(op: str, count: int, *sources: str) -> list[Target]:
     return [Target(f"csrc/cpu/{source}", tests, count) for source in sources]
 
 
+OPS = "retro_kernels/ops"
 TARGETS = (
     *_cpu("leaky_average", 3, "leaky_average.cpp"),
     *_cpu("topk_chunks", 2, "topk_scan.h", "topk_chunks.cpp", "topk_chunks_backward.cpp"),
@@ -50,9 +51,12 @@ TARGETS = (
     Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
     Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
     Target("retro_kernels/testing/errors.py", ("tests/reference/test_errors.py",), 2),
-    Target("retro_kernels/ops/leaky_average/triton/kernels.py", ("tests/ops/test_leaky_average.py",), 2, interpreted=True),
+    Target(f"{OPS}/leaky_average/triton/kernels.py", ("tests/ops/test_leaky_average.py",), 2, interpreted=True),
     Target(
-        "retro_kernels/ops/relative_logits/triton/kernels.py", ("tests/ops/test_relative_logits.py",), 2, interpreted=True
+        "retro_kernels/ops/relative_logits/triton/kernels.py",
+        ("tests/ops/test_relative_logits.py",),
+        2,
+        interpreted=True,
     ),
     Target("retro_model/layers/attention.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
     Target("retro_model/layers/positions.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
