@@ -68,9 +68,9 @@ def rows_that_serve(name: str, call: dict) -> list[dict]:
 
 
 @pytest.mark.parametrize("arch", KNOWN)
-@pytest.mark.parametrize("op", CALLS, ids=lambda op: op.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("op", CALLS, ids=lambda op: op.__name__.split(".")[-2])
 def test_every_tile_with_an_option_computes_right(op, arch):
-    name = op.__name__.rpartition(".")[2]
+    name = op.__name__.split(".")[-2]
     make, options = CALLS[op]
     left = [
         row
