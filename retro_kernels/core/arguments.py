@@ -15,6 +15,7 @@ from ..checks import (
     INTEGERS,
     dense_rows,
     floating,
+    has_rows,
     like,
     number,
     position,
@@ -152,7 +153,7 @@ def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str |
             return f"{name} is {value.dtype}; have float32, bfloat16, float16"
         if value.dtype != expected:
             return f"{name} is {value.dtype} among {expected}"
-        if name not in ANY_STRIDE and value.shape[-1] > 1 and value.stride(-1) != 1:
+        if name not in ANY_STRIDE and not has_rows(value):
             return f"the last dimension of {name} is not contiguous"
     return None
 

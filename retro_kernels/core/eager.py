@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..checks import has_rows
 from ..compile import configs
 from . import arguments, backends, operator
 
@@ -126,7 +127,7 @@ class Plan:
         first = len(self.tensors)
         count = (len(values) - first) // 2
         outs, grads = values[first : first + count], values[first + count :]
-        contiguous = tuple([g if g is None or operator.has_rows(g) else g.contiguous() for g in grads])
+        contiguous = tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
         named = self.needed(needs)
         results = [None] * first
         for at, grad in zip(self.places, self.module.backward(self.call(values), outs, contiguous, named), strict=True):

@@ -122,10 +122,23 @@ def extension(name: str) -> ModuleType:
 
 
 def view(tensor: Tensor | None) -> View | None:
-    """What C++ sees of a tensor: address, type code, sizes, strides. The caller keeps the tensor alive."""
+    """What C++ sees of a tensor: address, type code, sizes, strides. The caller keeps the tensor alive.
+
+    A dimension of size 1 gets the stride of dense memory: torch lets it be anything, and kernels step by strides to
+    where their first element would lie.
+    """
     if tensor is None:
         return None
-    return tensor.data_ptr(), _TYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return tensor.data_ptr(), _TYPE[tensor.dtype], shape, _dense_where_one(shape, strides) if 1 in shape else strides
+
+
+def _dense_where_one(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    dense, inner = [], 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        dense.append(inner if size == 1 else stride)
+        inner = size * dense[-1]
+    return tuple(reversed(dense))
 
 
 def cpu_isa() -> str:

@@ -12,6 +12,7 @@ import contextlib
 import torch
 from torch import Tensor
 
+from ..checks import has_rows
 from . import backends
 from .arguments import CALLS, cast
 
@@ -111,10 +112,6 @@ def _register_autograd(
 
     torch.library.register_autograd(forward_name, differentiate, setup_context=setup_context, lib=_LIBRARY)
     torch.library.register_autograd(backward_name, no_second_derivative, lib=_LIBRARY)
-
-
-def has_rows(tensor: Tensor) -> bool:
-    return tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

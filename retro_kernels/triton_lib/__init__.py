@@ -47,8 +47,8 @@ def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | 
 
 
 def beyond(tensor: Tensor, dimension: int, rows: int) -> bool:
-    """Whether so many rows are further apart than 32-bit offsets from the first of them reach."""
-    return (rows - 1) * tensor.stride(dimension) >= 2**31
+    """Whether so many rows, or all there are, are further apart than 32-bit offsets from the first of them reach."""
+    return (min(rows, tensor.shape[dimension]) - 1) * tensor.stride(dimension) >= 2**31
 
 
 def repeat(function: Callable) -> Callable:
