@@ -123,6 +123,7 @@ def test_watched_and_replaced():
 
 def test_keep_changes_one_line(tmp_path, monkeypatch):
     text = (configs._OPS / OP / "tiles.json").read_text()
+    (tmp_path / OP).mkdir()
     (tmp_path / OP / "tiles.json").write_text(text)
     monkeypatch.setattr(configs, "_OPS", tmp_path)
     configs.keep(OP, ROW, {**ROW, "num_warps": 1})
@@ -193,6 +194,7 @@ def test_only_tiles_that_are_named_are_tried_and_those_cut_to_the_problem_not_tw
 
 
 def test_a_row_that_is_predicted_serves_as_any_other(tmp_path, monkeypatch):
+    (tmp_path / OP).mkdir()
     (tmp_path / OP / "tiles.json").write_text((configs._OPS / OP / "tiles.json").read_text())
     monkeypatch.setattr(configs, "_OPS", tmp_path)
     configs.keep(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
