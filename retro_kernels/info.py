@@ -9,7 +9,7 @@ import platform
 import torch
 
 from ._version import __version__
-from .core import backends
+from .core import backends, native
 
 
 def lines() -> list[str]:
@@ -19,7 +19,7 @@ def lines() -> list[str]:
         f"{platform.python_version()}"
     ]
     out.append(
-        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {_cpu_isa()}"
+        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {native.cpu_isa()}"
     )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
@@ -30,6 +30,7 @@ def lines() -> list[str]:
             )
     else:
         out.append("cuda: none (torch.cuda.is_available() is False)")
+    out.append(f"cuda extension: {native.cuda_built()}")
     for op, statuses in backends.backends().items():
         out += ["", op]
         for name, status in statuses.items():
@@ -51,12 +52,6 @@ def _cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in f if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _cpu_isa() -> str:
-    from .core import native
-
-    return native.cpu_isa()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "retro_kernels"
 MODELS = ROOT / "retro_model"
 #: A module of retro_model imports those of its own storey and of lower ones; what is not listed stands at the top.
 STOREYS = (
-    {"captured", "checks", "chunk_neighbours", "disk", "progress"},
+    {"base"},
     {"layers", "data"},
     {"retro", "memory_mosaics", "rpt"},
     {"generation", "training", "evaluation"},
@@ -32,7 +32,7 @@ TILE_OPERATIONS = (
     *("load_rows", "load_query", "load_queries", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step"),
     *("scalar_position", "row_products"),
 )
-SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "examples")
+SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "tools", "examples")
 NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")
 
 

@@ -12,7 +12,8 @@ import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+HARNESS = HERE.parent  # `bench` in a checkout, `retro_bench` where it is installed
+ROOT = HARNESS.parent
 BEFORE_THE_MOVE = {
     "core.backends": "_dispatch",
     "core.native": "_native",
@@ -24,7 +25,7 @@ BEFORE_THE_MOVE = {
 
 
 def load(tree: Path):
-    """The `bench` package of this file, with `retro_kernels` imported from `tree`."""
+    """The harness of this file, with `retro_kernels` imported from `tree`."""
     sys.path[:] = [str(tree), *(p for p in sys.path if Path(p or ".").resolve() not in (HERE, ROOT))]
     import retro_kernels
 
@@ -32,9 +33,11 @@ def load(tree: Path):
     if loaded != tree.resolve():
         raise SystemExit(f"tree: retro_kernels came from {loaded}, not from {tree}")
     _alias_before_the_move(tree)
-    for name in ("retro_kernels.testing", "bench"):  # tolerances, inputs and errors are this tree's
-        _package(name)
-    return sys.modules["bench"]
+    _package(
+        "retro_kernels.testing", ROOT / "retro_kernels" / "testing"
+    )  # tolerances, inputs and errors are this tree's
+    _package(HARNESS.name, HARNESS)
+    return sys.modules[HARNESS.name]
 
 
 def _alias_before_the_move(tree: Path) -> None:
@@ -48,8 +51,7 @@ def _alias_before_the_move(tree: Path) -> None:
         setattr(parent, name, module)
 
 
-def _package(name: str) -> None:
-    folder = ROOT.joinpath(*name.split("."))
+def _package(name: str, folder: Path) -> None:
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

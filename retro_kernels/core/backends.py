@@ -156,7 +156,23 @@ def unavailable(name: str) -> str | None:
         return None
     if why := native.unavailable(f"_{name}"):
         return why
-    return "no CUDA GPU" if name == "cuda" and not torch.cuda.is_available() else None
+    if name == "cpu":
+        return None
+    return driver_too_old(*native.extension("_cuda").versions()) if torch.cuda.is_available() else "no CUDA GPU"
+
+
+def driver_too_old(runtime: int, driver: int) -> str | None:
+    """Why the driver cannot run the CUDA runtime that the extension carries, both as 1000 major + 10 minor.
+
+    A driver runs every minor version of its major version.
+    """
+    if driver // 1000 >= runtime // 1000:
+        return None
+    of = "CUDA {}.{}".format
+    have, need = (of(version // 1000, version % 1000 // 10) for version in (driver, runtime))
+    return (
+        f"the extension was built with {need}, the driver runs {have}: update the driver, or build with an older CUDA"
+    )
 
 
 @functools.cache

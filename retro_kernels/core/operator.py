@@ -8,13 +8,14 @@ first, the raw ones trust what they are given.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..checks import has_rows
-from . import backends
-from .arguments import CALLS, cast
+from . import backends, flops, transforms
+from .arguments import ANY_STRIDE, CALLS, cast
 
 NAMESPACE = "retro_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -22,9 +23,11 @@ _DEVICES = ("CPU", "CUDA")
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 
 
-def register(op: str, problem: type) -> None:
-    """Register `op`, whose calls are of the NamedTuple `problem`: its fields are the arguments, in the order of the
-    schema.
+def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None, ...]] | None = None) -> None:
+    """Register `op`.
+
+    problem   NamedTuple of the call; its fields are the arguments, in the order of the schema
+    tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     CALLS[op] = problem
     returns = problem.RETURNS
@@ -39,22 +42,23 @@ def register(op: str, problem: type) -> None:
     _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}, {grads}, bool[] needs) -> Tensor[]")
 
     def forward(*args):
+        transforms.refuse_tangents(op, args)
         call = problem(*args[:fields])
         with _full_precision(call), _on_device(call[0]):
             outs = tuple(out.contiguous() for out in backends.choose(op, call, args[fields]).forward(call))
         return outs if count > 1 else outs[0]
 
     def forward_fake(*args):
+        transforms.refuse_tangents(op, args)
         outs = problem(*args[:fields]).empty_outputs()
         return outs if count > 1 else outs[0]
 
     def backward(*args):
+        transforms.refuse_tangents(op, args)
         call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
-        outs = args[fields + 1 : fields + 1 + count]
-        # an expanded gradient (out.sum().backward()) has no rows to read: this is the one copy that is made of it
-        contiguous = tuple(g if g is None or has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
+        values = readable(call, args[fields + 1 : fields + 1 + count], args[fields + 1 + count : -1])
         with _full_precision(call), _on_device(call[0]):
-            results = backends.choose(op, call, backend).backward(call, outs, contiguous, needs)
+            results = backends.choose(op, call, backend).backward(*values, needs)
         return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
 
     def backward_fake(*args):
@@ -70,7 +74,10 @@ def register(op: str, problem: type) -> None:
         _LIBRARY.impl(f"{op}_backward", backward, device)
     torch.library.register_fake(forward_name, forward_fake, lib=_LIBRARY)
     torch.library.register_fake(backward_name, backward_fake, lib=_LIBRARY)
-    _register_autograd(op, forward_name, backward_name, fields, where, count)
+    _register_autograd(op, forward_name, backward_name, problem._fields, where, returns)
+    flops.register(op, problem)
+    if tangents is not None:
+        transforms.register(op, tangents)
 
 
 def schema(problem: type) -> str:
@@ -84,13 +91,16 @@ def schema(problem: type) -> str:
 
 
 def _register_autograd(
-    op: str, forward_name: str, backward_name: str, fields: int, where: list[int], count: int
+    op: str, forward_name: str, backward_name: str, names: Sequence[str], where: list[int], returns: Sequence[str]
 ) -> None:
+    fields, count = len(names), len(returns)
+
     def setup_context(ctx, inputs, output):
         outs = (output,) if count == 1 else output
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors, *outs)
         ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.layouts = layouts((*tensors, *outs))
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx, *grads):
@@ -99,6 +109,8 @@ def _register_autograd(
         if not any(needs) or all(g is None for g in grads):
             return tuple(grads_in)
         saved = ctx.saved_tensors
+        transforms.refuse_batched(op, grads)
+        check_saved(op, (*names, "backend", *returns), saved, ctx.layouts)
         args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
         results = iter(
             getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs)
@@ -108,10 +120,41 @@ def _register_autograd(
         return tuple(grads_in)
 
     def no_second_derivative(ctx, *grads):
-        raise RuntimeError(f"retro_kernels.{op}: second derivatives are not implemented")
+        raise transforms.no_second_derivative(op)
 
     torch.library.register_autograd(forward_name, differentiate, setup_context=setup_context, lib=_LIBRARY)
     torch.library.register_autograd(backward_name, no_second_derivative, lib=_LIBRARY)
+
+
+def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+    """Type, shape and place of each: what a backward pass relies on of the tensors that its forward pass saved."""
+    return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
+
+
+def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
+    """Raise where a saved-tensor hook gave another kind of tensor back."""
+    found = layouts(saved)
+    if found == expected:
+        return
+    name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
+    got, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (got, was))
+    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {got}; it was saved as {was}")
+
+
+def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
+    """The same values as a backward pass can read them: a copy of what has no rows.
+
+    An expanded gradient (out.sum().backward()) has none; an input or output that a saved-tensor hook laid out anew may
+    have none.
+    """
+    strided = {
+        name: x.contiguous()
+        for name in call.DIFFERENTIABLE
+        if name not in ANY_STRIDE and (x := getattr(call, name)) is not None and not has_rows(x)
+    }
+    call = call._replace(**strided) if strided else call
+    outs = tuple([out.contiguous() for out in outs])
+    return call, outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

@@ -1,4 +1,4 @@
-"""What a model makes of held-out documents.
+"""Scores of models on held-out documents.
 
 scoring.py    nats of every chunk in overlapping windows, bits-per-byte
 decoders.py   Hugging Face decoders, called as ours
@@ -11,7 +11,7 @@ colouring.py  samples coloured by longest common prefix
 suffixes.py   the likelihood of a suffix: last words, summaries
 question_answering.py  passages as neighbours, exact match
 knn_lm.py     the paper's baseline
-tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.harness`)
+tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrations.lm_eval`)
 """
 
 from .in_context import random_neighbours, score_in_context

@@ -10,7 +10,7 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import exits
+from bench.commands import exits
 from retro_kernels.compile import aot, shipped
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.testing import stub

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
+from ...core import arguments, flops
 
 
 class ChunkedCrossAttention(NamedTuple):
@@ -100,3 +100,8 @@ class ChunkedCrossAttention(NamedTuple):
         argument's shape.
         """
         return range(0, min(checks.POSITION_MAX + 1, (self.key.shape[1] + 1) * self.chunk_len - self.query.shape[1]))
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        _, _, k, r, _, _ = self.key.shape  # one row of rel_key serves all K neighbours
+        return flops.attention(self, keys=k * r, displacements=r)

@@ -51,3 +51,7 @@ class LeakyAverage(NamedTuple):
 
     def cast(self) -> LeakyAverage:
         return arguments.autocast_to_first(self, may_stay_float32=("decay",))
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        return 2 * self.x.numel(), 4 * self.x.numel()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
+from ...core import arguments, flops
 
 
 class RelativeAttention(NamedTuple):
@@ -102,3 +102,7 @@ class RelativeAttention(NamedTuple):
         """
         follows = self.rel_key is not None and self.rel_start is None
         return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        return flops.attention(self, keys=self.key.shape[1], displacements=self.key.shape[1])

@@ -59,3 +59,8 @@ class RelativeLogits(NamedTuple):
         """
         follows = self.rel_key is not None and self.rel_start is None
         return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        pairs = self.query.numel() * min(self.key_len, self.rel_key.shape[1])
+        return 2 * pairs, 4 * pairs

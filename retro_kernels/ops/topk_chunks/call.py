@@ -77,3 +77,8 @@ class TopkChunks(NamedTuple):
         argument's shape.
         """
         return range(0) if self.causal_gap is None else range(-INDEX_MAX, INDEX_MAX + 1)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        queries = self.query.numel()
+        return 2 * queries * self.key.shape[1], 4 * queries * self.k
