@@ -9,6 +9,7 @@ import webbrowser
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8765
+MOST_CONNECTIONS = 1000
 
 
 def listen(port: int | None) -> socket.socket:
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
         import uvicorn
 
         from .app import make_app
+        from .patient import Patient
     except ImportError as error:
         sys.exit(f"{error}; pip install 'retro-kernels[serve]'")
     from .reader import open_folder
@@ -53,4 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{reader.folder.title}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
         if not options.no_browser:
             webbrowser.open(address)
-        uvicorn.Server(uvicorn.Config(make_app(reader), log_level="warning", ws="none")).run(sockets=[server_socket])
+        config = uvicorn.Config(
+            make_app(reader), http=Patient, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
+        )
+        uvicorn.Server(config).run(sockets=[server_socket])
