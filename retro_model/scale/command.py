@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from retro_model import disk
 from retro_model.data import executors
 from retro_model.data.tokens import Tokenizer
 
@@ -40,7 +41,10 @@ def main(arguments: list[str]) -> None:
     if arguments and arguments[0] not in ("plan", "build", "train", "-h", "--help"):
         arguments = ["all", *arguments]
     options = parser().parse_args(arguments)
-    {"plan": show_plan, "build": run_build, "train": training.main, "all": run_all}[options.command](options)
+    try:
+        {"plan": show_plan, "build": run_build, "train": training.main, "all": run_all}[options.command](options)
+    except (FileNotFoundError, ValueError, disk.Busy) as error:
+        raise SystemExit(f"retro-model scale: {error}") from error
 
 
 def parser() -> argparse.ArgumentParser:

@@ -91,13 +91,16 @@ class Service:
     """
 
     def __init__(self, reader: Reader, desk: Desk) -> None:
-        self.reader, self.limits = reader, {
-            "text": LONGEST_TEXT,
-            "file": LARGEST_FILE,
-            "added": MOST_ADDED,
-            "waiting": desk.most,
-            "seconds": desk.seconds,
-        }
+        self.reader, self.limits = (
+            reader,
+            {
+                "text": LONGEST_TEXT,
+                "file": LARGEST_FILE,
+                "added": MOST_ADDED,
+                "waiting": desk.most,
+                "seconds": desk.seconds,
+            },
+        )
         self._changed()
 
     def _changed(self) -> dict:
