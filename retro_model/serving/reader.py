@@ -129,7 +129,10 @@ class Reader:
         return self.held_out.document_tokens(passage["document"])[first : first + self.folder.window]
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text that was typed, the first `window` of them. Raises: ValueError for an empty or long one."""
+        """Token ids of a text that was typed, the first `window` of them.
+
+        Raises: ValueError for a text that is empty or longer than `LONGEST_TEXT`.
+        """
         if len(text) > LONGEST_TEXT:
             raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
         ids = self._first_tokens(text, self.folder.window - 1)

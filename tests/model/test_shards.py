@@ -242,3 +242,24 @@ def test_results_come_in_order_and_a_held_shard_is_tried_again(tmp_path):
         assert executors.each(task, [(tmp_path, n) for n in range(3)], threads) == [0, 10, 20]
         with pytest.raises(KeyError, match="a fault of the task"):
             executors.each(task, [(tmp_path, n) for n in range(4)], threads)
+
+
+@pytest.mark.parametrize(("held", "outcome"), [(3, "done"), (4, "Busy")])
+def test_a_shard_is_tried_four_times(held, outcome):
+    from concurrent.futures import ThreadPoolExecutor
+
+    calls = []
+
+    def busy():
+        calls.append(1)
+        if len(calls) <= held:
+            raise disk.Busy("the shard of a worker believed dead")
+        return "done"
+
+    with ThreadPoolExecutor(1) as threads:
+        if outcome == "Busy":
+            with pytest.raises(disk.Busy):
+                executors.each(busy, [()], threads)
+        else:
+            assert executors.each(busy, [()], threads) == ["done"]
+    assert len(calls) == 4
