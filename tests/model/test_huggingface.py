@@ -257,5 +257,5 @@ def test_a_folder_that_was_changed_is_named(tmp_path):
         with pytest.raises(ValueError, match=rf"config\.json: corrupt \({name} is"):
             RetrofitForCausalLM.from_pretrained(tmp_path / "m")
     config.write_text(json.dumps(said | {"retrieval": said["retrieval"] | {"chunk_len": None}}))
-    with pytest.raises(ValueError, match="chunk_len|corrupt"):
+    with pytest.raises(ValueError, match=r"chunk_len|corrupt"):
         RetrofitForCausalLM.from_pretrained(tmp_path / "m")
