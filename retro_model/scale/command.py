@@ -31,8 +31,6 @@ from .build import build
 from .recipe import Recipe, Synthetic, file_documents, file_sources, standard_library, synthetic_sources
 
 MANY = 10**9  # chunks: a database of the papers' size, in one more line of every plan
-# Of Dask's workers. Its default also has malloc give each array's memory back to the system: keys took 1.7x the time.
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)
 TRAINED_ON, SAMPLED = 400, 64  # files that the tokeniser learns from, and by which the chunks are estimated
 
 
@@ -203,18 +201,15 @@ def _executor(options: argparse.Namespace) -> Iterator[Executor | None]:
         with executors.pool(options.workers, devices=torch.cuda.device_count() * (options.device == "cuda")) as pool:
             yield pool
     elif options.cluster:
-        try:
-            import dask
-            import distributed
-        except ImportError as error:
-            raise SystemExit("--cluster needs Dask: pip install 'retro-kernels[cluster]'") from error
         warnings.filterwarnings("ignore", message="Sending large graph")  # the embedder's counts go with each task
-        with contextlib.ExitStack() as stack:
-            address = options.cluster
-            if address.isdigit():
-                stack.enter_context(dask.config.set({"distributed.nanny.pre-spawn-environ": ONE_THREAD}))
-                sizes = {"n_workers": int(address), "threads_per_worker": 1, "processes": True}
-                address = stack.enter_context(distributed.LocalCluster(**sizes, dashboard_address=None))
-            yield stack.enter_context(distributed.Client(address)).get_executor()
+        try:
+            import distributed
+
+            here = options.cluster.isdigit()
+            opened = executors.cluster(int(options.cluster)) if here else distributed.Client(options.cluster)
+            with opened as cluster:
+                yield cluster if here else cluster.get_executor()
+        except ImportError as error:
+            raise SystemExit(f"--cluster: {error}; pip install 'retro-kernels[cluster]'") from error
     else:
         yield None

@@ -61,7 +61,9 @@ def test_what_was_compiled_elsewhere_is_not_compiled_again(folder, tmp_path, mon
 
 
 def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"cache: expected a folder that `retro-bench compile --presets --output` made"):
+    with pytest.raises(
+        ValueError, match=r"cache: expected a folder that `retro-bench compile --presets --output` made"
+    ):
         rk.warm_up(cache=tmp_path)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
