@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 
-from retro_model import disk
+from retro_model.base import disk
 
 TRIES = 4  # of a task whose worker died, or whose shard another process held; of a cluster one of whose workers did
 # Of Dask's workers. Its default also has malloc give each array's memory back to the system: keys took 1.7x the time.

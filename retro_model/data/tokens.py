@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from retro_model import disk
+from retro_model.base import disk
 
 PAD, BOS = 0, 1
 SPECIAL = ("<pad>", "<bos>")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from retro_model.progress import printable
+from retro_model.base.progress import printable
 
 #: Backgrounds of LCP 0, 1, 2, 3, 4 and 5 or more; dark text is readable on each.
 COLOURS = ("#ffffff", "#fff3c4", "#ffdf8a", "#ffc46b", "#ffa15c", "#ff7f6e")

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, filesystem, metadata
 
-from retro_model import disk
+from retro_model.base import disk
 
 METADATA = ".metadata"
 

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from retro_model import checkpoint, disk
-from retro_model.data import megatron, shards
+from retro_model import checkpoint
+from retro_model.base import disk
+from retro_model.data import shards
 from retro_model.data.tokens import Tokenizer
+from retro_model.integrations import megatron
 from retro_model.training import Settings, make_optimizer, sharded_checkpoint
 from retro_model.training.checkpoint_folder import sha256_of, state_digest
 from tests.conftest import INTERPRETER
@@ -250,7 +252,7 @@ def test_a_tokenizer_that_is_no_file(tmp_path):
 
 
 def test_a_truncated_tokenizer_ends_a_build_with_its_name(tmp_path):
-    from retro_model.scale import command
+    from retro_model.apps.scale import command
 
     for number in range(2):
         (tmp_path / f"{number}.txt").write_text("harbour crane " * 50)

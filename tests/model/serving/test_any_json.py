@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retro_model.serving.reader import open_folder
+from retro_model.apps.serve.reader import open_folder
 
 from . import folders
 
@@ -41,7 +41,7 @@ asked = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    from retro_model.serving.app import make_app
+    from retro_model.apps.serve.app import make_app
 
     app = make_app(open_folder(folders.retro(tmp_path_factory.mktemp("retro"))))
     with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as made:

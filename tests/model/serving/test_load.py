@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from retro_model.serving import library
-from retro_model.serving.desk import Desk, Full, Stopped
-from retro_model.serving.reader import LONGEST_TEXT, Options, open_folder
+from retro_model.apps.serve import library
+from retro_model.apps.serve.desk import Desk, Full, Stopped
+from retro_model.apps.serve.reader import LONGEST_TEXT, Options, open_folder
 
 from . import folders
 
@@ -83,7 +83,7 @@ async def until(condition) -> None:
 @pytest.fixture
 def make(reader, monkeypatch):
     """app, desk, held: reading keeps the model busy."""
-    from retro_model.serving import app as serving
+    from retro_model.apps.serve import app as serving
 
     def made(most: int = 4):
         desk, held = Desk(reader.model, most=most), Held()
@@ -132,7 +132,7 @@ def test_the_queue_has_a_bound_and_everybody_a_place(make):
 
 
 def test_what_clients_that_left_asked_is_not_computed(make, monkeypatch):
-    from retro_model.serving import app as serving
+    from retro_model.apps.serve import app as serving
 
     calls = []
     monkeypatch.setattr(serving.Service, "write", lambda self, asked: calls.append(asked["text"]) or {})
@@ -196,7 +196,7 @@ def test_an_answer_has_a_longest_time(reader):
 
 
 def test_a_body_that_never_ends_is_given_up(make, monkeypatch):
-    from retro_model.serving import app as serving
+    from retro_model.apps.serve import app as serving
 
     monkeypatch.setattr(serving, "BODY_SECONDS", 0.01)
 
@@ -214,7 +214,7 @@ def test_a_head_that_never_ends_is_given_up(make, monkeypatch):
     """Over a socket: half a first request, and half a second one on a connection that was served."""
     import uvicorn
 
-    from retro_model.serving import patient
+    from retro_model.apps.serve import patient
 
     monkeypatch.setattr(patient, "HEAD_SECONDS", 0.3)
 
@@ -278,7 +278,7 @@ def test_an_addition_that_fails_changes_nothing(reader, monkeypatch):
 
 
 def test_the_page_states_the_limits(reader):
-    from retro_model.serving.app import Service
+    from retro_model.apps.serve.app import Service
 
     limits = Service(reader, Desk()).said["limits"]
     assert limits == {"text": LONGEST_TEXT, "file": 256 << 10, "added": 1 << 20, "waiting": 32, "seconds": 120.0}
