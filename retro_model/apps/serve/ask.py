@@ -5,7 +5,6 @@ Without a prompt it reads a held-out text; with one it continues it, with retrie
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from rich.console import Console, Group
@@ -16,6 +15,7 @@ from rich.text import Text
 from retro_model.base.progress import printable
 
 from .library import LARGEST_FILE
+from .options import ask
 from .reader import Options, Reader, open_folder
 from .reading import Reading
 
@@ -92,29 +92,7 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="retro-model ask", description=__doc__.split(": ", 1)[1])
-    parser.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
-    parser.add_argument(
-        "prompt", nargs="?", help="text to continue; none: a held-out text is read; -: from standard input"
-    )
-    parser.add_argument("--passage", type=int, help="which held-out text; default: the one that retrieval helps most")
-    parser.add_argument("-k", type=int, help="neighbours of a chunk")
-    parser.add_argument("--off", action="store_true", help="without retrieval")
-    parser.add_argument("--tokens", type=int, default=64, help="to write")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--forget",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave a document out of the library; may be repeated",
-    )
-    parser.add_argument(
-        "--add", action="append", default=[], metavar="FILE", help="add a file to the library; may be repeated"
-    )
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args(arguments)
+    options = ask().parse_args(arguments)
     console = Console()
     try:
         reader = open_folder(options.folder, options.device)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import socket
 import sys
 import webbrowser
 
-HOST = "127.0.0.1"
-FIRST_PORT = 8765
+from .options import FIRST_PORT, HOST, serve
+
 MOST_CONNECTIONS = 1000
 
 
@@ -31,12 +30,7 @@ def listen(port: int | None) -> socket.socket:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="retro-model serve", description=__doc__.split(": ", 1)[1])
-    parser.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
-    parser.add_argument("--port", type=int, help=f"on {HOST}; default: the first free one from {FIRST_PORT} on")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    options = parser.parse_args(arguments)
+    options = serve().parse_args(arguments)
     try:
         import uvicorn
 
