@@ -84,7 +84,7 @@ def test_any_json_is_answered_or_refused(client, verb, content):
     post(client, verb, content)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(strings, strings)
 def test_any_name_and_text_can_be_added(client, name, text):
     if post(client, "add", {"name": name, "text": text}) == 200:
