@@ -115,7 +115,7 @@ def test_nothing_that_the_host_would_run_is_taken_over(folder, tmp_path, monkeyp
 
 @pytest.mark.timeout(60)
 def test_a_manifest_that_is_no_file(tmp_path):
-    os.mkfifo(tmp_path / _shipped.MANIFEST)
+    os.mkfifo(tmp_path / shipped.MANIFEST)
     with pytest.raises(ValueError, match=r"cache: expected a folder that .* made; got .*no regular file"):
         rk.warm_up(cache=tmp_path)
 
