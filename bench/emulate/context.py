@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import counters
-from .launches import Compiled, execute, until_ptx
+from .kernel import Compiled, execute, until_ptx
 from .memory import Known
 from .program import Counted
 
