@@ -2,7 +2,7 @@
 
 An eager call that nobody but its implementation wants to know of goes straight to its kernel, with an autograd function
 of our own where a gradient is wanted: torch's way through a registered operator costs more than all else that the host
-does in such a call (docs/notes/host_time.md). Whoever traces, transforms, profiles or listens gets the operator.
+does in such a call (docs/lab/host_time.md). Whoever traces, transforms, profiles or listens gets the operator.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _dispatch, _register, _validate, configs
+from .checks import has_rows
 
 _MOST_PLANS = 4096  # of some hundred bytes, or some thousand once they are replayed
 _OPTIONS = frozenset((int, float, bool, str))
@@ -130,7 +131,7 @@ class Plan:
         first = len(self.tensors)
         count = (len(values) - first) // 2
         outs, grads = values[first : first + count], values[first + count :]
-        contiguous = tuple([g if g is None or _register.has_rows(g) else g.contiguous() for g in grads])
+        contiguous = tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
         named = self.needed(needs)
         results = [None] * first
         for at, grad in zip(self.places, self.module.backward(self.call(values), outs, contiguous, named), strict=True):

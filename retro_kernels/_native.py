@@ -32,7 +32,7 @@ _TYPE = {
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 #: what the bindings take, as they state it in `abi`; the numbers change together
-ABI = {"_cpu": 4, "_cuda": 1}
+ABI = {"_cpu": 4, "_cuda": 2}
 
 #: the process that imported the package; another one that loads an extension was forked from it
 _PROCESS = os.getpid()
@@ -121,15 +121,38 @@ def extension(name: str) -> ModuleType:
 
 
 def view(tensor: Tensor | None) -> View | None:
-    """What C++ sees of a tensor: address, type code, sizes, strides. The caller keeps the tensor alive."""
+    """What C++ sees of a tensor: address, type code, sizes, strides. The caller keeps the tensor alive.
+
+    A dimension of size 1 gets the stride of dense memory: torch lets it be anything, and kernels step by strides to
+    where their first element would lie.
+    """
     if tensor is None:
         return None
-    return tensor.data_ptr(), _TYPE[tensor.dtype], tuple(tensor.shape), tensor.stride()
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return tensor.data_ptr(), _TYPE[tensor.dtype], shape, _dense_where_one(shape, strides) if 1 in shape else strides
+
+
+def _dense_where_one(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    dense, inner = [], 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        dense.append(inner if size == 1 else stride)
+        inner = size * dense[-1]
+    return tuple(reversed(dense))
 
 
 def cpu_isa() -> str:
     """The instruction set whose CPU kernels run on this machine, or "none" without the extension."""
     return "none" if unavailable("_cpu") else extension("_cpu").isa_name()
+
+
+def cuda_built() -> str:
+    """The architectures that the CUDA extension was compiled for and its CUDA version, or why there is no extension."""
+    if why := unavailable("_cuda"):
+        return why
+    made = extension("_cuda")
+    runtime, _ = made.versions()
+    arches = ", ".join(f"sm_{arch}" for arch in made.architectures.split(","))
+    return f"{arches}; CUDA {runtime // 1000}.{runtime % 1000 // 10}"
 
 
 def problem(call) -> tuple:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .checks import has_rows
+
 
 class ChunkedCrossAttention(NamedTuple):
     """`rel_query` None means the query itself; `seed` is an int64 tensor [1] when dropout_p > 0.
@@ -157,6 +159,6 @@ def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str |
             return f"{name} is {tensor.dtype}; have float32, bfloat16, float16"
         if tensor.dtype != expected:
             return f"{name} is {tensor.dtype} among {expected}"
-        if name not in ANY_STRIDE and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        if name not in ANY_STRIDE and not has_rows(tensor):
             return f"the last dimension of {name} is not contiguous"
     return None

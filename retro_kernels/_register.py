@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _dispatch, _problem
+from .checks import has_rows
 
 NAMESPACE = "retro_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -103,10 +104,6 @@ def _register_autograd(
 
     torch.library.register_autograd(forward_name, differentiate, setup_context=setup_context, lib=_LIBRARY)
     torch.library.register_autograd(backward_name, no_second_derivative, lib=_LIBRARY)
-
-
-def has_rows(tensor: Tensor) -> bool:
-    return tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

@@ -108,9 +108,14 @@ def like(
         raise ValueError(f"{name}: expected a strided tensor; got layout {value.layout}")
 
 
+def has_rows(value: Tensor) -> bool:
+    """Whether the last dimension has no gaps: one element has none, whatever its stride."""
+    return value.shape[-1] <= 1 or value.stride(-1) == 1
+
+
 def dense_rows(name: str, value: Tensor) -> None:
     """A last dimension without gaps."""
-    if value.shape[-1] > 1 and value.stride(-1) != 1:
+    if not has_rows(value):
         raise ValueError(
             f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call "
             ".contiguous() first"

@@ -30,8 +30,6 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
             None if not need else torch.zeros_like(t)
             for need, t in zip(needs, (call.x, call.decay, call.initial), strict=True)
         ]
-    if dy.stride(-1) != 1:  # an expanded gradient (sum().backward())
-        dy = dy.contiguous()
     dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
     dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None

@@ -8,7 +8,7 @@ framework.
 
 from . import inputs, tolerances
 from .errors import Error, assert_passes, error, relative_error
-from .memory import guarded, poisoned, sliced, spread
+from .memory import guarded, poisoned, sliced, spread, stepped
 
 __all__ = [
     "Error",
@@ -20,5 +20,6 @@ __all__ = [
     "relative_error",
     "sliced",
     "spread",
+    "stepped",
     "tolerances",
 ]

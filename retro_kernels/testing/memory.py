@@ -46,6 +46,13 @@ def spread(tensor: Tensor) -> Tensor:
     return padded[..., ::3]
 
 
+def stepped(tensor: Tensor, step: int) -> Tensor:
+    """The same values between NaN, every dimension of size 1 with stride `step`: no element lies there."""
+    buffer = guarded(tensor)
+    strides = [step if size == 1 else stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)]
+    return buffer.as_strided(buffer.shape, strides)
+
+
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
     """Inside, memory from torch.empty and its kin, C++ callers included, holds NaN (or the greatest integer, or True)

@@ -1,6 +1,8 @@
 """What a model makes of held-out documents.
 
 scoring.py    nats of every chunk in overlapping windows, bits-per-byte
+decoders.py   Hugging Face decoders, called as ours
+in_context.py neighbours in front of the text, for any decoder; random neighbours, the control
 rpt.py        RPT: documents token by token, the retriever against the reference language model, where it helps
 leaks.py      what of it the training text holds, bits-per-byte by that share
 results.py    table, plot and bootstrap that compare models
@@ -9,9 +11,10 @@ colouring.py  samples coloured by longest common prefix
 suffixes.py   the likelihood of a suffix: last words, summaries
 question_answering.py  passages as neighbours, exact match
 knn_lm.py     the paper's baseline
-tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.harness`)
+tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrations.lm_eval`)
 """
 
+from .in_context import random_neighbours, score_in_context
 from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, WindowLeaks, curve, leakage, window_leaks
 from .outcome import gains, plot_gains, verdicts
 from .results import bootstrap, plot, table
@@ -31,7 +34,9 @@ __all__ = [
     "leakage",
     "plot",
     "plot_gains",
+    "random_neighbours",
     "score",
+    "score_in_context",
     "score_suffixes",
     "table",
     "verdicts",

@@ -6,6 +6,7 @@ p_kNN(w) ~ sum over the k nearest stored contexts followed by w of exp(-alpha d)
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import retro_kernels as rk
 from retro_model.data.tokens import BOS
 from retro_model.training import gather
 
-from .scoring import Scores, document_rows, windows
+from .decoders import without_retrieval
+from .scoring import Scores, batches_of_windows, document_rows, evaluating, padded_rows, windows
 
 LAMBDA, ALPHA = 0.118, 0.00785  # tuned on Wikitext103, for embeddings of 1024 (section 4.1, appendix C.2)
 NEIGHBOURS = 10
@@ -78,7 +80,7 @@ def score_knn(
         print(bits_per_byte(score_knn(baseline, datastore, validation, window=512, stride=256)))
 
     Args:
-        model: without retrieval, e.g. the baseline; a Retro is used with retrieval off.
+        model: ours, a Hugging Face decoder, or a retrofit; with retrieval off.
         datastore: of the same model.
         mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
             standard deviation is a beginning, see `typical_alpha`.
@@ -112,6 +114,7 @@ def score_knn_settings(
             raise ValueError(f"mixture: expected a share from 0 to below 1; got {mixture}")
     if not 1 <= k <= len(datastore.keys):
         raise ValueError(f"k: expected from 1 to the datastore's {len(datastore.keys)} contexts; got {k}")
+    model = without_retrieval(model)
     nats, tokens = np.zeros((len(settings), len(store.lengths))), np.zeros(len(store.lengths), np.int64)
     for rows, hidden, targets in _contexts(
         model, store, window=window, stride=stride, batch_size=batch_size, documents=documents
@@ -166,32 +169,18 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int, docume
     """For batches of windows: the store's row of each scored token
     [n], the activations before it [n,d], the token [n].
     """
-    m, spans = store.chunk_len, document_rows(store)
-    selected = spans if documents is None else [spans[d] for d in documents]
-    jobs = [
-        (a + first, a + end, a + scored)
-        for a, b in selected
-        for first, end, scored in windows(b - a, window // m, stride // m)
-    ]
-    jobs.sort(key=lambda job: job[1] - job[0])
-    training, device = model.training, next(model.parameters()).device
-    model.eval()
-    try:
-        for at in range(0, len(jobs), batch_size):
-            part = jobs[at : at + batch_size]
-            longest = max(end - first for first, end, _ in part)
-            rows = np.full((len(part), longest), -1)
-            for i, (first, end, _) in enumerate(part):
-                rows[i, : end - first] = np.arange(first, end)
+    m, model = store.chunk_len, without_retrieval(model)
+    spans = functools.partial(windows, window=window // m, stride=stride // m)
+    with evaluating(model) as device:
+        for jobs in batches_of_windows(store, documents, batch_size, spans):
+            rows = padded_rows(jobs)
             batch = gather(store, rows).to(device)
             # tokens that no earlier window scored
-            new = np.repeat(rows >= np.array([scored for *_, scored in part])[:, None], m, 1)
+            new = np.repeat(rows >= np.array([job.scored for job in jobs])[:, None], m, 1)
             counted = torch.from_numpy(new).to(device) & batch.real
             hidden = model.activations(batch.tokens)
             here = counted[:, 1:]
             yield np.repeat(rows, m, 1)[:, 1:][here.cpu().numpy()], hidden[:, :-1][here], batch.tokens[:, 1:][here]
-    finally:
-        model.train(training)
 
 
 def _add_first_tokens(model, store, nats: np.ndarray, tokens: np.ndarray, documents) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from torch import nn
 from retro_model.data.tokens import BOS
 from retro_model.retro import NeighbourEncoder
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
+
+from .decoders import as_ours, check_takes_neighbours
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,80 @@ def document_rows(store) -> list[tuple[int, int]]:
     return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(owner)])) if len(owner) else []
 
 
+class Job(NamedTuple):
+    """A window to be scored, in rows of the store: [first, end) is read, of it [scored, end) is scored."""
+
+    first: int
+    end: int
+    scored: int
+
+
+def check_sizes(store, window: int, stride: int, batch_size: int) -> None:
+    """ValueError, naming the argument, for windows that can't be scored."""
+    m = store.chunk_len
+    for name, value in (("window", window), ("stride", stride)):
+        if value < 1 or value % m:
+            raise ValueError(f"{name}: expected a positive multiple of the chunk length ({m}); got {value}")
+    if stride >= window:
+        raise ValueError(
+            f"stride: expected less than window ({window}), so that every scored token has context; got {stride}"
+        )
+    if batch_size < 1:
+        raise ValueError(f"batch_size: expected at least 1; got {batch_size}")
+
+
+def batches_of_windows(
+    store,
+    documents: Sequence[int] | None,
+    batch_size: int,
+    spans: Callable[[int], list[tuple[int, int, int]]],
+    report: Callable[[int, int], None] | None = None,
+) -> Iterator[list[Job]]:
+    """The windows of some documents, windows of like length together, so that little is padding.
+
+    documents: ordinals, None: all. spans: of a document of so many chunks, as `windows` gives them. report: called with
+    (chunks done, chunks in all).
+    """
+    rows = document_rows(store)
+    if documents is not None:
+        if wrong := [d for d in documents if not 0 <= d < len(rows)]:
+            raise ValueError(f"documents: expected ordinals from 0 to {len(rows) - 1}; got {wrong}")
+        rows = [rows[d] for d in documents]
+    jobs = [Job(*(a + at for at in span)) for a, b in rows for span in spans(b - a)]
+    jobs.sort(key=lambda job: job.end - job.first)
+    done, whole = 0, sum(b - a for a, b in rows)
+    for at in range(0, len(jobs), batch_size):
+        part = jobs[at : at + batch_size]
+        yield part
+        done += sum(job.end - job.scored for job in part)
+        if report is not None:
+            report(done, whole)
+
+
+def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
+    """The rows that jobs read, int64 [jobs, longest]; -1 is padding."""
+    rows = np.full((len(jobs), max(job.end - job.first for job in jobs)), -1)
+    for i, job in enumerate(jobs):
+        rows[i, : job.end - job.first] = np.arange(job.first, job.end)
+    return rows
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Evaluation mode; encodings of neighbours are kept, for windows overlap and retrieve the same again. Yields the
+    model's device."""
+    training = model.training
+    model.eval()
+    try:
+        with contextlib.ExitStack() as stack:
+            for module in model.modules():
+                if isinstance(module, NeighbourEncoder):
+                    stack.enter_context(module.keeping())
+            yield next(model.parameters()).device
+    finally:
+        model.train(training)
+
+
 @torch.no_grad()
 def score(
     model: nn.Module,
@@ -70,6 +148,7 @@ def score(
     """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window
     gives.
 
+    model: ours, a causal decoder of the Hugging Face library, or a retrofit of one.
     A window never leaves its document. The first token of a document has no context: BOS is free, any other costs
     log(vocab_size), as a uniform code would, for every model alike. Padding is not scored.
 
@@ -80,70 +159,44 @@ def score(
     Raises: ValueError naming the argument.
     Source: section 4.1 of arXiv 2112.04426.
     """
-    m = store.chunk_len
-    for name, value in (("window", window), ("stride", stride)):
-        if value < 1 or value % m:
-            raise ValueError(f"{name}: expected a positive multiple of the chunk length ({m}); got {value}")
-    if stride >= window:
-        raise ValueError(
-            f"stride: expected less than window ({window}), so that every scored token has context; got {stride}"
-        )
-    if batch_size < 1:
-        raise ValueError(f"batch_size: expected at least 1; got {batch_size}")
+    check_sizes(store, window, stride, batch_size)
     check_neighbours(store, neighbours, database)
     if autocast not in AUTOCAST:
         raise ValueError(f"autocast: expected one of {AUTOCAST}; got {autocast!r}")
-    spans = document_rows(store)
-    if documents is not None:
-        if wrong := [d for d in documents if not 0 <= d < len(spans)]:
-            raise ValueError(f"documents: expected ordinals from 0 to {len(spans) - 1}; got {wrong}")
-        spans = [spans[d] for d in documents]
-    jobs = [
-        (a + first, a + end, a + scored, a)
-        for a, b in spans
-        for first, end, scored in windows(b - a, window // m, stride // m)
-    ]
-    jobs.sort(key=lambda job: job[1] - job[0])  # windows of like length share a batch, so that little is padding
+    model, m = as_ours(model), store.chunk_len
+    check_takes_neighbours(model, neighbours)
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
-    device, training, done = next(model.parameters()).device, model.training, 0
-    model.eval()
-    with contextlib.ExitStack() as stack:
-        stack.callback(model.train, training)
-        for module in model.modules():
-            if isinstance(module, NeighbourEncoder):  # windows overlap, and retrieve the same neighbours again
-                stack.enter_context(module.keeping())
-        for at in range(0, len(jobs), batch_size):
-            part = jobs[at : at + batch_size]
-            _score_windows(model, store, neighbours, database, part, device, autocast, nats, tokens)
-            done += sum(end - scored for _, end, scored, _ in part)
-            if report is not None:
-                report(done, sum(b - a for a, b in spans))
-    counted = np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64)
-    return Scores(nats, tokens, counted)
+    spans = functools.partial(windows, window=window // m, stride=stride // m)
+    with evaluating(model) as device:
+        for jobs in batches_of_windows(store, documents, batch_size, spans, report):
+            batch = gather(store, padded_rows(jobs), neighbours, database).to(device)
+            with torch.autocast(
+                device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None
+            ):
+                (_, losses), vocab_size = batch_loss(model, batch)
+            _add_losses(store, jobs, batch, losses, vocab_size, nats, tokens)
+    return counted_scores(store, nats, tokens)
 
 
-def _score_windows(model, store, neighbours, database, jobs, device, autocast, nats, tokens) -> None:
-    """Scores the windows `jobs` = (first, end, first_scored,
-    document's first row) in one batch, into `nats` and `tokens`.
-    """
-    m, longest = store.chunk_len, max(end - first for first, end, _, _ in jobs)
-    rows = np.full((len(jobs), longest), -1)
-    for i, (first, end, _, _) in enumerate(jobs):
-        rows[i, : end - first] = np.arange(first, end)
-    batch = gather(store, rows, neighbours, database).to(device)
-    with torch.autocast(device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None):
-        (_, losses), vocab_size = batch_loss(model, batch)
+def counted_scores(store, nats: np.ndarray, tokens: np.ndarray) -> Scores:
+    """Scores with the bytes of the chunks that were scored."""
+    return Scores(nats, tokens, np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64))
+
+
+def _add_losses(store, jobs, batch, losses, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
+    """Puts the losses [B,N-1] of a batch into `nats` and `tokens`."""
+    longest, m = batch.tokens.shape[1] // store.chunk_len, store.chunk_len
     # The window's first token has no logits; it is a document's first
     # (a uniform code) or was scored by an earlier window.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
     bos_id = getattr(store, "bos_id", BOS)
     begins = batch.tokens[:, 0] == (-1 if bos_id is None else bos_id)
-    losses[:, 0, 0] = torch.where(begins, 0.0, math.log(vocab_size))
+    losses[:, 0, 0] = (~begins).double() * math.log(vocab_size)
     per_chunk = losses.sum(-1).cpu().numpy()
     count = batch.real.view(len(jobs), longest, m).sum(-1)
     count[:, 0] -= begins.long()  # stands for no text
     count = count.cpu().numpy()
-    for i, (first, end, scored, _) in enumerate(jobs):
+    for i, (first, end, scored) in enumerate(jobs):
         nats[scored:end] = per_chunk[i, scored - first : end - first]
         tokens[scored:end] = count[i, scored - first : end - first]
 

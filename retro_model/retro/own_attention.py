@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from retro_model import checks
+from retro_model.base import checks
 
 from . import attention_hook
 from .cache import left_mask

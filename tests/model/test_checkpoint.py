@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from retro_model import checkpoint, disk, training
+from retro_model import checkpoint, training
+from retro_model.base import disk
 from retro_model.training import checkpoint_folder
 from tests import killing
 from tests.model.checkpoints import SETTINGS, Dropped, equal, make, refused, run, tensors, trained
@@ -272,7 +273,7 @@ def test_a_forked_or_dead_process_holds_no_lock(tmp_path):
     """A lock's holder forks and dies; its child lives on."""
     code = """
 import os, signal, sys, time
-from retro_model import disk
+from retro_model.base import disk
 lock = disk.Lock(__import__("pathlib").Path(sys.argv[1]), "x")
 if os.fork() == 0:
     print("forked", flush=True)

@@ -57,6 +57,9 @@ class Database:
     def __init__(self, rows: Store):
         self.rows = rows
 
+    def __len__(self) -> int:
+        return len(self.rows.lengths)
+
     def documents_of(self, store: Store) -> np.ndarray:
         """The documents of another store are others."""
         return np.arange(store.chunk_doc.max() + 1) if store is self.rows else np.full(store.chunk_doc.max() + 1, -1)

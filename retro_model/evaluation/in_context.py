@@ -1,0 +1,126 @@
+"""In-context retrieval: neighbours written in front of the text, for a decoder that knows nothing of retrieval; and
+random neighbours, the control of everything that retrieves.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retro_model.data.tokens import BOS
+from retro_model.training import Batch, batch_loss, check_neighbours, visible
+
+from .decoders import as_ours
+from .scoring import Job, Scores, batches_of_windows, check_sizes, counted_scores, evaluating
+
+
+def random_neighbours(neighbours: np.ndarray, database, seed: int = 0) -> np.ndarray:
+    """The control of retrieval: as many neighbours for every chunk, drawn from the whole database.
+
+    A model that scores the same with these has learnt the domain or gained a longer input; it looks nothing up.
+
+    neighbours: ids, -1: none, which stays. Returns: int64 of the same shape.
+    """
+    neighbours = np.asarray(neighbours)
+    drawn = np.random.default_rng(seed).integers(len(database), size=neighbours.shape)
+    return np.where(neighbours < 0, -1, drawn)
+
+
+@torch.no_grad()
+def score_in_context(
+    decoder: nn.Module,
+    store,
+    neighbours: np.ndarray,
+    database,
+    *,
+    window: int,
+    stride: int,
+    k: int = 2,
+    batch_size: int = 8,
+    documents: Sequence[int] | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Scores:
+    """As `score`, by a decoder that reads passages before its window. Each `stride` tokens it begins anew:
+
+        nearest neighbour, its continuation, second neighbour, ..., the last `window` tokens, of them `stride` new ones
+
+    The passages are the neighbours of the chunk before the new tokens; a document's first tokens have none. Each call
+    reads (window + passages) tokens for `stride` scored ones: retrieval after every chunk costs many times `score`.
+
+    decoder: of the Hugging Face library, or ours; a retrofit runs with retrieval off. neighbours: int64 [num_chunks,
+    K], ids of `database` (-1: none); the first k are read. Other arguments: see `score`.
+    Raises: ValueError naming the argument.
+    Source: Ram et al., arXiv 2302.00083 (one passage there; k here).
+    """
+    check_sizes(store, window, stride, batch_size)
+    check_neighbours(store, neighbours, database)
+    if neighbours is None or not 1 <= k <= neighbours.shape[1]:
+        most = 0 if neighbours is None else neighbours.shape[1]
+        raise ValueError(f"k: expected from 1 to the neighbours' {most}; got {k}")
+    model, m = as_ours(decoder), store.chunk_len
+    _check_room(model, window, 2 * m * k, k)
+    nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
+    spans = functools.partial(_spans, window=window // m, stride=stride // m)
+    with evaluating(model) as device:
+        for jobs in batches_of_windows(store, documents, batch_size, spans, report):
+            passages = _passages(store, jobs, neighbours[:, :k], database)
+            batch, begins = _batch(store, jobs, passages)
+            (_, losses), vocab_size = batch_loss(model, batch.to(device))
+            for i, (job, begin) in enumerate(zip(jobs, begins)):
+                _add(store, job, losses[i], begin, vocab_size, nats, tokens)
+    return counted_scores(store, nats, tokens)
+
+
+def _check_room(model: nn.Module, window: int, passages: int, k: int) -> None:
+    longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_len", None)
+    if longest is not None and window + passages > longest:
+        raise ValueError(
+            f"window: expected at most {longest - passages} tokens, so that {passages} of {k} neighbours fit before it "
+            f"in the decoder's {longest} positions; got {window}"
+        )
+
+
+def _spans(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
+    """(first, end, first_scored) of each `stride` chunks, with the `window` chunks that end with them."""
+    ends = [(begin, min(begin + stride, chunks)) for begin in range(0, chunks, stride)]
+    return [(max(0, end - window), end, begin) for begin, end in ends]
+
+
+def _passages(store, jobs: Sequence[Job], neighbours: np.ndarray, database) -> list[np.ndarray]:
+    """The tokens of the neighbours that each job reads, one after the other."""
+    before = np.array([job.scored - 1 if job.scored > job.first else -1 for job in jobs])
+    values, mask = database.values(visible(store, before[:, None], neighbours, database)[:, 0])
+    return [np.asarray(value)[np.asarray(real)] for value, real in zip(values, mask)]
+
+
+def _batch(store, jobs: Sequence[Job], passages: Sequence[np.ndarray]) -> tuple[Batch, list[int]]:
+    """Rows of passages and window, padded on the right, where `real` names the new tokens alone; and the column of each
+    row's first new token."""
+    m = store.chunk_len
+    begins = [len(passage) + (job.scored - job.first) * m for job, passage in zip(jobs, passages)]
+    columns = max(begin + (job.end - job.scored) * m for job, begin in zip(jobs, begins))
+    tokens, real = np.zeros((len(jobs), columns), np.int64), np.zeros((len(jobs), columns), bool)
+    for row, (job, passage, begin) in enumerate(zip(jobs, passages, begins)):
+        end = begin + int(store.lengths[job.scored : job.end].sum())
+        text = np.asarray(store.tokens[job.first : job.end]).reshape(-1)
+        tokens[row, :end] = np.concatenate([passage, text])[:end]
+        real[row, begin:end] = True
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(real)), begins
+
+
+def _add(store, job: Job, losses: Tensor, begin: int, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
+    """Puts a row's losses [N-1] into `nats` and `tokens` of its new chunks."""
+    m, rows = store.chunk_len, slice(job.scored, job.end)
+    costs = torch.nn.functional.pad(losses.double(), (1, 0))[begin : begin + (job.end - job.scored) * m]
+    nats[rows] = costs.view(-1, m).sum(-1).cpu().numpy()
+    tokens[rows] = store.lengths[rows]
+    if job.scored == job.first:  # a document's first token has no context
+        if int(store.tokens[job.first][0]) == getattr(store, "bos_id", BOS):
+            tokens[job.first] -= 1
+        else:
+            nats[job.first] += math.log(vocab_size)

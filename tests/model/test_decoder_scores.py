@@ -1,0 +1,216 @@
+"""Decoders of the Hugging Face library in `evaluation`: alone, with passages in their context, under kNN-LM, and the
+control of random neighbours. The definitions are written out here, token by token."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model import evaluation
+from retro_model.evaluation.knn_lm import TokenDatastore, score_knn
+from retro_model.retro.retrofit import retrofit
+from tests.model import toys
+
+transformers = pytest.importorskip("transformers")
+V, M = 23, 4
+ENCODER = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
+
+
+def llama(seed=0, **sizes):
+    torch.manual_seed(seed)
+    small = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+    config = transformers.LlamaConfig(vocab_size=V, num_key_value_heads=1, max_position_embeddings=64, **small | sizes)
+    return transformers.LlamaForCausalLM(config).double().train()
+
+
+def gpt2(seed=0):
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    return transformers.GPT2LMHeadModel(config).double()
+
+
+def texts():
+    g = np.random.default_rng(3)
+    store = toys.store([g.integers(2, V, n).tolist() for n in (18, 7, 11, 4)], M)
+    others = toys.store([g.integers(2, V, n).tolist() for n in (13, 22)], M)
+    neighbours = g.integers(-1, len(others.lengths), (len(store.lengths), 3))
+    return store, toys.Database(others), neighbours
+
+
+def nats(model, context, token):
+    """-log p(token | context), by the decoder itself."""
+    training = model.training
+    with torch.no_grad():
+        logits = model.eval()(input_ids=torch.tensor([context])).logits[0, -1]
+    model.train(training)
+    return -float(torch.log_softmax(logits, -1)[token])
+
+
+def real(store, row):
+    return [int(t) for t in store.tokens[row][: store.lengths[row]]]
+
+
+def chunks_of(store, document):
+    return np.flatnonzero(store.chunk_doc == document)
+
+
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_a_decoder_alone_is_scored_as_it_predicts(make):
+    store, _, _ = texts()
+    model = make()
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    mode = model.training
+    got = evaluation.score(model, store, window=8, stride=4, batch_size=3)
+    assert model.training is mode and all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+    for document in range(4):
+        rows = chunks_of(store, document)
+        tokens = [t for row in rows for t in real(store, row)]
+        for chunk, row in enumerate(rows):
+            first = max(0, chunk - 1) * M  # windows of two chunks, every chunk
+            want = 0.0
+            for at in range(chunk * M, chunk * M + store.lengths[row]):
+                want += nats(model, tokens[first:at], tokens[at]) if at else math.log(V)
+            assert got.nats[row] == pytest.approx(want, rel=1e-9), (document, chunk)
+    assert got.tokens.tolist() == store.lengths.tolist()
+
+
+def test_a_decoder_whose_readout_is_capped_is_scored_by_its_own_logits():
+    """Its logits are no product of its last states: they are taken as they are."""
+    store, _, _ = texts()
+
+    class Capped(transformers.LlamaForCausalLM):
+        def forward(self, *args, **kwargs):
+            out = super().forward(*args, **kwargs)
+            out.logits = out.logits.mul(50).tanh()
+            return out
+
+    model = Capped(llama().config).double()
+    got = evaluation.score(model, store, window=32, stride=16, documents=[3])
+    tokens = real(store, chunks_of(store, 3)[0])
+    want = math.log(V) + sum(nats(model, tokens[:at], tokens[at]) for at in range(1, 4))
+    assert got.nats.sum() == pytest.approx(want, rel=1e-9)
+    with pytest.raises(ValueError, match="model: expected a decoder whose logits are a product"):
+        TokenDatastore.build(model, store, window=8, stride=4)
+
+
+def test_neighbours_are_refused_by_a_decoder_that_takes_none():
+    store, database, neighbours = texts()
+    with pytest.raises(ValueError, match="neighbours: expected None for a decoder without retrieval"):
+        evaluation.score(llama(), store, neighbours, database, window=8, stride=4)
+
+
+@pytest.mark.parametrize("k,stride", [(1, 4), (2, 4), (2, 8)])
+def test_in_context_retrieval_is_its_definition(k, stride):
+    """Before every `stride` tokens: the neighbours of the chunk before them, then the last `window` tokens up to their
+    end."""
+    store, database, neighbours = texts()
+    model, window = llama(), 12
+    got = evaluation.score_in_context(
+        model, store, neighbours, database, window=window, stride=stride, k=k, batch_size=3
+    )
+    assert (got.nats > 0).all() and (neighbours[:, :k] < 0).any()
+    values, mask = database.values(neighbours)
+    for document in range(4):
+        rows = chunks_of(store, document)
+        tokens = [t for row in rows for t in real(store, row)]
+        for chunk, row in enumerate(rows):
+            group = chunk * M // stride
+            begin, end = group * stride, min((group + 1) * stride, len(rows) * M)
+            before = rows[begin // M - 1] if group else None
+            passages = [] if before is None else [int(t) for t in values[before, :k][mask[before, :k]]]
+            want = 0.0
+            for at in range(chunk * M, chunk * M + store.lengths[row]):
+                context = passages + tokens[max(0, end - window) : at]
+                want += nats(model, context, tokens[at]) if at else math.log(V)
+            assert got.nats[row] == pytest.approx(want, rel=1e-9), (document, chunk)
+    assert got.tokens.tolist() == store.lengths.tolist() and got.bytes.tolist() == store.chunk_bytes.tolist()
+
+
+def test_in_context_retrieval_without_neighbours_is_the_decoder_alone():
+    store, database, neighbours = texts()
+    none, model = np.full_like(neighbours, -1), gpt2()
+    got = evaluation.score_in_context(model, store, none, database, window=12, stride=4, documents=[0, 2])
+    alone = evaluation.score(model, store, window=12, stride=4, documents=[0, 2])
+    np.testing.assert_allclose(got.nats, alone.nats, rtol=1e-9)
+    assert np.array_equal(got.tokens, alone.tokens) and np.array_equal(got.bytes, alone.bytes)
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"k": 0}, "k: expected from 1 to the neighbours' 3; got 0"),
+        ({"k": 4}, "k: expected from 1 to the neighbours' 3; got 4"),
+        ({"stride": 6}, "stride: expected a positive multiple"),
+        ({"window": 4}, "stride: expected less than window"),
+        ({"window": 60}, "window: expected at most 40 tokens, so that 24 of 3 neighbours fit before it"),
+        ({"documents": [4]}, "documents: expected ordinals from 0 to 3"),
+    ],
+)
+def test_in_context_retrieval_names_what_is_wrong(change, message):
+    store, database, neighbours = texts()
+    options = {"window": 12, "stride": 4, "k": 3} | change
+    with pytest.raises(ValueError, match=message):
+        evaluation.score_in_context(llama(), store, neighbours, database, **options)
+
+
+def test_random_neighbours_are_chunks_of_the_database_and_nothing_else_changes():
+    _, database, neighbours = texts()
+    count = len(database)
+    got = evaluation.random_neighbours(neighbours, database)
+    assert got.shape == neighbours.shape and got.dtype == np.int64
+    assert np.array_equal(got < 0, neighbours < 0)  # as many for every chunk
+    assert got.max() < count and len(np.unique(got[got >= 0])) > count // 2
+    assert np.array_equal(got, evaluation.random_neighbours(neighbours, database, seed=0))
+    assert not np.array_equal(got, evaluation.random_neighbours(neighbours, database, seed=1))
+    many = evaluation.random_neighbours(np.zeros((4000, 3), np.int64), database)
+    counts = np.bincount(many.ravel(), minlength=count)
+    assert counts.min() > 0.8 * many.size / count and counts.max() < 1.2 * many.size / count
+
+
+def test_knn_lm_of_a_decoder_and_of_its_retrofit():
+    """Both by the decoder's own last states; the retrofit with retrieval off."""
+    store, database, _ = texts()
+    model, options = llama(), {"window": 8, "stride": 4}
+    datastore = TokenDatastore.build(model, database.rows, **options)
+    with torch.no_grad():
+        tokens = torch.tensor([real(database.rows, 0) + real(database.rows, 1)])
+        states = model.eval().model(tokens).last_hidden_state[0]
+    torch.testing.assert_close(datastore.keys[:7].double(), states[:7], rtol=1e-5, atol=1e-6)
+    assert datastore.values[:7].tolist() == tokens[0, 1:].tolist()
+    got = score_knn(model, datastore, store, mixture=0.3, alpha=0.2, k=4, **options)
+    none = score_knn(model, datastore, store, mixture=0.0, k=4, **options)
+    np.testing.assert_allclose(none.nats, evaluation.score(model, store, **options).nats, rtol=1e-6)
+    tokens = [t for row in chunks_of(store, 1) for t in real(store, row)]
+    row, total = chunks_of(store, 1)[1], 0.0
+    for at in range(M, 7):
+        with torch.no_grad():
+            state = model.model(torch.tensor([tokens[:at]])).last_hidden_state[0, -1]
+        away = (datastore.keys.double() - state).square().sum(-1)
+        nearest = away.argsort()[:4]
+        weights = (-0.2 * away[nearest]).exp()
+        other = float((weights * (datastore.values[nearest] == tokens[at])).sum() / weights.sum())
+        total -= math.log(0.7 * math.exp(-nats(model, tokens[:at], tokens[at])) + 0.3 * other)
+    assert got.nats[row] == pytest.approx(total, rel=1e-4)
+
+    whole = retrofit(model, cca_layers=(2,), chunk_len=M, cca_output="fresh", **ENCODER)
+    again = score_knn(
+        whole, TokenDatastore.build(whole, database.rows, **options), store, mixture=0.3, alpha=0.2, k=4, **options
+    )
+    np.testing.assert_allclose(again.nats, got.nats, rtol=1e-5)
+
+
+def test_a_retrofit_of_the_hugging_face_library_is_scored_as_the_one_within():
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
+
+    store, database, neighbours = texts()
+
+    whole = RetrofitForCausalLM.from_decoder(
+        llama().float(), cca_layers=(2,), chunk_len=M, cca_output="fresh", **ENCODER
+    )
+    options = {"window": 8, "stride": 4}
+    for given in ((), (neighbours, database)):
+        got, want = (evaluation.score(m, store, *given, **options).nats for m in (whole, whole.model))
+        np.testing.assert_array_equal(got, want)
+    alone = evaluation.score(whole.model.decoder, store, **options)
+    np.testing.assert_allclose(evaluation.score(whole, store, **options).nats, alone.nats, rtol=1e-5)
