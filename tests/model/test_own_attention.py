@@ -281,7 +281,7 @@ def test_checkpointing_changes_no_gradient():
         return [p.grad.clone() for p in (model.bias, model.scale)]
 
     want, computed = gradients(), []
-    model.decoder.model.layers[1].mlp.register_forward_hook(lambda *_: computed.append(1))
+    model.decoder.model.layers[1].self_attn.register_forward_hook(lambda *_: computed.append(1))
     model.gradient_checkpointing_enable()
     model.train()
     for mine, theirs in zip(gradients(), want):
