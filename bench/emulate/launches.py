@@ -11,8 +11,10 @@ from unittest import mock
 
 from torch import Tensor
 
-from retro_kernels import _dispatch, _eager, _target, aot
-from retro_kernels._target import KNOWN, Target
+from retro_kernels.compile import aot
+from retro_kernels.compile import target as targets
+from retro_kernels.compile.target import KNOWN, Target
+from retro_kernels.core import backends, eager
 
 from .program import Program, Region
 
@@ -108,8 +110,8 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
 
     log: every launch is appended to it, before it runs.
     """
-    from retro_kernels import triton as backend
-    from retro_kernels.triton.common.launch import Launch
+    from retro_kernels import triton_lib as backend
+    from retro_kernels.triton_lib.launch import Launch
 
     if arch not in KNOWN:
         raise ValueError(f"arch: expected one of {sorted(KNOWN)}; got {arch}")
@@ -123,12 +125,12 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
     patches = (
         mock.patch.object(Launch, "run", emulated),
         mock.patch.object(backend, "interpreted", lambda: True),
-        mock.patch.object(_target, "INTERPRETED", target),
+        mock.patch.object(targets, "INTERPRETED", target),
     )
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        for forget in (_dispatch._status.cache_clear, _dispatch._available.cache_clear, _eager.forget):
+        for forget in (backends._status.cache_clear, backends._available.cache_clear, eager.forget):
             forget()  # which backends there are, and what was planned with them
             stack.callback(forget)
         yield
