@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
-from retro_kernels import configs
+from retro_kernels.compile import configs
 from retro_kernels.testing import inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 

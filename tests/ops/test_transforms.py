@@ -222,6 +222,10 @@ def test_the_guides_table_is_whole():
 @pytest.mark.parametrize("row", PROBES)
 def test_transform(row, op, backend):
     """A cell says "yes": the probe finds the right values. "refused": an error of ours that names the op."""
+    if INTERPRETER or COMPILED:
+        slow = row.startswith("`func") and op not in ("leaky_average", "relative_logits")
+        if slow or (row.startswith("`saved") and "attention" in op):
+            pytest.skip("one call an entry takes minutes here; the way there is the same for every op")
     cell = table()[row][op]
     if cell == "yes":
         PROBES[row](op, backend)
