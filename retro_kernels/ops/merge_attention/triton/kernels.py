@@ -10,9 +10,10 @@ from ....triton_lib.softmax import LOG2E
 
 @triton.jit
 def _load(x_ptr, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[BLOCK_D] in float32; zero where nothing counts, whatever memory holds there."""
+    """[BLOCK_D] in float32; zero where it does not count, whatever memory holds there."""
     column = tl.arange(0, BLOCK_D)
-    return tl.load(x_ptr + column, mask=inside & (column < D), other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + column, mask=column < D, other=0.0).to(tl.float32)
+    return tl.where(inside, x, 0.0)
 
 
 @triton.jit(do_not_specialize=("H", "parts"))
