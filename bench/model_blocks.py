@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from retro_model.demo.memory_mosaics.transformer import TransformerBlock, TransformerConfig
+from retro_model.apps.mosaics.transformer import TransformerBlock, TransformerConfig
 from retro_model.memory_mosaics import MosaicsConfig
 from retro_model.memory_mosaics.memory import DECAY_MAX, LOG_KEY_SCALE_MAX, RATE
 from retro_model.memory_mosaics.model import NORM_EPS, Block

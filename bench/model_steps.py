@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from retro_model import Retro, RetroConfig, training
-from retro_model.demo.memory_mosaics.transformer import Transformer, TransformerConfig
+from retro_model.apps.mosaics.transformer import Transformer, TransformerConfig
 from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
 from retro_model.memory_mosaics.model import Block
 

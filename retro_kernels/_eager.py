@@ -2,7 +2,7 @@
 
 An eager call that nobody but its implementation wants to know of goes straight to its kernel, with an autograd function
 of our own where a gradient is wanted: torch's way through a registered operator costs more than all else that the host
-does in such a call (docs/notes/host_time.md). Whoever traces, transforms, profiles or listens gets the operator.
+does in such a call (docs/lab/host_time.md). Whoever traces, transforms, profiles or listens gets the operator.
 """
 
 from __future__ import annotations

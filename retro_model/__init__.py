@@ -3,17 +3,18 @@
 Attention, scoring and scans go through `retro_kernels`; tokenisers, indexes, optimisers and checkpoints are the
 libraries people already use. Importing this package loads torch and `retro_kernels` and nothing else.
 
+    base/          argument checks, files and locks, progress
     layers/        modules that the models share: attention, chunked cross-attention, feed-forward, positions
+    data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
     retro/         RETRO: configuration, model, cache, encoder; retrofit adds it to a frozen decoder
     memory_mosaics/  Memory Mosaics: contextual and persistent memories in place of attention and feed-forward
     rpt/           RPT: a decoder that retrieves from its own past
-    huggingface.py a retrofitted decoder for transformers: Trainer, generate, save_pretrained
-    generation.py  sampling, with retrieval in the loop
-    data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
+    generation/    sampling, with retrieval in the loop
     training/      batches, optimiser, schedule, step, checkpoints
     evaluation/    bits-per-byte, leakage, bits-per-byte by leakage, coloured samples
-    demo/          all of it on the sources of Python's standard library
-    checks.py      checks of arguments; disk.py: locks, files from strangers
+    parallel/      a sequence, a document or heads over several processes
+    integrations/  Hugging Face's libraries, the evaluation harness, Megatron's files
+    apps/          the commands of `retro-model`: demonstration, page, scale, comparisons
 """
 
 from .generation import generate

@@ -5,17 +5,17 @@ import sys
 
 #: command -> the module whose `main(arguments)` runs it; imported when named, for each needs an extra of its own
 COMMANDS = {
-    "demo": "retro_model.demo.command",
-    "mosaics": "retro_model.demo.memory_mosaics.command",
-    "rpt": "retro_model.demo.rpt.command",
-    "retrofit": "retro_model.demo.retrofit",
-    "ask": "retro_model.serving.ask",
-    "serve": "retro_model.serving.command",
-    "scale": "retro_model.scale.command",
-    "neighbours": "retro_model.commands.neighbours",
-    "scaling": "retro_model.commands.scaling",
-    "knn-lm": "retro_model.commands.knn_lm",
-    "lm-eval": "retro_model.commands.harness",
+    "demo": "retro_model.apps.demo.command",
+    "mosaics": "retro_model.apps.mosaics.command",
+    "rpt": "retro_model.apps.rpt.command",
+    "retrofit": "retro_model.apps.retrofit",
+    "ask": "retro_model.apps.serve.ask",
+    "serve": "retro_model.apps.serve.command",
+    "scale": "retro_model.apps.scale.command",
+    "neighbours": "retro_model.apps.evaluate.neighbours",
+    "scaling": "retro_model.apps.evaluate.scaling",
+    "knn-lm": "retro_model.apps.evaluate.knn_lm",
+    "lm-eval": "retro_model.apps.evaluate.lm_eval",
 }
 USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retro_model.progress import track
+from retro_model.base.progress import track
 
 from . import files, shards
 from .embed import Embedder

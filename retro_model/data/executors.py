@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 
-from retro_model import disk
+from retro_model.base import disk
 
 TRIES = 4  # of a task whose worker died, or whose shard another process held
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retro_model import disk
+from retro_model.base import disk
 
 from . import files, index_shards
 from .search import KEYS_AT_ONCE, DenseSearcher

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from retro_model import disk
+from retro_model.base import disk
 
 VERSION = 1
 READ_BYTES = 1 << 22  # read at once to compute a checksum
@@ -49,7 +49,7 @@ class Build:
 
     Raises:
         ValueError: the folder holds something else, or a damaged file, by name.
-        retro_model.disk.Busy: another process is building here.
+        retro_model.base.disk.Busy: another process is building here.
     """
 
     def __init__(self, manifest: Path, form: Form, settings: dict, starts: dict[str, bytes] | None = None) -> None:

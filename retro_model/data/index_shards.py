@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retro_model import disk
+from retro_model.base import disk
 
 from . import files
 from .executors import each

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retro_model.progress import track
+from retro_model.base.progress import track
 
 from . import files, shards
 from .database import ChunkDatabase

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from retro_model import disk
+from retro_model.base import disk
 
 from . import store as one
 from .executors import each
@@ -215,7 +215,7 @@ def build_sharded_store(
         executor: see `executors`; None: here.
 
     Raises:
-        As `build_store`; retro_model.disk.Busy where another process builds the folder.
+        As `build_store`; retro_model.base.disk.Busy where another process builds the folder.
     """
     folder = Path(folder)
     if not len(sources):

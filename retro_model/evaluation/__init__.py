@@ -11,7 +11,7 @@ colouring.py  samples coloured by longest common prefix
 suffixes.py   the likelihood of a suffix: last words, summaries
 question_answering.py  passages as neighbours, exact match
 knn_lm.py     the paper's baseline
-tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.harness`)
+tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrations.lm_eval`)
 """
 
 from .in_context import random_neighbours, score_in_context

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from retro_model.chunk_neighbours import ChunkNeighbours, Retrieve
 from retro_model.data.tokens import PAD
+from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
 
 class Suffix(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from retro_kernels import _native
 from retro_kernels.cpu import _softmax_losses
-from retro_model import checks
+from retro_model.base import checks
 
 from .products import matmul
 

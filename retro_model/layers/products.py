@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices on x86 by MKL, which takes AVX2 on every processor that is not Intel's. Where such a
 processor has AVX-512, the products of `linear`, and those of its gradients, are made by `retro_kernels.cpu`, or without
-its extension by oneDNN, which torch brings along: twice as fast on a Zen 5 (docs/notes/models.md has the numbers and
+its extension by oneDNN, which torch brings along: twice as fast on a Zen 5 (docs/lab/models.md has the numbers and
 the command). The kernels read matrices whichever way they lie, where oneDNN has a gradient copied for a weight's.
 All else is `torch.nn.functional.linear`: GPUs, other types, autocast, `torch.compile`, DTensors, transforms.
 

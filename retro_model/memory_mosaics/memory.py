@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_kernels.checks import HEAD_DIM_MIN, HEAD_DIM_STEP
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import Linear
 
 from .config import check_heads

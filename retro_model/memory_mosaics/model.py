@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retro_kernels._validate import INTEGERS
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import NextTokenLoss, linear, next_token_loss
 
 from .cache import MosaicsCache

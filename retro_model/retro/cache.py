@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import KeyValueCache
 
 from .config import RetroConfig

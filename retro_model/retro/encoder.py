@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import FeedForward, RelativeAttention, RMSNorm, initialise
 
 from .config import RetroConfig

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, RMSNorm, initialise, next_token_loss
 
 from .cache import ChunkCache, left_mask

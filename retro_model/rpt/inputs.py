@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retro_model import checks
+from retro_model.base import checks
 
 from .config import OWN
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import NextTokenLoss, initialise, next_token_loss, rotation
 
 from .cache import RPTCache

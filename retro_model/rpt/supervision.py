@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retro_model.base.progress import track
 from retro_model.data import files
 from retro_model.data.text import bm25_scores
-from retro_model.progress import track
 
 CANDIDATES = 20
 MANIFEST, INDEX_FILE, SCORE_FILE = "supervision.json", "candidates.i32", "scores.f32"

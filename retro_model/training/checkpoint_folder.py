@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from retro_model import disk
+from retro_model.base import disk
 
 FORMATS = (1, 2)  # the first had model.safetensors and optimizer.safetensors
 KINDS = ("model", "optimizer")

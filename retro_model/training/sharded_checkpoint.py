@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from retro_model import disk
+from retro_model.base import disk
 
 from .checkpoint import first_process
 from .checkpoint_folder import CheckpointError, sha256_of
@@ -44,8 +44,8 @@ def save(
     Arguments as `checkpoint.save`. The random generators' state of every process is kept for as many processes.
 
     Raises:
-        CheckpointError: `path` holds something else than a sharded checkpoint. retro_model.disk.Busy: another is saving
-            there.
+        CheckpointError: `path` holds something else than a sharded checkpoint.
+        retro_model.base.disk.Busy: another process is saving there.
     """
     from torch.distributed.checkpoint import FileSystemWriter, save
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from retro_model import checkpoint, disk, training
+from retro_model import checkpoint, training
+from retro_model.base import disk
 from retro_model.training import checkpoint_folder
 from tests import killing
 from tests.model.checkpoints import SETTINGS, Dropped, equal, make, refused, run, tensors, trained

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
-from retro_model.commands import ablations, knn_lm, neighbours, scaling
+from retro_model.apps.evaluate import ablations, knn_lm, neighbours, scaling
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import open_neighbours
@@ -139,8 +139,8 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
     import dataclasses
 
-    from retro_model.demo import command
-    from retro_model.demo.plan import SMOKE
+    from retro_model.apps.demo import command
+    from retro_model.apps.demo.plan import SMOKE
 
     monkeypatch.setattr(command, "draw_sample", lambda *_: None)
     monkeypatch.setattr(command, "speeds", lambda *_: {})

@@ -13,7 +13,7 @@ from tests.model.test_retrofit import ADDED, K, M, R, V, gpt2, llama
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from retro_model.huggingface import NeighbourCollator, RetrofitForCausalLM  # noqa: E402
+from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForCausalLM  # noqa: E402
 
 
 def retrieve(chunks):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from retro_model import disk, training
+from retro_model import training
+from retro_model.base import disk
 from retro_model.data import executors
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf

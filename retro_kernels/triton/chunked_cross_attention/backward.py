@@ -6,7 +6,7 @@ the program that owns (batch, chunk, head) writes dK and dV once and dQ beside t
 
 Positions come and go through a bounded workspace, a "band" of [M, R] per (batch, chunk, head), slab by slab: it holds
 the position logits on the way in and the sum of dS over the neighbours on the way out; `band` makes and consumes it.
-(With the band's own products in this kernel every variant spilled: see docs/notes/chunked_cross_attention.md.)
+(With the band's own products in this kernel every variant spilled: see docs/lab/chunked_cross_attention.md.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a tape has noted, as one function of other tensors: Python without a loop, each number of it a constant.
 
-Memory that only launches see is one allocation, cut by address. docs/notes/host_time.md has what each step saved.
+Memory that only launches see is one allocation, cut by address. docs/lab/host_time.md has what each step saved.
 """
 
 from __future__ import annotations

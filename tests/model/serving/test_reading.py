@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from retro_model import evaluation
+from retro_model.apps.serve import ask, reading
+from retro_model.apps.serve import folder as folder_module
+from retro_model.apps.serve.reader import Options, open_folder
+from retro_model.apps.serve.symbols import Symbols
 from retro_model.evaluation.scoring import Scores
-from retro_model.serving import ask, reading
-from retro_model.serving import folder as folder_module
-from retro_model.serving.reader import Options, open_folder
-from retro_model.serving.symbols import Symbols
 
 from . import folders
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from retro_model.apps import retrofit
+from retro_model.apps.serve import ask
+from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.tokens import Tokenizer
-from retro_model.demo import retrofit
-from retro_model.serving import ask
-from retro_model.serving.reader import Options, open_folder
 
 from . import folders
 

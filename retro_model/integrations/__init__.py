@@ -1,0 +1,7 @@
+"""Other libraries' formats and interfaces.
+
+huggingface.py  RetrofitForCausalLM: Trainer, generate, save_pretrained
+hub.py          tokenizers of the Hugging Face libraries
+lm_eval.py      a model of the evaluation harness
+megatron.py     Megatron's .bin and .idx
+"""
