@@ -81,13 +81,9 @@ X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
 ONCE = {"isa.cpp", "parallel.cpp"}  # infrastructure: compiled for the baseline only
 
-# Ampere, Hopper, Blackwell; PTX for what comes later
-GENCODE = [
-    "arch=compute_80,code=sm_80",
-    "arch=compute_90a,code=sm_90a",
-    "arch=compute_100a,code=sm_100a",
-    "arch=compute_80,code=compute_80",
-]
+# A100 and RTX 30 to 40, Hopper, Blackwell. An nvcc that doesn't know one leaves it out; later GPUs compile the PTX of
+# the first.
+CUDA_ARCHES = ("80", "90a", "100a")
 
 
 def run(command: list[str]) -> None:
@@ -239,7 +235,10 @@ def build_cuda(objects: Path, target: Path) -> None:
     nvcc, cxx = cuda_compiler(), compiler()
     assert nvcc is not None  # else the extension isn't listed
     host = [f"-ccbin={cxx[0]}", "-Xcompiler=-fPIC,-fvisibility=hidden", "-std=c++17", "-O3", "--expt-relaxed-constexpr"]
-    gencode = [f"-gencode={g}" for g in GENCODE]
+    arches = available_cuda_arches(nvcc)
+    host += [f'-DRETRO_CUDA_ARCHES="{",".join(arches)}"', f"-DRETRO_CUDA_HOPPER={int('90a' in arches)}"]
+    gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in arches]
+    gencode.append(f"-gencode=arch=compute_{arches[0]},code=compute_{arches[0]}")
     jobs = []
     for source in [*sorted((CSRC / "cuda").glob("*.cu")), CSRC / "bindings_cuda.cpp"]:
         output = objects / "cuda" / f"{source.stem}.o"
@@ -248,6 +247,23 @@ def build_cuda(objects: Path, target: Path) -> None:
     objects_made = [str(output) for output, _ in jobs]
     link = [nvcc, f"-ccbin={cxx[0]}", "-shared", "-cudart=static", *objects_made, "-o", str(target)]
     ninja_build(objects / "cuda", jobs, (target, link))
+
+
+def available_cuda_arches(nvcc: str) -> list[str]:
+    """The architectures of CUDA_ARCHES that this nvcc can target. CompileError if it doesn't know the oldest."""
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.cu"
+        probe.touch()
+        known = []
+        for arch in CUDA_ARCHES:
+            command = [nvcc, "--dryrun", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-c", str(probe)]
+            if subprocess.run(command, capture_output=True, cwd=folder).returncode == 0:
+                known.append(arch)
+            else:
+                print(f"warning: {nvcc} can't target sm_{arch}; its kernels are left out", file=sys.stderr)
+    if CUDA_ARCHES[0] not in known:
+        raise CompileError(f"{nvcc} can't target sm_{CUDA_ARCHES[0]}, the oldest architecture that is served")
+    return known
 
 
 def cuda_compiler() -> str | None:

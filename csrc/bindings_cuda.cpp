@@ -1,5 +1,7 @@
 // Registration of the CUDA kernels: tensors come as views, the stream as its handle. They enqueue and return.
+#include <cuda_runtime_api.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "cuda/topk_chunks.h"
 #include "view_caster.h"
@@ -53,11 +55,21 @@ int topk_chunks(const retro::View& query, const retro::View& key, const retro::V
   return retro::topk_chunks(call, blocks, reinterpret_cast<void*>(stream));
 }
 
+// The version of this library's runtime and the newest that the driver runs (0: no driver), as 1000 major + 10 minor.
+std::pair<int, int> versions() {
+  int runtime = 0, driver = 0;
+  cudaRuntimeGetVersion(&runtime);
+  cudaDriverGetVersion(&driver);
+  return {runtime, driver};
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
   m.doc() = "CUDA kernels over raw pointers; retro_kernels/cuda/*.py are their only callers.";
-  m.attr("abi") = 1;  // `_native.ABI`; the two change together
+  m.attr("abi") = 2;  // `_native.ABI`; the two change together
+  m.attr("architectures") = RETRO_CUDA_ARCHES;
+  m.def("versions", &versions);
   m.attr("topk_tile_q") = retro::TOPK_TILE_Q;
   m.attr("topk_tile_s") = retro::TOPK_TILE_S;
   m.def("topk_chunks", &topk_chunks, py::call_guard<py::gil_scoped_release>());

@@ -32,7 +32,7 @@ _TYPE = {
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 #: what the bindings take, as they state it in `abi`; the numbers change together
-ABI = {"_cpu": 4, "_cuda": 1}
+ABI = {"_cpu": 4, "_cuda": 2}
 
 #: the process that imported the package; another one that loads an extension was forked from it
 _PROCESS = os.getpid()
@@ -143,6 +143,16 @@ def _dense_where_one(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[
 def cpu_isa() -> str:
     """The instruction set whose CPU kernels run on this machine, or "none" without the extension."""
     return "none" if unavailable("_cpu") else extension("_cpu").isa_name()
+
+
+def cuda_built() -> str:
+    """The architectures that the CUDA extension was compiled for and its CUDA version, or why there is no extension."""
+    if why := unavailable("_cuda"):
+        return why
+    made = extension("_cuda")
+    runtime, _ = made.versions()
+    arches = ", ".join(f"sm_{arch}" for arch in made.architectures.split(","))
+    return f"{arches}; CUDA {runtime // 1000}.{runtime % 1000 // 10}"
 
 
 def problem(call) -> tuple:

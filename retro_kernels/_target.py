@@ -17,9 +17,19 @@ class Target:
     multiprocessors: int = 132
 
 
-#: the data-centre chips, A100, H100 SXM and H200, B200 (CUDA C++
-#: Programming Guide, technical specifications: 163 and 227 KiB a block)
-KNOWN = {80: Target(80, 166912, 108), 90: Target(90, 232448, 132), 100: Target(100, 232448, 148)}
+#: The oldest architecture that the GPU backends serve: bfloat16 products and asynchronous copies begin there.
+OLDEST_ARCH = 80
+
+#: A100, RTX 3090 and A10, RTX 4090 and L40S, H100 SXM and H200, B200, RTX 5090. CUDA C++ Programming Guide, technical
+#: specifications: 163, 99, 99, 227, 227 and 99 KiB a block.
+KNOWN = {
+    80: Target(80, 166912, 108),
+    86: Target(86, 101376, 82),
+    89: Target(89, 101376, 128),
+    90: Target(90, 232448, 132),
+    100: Target(100, 232448, 148),
+    120: Target(120, 101376, 170),
+}
 
 #: what the interpreter stands in for: so few multiprocessors that small tests fill them, and tiny ones don't
 INTERPRETED = Target(90, 232448, 12)

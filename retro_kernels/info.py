@@ -8,7 +8,7 @@ import platform
 
 import torch
 
-from . import _dispatch
+from . import _dispatch, _native
 from ._version import __version__
 
 
@@ -19,7 +19,8 @@ def lines() -> list[str]:
         f"{platform.python_version()}"
     ]
     out.append(
-        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {_cpu_isa()}"
+        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
+        f"kernels for {_native.cpu_isa()}"
     )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
@@ -30,6 +31,7 @@ def lines() -> list[str]:
             )
     else:
         out.append("cuda: none (torch.cuda.is_available() is False)")
+    out.append(f"cuda extension: {_native.cuda_built()}")
     for op, statuses in _dispatch.backends().items():
         out += ["", op]
         for name, status in statuses.items():
@@ -51,12 +53,6 @@ def _cpu_name() -> str:
             return next(line.split(":", 1)[1].strip() for line in f if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def _cpu_isa() -> str:
-    from . import _native
-
-    return _native.cpu_isa()
 
 
 if __name__ == "__main__":

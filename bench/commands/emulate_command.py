@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernel", metavar="PART", help="a part of op/kernel, as `static` names them: cca_forward")
     parser.add_argument("--case", metavar="PART", help="a part of the case's name")
     parser.add_argument("--dtype", choices=_options.DTYPES, default="bfloat16")
-    parser.add_argument("--arch", type=int, choices=_options.ARCHES, default=90)
+    parser.add_argument("--arch", type=int, choices=_options.EVERY_ARCH, default=90)
     parser.add_argument("--ctas", type=_options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
     parser.add_argument("--all", action="store_true", help="every launch that matches, not the first alone")
     parser.add_argument("--brief", action="store_true", help="a line a launch and their count, in place of reports")

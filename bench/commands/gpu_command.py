@@ -10,20 +10,24 @@ report or comparison takes them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from .. import environment, exits
 from . import _options
 
+MOST_WORKERS = 16  # of pytest: each has a CUDA context of its own, some 0.5 GB
 LIMIT_S = 570  # of a stage: under ten minutes, with what starting takes
 #: the shapes of the published models, one an op and direction
 HEADLINE = (
@@ -45,44 +49,55 @@ FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
 @dataclass(frozen=True)
 class Step:
     """`command`: arguments of `bench`, or with `tool` of that program; {device}, {cases} and the like are filled in.
-    needs: modules without which it is passed over, as it is without its tool."""
+    seconds: estimate for an H200, its kernels compiled. needs: modules without which the step is passed over, as it is
+    without its tool. variables: added to the environment."""
 
     name: str
     command: str
+    seconds: int
     tool: str | None = None
     needs: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 _MEASURED = "--device {device} --case {cases} --quiet --deadline {left}"
 _EVERYTHING = "--device {device} {every} --quiet --deadline {left}"
+_FOUND = "--error-exitcode 2"
+#: Counters replay each launch some 40 times: the shipped launches once each, and no more than these.
+_FEW, _ONCE = "--launch-count 60 --kill yes", "{python} -m bench predicted --once --device {device} {launches}"
 _CHECKED = "{python} -m bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
+
+#: The caching allocator makes one block of many tensors: memcheck would miss what runs past the end of a tensor.
+_UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
 
 STAGES = {
     "right": (
-        Step("doctor", "doctor --no-noise"),
-        Step("compiled", "compile --device {device} --case {cases} --deadline {left}"),
-        Step("check", f"check {_MEASURED} --json {{out}}/check.jsonl"),
-        Step("check again", f"check {_MEASURED} --json {{out}}/check.jsonl"),  # a race shows in one of two
-        Step("check all", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl"),
-        Step("check all again", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl"),
-        Step("tests", "-m pytest -q -p no:cacheprovider {tests}", "python", ("pytest", "hypothesis")),
-        Step("memory errors", f"--tool memcheck --error-exitcode 2 {_CHECKED}", "compute-sanitizer"),
-        Step("races", f"--tool racecheck --error-exitcode 2 {_CHECKED}", "compute-sanitizer"),
+        Step("doctor", "doctor --no-noise", 15),
+        Step("compiled", "compile --device {device} --case {cases} --deadline {left}", 60),
+        Step("check", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),
+        Step("check again", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),  # a race shows in one of two
+        Step("check all", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl", 80),
+        Step("check all again", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl", 80),
+        Step("tests", "-m pytest -q -p no:cacheprovider {tests}", 120, "python", ("pytest", "hypothesis")),
+        Step("memory errors", f"--tool memcheck {_FOUND} {_CHECKED}", 60, "compute-sanitizer", (), _UNCACHED),
+        Step("races", f"--tool racecheck {_FOUND} {_CHECKED}", 60, "compute-sanitizer"),
     ),
     "fast": (
-        Step("headline", f"run {_MEASURED} --json {{out}}/run.jsonl"),
-        Step("table", "report {out}/run.jsonl --format md --output {out}/run.md"),
-        Step("predictions", "predicted --device {device} {launches} --deadline {left} --json {out}/predicted.jsonl"),
-        Step("host time", "host --json {out}/host.json"),
-        Step("baselines", f"run {_MEASURED} --baselines all --json {{out}}/baselines.jsonl"),
-        Step("all", f"run {_EVERYTHING} --json {{out}}/all.jsonl"),
+        Step("headline", f"run {_MEASURED} {{run}}", 120),
+        Step("table", "report {out}/run.jsonl --format md --output {out}/run.md", 5),
+        Step(
+            "predictions", "predicted --device {device} {launches} --deadline {left} --json {out}/predicted.jsonl", 60
+        ),
+        Step("host time", "host --json {out}/host.json", 30),
+        Step("baselines", f"run {_MEASURED} --baselines all {{baselines}}", 140),
+        Step("all", f"run {_EVERYTHING} {{all}}", 200),
     ),
-    "tune": (Step("tiles", "tune --device {device} --case {cases} --deadline {left}"),),
+    "tune": (Step("tiles", "tune --device {device} --case {cases} --deadline {left} --json {out}/tuned.jsonl", 540),),
     "look": (
-        Step("profile", f"profile {_MEASURED} {{counted}} --trace {{out}}/traces --json {{out}}/profile.jsonl"),
-        Step("replay", f"profile {_MEASURED} {{counted}} --mode decode,fwd {{graphs}} --json {{out}}/graphs.jsonl"),
-        Step("counters", f"--set full --target-processes all -f -o {{out}}/ncu {_CHECKED}", "ncu"),
-        Step("timeline", f"profile -t cuda,nvtx -f true -o {{out}}/nsys {_CHECKED}", "nsys"),
+        Step("profile", f"profile {_MEASURED} {{counted}} --trace {{out}}/traces --json {{out}}/profile.jsonl", 120),
+        Step("replay", f"profile {_MEASURED} {{counted}} --mode decode,fwd {{graphs}} --json {{out}}/graphs.jsonl", 60),
+        Step("counters", f"--set full {_FEW} --target-processes all -f -o {{out}}/ncu {_ONCE}", 180, "ncu"),
+        Step("timeline", f"profile -t cuda,nvtx -f true -o {{out}}/nsys {_CHECKED}", 60, "nsys"),
     ),
 }
 
@@ -118,6 +133,9 @@ def stage(name: str, arguments: argparse.Namespace) -> int:
     off or did not start."""
     begun, codes, state = time.monotonic(), [], arguments.out / f"{name}.json"
     known = {} if arguments.again or not state.exists() else json.loads(state.read_text())
+    todo = [step for step in STAGES[name] if not isinstance(known.get(step.name), int)]
+    expected = sum(step.seconds for step in todo) / 60
+    say(f"{name}: {len(todo)} steps, about {expected:.0f} min on an H200, at most {arguments.deadline / 60:.0f} min")
     for step in STAGES[name]:
         left = arguments.deadline - (time.monotonic() - begun)
         if isinstance(known.get(step.name), int):
@@ -154,14 +172,25 @@ def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
     records."""
     command = words(step, arguments, left)
     say("  " + shlex.join(command))
-    environ = os.environ | ({environment.REHEARSAL: "1"} if arguments.rehearse else {"TRITON_INTERPRET": "0"})
+    variables = {environment.REHEARSAL: "1"} if arguments.rehearse else {"TRITON_INTERPRET": "0"} | dict(step.variables)
     with open(arguments.out / f"{step.name.replace(' ', '-')}.log", "a", encoding="utf-8") as log:
-        try:
-            return subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environ, timeout=left + 20
-            ).returncode
-        except subprocess.TimeoutExpired:
-            return exits.INCONCLUSIVE
+        return supervised(command, log, variables, left + 20)
+
+
+def supervised(command: list[str], log: IO[str], variables: dict[str, str], seconds: float) -> int:
+    """Exit code of a command; INCONCLUSIVE where its time is over. Its children end with it: a profiler's child would
+    run on beside what is timed next."""
+    process = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return exits.INCONCLUSIVE
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
@@ -176,6 +205,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
         "counted": "--no-instructions" if rehearse else "",  # minutes under valgrind
         "launches": "--kernel relative_delta" if rehearse else "",
         "graphs": "" if rehearse else "--cuda-graph",
+        **{name: records(arguments, name) for name in ("run", "baselines", "all")},
         "out": str(arguments.out),
         "left": f"{left:.0f}",
         "python": sys.executable,
@@ -186,11 +216,21 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
     return [step.tool, *filled] if step.tool else [sys.executable, "-m", "bench", *filled]
 
 
+def records(arguments: argparse.Namespace, name: str) -> str:
+    """Options of `run` for its records: a file that an earlier, interrupted step left is continued."""
+    path = arguments.out / f"{name}.jsonl"
+    return f"--resume {path}" if path.exists() and not arguments.again else f"--json {path} --fresh"
+
+
 def tests(rehearse: bool) -> list[str]:
     """pytest's selection: what checks values, in a process for every core where pytest-xdist is there."""
     if rehearse:
         return [str(environment.ROOT / "tests" / "ops" / "test_validation.py")]
-    jobs = [] if importlib.util.find_spec("xdist") is None else ["-n", str(environment.available_cores())]
+    jobs = (
+        []
+        if importlib.util.find_spec("xdist") is None
+        else ["-n", str(min(environment.available_cores(), MOST_WORKERS))]
+    )
     files = [str(environment.ROOT / "tests" / name) for name in ("ops", "model/test_captured.py")]
     return [*files, "-k", "values or decod or empty or dropout or on_a_gpu", *jobs]
 

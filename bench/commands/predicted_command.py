@@ -8,6 +8,7 @@ and how well the order agrees. A launch whose code is not the predicted one any 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -26,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)"
     )
-    parser.add_argument("--predictions", type=Path, metavar="FILE", help="default: the newest in bench/results")
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help="default: all in bench/results")
     parser.add_argument("--kernel", type=_options.names, metavar="PART[,PART]", help="only launches so named")
+    parser.add_argument("--once", action="store_true", help="launch each once and time nothing: for a profiler")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured here")
     _options.add_deadline(parser)
 
@@ -37,13 +39,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine")
-    path = arguments.predictions or newest()
-    predicted = {row["id"]: row for row in map(json.loads, path.read_text().splitlines()) if row["mode"] == "model"}
+    name = None if arguments.device == "cpu" else environment.device("cuda")["name"]
+    predicted = predictions(arguments.predictions, name)
     wanted = arguments.kernel
     chosen = [i for i in predicted if wanted is None or any(part in i for part in wanted)]
     if not chosen:
-        raise exits.UsageError(f"{path.name}: no prediction of such a kernel")
+        raise exits.UsageError(f"--kernel {','.join(wanted or ())}: no prediction of such a kernel")
     shipped = launches(chosen)
+    if arguments.once:
+        return run_once([shipped[identity] for identity in chosen if identity in shipped], arguments.device)
     rows, pace, late = [], Pace([], arguments.deadline), 0
     for identity in chosen:
         if pace.over():
@@ -52,7 +56,8 @@ def execute(arguments: argparse.Namespace) -> int:
         if identity not in shipped:
             print(f"{identity}: not launched by this tree any more", file=sys.stderr)
             continue
-        rows.append(row := measured(shipped[identity], predicted[identity], arguments.device))
+        same = [row for row in predicted[identity] if row["fingerprint"] == shipped[identity].fingerprint]
+        rows.append(row := measured(shipped[identity], (same or predicted[identity])[-1], arguments.device))
         if arguments.json:
             with arguments.json.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -64,14 +69,36 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.OK if rows else exits.NOTHING_MEASURED
 
 
-def newest() -> Path:
-    """The newest records of predictions."""
-    found = sorted((environment.ROOT / "bench" / "results").glob("predicted-*.jsonl"))
-    if not found:
-        raise exits.UsageError(
-            "--predictions: there are none in bench/results; `python -m bench model --json` makes some"
-        )
-    return found[-1]
+def predictions(path: Path | None, device: str | None) -> dict[str, list[dict]]:
+    """Predictions for a device by id, oldest first: those of one file, or of every record in bench/results.
+
+    device: its full name; None takes every machine's. Raises UsageError where no prediction is for it.
+    """
+    folder = environment.ROOT / "bench" / "results"
+    paths = [path] if path else sorted(folder.glob("predicted-*.jsonl"), key=lambda file: file.stem)
+    rows = [row for file in paths for row in map(json.loads, file.read_text().splitlines()) if row["mode"] == "model"]
+    if not rows:
+        raise exits.UsageError("--predictions: found none; `python -m bench model --json FILE` makes some")
+    ours = [row for row in rows if device is None or row["machine"] in device.split()]
+    if not ours:
+        have = ", ".join(sorted({row["machine"] for row in rows}))
+        raise exits.UsageError(f"no predictions for {device}; have {have}")
+    found: dict[str, list[dict]] = {}
+    for row in ours:
+        found.setdefault(row["id"], []).append(row)
+    return found
+
+
+def run_once(shipped: list, device: str) -> int:
+    """Launch each once, for a profiler to look at."""
+    import torch
+
+    for one in shipped:
+        with on(device, one):
+            filled(one.launch, device).run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    return exits.OK if shipped else exits.NOTHING_MEASURED
 
 
 def launches(identities: list[str]) -> dict:
@@ -84,24 +111,14 @@ def launches(identities: list[str]) -> dict:
 
 def measured(one, prediction: dict, device: str) -> dict:
     """One shipped launch, timed, beside its prediction."""
-    import torch
-
     from ..measure import timing
 
-    identity, arch = one.id, int(one.id.split(":sm")[1].split("/")[0])
-    tensors: dict[int, torch.Tensor] = {}
-    values = {
-        name: tensors.setdefault(id(value), _filled(value, device)) if isinstance(value, torch.Tensor) else value
-        for name, value in one.launch.arguments.items()
-    }
-    launch = dataclasses.replace(one.launch, arguments=values)
+    identity = one.id
+    launch, effort = filled(one.launch, device), timing.Effort()
     if device == "cpu":
-        from retro_kernels.testing import stub
-
-        with stub.device(arch):
-            found = timing.measure({identity: launch.run}, device, timing.Effort(most=3, seconds=0.0))[identity]
-    else:
-        found = timing.measure({identity: launch.run}, device, timing.Effort())[identity]
+        effort = timing.Effort(most=3, seconds=0.0)
+    with on(device, one):
+        found = timing.measure({identity: launch.run}, device, effort)[identity]
     if isinstance(found, Exception):
         raise found
     return {
@@ -114,6 +131,27 @@ def measured(one, prediction: dict, device: str) -> dict:
         "device": environment.device(device),
         "environment": environment.environment(),
     }
+
+
+def filled(launch, device: str):
+    """The launch on data of its own: what was one tensor is one tensor again."""
+    import torch
+
+    tensors: dict[int, torch.Tensor] = {}
+    values = {
+        name: tensors.setdefault(id(value), _filled(value, device)) if isinstance(value, torch.Tensor) else value
+        for name, value in launch.arguments.items()
+    }
+    return dataclasses.replace(launch, arguments=values)
+
+
+def on(device: str, one) -> contextlib.AbstractContextManager:
+    """Where a launch runs; on the CPU nowhere."""
+    if device == "cuda":
+        return contextlib.nullcontext()
+    from retro_kernels.testing import stub
+
+    return stub.device(int(one.id.split(":sm")[1].split("/")[0]))
 
 
 def _filled(like, device: str):

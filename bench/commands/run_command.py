@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,10 +67,13 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.no_ceilings:
         run.ceilings = ceilings.measure(selection.device)
     records: list[dict] = []
-    looked = time.monotonic()
+    looked, slow = time.monotonic(), set()
 
     def keep(measured: dict) -> None:
         nonlocal looked
+        if measured["time"] and (why := environment.throttled(run.device)):
+            slow.add(why)
+            return  # --resume measures it again
         writer.write(measured)
         records.append(measured)
         if run.ceilings and run.device == "cpu" and time.monotonic() - looked > CEILINGS_EVERY_S:
@@ -86,6 +90,11 @@ def execute(arguments: argparse.Namespace) -> int:
         if records:
             print(terminal.times(records))
             print(f"\n{len(records)} records in {path}")
+    if slow:
+        print(
+            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): such times are not recorded", file=sys.stderr
+        )
+        return exits.INCONCLUSIVE
     if not records and skip:
         print(f"nothing left to measure in {path}")
         return exits.OK

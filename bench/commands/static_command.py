@@ -21,7 +21,9 @@ from . import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default=",".join(map(str, _options.ARCHES)), help="comma-separated, of 80, 90, 100")
+    parser.add_argument(
+        "--arch", default=",".join(map(str, _options.ARCHES)), help="comma-separated, of 80, 86, 89, 90, 100, 120"
+    )
     parser.add_argument(
         "--kernel",
         type=_options.names,

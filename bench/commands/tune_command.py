@@ -11,8 +11,10 @@ predicts their times. What it writes is marked "predicted" in the table, until a
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from pathlib import Path
 
 from retro_kernels import configs
 
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M/N/WARPS/STAGES[/REGISTERS][,...]",
         help="--static: these and not the neighbours of the committed one",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was tuned; what it holds is passed over")
     parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
 
 
@@ -60,28 +63,45 @@ def execute(arguments: argparse.Namespace) -> int:
     narrowed = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
     selection = _options.selection(narrowed)
     run = runner.Run(selection.device, effort=timing.Effort(seconds=arguments.seconds))
-    tuned, pace = [], Pace([], arguments.deadline)
+    tuned, pace, before = [], Pace([], arguments.deadline), _finished(arguments.json)
     for case in plan.cases(selection):
         contender = CONTENDERS.get((case.kernel, "triton"))
         for dtype in plan.dtypes(case, selection) if contender else ():
             for mode in plan.modes(case, selection):
+                name = f"{case.kernel}/{case.name}/{dtype}/{mode}"
+                if name in before:
+                    say(f"{name}: tuned before")
+                    continue
                 if pace.over():
-                    say(f"{case.kernel}/{case.name}/{dtype}/{mode}: the deadline is over")
+                    say(f"{name}: the deadline is over")
                     continue
                 if why := plan.unsupported_case(case, selection.device) or plan.unsupported(
                     contender, case, dtype, selection.device, mode == "fwdbwd"
                 ):
-                    say(f"{case.kernel}/{case.name}/{dtype}/{mode}: {why}")
+                    say(f"{name}: {why}")
                     continue
-                say(f"{case.kernel}/{case.name}/{dtype}/{mode}")
-                tuned += keep(
-                    tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over),
-                    arguments.write,
-                )
+                say(name)
+                found = tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over)
+                tuned += keep(found, arguments.write)
+                if arguments.json and not pace.over():
+                    _append(arguments.json, name, found)
     if not tuned:
-        return exits.NOTHING_MEASURED
+        return exits.OK if before else exits.NOTHING_MEASURED
     print(tables.align([HEADER, *map(cells, tuned)]))
     return exits.INCONCLUSIVE if pace.over() else exits.OK
+
+
+def _finished(path: Path | None) -> set[str]:
+    """Names that the file holds."""
+    return {json.loads(line)["tuned"] for line in path.read_text().splitlines()} if path and path.exists() else set()
+
+
+def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
+    rows = [
+        {"op": item.op, "before": item.before, "best": item.best.row, "seconds": item.best.seconds} for item in found
+    ]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"tuned": name, "rows": rows}) + "\n")
 
 
 def execute_static(arguments: argparse.Namespace) -> int:

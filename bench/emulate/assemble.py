@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from .parse import Constant, Kernel, PtxError, Statement, Symbol, Vector
+from .parse import Constant, Kernel, PtxError, Register, Statement, Symbol, Vector
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
@@ -20,8 +20,11 @@ _REDUCTIONS = {"min": 0, "max": 1, "add": 2, "and": 3, "or": 4, "xor": 5}
 _SPACES = {"global": 0, "shared": 1, "shared::cta": 1}
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
 PARAMETERS = 2  # the space of a structure's fields, whose address is computed
+#: in what order others see an access: here all see it at once
+_ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
 #: of a load or store; they say how to cache, not what
 _HINTS = {
+    *_ORDERS,
     "nc",
     "ca",
     "cg",
@@ -31,10 +34,6 @@ _HINTS = {
     "wb",
     "wt",
     "volatile",
-    "relaxed",
-    "gpu",
-    "cta",
-    "sys",
     "weak",
     "L1::evict_last",
     "L1::evict_first",
@@ -256,6 +255,33 @@ def _store(s, parts):
     if len(stored) != count or len(s.operands) > 2:
         raise NotUnderstood("operands")
     return Instruction("st", kind, [address.base, *stored], [], options=(address.offset, space))
+
+
+_UPDATES = {
+    **{"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5},
+    **{"exch": 6, "cas": 7, "inc": 8, "dec": 9},
+}
+
+
+@form("atom", "red")
+def _update(s, parts):
+    *modifiers, kind = parts
+    (how,) = (part for part in modifiers if part in _UPDATES)
+    flags = known(modifiers, how, *_SPACES, *_ORDERS, "noftz", "v2", "v4", "v8")
+    floating = kind in _FLOATS
+    if floating and how not in ("add", "exch") and not (how in ("min", "max") and kind.startswith(("f16", "bf16"))):
+        raise NotUnderstood(f"{how} of {kind}")
+    operands = list(s.operands)
+    targets = values(operands.pop(0)) if s.opcode.startswith("atom") else []
+    address, *sources = operands
+    count = next((int(flag[1:]) for flag in flags if flag in ("v2", "v4", "v8")), 1)
+    if [len(values(source)) for source in sources] != [count] * (2 if how == "cas" else 1):
+        raise NotUnderstood("operands")
+    space = max(_SPACES.get(flag, 0) for flag in flags)
+    options = (address.offset, space, _UPDATES[how], count)
+    wanted = [] if targets == [Register("_")] else targets
+    read = [address.base, *(value for source in sources for value in values(source))]
+    return Instruction("atom", kind, read, wanted, options=options)
 
 
 @form("cp")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .program import cache_folder
 
-TARGET = {80: "sm_80", 90: "sm_90a"}
+TARGET = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a"}
 
 
 def ptx(source: Path, arch: int) -> str:
@@ -22,7 +22,7 @@ def ptx(source: Path, arch: int) -> str:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         raise OSError("nvcc is not on PATH")
-    flags = ["-std=c++17", "-O3", "-ptx", "-lineinfo", f"-arch={TARGET[arch]}"]
+    flags = ["-std=c++17", "-O3", "-ptx", "-lineinfo", "-DRETRO_CUDA_HOPPER=1", f"-arch={TARGET[arch]}"]
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
     headers = sorted([*source.parent.glob("*.h"), *source.parent.glob("*.cuh")])
     parts = [version, *flags, *(path.read_text() for path in (source, *headers))]

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 
+#include "atomics.h"
 #include "bits.h"
 #include "tensor_memory.h"
 
@@ -53,6 +54,7 @@ const std::map<std::string, Handler> HANDLERS = {
     {"cvt", cvt},
     {"ld", ld},
     {"st", st},
+    {"atom", atom},
     {"cp.async", cp_async},
     {"cp.async.commit", cp_commit},
     {"cp.async.wait", cp_wait},

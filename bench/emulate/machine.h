@@ -15,6 +15,7 @@ namespace ptx {
 constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
 constexpr uint64_t SHARED_BASE = 1024;  // so that address 0 is nobody's
+constexpr int64_t IDLE = 1 << 20;       // atomic updates that change nothing, in a row: a wait without end
 constexpr int REGION_BITS = 40;         // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
 
 struct Fault : std::runtime_error {
@@ -57,6 +58,7 @@ struct Granule {
   int16_t async_reads = 0;     // products that read it and were not waited for
   int32_t product_epoch = -1;  // when one that read it was waited for: by mbarrier, by those warps that did
   bool written = false, in_flight = false;
+  bool atomic = false;  // all writes of the epoch were atomic
 };
 
 struct Copy {  // one cp.async that was not waited for
@@ -123,6 +125,7 @@ struct Machine {
   std::vector<Region> regions;
   int32_t epoch = 0;
   int64_t time = 0, barriers = 0;
+  int64_t idle = 0;                            // atomic updates in a row that changed nothing
   std::vector<std::vector<Copy>> copies;       // by thread
   std::vector<int64_t> copy_group;             // by thread: groups committed
   std::vector<std::vector<Product>> products;  // by warpgroup
@@ -197,7 +200,7 @@ struct Machine {
       if (granule.in_flight)
         fault("reads shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
       if (!granule.written) fault("reads uninitialised shared memory, byte " + std::to_string(2 * g), thread);
-      if (granule.write_epoch == epoch && !(granule.writers & me))
+      if (granule.write_epoch == epoch && (granule.atomic ? granule.writers & ~me : !(granule.writers & me)))
         fault("race: reads what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
       granule.readers = granule.read_epoch == epoch ? granule.readers | me : me;
       granule.read_epoch = epoch;
@@ -226,7 +229,40 @@ struct Machine {
       granule.write_epoch = epoch;
       granule.write_time = time;
       granule.written = true;
+      granule.atomic = false;
     }
+  }
+
+  // Atomic updates by several warps are no race among themselves
+  void note_atomic(int64_t offset, int bytes, int thread) {
+    if (!checks) return;
+    uint32_t me = 1u << (thread / WARP);
+    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
+      Granule& granule = granules[g];
+      std::string where = ", byte " + std::to_string(2 * g);
+      bool first = granule.write_epoch != epoch;
+      if (granule.in_flight) fault("updates shared memory that an asynchronous copy still writes" + where, thread);
+      if (granule.async_reads) fault("updates shared memory that a product in flight reads" + where, thread);
+      if (!granule.written) fault("updates uninitialised shared memory" + where, thread);
+      if (!first && !granule.atomic && (granule.writers & ~me))
+        fault("race: updates what another warp wrote since the last barrier" + where, thread);
+      if (granule.read_epoch == epoch && (granule.readers & ~me))
+        fault("race: updates what another warp read since the last barrier" + where, thread);
+      granule.atomic |= first;
+      granule.writers = first ? me : granule.writers | me;
+      granule.write_epoch = epoch;
+      granule.write_time = time;
+    }
+  }
+
+  // CTAs run one after another: one that waits for a later one would wait for ever
+  void note_progress(bool changes, int thread) {
+    idle = changes ? 0 : idle + 1;
+    if (idle > IDLE)
+      fault("no progress: " + std::to_string(IDLE) +
+                " atomic updates in a row changed nothing; CTAs run one after another here, and one that waits for a "
+                "later one waits for ever",
+            thread);
   }
 
   void read_shared(uint64_t address, int bytes, int thread, void* out) {

@@ -219,7 +219,8 @@ inline void wgmma_wait(Machine& m, Ins& i) {  // option 0: groups that may stay 
     size_t kept = 0;
     for (Product& product : flying) {
       if (product.group >= m.product_group[group] - i.option[0]) {
-        flying[kept++] = std::move(product);
+        if (&flying[kept] != &product) flying[kept] = std::move(product);  // onto itself it would lose its lists
+        ++kept;
         continue;
       }
       uint32_t mine = 0xfu << (4 * group);

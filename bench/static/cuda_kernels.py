@@ -14,7 +14,7 @@ from typing import Any
 
 from . import entry, fingerprint, sass
 
-TARGET = {80: "sm_80", 90: "sm_90a", 100: "sm_100a"}
+TARGET = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100a", 120: "sm_120a"}
 #: how a kernel is launched, as its header declares it: constexpr LaunchShape NAME_OF_THE_KERNEL{threads, bytes};
 LAUNCH_SHAPE = re.compile(r"constexpr LaunchShape (\w+)\{(\d+), (\d+)\};")
 
@@ -49,7 +49,7 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
     from retro_kernels import aot
 
     cubin = folder / f"{source.path.stem}-cuda-sm{source.arch}.cubin"
-    flags = ["-std=c++17", "-O3", "-cubin", f"-arch={TARGET[source.arch]}", "-o", str(cubin)]
+    flags = ["-std=c++17", "-O3", "-cubin", "-DRETRO_CUDA_HOPPER=1", f"-arch={TARGET[source.arch]}", "-o", str(cubin)]
     done = subprocess.run(["nvcc", *flags, str(source.path)], capture_output=True, text=True)
     if done.returncode:
         raise entry.NoToolchain(

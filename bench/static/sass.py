@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: of one SM, by compute capability: CUDA C++ Programming Guide, technical specifications
-REGISTERS, WARPS, BLOCKS, SCHEDULERS = 65536, 64, 32, 4
-SHARED_BYTES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
+REGISTERS, SCHEDULERS = 65536, 4
+WARPS = {80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
+BLOCKS = {80: 32, 86: 16, 89: 24, 90: 32, 100: 32, 120: 24}
+SHARED_BYTES = {80: 164 << 10, 86: 100 << 10, 89: 100 << 10, 90: 228 << 10, 100: 228 << 10, 120: 100 << 10}
 RESERVED_SHARED_BYTES = 1024  # the system takes this of every block
 LANES = 32  # of a warp
 REGISTER_GRAIN, WARP_REGISTER_GRAIN = 8, 256
 #: dense half-type FLOPs a cycle and SM of the tensor cores, from peak
-#: rate / (SMs * boost clock); A100, H100, B200 data sheets
-TENSOR_FLOPS = {80: 2048, 90: 4096, 100: 8192}
+#: rate / (SMs * boost clock), sums in float32; A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 data sheets
+TENSOR_FLOPS = {80: 2048, 86: 512, 89: 512, 90: 4096, 100: 8192, 120: 512}
 
 TENSOR = ("HMMA", "IMMA", "BMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
 ASYNC_COPY = ("LDGSTS", "UBLKCP", "UTMALDG", "UTMASTG")
@@ -164,4 +166,4 @@ def blocks_per_sm(registers: int, shared: int, warps: int, arch: int) -> int:
     per_warp = -(-per_warp // WARP_REGISTER_GRAIN) * WARP_REGISTER_GRAIN
     by_registers = REGISTERS // (max(per_warp, 1) * warps)
     by_shared = SHARED_BYTES[arch] // (shared + RESERVED_SHARED_BYTES)
-    return min(by_registers, by_shared, WARPS // warps, BLOCKS)
+    return min(by_registers, by_shared, WARPS[arch] // warps, BLOCKS[arch])

@@ -354,12 +354,12 @@ __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkCh
 namespace retro {
 namespace {
 
-// The wgmma scan is in the sm_90a code alone; every other device runs the other one.
+// The wgmma scan is in the sm_90a code alone, which an old nvcc cannot make; every other device runs the other one.
 cudaError_t on_hopper(bool& yes) {
   int device = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  yes = major == 9;
+  yes = major == 9 && RETRO_CUDA_HOPPER;
   return error;
 }
 

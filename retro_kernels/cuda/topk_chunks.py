@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import _native
 from .._problem import TopkChunks
-from .._target import Target, current_target
+from .._target import OLDEST_ARCH, Target, current_target
 
 MAX_K = 128
 #: queries below which reading the keys takes longer than multiplying them
@@ -25,6 +25,8 @@ LEAST_QUERIES = 512
 #: key numbers, and their ends rounded up to a tile, fit int32
 MAX_KEYS = 2**30
 TILE_Q, TILE_S = 128, 256  # TOPK_TILE_Q and TOPK_TILE_S in csrc/cuda/topk_chunks.h
+#: bytes of a block of the scan: TOPK_CHUNKS_SCAN_WGMMA on sm_90, TOPK_CHUNKS_SCAN elsewhere (csrc/cuda/topk_chunks.h)
+SHARED_BYTES_WGMMA, SHARED_BYTES = 208416, 159264
 #: a split scans at least so many tiles
 _TILES_PER_SPLIT = 8
 
@@ -43,8 +45,11 @@ def unsupported(call: TopkChunks) -> str | None:
 def unsupported_on(call: TopkChunks, target: Target) -> str | None:
     """The part of `unsupported` that follows from sizes and the target."""
     query, key = call.query, call.key
-    if target.arch < 80:
-        return f"sm_{target.arch} has no asynchronous copies; needs sm_80"
+    if target.arch < OLDEST_ARCH:
+        return f"sm_{target.arch} has no asynchronous copies; needs sm_{OLDEST_ARCH}"
+    shared = SHARED_BYTES_WGMMA if target.arch // 10 == 9 else SHARED_BYTES
+    if shared > target.shared_memory:
+        return f"a block needs {shared} bytes of shared memory; sm_{target.arch} has {target.shared_memory}"
     if call.k > MAX_K:
         return f"k={call.k} exceeds {MAX_K}"
     if key.shape[1] > MAX_KEYS or query.shape[1] > MAX_KEYS:

@@ -56,6 +56,11 @@ def randn(g: torch.Generator, *shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
 
 
+def randint(seed: int, low: int, high: int, *shape: int) -> Tensor:
+    """Integers of a stream of their own, on DEVICE."""
+    return torch.randint(low, high, shape, generator=generator(seed)).to(DEVICE)
+
+
 def _placed(kw: dict, draw: Draw | None) -> dict:
     return kw if draw else {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in kw.items()}
 

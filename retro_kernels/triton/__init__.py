@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _problem
+from .._target import OLDEST_ARCH, current_target
 
 
 def interpreted() -> bool:
@@ -26,14 +27,24 @@ def unavailable() -> str | None:
     """Why this machine can't run the backend at all; None if it can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if interpreted() or torch.cuda.is_available():
+    if interpreted():
         return None
-    return "no CUDA GPU (TRITON_INTERPRET=1 interprets the kernels on CPU tensors, for tests)"
+    if not torch.cuda.is_available():
+        return "no CUDA GPU (TRITON_INTERPRET=1 interprets the kernels on CPU tensors, for tests)"
+    found = [current_target(torch.device("cuda", index)).arch for index in range(torch.cuda.device_count())]
+    return None if max(found) >= OLDEST_ARCH else too_old(max(found))
+
+
+def too_old(arch: int) -> str:
+    return f"the kernels need sm_{OLDEST_ARCH} (A100, RTX 30) or newer; the GPU is sm_{arch}"
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
     """What every op of this backend refuses."""
-    return _problem.unsupported_tensors(tensors, device_type())
+    if why := _problem.unsupported_tensors(tensors, device_type()):
+        return why
+    arch = min(current_target(tensor.device).arch for tensor in tensors.values() if tensor is not None)
+    return too_old(arch) if arch < OLDEST_ARCH else None
 
 
 def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:

@@ -21,6 +21,13 @@ if INTERPRETER:
 EVERY = os.environ.get("RETRO_KERNELS_EVERY_LAUNCH") == "1"
 
 
+#: with 99 KiB of shared memory a block: there the calls that need the most of it are compiled
+SMALL = tuple(arch for arch, target in KNOWN.items() if target.shared_memory < 128 << 10)
+FULLEST = ("head of 256", "causal d128", "retro d128", "RPT, B=8")
+#: 86 has the code and the shared memory of 89
+ARCHES = tuple(arch for arch in KNOWN if EVERY or arch != 86)
+
+
 class Selection:
     def __init__(self, arch: int):
         self.arch, self.seen = arch, set()
@@ -28,6 +35,8 @@ class Selection:
     def __call__(self, op: str, case: aot.Case) -> bool:
         if EVERY:
             return True
+        if self.arch in SMALL:
+            return case.dtype == "bfloat16" and case.case in FULLEST
         if case.dtype != "bfloat16" and self.arch != 90:
             return False
         new = (op, case.launch.name, case.dtype) not in self.seen
@@ -103,7 +112,7 @@ def rows(arch: int) -> tuple[aot.Row, ...]:
     return tuple(aot.compile_each([arch], select=Selection(arch)))
 
 
-@pytest.mark.parametrize("arch", KNOWN)
+@pytest.mark.parametrize("arch", ARCHES)
 def test_every_launch_compiles_and_fits_shared_memory(arch):
     assert rows(arch)
     for row in rows(arch):
@@ -111,7 +120,7 @@ def test_every_launch_compiles_and_fits_shared_memory(arch):
         assert used <= KNOWN[arch].shared_memory, f"{row.kernel} {row.case} {row.config} {row.dtype}: {used} bytes"
 
 
-@pytest.mark.parametrize("arch", KNOWN)
+@pytest.mark.parametrize("arch", [arch for arch in KNOWN if arch not in SMALL])
 def test_no_launch_spills_but_those_listed(arch):
     assert {row.op for row in rows(arch) if preset(row.op, row.case, "bfloat16")} == set(PRESETS)
     spilled = [

@@ -4,7 +4,10 @@ processes: what is run, what is passed over, what is resumed.
 
 import argparse
 import json
+import os
 import shlex
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 import bench
 from bench import environment, exits, plan
 from bench.__main__ import parser
-from bench.commands import gpu_command
+from bench.commands import gpu_command, predicted_command
 from tests.conftest import COMPILED, INTERPRETER
 
 STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values() for step in steps]
@@ -21,7 +24,7 @@ STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values
 @pytest.mark.parametrize("rehearse", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path):
-    words = gpu_command.words(step, argparse.Namespace(out=tmp_path, rehearse=rehearse), 99.5)
+    words = gpu_command.words(step, argparse.Namespace(out=tmp_path, rehearse=rehearse, again=False), 99.5)
     assert words[0] == (step.tool if step.tool not in (None, "python") else words[0])
     assert not any("{" in word for word in words)
     if step.tool == "python":
@@ -42,34 +45,104 @@ def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path)
 
 
 class Processes:
-    """In place of subprocess.run: notes what was asked and answers with codes by the command's name."""
+    """In place of `supervised`: notes what was asked and answers with codes by the command's name."""
 
     def __init__(self, **codes):
         self.asked, self.codes = [], codes
 
-    def __call__(self, command, **options):
+    def __call__(self, command, log, variables, seconds):
         self.asked.append(shlex.join(command))
-        code = self.codes.get(command[3] if command[1:3] == ["-m", "bench"] else command[0], 0)
-        return argparse.Namespace(returncode=code)
+        self.variables = variables
+        return self.codes.get(command[3] if command[1:3] == ["-m", "bench"] else command[0], 0)
 
 
 def test_a_stage_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     first, second, third = Processes(report=exits.INCONCLUSIVE), Processes(), Processes()
     out = ["--out", str(tmp_path / "gpu"), "--rehearse"]
-    monkeypatch.setattr(gpu_command.subprocess, "run", first)
+    monkeypatch.setattr(gpu_command, "supervised", first)
     assert bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 6
     state = json.loads((tmp_path / "gpu" / "fast.json").read_text())
     done = dict.fromkeys(("headline", "predictions", "baselines", "host time", "all"), 0)
     assert state == done | {"table": "exit code 3"}
-    monkeypatch.setattr(gpu_command.subprocess, "run", second)
+    monkeypatch.setattr(gpu_command, "supervised", second)
     assert bench.main(["gpu", "fast", *out]) == 0 and len(second.asked) == 1 and " report " in second.asked[0]
-    monkeypatch.setattr(gpu_command.subprocess, "run", third)
+    monkeypatch.setattr(gpu_command, "supervised", third)
     assert bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 6
     assert "done before" in capsys.readouterr().err
 
 
+def test_an_interrupted_step_goes_on_with_its_records(tmp_path):
+    """run and tune measure what their files do not hold yet; --again starts over."""
+    step = next(step for step in gpu_command.STAGES["fast"] if step.name == "headline")
+    options = dict(out=tmp_path, rehearse=False)
+    assert f"--json {tmp_path}/run.jsonl --fresh" in shlex.join(
+        gpu_command.words(step, argparse.Namespace(**options, again=False), 99.5)
+    )
+    (tmp_path / "run.jsonl").touch()
+    again, resumed = (
+        shlex.join(gpu_command.words(step, argparse.Namespace(**options, again=again), 99.5)) for again in (True, False)
+    )
+    assert f"--resume {tmp_path}/run.jsonl" in resumed and "--resume" not in again and "--fresh" in again
+
+
+@pytest.mark.parametrize("name", gpu_command.STAGES)
+def test_a_stage_says_its_time_before_it_begins(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_command, "supervised", Processes())
+    bench.main(["gpu", name, "--out", str(tmp_path), "--rehearse"])
+    assert sum(step.seconds for step in gpu_command.STAGES[name]) < 600
+    assert capsys.readouterr().err.startswith(f"{name}: {len(gpu_command.STAGES[name])} steps, about ")
+
+
+def test_a_late_steps_children_end_with_it(tmp_path):
+    """A profiler's child that runs on would take the GPU from what is timed next."""
+    said = tmp_path / "pid"
+    child = f"import os, time; open({str(said)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with open(tmp_path / "log", "w") as log:
+        assert gpu_command.supervised([sys.executable, "-c", parent], log, {}, 3.0) == exits.INCONCLUSIVE
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):  # until init has reaped it
+            os.kill(int(said.read_text()), 0)
+            time.sleep(0.05)
+
+
+def test_memcheck_sees_tensors_apart(tmp_path, monkeypatch):
+    (step,) = (step for step in gpu_command.STAGES["right"] if step.name == "memory errors")
+    seen = Processes()
+    monkeypatch.setattr(gpu_command, "supervised", seen)
+    gpu_command.run(step, argparse.Namespace(out=tmp_path, rehearse=False, again=False), 9.0)
+    assert seen.variables["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+
+
+def prediction(machine, microseconds, fingerprint="a"):
+    return {
+        "mode": "model",
+        "id": "leaky_average/triton/leaky_scan:wide:sm90/bfloat16/static",
+        "machine": machine,
+        "fingerprint": fingerprint,
+        "predicted_us": microseconds,
+        "bound": "L2",
+    }
+
+
+def test_predictions_are_the_newest_of_this_machine(tmp_path, monkeypatch):
+    folder = tmp_path / "bench" / "results"
+    folder.mkdir(parents=True)
+    for name, row in {
+        "2026-11-22": prediction("H200", 1.0),
+        "2026-11-22-later": prediction("H200", 2.0),
+        "2026-11-23": prediction("A100", 3.0),
+    }.items():
+        (folder / f"predicted-h200-{name}.jsonl").write_text(json.dumps(row) + "\n")
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    (rows,) = predicted_command.predictions(None, "NVIDIA H200").values()
+    assert [row["predicted_us"] for row in rows] == [1.0, 2.0]
+    with pytest.raises(exits.UsageError, match="no predictions for NVIDIA L40S; have A100, H200"):
+        predicted_command.predictions(None, "NVIDIA L40S")
+
+
 def test_a_wrong_kernel_ends_red_and_a_tool_that_is_absent_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_command.subprocess, "run", Processes(check=exits.NUMERICS))
+    monkeypatch.setattr(gpu_command, "supervised", Processes(check=exits.NUMERICS))
     monkeypatch.setattr(gpu_command.shutil, "which", lambda name: None)
     assert bench.main(["gpu", "right", "--out", str(tmp_path), "--rehearse"]) == 2
     assert "compute-sanitizer is not installed" in capsys.readouterr().err
@@ -79,7 +152,7 @@ def test_a_wrong_kernel_ends_red_and_a_tool_that_is_absent_is_named(tmp_path, mo
 
 def test_a_tool_that_breaks_stops_nothing_and_is_tried_again(tmp_path, monkeypatch):
     processes = Processes(**{"compute-sanitizer": 1})
-    monkeypatch.setattr(gpu_command.subprocess, "run", processes)
+    monkeypatch.setattr(gpu_command, "supervised", processes)
     monkeypatch.setattr(gpu_command.shutil, "which", lambda name: name)
     assert bench.main(["gpu", "right", "--out", str(tmp_path)]) == exits.INCONCLUSIVE
     assert len(processes.asked) == len(gpu_command.STAGES["right"])
@@ -101,7 +174,7 @@ def test_a_rehearsals_records_are_no_results(tmp_path, monkeypatch, capsys):
 
 def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
     asked = Processes()
-    monkeypatch.setattr(gpu_command.subprocess, "run", asked)
+    monkeypatch.setattr(gpu_command, "supervised", asked)
     assert bench.main(["gpu", "tune", "--out", str(tmp_path), "--rehearse", "--deadline", "0"]) == 3
     assert (
         not asked.asked and "no time is left" in capsys.readouterr().err and not Path(tmp_path / "tune.json").exists()

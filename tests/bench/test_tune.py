@@ -138,15 +138,18 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     configs.reread()
 
 
-def test_the_command_tunes_interpreted_kernels():
+def test_the_command_tunes_interpreted_kernels(tmp_path):
     """Times mean nothing there; that kernels run, are checked and are replaced does."""
     command = [sys.executable, "-m", "bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
     command += ["--kernel", OP, "--case", "tiny", "--dtype", "float32", "--seconds", "0.001", "--rounds", "1"]
+    command += ["--json", str(tmp_path / "tuned.jsonl")]
     environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("leaky_average scan")]
     assert line.split()[-1] == "0" and int(line.split()[-2]) > 10  # none unfit of those tried
+    again = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
+    assert again.returncode == 0 and "tuned before" in again.stderr and not again.stdout
 
 
 def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
-from retro_kernels import _native, aot
+from retro_kernels import _native, aot, cuda
 from retro_kernels._problem import TopkChunks
 from retro_kernels._target import KNOWN
 from retro_kernels.cuda import topk_chunks as backend
@@ -142,8 +143,9 @@ def test_emulated_kernel_is_exact(emulation, name, dtype, wgmma):
 
 
 def test_shared_memory_fits(emulation):
-    assert emulation.topk_shared_bytes(False) <= min(target.shared_memory for target in KNOWN.values())
-    assert emulation.topk_shared_bytes(True) <= KNOWN[90].shared_memory
+    """The numbers that `unsupported_on` compares with the target's are those of the compiled structures."""
+    assert emulation.topk_shared_bytes(False) == backend.SHARED_BYTES <= KNOWN[80].shared_memory
+    assert emulation.topk_shared_bytes(True) == backend.SHARED_BYTES_WGMMA <= KNOWN[90].shared_memory
 
 
 def test_order_of_threads_and_blocks_changes_nothing(emulation):
@@ -216,6 +218,8 @@ def test_unsupported_calls_say_why():
     # few queries, or sm_100: only the automatic choice goes elsewhere, a call that names the backend is served
     assert "triton" in slower(Q=64) and "triton" in slower(arch=100)
     assert why(Q=64) is None and why(arch=100) is None
+    for arch in (86, 89, 120):  # a block fits none of their multiprocessors, on whatever path
+        assert f"159264 bytes of shared memory; sm_{arch} has 101376" in why(arch=arch)
     assert "128" in why(k=129) and "16 bytes" in why(D=1020) and "int16" in why(docs=torch.int16)
     assert backend.unsupported(problem(0)) == "query is on cpu, not on a cuda device"
 
@@ -228,6 +232,41 @@ def test_split_covers_the_keys(b, q, keys):
         count, length = backend.split(b, q, keys, target.multiprocessors)
         assert length % backend.TILE_S == 0 and (count - 1) * length < keys <= count * length
         assert count == 1 or b * -(-q // backend.TILE_Q) * count <= 4 * target.multiprocessors
+
+
+#: by an nvcc that knows them all
+BUILT = ("80", "90a", "100a")
+
+
+def test_a_driver_older_than_the_runtime_is_named():
+    assert cuda.driver_too_old(13000, 13000) is None and cuda.driver_too_old(12080, 12020) is None
+    assert cuda.driver_too_old(12040, 13000) is None
+    assert "built with CUDA 13.0, the driver runs CUDA 12.4" in cuda.driver_too_old(13000, 12040)
+
+
+@pytest.fixture
+def build():
+    """setup.py as a module, its `setup` a stand-in."""
+    with mock.patch("setuptools.setup"):
+        spec = importlib.util.spec_from_file_location("build", ROOT / "setup.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+def old_nvcc(folder, *unknown):
+    """A compiler that refuses architectures as nvcc does."""
+    path = folder / "nvcc"
+    path.write_text(f'#!/bin/sh\ncase "$*" in {"|".join(f"*_{arch},*" for arch in unknown)}) exit 1;; esac\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_architectures_that_nvcc_does_not_know_are_left_out(build, tmp_path, capsys):
+    assert build.available_cuda_arches(old_nvcc(tmp_path, "100a")) == ["80", "90a"]
+    assert "can't target sm_100a" in capsys.readouterr().err
+    with pytest.raises(build.CompileError, match="sm_80, the oldest"):
+        build.available_cuda_arches(old_nvcc(tmp_path, "80", "90a"))
 
 
 BUILD = """
@@ -256,7 +295,7 @@ def test_the_extension_builds_without_spills_and_takes_its_arguments(tmp_path):
     )
     assert done.returncode == 0 and "warning" not in done.stderr.lower(), done.stderr
     library = tmp_path / "_cuda.so"
-    for arch in ("80", "90a", "100a"):
+    for arch in BUILT:
         check_machine_code(library, arch)
     check_binding(library)
 
@@ -281,6 +320,9 @@ def check_binding(library):
     spec = importlib.util.spec_from_file_location("retro_kernels._cuda", library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    assert module.architectures == ",".join(BUILT)
+    runtime, driver = module.versions()
+    assert runtime >= 12000 and driver >= 0
     assert (module.topk_tile_q, module.topk_tile_s) == (backend.TILE_Q, backend.TILE_S)
     if torch.cuda.is_available():
         return  # tests/ops calls it there

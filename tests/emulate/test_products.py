@@ -120,7 +120,10 @@ def wgmma(
     k,
     swizzle,
     *,
+    a_transposed=False,
     b_transposed=False,
+    a_in_registers=False,
+    adds="%p1",
     fence="fence.proxy.async.shared::cta;",
     barrier="bar.sync 0;",
     reg_fence="wgmma.fence.sync.aligned;",
@@ -130,15 +133,26 @@ def wgmma(
 ):
     """Result [64, n] of a wgmma whose operands 128 threads put into shared memory."""
     a, b = matrices(kind, 64, n, k)
-    a_bytes, a_leading, a_stride = place(a, swizzle, False)
+    a_bytes, a_leading, a_stride = place(a, swizzle, a_transposed)
     b_bytes, b_leading, b_stride = place(b.t().contiguous(), swizzle, b_transposed)
     both = np.concatenate([a_bytes, b_bytes])
     values = both.view(np.uint64).reshape(128, 16)
     smem = 1024
-    desc_a = descriptor(smem, a_leading, a_stride, swizzle, False)
+    desc_a = descriptor(smem, a_leading, a_stride, swizzle, a_transposed)
     desc_b = descriptor(smem + OPERAND, b_leading, b_stride, swizzle, b_transposed)
     d = [f"%r{50 + r}" for r in range(n // 2)]
-    flags = "" if kind == "tf32" else f", 0, {int(b_transposed)}"
+    of_a = f", {int(a_transposed)}" if not a_in_registers else ""
+    flags = "" if kind == "tf32" else f"{of_a}, {int(b_transposed)}"
+    operand, fragments = "%l1", ""
+    if a_in_registers:  # behind the operands, as each thread's fragment
+        operand = "{%r40, %r41, %r42, %r43}"
+        fragments = "\tld.global.v4.b32 {%r40, %r41, %r42, %r43}, [%l33+128];\n"
+        words = np.zeros((128, 18), np.uint64)
+        words[:, :16] = values
+        for thread in range(128):
+            rows = a[16 * (thread // 32) :]
+            words.view(np.uint32)[thread, 32:36] = a_fragment(kind, rows, thread % 32, 4)
+        values = words
     copies = "\n".join(
         f"\tld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%l33+{16 * c}];\n\tst.shared.v4.b32 [%r7+{16 * c}], {{%r1, %r2, "
         f"%r3, %r4}};"
@@ -151,6 +165,7 @@ def wgmma(
 	shl.b32 %r6, %r300, 7;
 	add.s32 %r7, %r5, %r6;
 {copies}
+{fragments}
 {zeros}
 	mov.b64 %l1, {desc_a};
 	mov.b64 %l2, {desc_b};
@@ -159,14 +174,14 @@ def wgmma(
 	{barrier}
 	{reg_fence}
 	{before}
-	wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{{",".join(d)}}}, %l1, %l2, %p1, 1, 1{flags};
+	wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{{",".join(d)}}}, {operand}, %l2, {adds}, 1, 1{flags};
 	wgmma.commit_group.sync.aligned;
 	{after}
 	{wait}
 {stores}
 """
     out = (
-        harness.run(body, values, threads=128, shared_bytes=2 * OPERAND).view(np.float32).reshape(128, 32)[:, : n // 2]
+        harness.run(body, values, threads=128, shared_bytes=2 * OPERAND).view(np.float32).reshape(128, -1)[:, : n // 2]
     )
     want = (1 + exact(kind, a) @ exact(kind, b)).numpy()
     got = np.zeros((64, n))
@@ -213,3 +228,66 @@ def test_wgmma_with_b_transposed(n, swizzle):
 def test_what_is_reported_of_a_wgmma(change, message):
     with pytest.raises(EmulationError, match=message):
         wgmma("f16", 16, 16, 32, **change)
+
+
+def two_products(last):
+    """Two groups in flight, the first of which a wait for all but one releases; then `last`."""
+    second = ",".join(f"%r{90 + r}" for r in range(8))
+    flags = "%l1, %l2, 0, 1, 1, 0, 0;"
+    after = f"""
+	wgmma.wait_group.sync.aligned 1;
+	wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {{{second}}}, {flags}
+	wgmma.commit_group.sync.aligned;
+	wgmma.wait_group.sync.aligned 1;
+	{last}
+"""
+    return wgmma("f16", 16, 16, 32, after=after, wait="")
+
+
+def test_a_wait_that_leaves_a_group_in_flight_releases_those_before_it():
+    with pytest.raises(EmulationError, match="ends with a wgmma that was not waited for"):
+        two_products("add.f32 %r50, %r50, 0f00000000;")
+    got, want = two_products("add.f32 %r50, %r50, 0f00000000;\n\twgmma.wait_group.sync.aligned 0;")
+    assert np.abs(got - want).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("add.f32 %r90, %r90, %r90;", "a register of a wgmma that was not waited for"),
+        ("st.shared.b32 [%r7], %r5;", "writes shared memory that a product in flight reads"),
+    ],
+)
+def test_a_wait_that_leaves_a_group_in_flight_keeps_what_it_holds(last, message):
+    with pytest.raises(EmulationError, match=message):
+        two_products(last)
+
+
+def test_a_wait_for_all_releases_several_groups():
+    two_products(
+        "wgmma.wait_group.sync.aligned 0;\n\tadd.f32 %r90, %r90, %r90;\n\tbar.sync 0;\n\tst.shared.b32 [%r7], %r5;"
+    )
+
+
+def test_a_wgmma_with_a_in_registers_or_a_transposed_and_with_adding_written_out():
+    """Options that the layouts above leave alone; Triton uses the first two."""
+    for swizzle in (32, 64, 128):
+        for kind, k in (("f16", 16), ("bf16", 16), ("tf32", 8)):
+            got, want = wgmma(kind, 16, k, swizzle, a_in_registers=True)
+            assert np.abs(got - want).max() < 1e-4
+    for swizzle in (32, 64, 128):
+        got, want = wgmma("bf16", 16, 16, swizzle, a_transposed=True)
+        assert np.abs(got - want).max() < 1e-4
+    got, want = wgmma("f16", 16, 16, 32, adds="1")
+    assert np.abs(got - want).max() < 1e-4
+    got, want = wgmma("f16", 16, 16, 32, adds="0")
+    assert np.abs(got - (want - 1)).max() < 1e-4
+
+
+def test_registers_of_a_are_in_flight_too():
+    for change, message in (
+        (dict(before="add.s32 %r40, %r40, 0;"), "a register of A was written after the last wgmma.fence"),
+        (dict(after="add.s32 %r40, %r40, 0;"), "a register of a wgmma that was not waited for"),
+    ):
+        with pytest.raises(EmulationError, match=message):
+            wgmma("f16", 16, 16, 32, a_in_registers=True, **change)

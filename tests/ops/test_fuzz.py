@@ -242,7 +242,7 @@ def test_relative_attention(backend, case):
     if case["window"]:
         case["window_block"] = None
     if each and case["rel"] != "all":
-        case["query_offset"] = torch.randint(-20, 170, (case["B"],), generator=inputs.generator(case["seed"]))
+        case["query_offset"] = inputs.randint(case["seed"], -20, 170, case["B"])
     kw = inputs.self_attention(case.pop("seed"), H=H, G=G, **case)
     check("relative_attention", backend, kw, view, upstream)
 
@@ -279,7 +279,7 @@ def test_chunked_cross_attention(backend, case):
     seed, scale = case.pop("seed"), case.pop("scale")
     kw = inputs.cross_attention(seed, H=H, G=G, **case) | {"scale": scale}
     if each:
-        kw["query_start"] = torch.randint(-5, 100, (case["B"],), generator=inputs.generator(seed))
+        kw["query_start"] = inputs.randint(seed, -5, 100, case["B"])
     check("chunked_cross_attention", backend, kw, view, upstream)
 
 

@@ -189,8 +189,8 @@ def test_unsorted_segments(backend):
     kw = inputs.self_attention(6, N=21, S=17, key_mask=True)
     g = inputs.generator(6)
     kw["query_segment"], kw["key_segment"] = (
-        torch.randint(0, 4, (2, 21), generator=g),
-        torch.randint(0, 4, (2, 17), generator=g),
+        torch.randint(0, 4, (2, 21), generator=g).to(inputs.DEVICE),
+        torch.randint(0, 4, (2, 17), generator=g).to(inputs.DEVICE),
     )
     compare.check(OP, kw, backend)
 

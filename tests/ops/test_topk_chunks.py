@@ -106,16 +106,16 @@ def test_properties(backend, case):
     query = kw["query"].double().unsqueeze(2)
     exact = (query * rows).sum(-1) if kw["metric"] == "dot" else -(query - rows).square().sum(-1)
     torch.testing.assert_close(scores.double(), exact.masked_fill(indices < 0, -torch.inf), rtol=1e-5, atol=1e-5)
-    half = torch.arange(kw["key"].shape[1]) % 2 == 0
-    mask = kw.get("key_mask", torch.ones(kw["key"].shape[:2], dtype=torch.bool)) & half
+    half = torch.arange(kw["key"].shape[1], device=inputs.DEVICE) % 2 == 0
+    mask = kw.get("key_mask", torch.ones(kw["key"].shape[:2], dtype=torch.bool, device=inputs.DEVICE)) & half
     fewer, _ = rk.topk_chunks(**{**kw, "key_mask": mask}, backend=backend)
     assert (fewer <= scores).all()
 
 
 def column(values, **more):
     """One query [1.0] against one-dimensional keys: the scores are the keys."""
-    key = torch.tensor(values, dtype=torch.float32).view(1, -1, 1)
-    return {"query": torch.ones(1, 1, 1), "key": key, **more}
+    key = torch.tensor(values, dtype=torch.float32, device=inputs.DEVICE).view(1, -1, 1)
+    return {"query": torch.ones(1, 1, 1, device=inputs.DEVICE), "key": key, **more}
 
 
 STEP = torch.finfo(torch.float32).eps  # scores 1 + i*STEP share all their leading bits
@@ -153,14 +153,14 @@ def test_adversarial_scores(backend, name, k):
 
 def test_nan_in_one_element_or_one_query(backend):
     kw = inputs.topk(4, Q=20, S=40, D=19)
-    want = compare.run(OP, {**kw, "key_mask": torch.arange(40).expand(2, 40) != 5}, backend)
+    want = compare.run(OP, {**kw, "key_mask": torch.arange(40, device=inputs.DEVICE).expand(2, 40) != 5}, backend)
     kw["key"][:, 5, 18] = torch.nan
     scores, indices = rk.topk_chunks(**kw, backend=backend)
     assert torch.equal(scores, want["out0"]) and torch.equal(indices, want["out1"])
     kw["query"][1, 3, 0] = torch.nan
     again = rk.topk_chunks(**kw, backend=backend)
     assert (again[1][1, 3] == -1).all() and (again[0][1, 3] == -torch.inf).all()
-    others = torch.ones(2, 20, dtype=torch.bool)
+    others = torch.ones(2, 20, dtype=torch.bool, device=inputs.DEVICE)
     others[1, 3] = False
     assert torch.equal(again[0][others], scores[others]) and torch.equal(again[1][others], indices[others])
 
@@ -200,7 +200,7 @@ def test_l2_of_extreme_sizes(backend, size):
 
 
 def test_l2_where_only_the_square_of_the_query_overflows(backend):
-    kw = column([1e18, 2e18, 1.5e18], k=2, metric="l2") | {"query": torch.full((1, 1, 1), 1.9e19)}
+    kw = column([1e18, 2e18, 1.5e18], k=2, metric="l2") | {"query": torch.full((1, 1, 1), 1.9e19, device=inputs.DEVICE)}
     scores, indices = rk.topk_chunks(**kw, backend=backend)
     assert indices.flatten().tolist() == [1, 2] and scores.isfinite().all()
 

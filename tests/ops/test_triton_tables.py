@@ -66,7 +66,7 @@ def rows_that_serve(name: str, call: dict) -> list[dict]:
     return [row for _, row in seen]
 
 
-@pytest.mark.parametrize("arch", KNOWN)
+@pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("op", CALLS, ids=lambda op: op.__name__.rpartition(".")[2])
 def test_every_tile_with_an_option_computes_right(op, arch):
     name = op.__name__.rpartition(".")[2]
