@@ -136,8 +136,8 @@ def score_knn_settings(
 
 
 class Tuned(NamedTuple):
-    """papers: scores with the paper's lambda and alpha. scores: with the best of a grid on the other documents, settings
-    the (lambda, alpha) of each document there. A store of one document has the paper's alone."""
+    """papers: scores with the paper's lambda and alpha. scores: with the best of a grid on the other documents,
+    settings the (lambda, alpha) of each document there. A store of one document has the paper's alone."""
 
     papers: Scores
     scores: Scores

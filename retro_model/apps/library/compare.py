@@ -90,7 +90,7 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
         "plan": dataclasses.asdict(setting.plan),
         "library": setting.library.facts,
         "contenders": rows,
-        "machine": info.lines(),
+        "machine": info.lines()[:2],
         "torch_threads": torch.get_num_threads(),
     }
     (setting.folder / "compare.json").write_text(json.dumps(made, indent=1, default=float) + "\n")
