@@ -273,7 +273,7 @@ def test_a_forked_or_dead_process_holds_no_lock(tmp_path):
     """A lock's holder forks and dies; its child lives on."""
     code = """
 import os, signal, sys, time
-from retro_model import disk
+from retro_model.base import disk
 lock = disk.Lock(__import__("pathlib").Path(sys.argv[1]), "x")
 if os.fork() == 0:
     print("forked", flush=True)
