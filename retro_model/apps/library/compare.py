@@ -28,61 +28,69 @@ from .fitting import Fit
 from .library import Plan, prepare
 
 
-def run(
-    setting: Setting, names: list[str], random_documents: int | None = None, show=print
-) -> dict[str, record.Result]:
-    """Scores of the contenders; those that the folder has from the same settings are read.
+GROUP = 8  # documents between two points where a stopped run goes on
 
-    random_documents: held-out documents that are scored with random neighbours too; None: all.
+
+def show_line(line: str) -> None:
+    """Prints it at once, also where the output goes to a file."""
+    print(line, flush=True)
+
+
+def run(setting: Setting, names: list[str], documents: int, random_documents: int, show=show_line) -> None:
+    """Scores the first held-out documents by each contender; what the folder has from the same settings is kept.
+
+    random_documents: of them, those that are scored with random neighbours too.
     """
-    library, found = setting.library, {}
-    few = None if random_documents is None else range(min(random_documents, len(library.held_out.documents)))
     (setting.folder / "scores").mkdir(parents=True, exist_ok=True)
     for name in names:
-        path = setting.folder / "scores" / f"{name}-{setting.fit.seed}.npz"
-        settings = _settings(setting, random_documents)
-        if path.exists() and record.Result.load(path).facts["of"] == settings:
-            found[name] = record.Result.load(path)
-            continue
-        show(f"{CONTENDERS[name].title}")
-        found[name] = _score(setting, name, few, settings)
-        found[name].save(path)
-        facts, bits = found[name].facts, evaluation.bits_per_byte(found[name].scores)
-        show(f"  {bits:.4f} bits per byte, {facts['cpu_seconds']:.0f} CPU seconds")
-        gc.collect()
-    return found
+        path = _path(setting, name)
+        result = record.Result.load(path) if path.exists() else None
+        if result is None or result.facts["of"] != _settings(setting):
+            result = record.Result.empty(setting.library.held_out, _settings(setting))
+        wanted = {"true": documents, "random": random_documents if CONTENDERS[name].retrieves else 0}
+        if any(result.facts["documents"][which] < count for which, count in wanted.items()):
+            show(CONTENDERS[name].title)
+            _score(setting, name, result, wanted, path)
+            gc.collect()
 
 
-def _settings(setting: Setting, random_documents: int | None) -> dict:
+def _path(setting: Setting, name: str) -> Path:
+    return setting.folder / "scores" / f"{name}-{setting.fit.seed}.npz"
+
+
+def _settings(setting: Setting) -> dict:
     made = {"plan": dataclasses.asdict(setting.plan), "fit": dataclasses.asdict(setting.fit)}
-    return made | {"datastore_tokens": setting.datastore_tokens, "random_documents": random_documents}
+    return made | {"datastore_tokens": setting.datastore_tokens}
 
 
-def _score(setting: Setting, name: str, few, settings: dict) -> record.Result:
-    library, contender = setting.library, CONTENDERS[name]
-    with record.Cost() as made:
-        score, facts = contender.make(setting)
-    with record.Cost() as cost:
-        true = score(library.neighbours, None)
-    random = None
-    if contender.retrieves:
-        random = score(evaluation.random_neighbours(library.neighbours, library.database, setting.fit.seed), few)
-    spent = {"cpu_seconds": cost.cpu_seconds, "peak_mb": cost.peak_mb, "preparing_cpu_seconds": made.cpu_seconds}
-    return record.Result(true, random, {**spent, "training": facts, "of": settings})
+def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
+    """Goes on where `result` ends, and keeps it after each group of documents."""
+    library, done = setting.library, result.facts["documents"]
+    score, result.facts["made"] = CONTENDERS[name].make(setting)
+    random = evaluation.random_neighbours(setting.near, library.database, setting.fit.seed)
+    for which, near in (("true", setting.near), ("random", random)):
+        for first in range(done[which], wanted[which], GROUP):
+            group = range(first, min(first + GROUP, wanted[which]))
+            with record.Cost() as cost:
+                scores = score(near, group)
+            result.add(which, scores, cost)
+            done[which] = group.stop
+            result.save(path)
+            spent = result.facts["cpu_seconds"][which]
+            setting.show(f"  {which} neighbours: {group.stop} of {wanted[which]} documents, {spent:.0f} CPU seconds")
 
 
 def write(setting: Setting, title: str, command: str, show=print) -> dict:
     """The record of all that the folder holds: compare.json, compare.png, and a table on the terminal."""
     from rich.console import Console
 
-    paths = {name: setting.folder / "scores" / f"{name}-{setting.fit.seed}.npz" for name in CONTENDERS}
+    paths = {name: _path(setting, name) for name in CONTENDERS}
     results = {name: record.Result.load(path) for name, path in paths.items() if path.exists()}
+    results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting)}
     if "alone" not in results:
         return {}
     titles = {name: contender.title for name, contender in CONTENDERS.items()}
     rows = record.rows(results, titles, setting.library.held_out, setting.library.leakage)
-    for row in rows.values():
-        row.pop("of")
     made = {
         "command": command,
         "corpus": title,
@@ -110,6 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
                         help=f"of {', '.join(CONTENDERS)}; default: all")  # fmt: skip
     for field in dataclasses.fields(Plan):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    parser.add_argument("--documents", type=int, help="of the held-out ones, the first so many; default: all")
     parser.add_argument("--random-documents", type=int, help="scored with random neighbours too; default: all")
     parser.add_argument("--steps", type=int, default=Fit.steps, help="of what trains")
     parser.add_argument("--lr", type=float, default=Fit.max_lr)
@@ -121,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
         title, documents = texts.read(options.texts, plan.database_bytes)
         library, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
         print(f"{title}: {len(documents):,} documents", flush=True)
-        prepared = prepare(options.out, options.decoder, library, held, plan, _show)
+        prepared = prepare(options.out, options.decoder, library, held, plan, show_line)
         setting = Setting(
             options.decoder,
             prepared,
@@ -129,17 +138,15 @@ def main(arguments: list[str] | None = None) -> None:
             Fit(steps=options.steps, max_lr=options.lr, seed=options.seed),
             options.out,
             options.datastore_tokens,
-            _show,
+            show_line,
         )
         torch.manual_seed(options.seed)
-        run(setting, options.contenders, options.random_documents, _show)
+        most = len(prepared.held_out.documents)
+        documents = min(most, options.documents or most)
+        run(setting, options.contenders, documents, min(documents, options.random_documents or most))
     except (FileNotFoundError, ValueError) as error:
         sys.exit(f"retro-model compare: {error}")
-    write(setting, title, shlex.join(["retro-model", "compare", *(arguments or sys.argv[1:])]), _show)
-
-
-def _show(line: str) -> None:
-    print(line, flush=True)  # also where the output goes to a file
+    write(setting, title, shlex.join(["retro-model", "compare", *(arguments or sys.argv[1:])]), show_line)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ class Setting:
         local = {"local_files_only": True, "trust_remote_code": False}
         return AutoModelForCausalLM.from_pretrained(self.decoder_folder, dtype=torch.float32, **local).eval()
 
+    @functools.cached_property
+    def near(self) -> np.ndarray:
+        """The neighbours that models are given, of the held-out chunks."""
+        return self.library.neighbours[:, : self.plan.neighbours]
+
     @property
     def windows(self) -> dict[str, int]:
         return {"window": self.plan.window, "stride": self.plan.stride}
@@ -64,23 +69,9 @@ def _scorer(s: Setting, model: nn.Module) -> Scorer:
     """Of a model that takes neighbours."""
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
-        return evaluation.score(
-            model, s.library.held_out, near, s.library.database, documents=documents, report=_said(s), **s.windows
-        )
+        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
 
     return score
-
-
-def _said(s: Setting):
-    """A line whenever a tenth of the chunks is done."""
-    last = [0]
-
-    def report(done: int, whole: int) -> None:
-        if done * 10 // whole > last[0]:
-            last[0] = done * 10 // whole
-            s.show(f"  {done} of {whole} chunks scored")
-
-    return report
 
 
 def alone(s: Setting, times: int = 1) -> tuple[Scorer, dict]:
@@ -99,7 +90,7 @@ def in_context(s: Setting) -> tuple[Scorer, dict]:
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         library = s.library
         return evaluation.score_in_context(
-            model, library.held_out, near, library.database, documents=documents, report=_said(s), **sizes
+            model, library.held_out, near, library.database, documents=documents, **sizes
         )
 
     return score, sizes
@@ -115,7 +106,7 @@ def knn(s: Setting) -> tuple[Scorer, dict]:
     control = dataclasses.replace(datastore, values=datastore.values[shuffled])
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
-        found = datastore if near is library.neighbours else control
+        found = datastore if near is s.near else control
         return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows).scores
 
     return score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)}

@@ -13,7 +13,7 @@ from torch import nn
 from retro_model import training
 from retro_model.training import checkpoint
 
-SAVED_EVERY = 10  # steps
+SAVED_EVERY = 5  # steps
 
 
 @dataclass(frozen=True)

@@ -19,34 +19,49 @@ ALPHAS = (0.25, 0.5)
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
-    """A contender's scores, with random neighbours too where it retrieves; facts: settings and cost."""
+    """A contender's scores of the first held-out documents, with random neighbours too where it retrieves.
 
-    scores: Scores
-    random: Scores | None
+    facts: of: the settings; made: what was trained; documents, cpu_seconds: by "true" and "random"; peak_mb.
+    """
+
+    true: Scores
+    random: Scores
     facts: dict
+
+    @classmethod
+    def empty(cls, store, settings: dict) -> Result:
+        """Nothing is scored yet."""
+        count = len(store.lengths)
+        none = Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
+        zero = {"true": 0, "random": 0}
+        facts = {"of": settings, "documents": zero, "cpu_seconds": dict(zero), "peak_mb": None}
+        return cls(none, none, facts)
+
+    def add(self, which: str, scores: Scores, cost: Cost) -> None:
+        """Scores of further documents: `which` is "true" or "random"."""
+        before = getattr(self, which)
+        sums = [getattr(before, field.name) + getattr(scores, field.name) for field in dataclasses.fields(Scores)]
+        setattr(self, which, Scores(*sums))
+        self.facts["cpu_seconds"][which] += cost.cpu_seconds
+        if cost.peak_mb is not None:
+            self.facts["peak_mb"] = max(cost.peak_mb, self.facts["peak_mb"] or 0)
 
     def save(self, path: Path) -> None:
         """Atomically: the file is there whole, or not at all."""
-        arrays = _arrays("true", self.scores) | (_arrays("random", self.random) if self.random else {})
         part = path.with_suffix(".part.npz")
+        parts = {"true": self.true, "random": self.random}
+        arrays = {f"{name}-{field}": a for name, s in parts.items() for field, a in dataclasses.asdict(s).items()}
         np.savez(part, facts=json.dumps(self.facts), **arrays)
         part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Result:
         with np.load(path) as kept:
-            parts = [
-                Scores(*(kept[f"{name}-{field.name}"] for field in dataclasses.fields(Scores)))
-                for name in ("true", "random")
-                if f"{name}-nats" in kept
-            ]
-            return cls(parts[0], parts[1] if len(parts) > 1 else None, json.loads(str(kept["facts"])))
-
-
-def _arrays(name: str, scores: Scores) -> dict[str, np.ndarray]:
-    return {f"{name}-{field}": array for field, array in dataclasses.asdict(scores).items()}
+            fields = [field.name for field in dataclasses.fields(Scores)]
+            parts = [Scores(*(kept[f"{name}-{field}"] for field in fields)) for name in ("true", "random")]
+            return cls(*parts, json.loads(str(kept["facts"])))
 
 
 class Cost:
@@ -69,36 +84,40 @@ class Cost:
 
 
 def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakage: np.ndarray) -> dict[str, dict]:
-    """What the record says of each contender; differences are (difference, 2.5%, 97.5% over documents)."""
-    alone, found = results["alone"].scores, {}
+    """What the record says of each contender, over the documents that all of them have scored; differences are
+    (difference, 2.5%, 97.5% over documents)."""
+    few = min(result.facts["documents"]["true"] for result in results.values())
+    shared = {name: _of(result.true, np.asarray(store.chunk_doc) < few) for name, result in results.items()}
+    found = {}
     for name, result in results.items():
-        scores, facts = result.scores, dict(result.facts)
-        tokens = int(scores.tokens.sum())
+        scores, facts = shared[name], result.facts
+        kept = result.random.bytes > 0
         row = {
             "title": titles[name],
+            "documents": few,
             "bits_per_byte": round(evaluation.bits_per_byte(scores), 4),
-            "minus_alone": _rounded(evaluation.bootstrap(scores, alone, store)),
-            "tokens_per_cpu_second": round(tokens / facts["cpu_seconds"], 1),
+            "minus_alone": _difference(scores, shared["alone"], store),
+            "tokens_per_cpu_second": round(int(result.true.tokens.sum()) / facts["cpu_seconds"]["true"], 1),
         }
-        if result.random is not None:
-            same = _restricted(scores, result.random)
-            row["random_minus_alone"] = _rounded(
-                evaluation.bootstrap(result.random, _restricted(alone, result.random), store)
-            )
-            row["minus_random"] = _rounded(evaluation.bootstrap(same, result.random, store))
-            row["random_documents"] = len(np.unique(np.asarray(store.chunk_doc)[result.random.bytes > 0]))
+        if kept.any():
+            row["random_minus_alone"] = _difference(result.random, _of(results["alone"].true, kept), store)
+            row["minus_random"] = _difference(_of(result.true, kept), result.random, store)
+            row["random_documents"] = facts["documents"]["random"]
         row["by_leakage"] = {
             f"r(C) <= {alpha}": {"minus_alone": _rounded(gap), "share_of_bytes": round(share, 3)}
-            for alpha, *gap, share in evaluation.gains(scores, alone, store, leakage, alphas=ALPHAS)
+            for alpha, *gap, share in evaluation.gains(scores, shared["alone"], store, leakage, alphas=ALPHAS)
         }
-        found[name] = row | facts
+        found[name] = row | {name: facts.get(name) for name in ("cpu_seconds", "peak_mb", "made")}
     return found
 
 
-def _restricted(scores: Scores, like: Scores) -> Scores:
-    """The scores of the chunks that `like` scored."""
-    kept = like.bytes > 0
+def _of(scores: Scores, kept: np.ndarray) -> Scores:
+    """The scores of some chunks."""
     return Scores(scores.nats * kept, scores.tokens * kept, scores.bytes * kept)
+
+
+def _difference(scores: Scores, other: Scores, store) -> list[float]:
+    return _rounded(evaluation.bootstrap(scores, other, store))
 
 
 def _rounded(gap) -> list[float]:
@@ -120,10 +139,10 @@ def table(found: Mapping[str, dict], title: str):
             _interval(row.get("minus_random")),
             _interval(row.get("random_minus_alone")),
             _interval(quarter),
-            f"{row['cpu_seconds']:.0f}",
+            f"{row['cpu_seconds']['true']:.0f}",
             f"{row['tokens_per_cpu_second']:.0f}",
             f"{row['peak_mb'] or 0:,}",
-            f"{row.get('training', {}).get('cpu_seconds', 0):.0f}",
+            f"{(row['made'] or {}).get('cpu_seconds', 0):.0f}",
         )
     return out
 

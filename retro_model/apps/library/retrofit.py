@@ -1,183 +1,177 @@
-"""A decoder of the Hugging Face library in a local folder gets retrieval: database, training of what is added, scores,
-a model folder.
+"""A decoder gets a library: database, training of what is added, scores with their control, a model folder.
 
-    retro-model retrofit DECODER --out retrofit-out                 # texts: the sources of Python's standard library
-    retro-model retrofit DECODER --texts DIR --out retrofit-out     # its text files; every tenth is held out
+    retro-model retrofit                                            # SmolLM2 and the manual pages of this machine
+    retro-model retrofit DECODER --texts DIR --out retrofit-out     # a folder of a decoder, a folder of text files
 
-Nothing is fetched and no code of the folder's is run. The decoder's weights stay as they are; the result is for
-`retro-model ask` and `serve`.
+Of the decoder's folder nothing is fetched and no code is run; its weights stay as they are and where they are. Stopped
+and called again, the command goes on. The result is for `retro-model ask` and `serve`.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
+import dataclasses
+import functools
+import json
 import sys
-import sysconfig
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
-from retro_model import evaluation, training
+from retro_model import evaluation
 from retro_model.apps.serve import folder as folders
-from retro_model.data.database import ChunkDatabase
-from retro_model.data.embed import HashedTfidf
-from retro_model.data.neighbours import precompute_neighbours
-from retro_model.data.store import Document, build_store
 
-from .demo.corpus import SPARE, VALIDATION, first_bytes, sources
+from . import texts
+from .compare import show_line
+from .fitting import Fit, fit
+from .library import Library, Plan, prepare, stream
 
-SUFFIXES = (".txt", ".md", ".py", ".rst")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of a run. database_bytes, validation_bytes: text to retrieve from and train on, to score; at most."""
-
-    chunk_len: int = 16
-    neighbours: int = 2
-    window: int = 256
-    stride: int = 128
-    database_bytes: int = 3_000_000
-    validation_bytes: int = 60_000
-    dim: int = 256
-    encoder_width: int = 128
-    batch_size: int = 2
-    steps: int = 200
-    max_lr: float = 2e-3
-
-
-def documents(texts: Path | None, plan: Plan) -> tuple[list[Document], list[Document]]:
-    """What is retrieved from and trained on, and what is held out."""
-    if texts is None:
-        every = list(sources(Path(sysconfig.get_path("stdlib"))))
-        held = [d for d in every if d.group in VALIDATION]
-        rest = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
-    else:
-        paths = sorted(p for p in texts.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-        every = [
-            Document(p.relative_to(texts).as_posix(), p.relative_to(texts).as_posix(), p.read_text("utf-8", "replace"))
-            for p in paths
-        ]
-        every = sorted((d for d in every if d.content.strip()), key=lambda d: hashlib.sha256(d.name.encode()).digest())
-        held, rest = every[::10], [d for i, d in enumerate(every) if i % 10]
-    held, rest = first_bytes(held, plan.validation_bytes), first_bytes(rest, plan.database_bytes)
-    if not held or not rest:
-        raise ValueError(
-            f"texts: expected at least two files of {', '.join(SUFFIXES)}, within the sizes; got {len(every)} in "
-            f"{texts}"
-        )
-    return rest, held
-
-
-def cca_layers(layers: int) -> tuple[int, ...]:
-    """Every third layer from the middle on."""
-    return tuple(range(layers // 2 + 1, layers + 1, 3))
+ATTENTION = ("own", "new")
+#: Learning rates that fit what is added: biases and scales of heads, or whole layers.
+RATES = {"own": 0.05, "new": 2e-3}
 
 
 def run(
-    decoder_folder: Path, folder: Path, plan: Plan, *, texts: Path | None = None, seed: int = 0, quiet: bool = False
-) -> list[str]:
-    """Everything, into `folder`; gives the verdicts."""
+    decoder: Path,
+    folder: Path,
+    plan: Plan,
+    how: Fit,
+    *,
+    attention: str = "own",
+    layers: tuple[int, ...] | None = None,
+    folder_of_texts: Path | None = None,
+    show=show_line,
+) -> str:
+    """Everything, into `folder`; gives the verdict.
+
+    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers: that
+    attend, from 1; None: all of "own", every third of the upper half of "new".
+    Raises: FileNotFoundError, ValueError naming what is wrong.
+    """
+    if not (decoder / "config.json").exists():
+        raise FileNotFoundError(f"{decoder}: expected the folder of a decoder, with its config.json; none is there")
+    if attention not in ATTENTION:
+        raise ValueError(f"attention: expected one of {', '.join(ATTENTION)}; got {attention!r}")
+    title, documents = texts.read(folder_of_texts, plan.database_bytes)
+    show(f"{title}: {len(documents):,} documents")
+    rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
+    library = prepare(folder, decoder, rest, held, plan, show)
+    whole = retrofitted(decoder, attention, layers, plan, how.seed)
+    show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
+    batches = functools.partial(stream, library, plan, how.batch_size, how.seed)
+    whole.save_pretrained(folder / "model")
+    done = fit(whole.model, batches, how, folder / "training", show)
+    whole.save_pretrained(folder / "model")
+    library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
+    describe(folder, decoder, title, library, plan, "Not scored yet.", [])  # `serve` takes it from here on
+    show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
+    began = time.process_time()
+    off, on, random = score(whole.model, library, plan, how)
+    said = evaluation.gain_of_retrieval(on, random, library.held_out)
+    describe(folder, decoder, title, library, plan, said, folders.passages(library.held_out, plan.window, on, off))
+    record = {
+        "bits_per_byte": {
+            name: evaluation.bits_per_byte(s) for name, s in (("off", off), ("on", on), ("random", random))
+        },
+        "on_minus_random": evaluation.bootstrap(on, random, library.held_out),
+        "on_minus_off": evaluation.bootstrap(on, off, library.held_out),
+        "verdict": said,
+        "training": done,
+        "scoring_cpu_seconds": time.process_time() - began,
+        "plan": dataclasses.asdict(plan),
+        "fit": dataclasses.asdict(how),
+        "library": library.facts,
+    }
+    (folder / "retrofit.json").write_text(json.dumps(record, indent=1) + "\n")
+    for name, bits in record["bits_per_byte"].items():
+        show(f"  {name}: {bits:.4f} bits per byte")
+    show(said)
+    show(f"See what it looks up, and change that: retro-model serve {folder}")
+    return said
+
+
+def retrofitted(decoder: Path, attention: str, layers: tuple[int, ...] | None, plan: Plan, seed: int):
+    """The decoder with what is added, as a model of the Hugging Face library that refers to the decoder's folder."""
     from transformers import AutoModelForCausalLM
 
-    from retro_model.apps.serve.retrofit_reader import HubText
     from retro_model.integrations.huggingface import RetrofitForCausalLM
 
-    console = Console(quiet=quiet)
     local = {"local_files_only": True, "trust_remote_code": False}
-    if not (Path(decoder_folder) / "config.json").exists():
-        raise FileNotFoundError(
-            f"{decoder_folder}: expected the folder of a decoder, with its config.json; none is there"
-        )
-    tokenizer = HubText.load(decoder_folder)
-    decoder = AutoModelForCausalLM.from_pretrained(decoder_folder, **local)
-    rest, held = documents(texts, plan)
-    options = {"chunk_len": plan.chunk_len, "bos": tokenizer.bos_id is not None}
-    store = build_store(folder / "all", rest, tokenizer, **options)
-    held_out = build_store(folder / "validation", held, tokenizer, **options)
-    embedder = HashedTfidf(plan.dim).fit(store)
-    embedder.save(folder / "embedder.npz")
-    database = ChunkDatabase.build(folder / "embeddings", store, embedder)
-    near = {
-        name: precompute_neighbours(folder / f"{name}-neighbours", s, database, plan.neighbours + SPARE)
-        for name, s in (("train", store), ("validation", held_out))
-    }
-    console.print(f"{len(rest)} documents, {store.num_tokens:,} tokens, to read; {len(held)} held out")
+    model = AutoModelForCausalLM.from_pretrained(decoder.resolve(), dtype=torch.float32, **local)
     torch.manual_seed(seed)
-    width = plan.encoder_width
-    sizes = {
-        "encoder_layers": 1,
-        "encoder_d_model": width,
-        "encoder_d_ff": 2 * width,
-        "encoder_heads": 2,
-        "encoder_head_dim": width // 2,
-    }
-    whole = RetrofitForCausalLM.from_decoder(
-        decoder, cca_layers=cca_layers(decoder.config.num_hidden_layers), chunk_len=plan.chunk_len, **sizes
-    )
-    settings = training.Settings(plan.steps, plan.max_lr, warmup_steps=plan.steps // 10)
-    stream = training.batches(
-        store,
-        window=plan.window,
-        batch_size=plan.batch_size,
-        seed=seed,
-        neighbours=near["train"],
-        database=database,
-        k=plan.neighbours,
-    )
-    with training.progress("what was added", plan.steps, quiet) as report:
-        training.train(whole.model, training.make_optimizer(whole.model, settings), stream, settings, report=report)
-    window = {"window": plan.window, "stride": plan.stride}
-    on = evaluation.score(whole.model, held_out, near["validation"][:, : plan.neighbours], database, **window)
-    off = evaluation.score(whole.model, held_out, **window)
-    verdicts = evaluation.verdicts(evaluation.bootstrap(on, off, held_out))
-    whole.save_pretrained(folder / "model", whole=True)
-    tokenizer.theirs.save_pretrained(folder / "tokenizer")
+    options = {"cca_layers": layers, "chunk_len": plan.chunk_len}
+    if attention == "own":
+        return RetrofitForCausalLM.from_decoder(model, neighbours="own", **options)
+    count, width = model.config.num_hidden_layers, 128
+    options["cca_layers"] = layers or tuple(range(count // 2 + 1, count + 1, 3))
+    sizes = {"encoder_layers": 1, "encoder_d_model": width, "encoder_d_ff": 2 * width}
+    return RetrofitForCausalLM.from_decoder(model, **options, **sizes, encoder_heads=2, encoder_head_dim=width // 2)
+
+
+def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
+    """Of the held-out documents: off, on, and on with random neighbours."""
+    near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
+    random = evaluation.random_neighbours(near, library.database, how.seed)
+    with model.keeping() if hasattr(model, "keeping") else contextlib.nullcontext():
+        on, control = (
+            evaluation.score(model, library.held_out, ids, library.database, autocast=how.autocast, **windows)
+            for ids in (near, random)
+        )
+    return evaluation.score(model, library.held_out, autocast=how.autocast, **windows), on, control
+
+
+def describe(
+    folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str, passages: list
+) -> None:
+    """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
     facts = {
         "neighbours": plan.neighbours,
-        "bos": options["bos"],
-        "verdict": " ".join(verdicts),
-        "passages": folders.passages(held_out, plan.window, on, off),
+        "bos": library.tokenizer.bos_id is not None,
+        "verdict": verdict,
+        "passages": passages,
     }
     parts = {
         "model": "model",
         "tokenizer": "tokenizer",
         "held_out": "validation",
-        "store": "all",
+        "store": library.database.store.folder.name,
         "keys": "embeddings",
         "embedder": "embedder.npz",
     }
-    folders.describe(folder, "retrofit", f"{Path(decoder_folder).name} with retrieval", parts, plan.window, facts)
-    console.print(*verdicts)
-    console.print(f"See what it looks up, and change that: retro-model serve {folder}", soft_wrap=True)
-    return verdicts
+    folders.describe(folder, "retrofit", f"{decoder.name} with {title}", parts, plan.window, facts)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="retro-model retrofit", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "decoder", type=Path, help="folder of a causal language model and its tokeniser, as save_pretrained writes them"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("retrofit-out"),
-        help="folder for everything that is made (default: retrofit-out)",
-    )
-    parser.add_argument(
-        "--texts", type=Path, metavar="DIR", help="text files; default: the sources of Python's standard library"
-    )
-    parser.add_argument("--steps", type=int, default=Plan.steps)
-    parser.add_argument("--chunk-len", type=int, default=Plan.chunk_len)
-    parser.add_argument("--window", type=int, default=Plan.window, help="tokens read at once")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    plan = Plan(steps=options.steps, chunk_len=options.chunk_len, window=options.window, stride=options.window // 2)
+    add = parser.add_argument
+    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
+    add("--out", type=Path, default=Path("retrofit-out"), help="folder for all that is made (default: retrofit-out)")
+    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
+    add("--attention", choices=ATTENTION, default="own", help="its own, or RETRO's new layers (default: own)")
+    add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
+    add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps})")
+    add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
+    add("--lr", type=float, help="largest learning rate (default: 0.05 for own, 0.002 for new)")
+    add("--layers", type=int, nargs="+", help="that attend neighbours, from 1")
+    add("--neighbours", type=int, default=Plan.neighbours, help=f"of each chunk (default: {Plan.neighbours})")
+    add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
+    add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
+    add("--held-out", type=int, default=20, help="documents that are scored (default: 20)")
+    add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
+    add("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    plan = Plan(given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out)
+    rate = given.lr or RATES[given.attention]
+    how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)
+    options = {"attention": given.attention, "layers": given.layers and tuple(given.layers)}
     try:
-        run(options.decoder, options.out, plan, texts=options.texts, seed=options.seed)
+        if given.decoder is None:
+            from retro_model.integrations import smollm
+
+            given.decoder = smollm.folder()
+        run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
     except (FileNotFoundError, ValueError) as error:
         sys.exit(f"retro-model retrofit: {error}")
