@@ -27,7 +27,6 @@ from .contenders import CONTENDERS, Setting
 from .fitting import Fit
 from .library import Plan, prepare
 
-
 GROUP = 8  # documents between two points where a stopped run goes on
 
 

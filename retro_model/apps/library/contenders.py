@@ -118,7 +118,7 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     numbers, counts = np.unique(found[found >= 0], return_counts=True)
     entries, taken, total = library.database.store.documents, [], 0
     for number in numbers[np.argsort(-counts, kind="stable")].tolist():
-        if total + entries[number].num_tokens <= most_tokens:
+        if not taken or total + entries[number].num_tokens <= most_tokens:
             taken.append(number)
             total += entries[number].num_tokens
     return taken
