@@ -21,7 +21,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -303,4 +303,8 @@ EXTENSIONS = [Extension(name, [], optional=True) for name in ("retro_kernels._cp
 if cuda_compiler():
     EXTENSIONS.append(Extension("retro_kernels._cuda", [], optional=True))
 
-setup(ext_modules=EXTENSIONS, cmdclass={"build_ext": Build})
+# A top-level package `bench` would collide with a user's own: it is installed under another name.
+PACKAGES = find_packages(include=["retro_kernels*", "retro_model*"])
+PACKAGES += ["retro_bench", *(f"retro_bench.{name}" for name in find_packages("bench"))]
+
+setup(packages=PACKAGES, package_dir={"retro_bench": "bench"}, ext_modules=EXTENSIONS, cmdclass={"build_ext": Build})

@@ -11,24 +11,26 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+HARNESS = HERE.parent  # `bench` in a checkout, `retro_bench` where it is installed
+ROOT = HARNESS.parent
 
 
 def load(tree: Path):
-    """The `bench` package of this file, with `retro_kernels` imported from `tree`."""
+    """The harness of this file, with `retro_kernels` imported from `tree`."""
     sys.path[:] = [str(tree), *(p for p in sys.path if Path(p or ".").resolve() not in (HERE, ROOT))]
     import retro_kernels
 
     loaded = Path(retro_kernels.__file__).resolve().parent.parent
     if loaded != tree.resolve():
         raise SystemExit(f"tree: retro_kernels came from {loaded}, not from {tree}")
-    for name in ("retro_kernels.testing", "bench"):  # tolerances, inputs and errors are this tree's
-        _package(name)
-    return sys.modules["bench"]
+    _package(
+        "retro_kernels.testing", ROOT / "retro_kernels" / "testing"
+    )  # tolerances, inputs and errors are this tree's
+    _package(HARNESS.name, HARNESS)
+    return sys.modules[HARNESS.name]
 
 
-def _package(name: str) -> None:
-    folder = ROOT.joinpath(*name.split("."))
+def _package(name: str, folder: Path) -> None:
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

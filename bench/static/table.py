@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import record
+from ..records import record
 from . import cuda_kernels, triton_kernels
 from .entry import NoToolchain, row
 

@@ -10,7 +10,7 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import exits
+from bench.commands import exits
 from retro_kernels import _shipped, aot
 from retro_kernels._target import KNOWN
 from retro_kernels.testing import stub

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import environment
+from bench.records import environment
 from tests import trees
 
 LOGITS, LEAKY = "retro_kernels/triton/relative_logits/kernels.py", "retro_kernels/triton/leaky_average/kernels.py"

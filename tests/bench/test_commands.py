@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import bench
-from bench import environment, record
-from bench.baselines import relative_attention as baselines
-from bench.commands import doctor_command
+from bench.commands import doctor as doctor_command
 from bench.measure import ceilings, runner
+from bench.ops import relative_attention as baselines
+from bench.records import environment, record
 from tests.bench.helpers import PROFILE, QUICK, wrong
 
 

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench import environment, exits, plan
 from bench.__main__ import parser
-from bench.commands import gpu_command, predicted_command
+from bench.commands import exits
+from bench.commands import gpu as gpu_command
+from bench.commands import predicted as predicted_command
+from bench.measure import choose as plan
+from bench.records import environment
 from tests.conftest import COMPILED, INTERPRETER
 
 STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values() for step in steps]

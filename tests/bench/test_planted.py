@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from bench import environment
-from bench.commands import ab_command
+from bench.commands import ab as ab_command
 from bench.compare import ab_static, affected
+from bench.records import environment
 from bench.registry import OPERATORS
 from retro_kernels import _native
 from tests.bench import plants

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from bench import environment
 from bench.__main__ import parser
+from bench.records import environment
 from bench.report import markdown
 
 FOLDERS = environment.ROOT / "bench" / "ci", environment.ROOT / ".github" / "workflows"

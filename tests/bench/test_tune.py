@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from bench import environment
 from bench.measure import samples, timing, tune
-from bench.static import model, tiles
+from bench.records import environment
+from bench.static import estimate as model
+from bench.static import tiles
 from retro_kernels import configs
 from retro_kernels._target import KNOWN
 

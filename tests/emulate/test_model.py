@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench.emulate.program import Program, Region
-from bench.static import model
+from bench.static import estimate as model
 from tests.conftest import COMPILED, INTERPRETER
 from tests.emulate import harness
 

@@ -89,13 +89,14 @@ TARGETS = (
     Target("bench/check/topk.py", ("tests/bench/test_work.py",), 2),
     Target("bench/compare/gate_statistics.py", ("tests/bench/test_gate_statistics.py",), 3),
     Target("bench/compare/record_files.py", ("tests/bench/test_reports.py",), 2),
-    Target("bench/machines.py", ("tests/bench/test_reports.py",), 1),
+    Target("bench/records/machines.py", ("tests/bench/test_reports.py",), 1),
     Target(
-        "bench/record.py",
+        "bench/records/record.py",
         ("tests/bench/test_record.py", "tests/bench/test_reports.py", "tests/bench/test_killed.py"),
         3,
     ),
     Target("bench/static/sass.py", ("tests/bench/test_static_records.py",), 3),
     Target("bench/static/regressions.py", ("tests/bench/test_static_records.py",), 2),
-    Target("bench/work.py", ("tests/bench/test_work.py",), 3),
+    Target("bench/ops/leaky_average.py", ("tests/bench/test_work.py", "tests/bench/test_commands.py"), 1),
+    Target("bench/ops/relative_attention.py", ("tests/bench/test_work.py", "tests/bench/test_commands.py"), 2),
 )
