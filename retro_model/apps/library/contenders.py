@@ -142,16 +142,7 @@ def own(s: Setting, trained: str | None = None) -> tuple[Scorer, dict]:
     """The decoder's own attention reads the neighbours. trained: None, "gates" (bias and scale a head)."""
     model = retrofit(s.decoder(), neighbours="own", chunk_len=s.plan.chunk_len)
     facts = {} if trained is None else _fit(s, model, s.fit, f"own-{trained}")
-    score = _scorer(s, model)
-
-    def keeping(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
-        with model.keeping(KEPT_BYTES):
-            return score(near, documents)
-
-    return keeping, facts
-
-
-KEPT_BYTES = 2**31
+    return _scorer(s, model), facts
 
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:

@@ -10,7 +10,6 @@ and called again, the command goes on. The result is for `retro-model ask` and `
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import json
@@ -114,12 +113,8 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
     """Of the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
     random = evaluation.random_neighbours(near, library.database, how.seed)
-    with model.keeping() if hasattr(model, "keeping") else contextlib.nullcontext():
-        on, control = (
-            evaluation.score(model, library.held_out, ids, library.database, autocast=how.autocast, **windows)
-            for ids in (near, random)
-        )
-    return evaluation.score(model, library.held_out, autocast=how.autocast, **windows), on, control
+    given = ((), (near, library.database), (random, library.database))
+    return tuple(evaluation.score(model, library.held_out, *args, autocast=how.autocast, **windows) for args in given)
 
 
 def describe(
