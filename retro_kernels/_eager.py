@@ -13,8 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import _dispatch, _register, _validate, configs
-from .checks import has_rows
+from . import _dispatch, _flops, _register, _transforms, _validate, configs
 
 _MOST_PLANS = 4096  # of some hundred bytes, or some thousand once they are replayed
 _OPTIONS = frozenset((int, float, bool, str))
@@ -42,7 +41,7 @@ def _served(op: str, call, backend: str | None, resolve: Callable):
     backend = _dispatch.named(backend)
     key, differentiable, position = _key(op, call, backend)
     if key is None:
-        return operator(op)(*resolve(call), backend)
+        return _heard(op, resolve(call), backend)
     plan = _PLANS.get(key)
     if position is not None and plan is not None and position not in plan.positions:
         key = (*key, position)  # this value alone
@@ -56,6 +55,15 @@ def _served(op: str, call, backend: str | None, resolve: Callable):
     else:
         values = plan.values_of(call)
     outs = _Differentiable.apply(plan, *values) if differentiable else plan.guard(plan.forward, values)
+    return outs if len(outs) > 1 else outs[0]
+
+
+def _heard(op: str, call, backend: str | None):
+    """A resolved call by the operator, for whoever listens."""
+    if not _transforms.active():
+        _flops.announce()
+        return operator(op)(*call, backend)
+    outs = _transforms.forward(op, call, backend)
     return outs if len(outs) > 1 else outs[0]
 
 
@@ -90,6 +98,8 @@ class Plan:
         self.moves = [None if at == seed else _place(at, call, resolved) for at in self.given]
         self.forward = _dispatch.again(self.module, resolved, self.given) or self.repeat(self._forward)
         self.backwards: dict[tuple, Callable] = {}
+        #: of the tensors of `given` and of the outputs: what a backward pass relies on; known after the first call
+        self.layouts: list[tuple] | None = None
 
     def values_of(self, call) -> list:
         """Of the call what `given` names, and a fresh seed where it draws."""
@@ -131,10 +141,9 @@ class Plan:
         first = len(self.tensors)
         count = (len(values) - first) // 2
         outs, grads = values[first : first + count], values[first + count :]
-        contiguous = tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
-        named = self.needed(needs)
+        readable = _register.readable(self.call(values), outs, grads)
         results = [None] * first
-        for at, grad in zip(self.places, self.module.backward(self.call(values), outs, contiguous, named), strict=True):
+        for at, grad in zip(self.places, self.module.backward(*readable, self.needed(needs)), strict=True):
             if at is not None and needs[at]:
                 results[at] = grad.contiguous()
         return results
@@ -146,8 +155,12 @@ class Plan:
     def recorded(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
         """`gradients` by the registered operator, for whoever listens or differentiates again."""
         first, named = len(self.tensors), self.needed(needs)
-        arguments = (*self.call(saved), self.backend, *saved[first:], *grads, list(named))
-        listed = iter(operator(self.op, "_backward")(*arguments))
+        call, outs = self.call(saved), saved[first:]
+        _transforms.refuse_batched(self.op, grads)
+        if _transforms.active():
+            listed = iter(_transforms.backward(self.op, call, self.backend, outs, grads, named))
+        else:
+            listed = iter(operator(self.op, "_backward")(*call, self.backend, *outs, *grads, list(named)))
         results = [None] * first
         for at, needed in zip(self.places, named):
             if needed:
@@ -162,6 +175,8 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx, plan: Plan, *tensors):
         outs = plan.guard(plan.forward, tensors)
         ctx.plan = plan
+        if plan.layouts is None:
+            plan.layouts = _register.layouts((*tensors, *outs))
         ctx.save_for_backward(*tensors, *outs)
         ctx.set_materialize_grads(False)
         if not outs[-1].is_floating_point():  # of topk_chunks; the last of its outputs
@@ -174,6 +189,8 @@ class _Differentiable(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         if all([grad is None for grad in grads]):
             return (None,) * (len(needs) + 1)
+        names = [plan.make._fields[at] for at in plan.tensors] + ["output"] * (len(saved) - len(plan.tensors))
+        _register.check_saved(plan.op, names, saved, plan.layouts)
         listens = torch.is_grad_enabled() or not alone()
         if listens or not all([grad is None or _plain(grad) for grad in grads]):
             return None, *plan.recorded(saved, grads, needs)
@@ -203,6 +220,8 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     call; whether a gradient is wanted; and the position, where it moves and is no part of the key."""
     parts: list = [op, backend, configs.epoch()]
     add, wanted, plain = parts.append, False, _PLAIN_ON_CPU
+    if torch._C._has_torch_function(call):
+        return None, False, None
     at, position, values = _moving(call.__class__), None, call
     if at is not None and call[at].__class__ is int:
         position = call[at]

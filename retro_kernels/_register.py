@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import _dispatch, _problem
+from . import _dispatch, _flops, _problem, _transforms
 from .checks import has_rows
 
 NAMESPACE = "retro_kernels"
@@ -23,12 +23,21 @@ _DEVICES = ("CPU", "CUDA")
 _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
-def register(op: str, problem: type, returns: Sequence[str], fake: Callable[..., tuple[Tensor, ...]]) -> None:
+def register(
+    op: str,
+    problem: type,
+    returns: Sequence[str],
+    fake: Callable[..., tuple[Tensor, ...]],
+    flops: Callable[..., tuple[int, int]],
+    tangents: Callable[..., tuple[Tensor | None, ...]] | None = None,
+) -> None:
     """Register `op`.
 
-    problem  NamedTuple of the call; its fields are the arguments, in the order of the schema
-    returns  names of the output tensors
-    fake     call -> empty outputs
+    problem   NamedTuple of the call; its fields are the arguments, in the order of the schema
+    returns   names of the output tensors
+    fake      call -> empty outputs
+    flops     call -> floating-point operations (forward, backward)
+    tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     fields, arguments = len(problem._fields), _problem.schema(problem)
     where = [problem._fields.index(name) for name in problem.DIFFERENTIABLE]
@@ -41,22 +50,23 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
     _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}, {grads}, bool[] needs) -> Tensor[]")
 
     def forward(*args):
+        _transforms.refuse_tangents(op, args)
         call = problem(*args[:fields])
         with _full_precision(call), _on_device(call[0]):
             outs = tuple(out.contiguous() for out in _dispatch.choose(op, call, args[fields]).forward(call))
         return outs if count > 1 else outs[0]
 
     def forward_fake(*args):
+        _transforms.refuse_tangents(op, args)
         outs = fake(problem(*args[:fields]))
         return outs if count > 1 else outs[0]
 
     def backward(*args):
+        _transforms.refuse_tangents(op, args)
         call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
-        outs = args[fields + 1 : fields + 1 + count]
-        # an expanded gradient (out.sum().backward()) has no rows to read: this is the one copy that is made of it
-        contiguous = tuple(g if g is None or has_rows(g) else g.contiguous() for g in args[fields + 1 + count : -1])
+        values = readable(call, args[fields + 1 : fields + 1 + count], args[fields + 1 + count : -1])
         with _full_precision(call), _on_device(call[0]):
-            results = _dispatch.choose(op, call, backend).backward(call, outs, contiguous, needs)
+            results = _dispatch.choose(op, call, backend).backward(*values, needs)
         return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
 
     def backward_fake(*args):
@@ -72,17 +82,23 @@ def register(op: str, problem: type, returns: Sequence[str], fake: Callable[...,
         _LIBRARY.impl(f"{op}_backward", backward, device)
     torch.library.register_fake(forward_name, forward_fake, lib=_LIBRARY)
     torch.library.register_fake(backward_name, backward_fake, lib=_LIBRARY)
-    _register_autograd(op, forward_name, backward_name, fields, where, count)
+    _register_autograd(op, forward_name, backward_name, problem._fields, where, returns)
+    _flops.register(op, problem, flops)
+    if tangents is not None:
+        _transforms.register(op, tangents)
 
 
 def _register_autograd(
-    op: str, forward_name: str, backward_name: str, fields: int, where: list[int], count: int
+    op: str, forward_name: str, backward_name: str, names: Sequence[str], where: list[int], returns: Sequence[str]
 ) -> None:
+    fields, count = len(names), len(returns)
+
     def setup_context(ctx, inputs, output):
         outs = (output,) if count == 1 else output
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors, *outs)
         ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.layouts = layouts((*tensors, *outs))
         ctx.set_materialize_grads(False)
 
     def differentiate(ctx, *grads):
@@ -91,6 +107,8 @@ def _register_autograd(
         if not any(needs) or all(g is None for g in grads):
             return tuple(grads_in)
         saved = ctx.saved_tensors
+        _transforms.refuse_batched(op, grads)
+        check_saved(op, (*names, "backend", *returns), saved, ctx.layouts)
         args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
         results = iter(
             getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs)
@@ -100,10 +118,41 @@ def _register_autograd(
         return tuple(grads_in)
 
     def no_second_derivative(ctx, *grads):
-        raise RuntimeError(f"retro_kernels.{op}: second derivatives are not implemented")
+        raise _transforms.no_second_derivative(op)
 
     torch.library.register_autograd(forward_name, differentiate, setup_context=setup_context, lib=_LIBRARY)
     torch.library.register_autograd(backward_name, no_second_derivative, lib=_LIBRARY)
+
+
+def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+    """Type, shape and place of each: what a backward pass relies on of the tensors that its forward pass saved."""
+    return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
+
+
+def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
+    """Raise where a saved-tensor hook gave another kind of tensor back."""
+    found = layouts(saved)
+    if found == expected:
+        return
+    name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
+    got, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (got, was))
+    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {got}; it was saved as {was}")
+
+
+def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
+    """The same values as a backward pass can read them: a copy of what has no rows.
+
+    An expanded gradient (out.sum().backward()) has none; an input or output that a saved-tensor hook laid out anew may
+    have none.
+    """
+    strided = {
+        name: x.contiguous()
+        for name in call.DIFFERENTIABLE
+        if name not in _problem.ANY_STRIDE and (x := getattr(call, name)) is not None and not has_rows(x)
+    }
+    call = call._replace(**strided) if strided else call
+    outs = tuple([out.contiguous() for out in outs])
+    return call, outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _eager, _register, _validate
+from .. import _flops as _counted
 from .._problem import ChunkedCrossAttention
 
 
@@ -156,4 +157,9 @@ def _fake(call: ChunkedCrossAttention) -> tuple[Tensor, Tensor]:
     return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=acc_dtype)
 
 
-_register.register("chunked_cross_attention", ChunkedCrossAttention, ("out", "lse"), _fake)
+def _flops(call: ChunkedCrossAttention) -> tuple[int, int]:
+    _, _, k, r, _, _ = call.key.shape  # one row of rel_key serves all K neighbours
+    return _counted.attention(call, keys=k * r, displacements=r)
+
+
+_register.register("chunked_cross_attention", ChunkedCrossAttention, ("out", "lse"), _fake, _flops)

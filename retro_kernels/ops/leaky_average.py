@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import _eager, _register, _validate
@@ -61,4 +62,21 @@ def _fake(call: LeakyAverage) -> tuple[Tensor]:
     return (call.x.new_empty(call.x.shape),)
 
 
-_register.register("leaky_average", LeakyAverage, ("y",), _fake)
+def _flops(call: LeakyAverage) -> tuple[int, int]:
+    return 2 * call.x.numel(), 4 * call.x.numel()
+
+
+def _tangents(call: LeakyAverage, outs: tuple[Tensor], moved: LeakyAverage, backend) -> tuple[Tensor]:
+    """The same recurrence, of dx_t + ddecay * y_{t-1}: y is linear in x and initial."""
+    x = torch.zeros_like(call.x) if moved.x is None else moved.x
+    if moved.decay is not None:
+        first = torch.zeros_like(call.x[:, :1]) if call.initial is None else call.initial.unsqueeze(1)
+        before = torch.cat([first, outs[0][:, :-1]], 1)[:, : call.x.shape[1]]
+        if call.segment is not None:
+            begins = torch.nn.functional.pad(call.segment[:, 1:] != call.segment[:, :-1], (1, 0))
+            before = before.masked_fill(begins[:, :, None, None], 0)
+        x = x + (moved.decay.view(-1, 1) * before).to(x.dtype)
+    return (leaky_average(x.contiguous(), call.decay, initial=moved.initial, segment=call.segment, backend=backend),)
+
+
+_register.register("leaky_average", LeakyAverage, ("y",), _fake, _flops, _tangents)

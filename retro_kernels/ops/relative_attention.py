@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _eager, _register, _validate
+from .. import _flops as _counted
 from .._problem import RelativeAttention
 
 
@@ -177,4 +178,8 @@ def _fake(call: RelativeAttention) -> tuple[Tensor, Tensor]:
     return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=acc_dtype)
 
 
-_register.register("relative_attention", RelativeAttention, ("out", "lse"), _fake)
+def _flops(call: RelativeAttention) -> tuple[int, int]:
+    return _counted.attention(call, keys=call.key.shape[1], displacements=call.key.shape[1])
+
+
+_register.register("relative_attention", RelativeAttention, ("out", "lse"), _fake, _flops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .. import _eager, _register, _validate
@@ -59,4 +60,25 @@ def _fake(call: RelativeLogits) -> tuple[Tensor]:
     return (call.query.new_empty((b, h, n, call.key_len)),)
 
 
-_register.register("relative_logits", RelativeLogits, ("logits",), _fake)
+def _flops(call: RelativeLogits) -> tuple[int, int]:
+    pairs = call.query.numel() * min(call.key_len, call.rel_key.shape[1])
+    return 2 * pairs, 4 * pairs
+
+
+def _tangents(call: RelativeLogits, outs: tuple[Tensor], moved: RelativeLogits, backend) -> tuple[Tensor]:
+    """The logits are linear in query and position_bias together, and in rel_key."""
+
+    def logits(query: Tensor, rel_key: Tensor, position_bias: Tensor | None) -> Tensor:
+        rest = call._replace(query=query.contiguous(), rel_key=rel_key.contiguous(), position_bias=position_bias)
+        return relative_logits(**rest._asdict(), backend=backend)
+
+    parts = []
+    if moved.query is not None or moved.position_bias is not None:
+        query = torch.zeros_like(call.query) if moved.query is None else moved.query
+        parts.append(logits(query, call.rel_key, moved.position_bias))
+    if moved.rel_key is not None:
+        parts.append(logits(call.query, moved.rel_key, call.position_bias))
+    return (sum(parts[1:], parts[0]),)
+
+
+_register.register("relative_logits", RelativeLogits, ("logits",), _fake, _flops, _tangents)

@@ -70,4 +70,32 @@ def _fake(call: TopkChunks) -> tuple[Tensor, Tensor]:
     )
 
 
-_register.register("topk_chunks", TopkChunks, ("scores", "indices"), _fake)
+def _flops(call: TopkChunks) -> tuple[int, int]:
+    queries = call.query.numel()
+    return 2 * queries * call.key.shape[1], 4 * queries * call.k
+
+
+def _tangents(call: TopkChunks, outs: tuple[Tensor, Tensor], moved: TopkChunks, backend) -> tuple[Tensor, None]:
+    """Those of the chosen slots, whose keys are gathered: [B,Q,k,D]."""
+    scores, indices = outs
+    b, q, d = call.query.shape
+    if call.key.shape[1] == 0:
+        return torch.zeros_like(scores), None
+    at = indices.clamp(min=0).reshape(b, q * call.k, 1).expand(-1, -1, d)
+
+    def chosen(key: Tensor) -> Tensor:
+        return key.to(scores.dtype).expand(b, -1, -1).gather(1, at).view(b, q, call.k, d)
+
+    query, moved_query, moved_key = call.query.to(scores.dtype).unsqueeze(2), 0, 0
+    if moved.query is not None:
+        moved_query = moved.query.to(scores.dtype).unsqueeze(2)
+    if moved.key is not None:
+        moved_key = chosen(moved.key)
+    if call.metric == "l2":
+        terms = -2 * (query - chosen(call.key)) * (moved_query - moved_key)
+    else:
+        terms = moved_query * chosen(call.key) + query * moved_key
+    return terms.sum(-1).masked_fill(indices < 0, 0), None
+
+
+_register.register("topk_chunks", TopkChunks, ("scores", "indices"), _fake, _flops, _tangents)

@@ -1,4 +1,4 @@
-"""What builds and checkpoints need of a file system: locks, JSON from strangers, plain files, names that survive a
+"""File-system helpers of builds and checkpoints: locks, JSON from strangers, plain files, names that survive a
 power cut.
 """
 
@@ -142,7 +142,7 @@ def _kind(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """What is in a file, or which names are in a folder, survives a power cut."""
+    """Sync a file's contents, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Where the shards of a stage are worked on: here, in a pool of processes, or wherever an executor sends them.
+"""Run the shards of a stage in this process, in a pool of processes, or on any executor.
 
 An executor is any `concurrent.futures.Executor`: a ProcessPoolExecutor (`pool`), a Dask cluster's
 `Client(...).get_executor()`, mpi4py's MPIPoolExecutor. A task is a function of a module with arguments that can be
@@ -87,7 +87,7 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
 
 @dataclasses.dataclass
 class Used:
-    """What tasks used: core-seconds, and the most memory that a process which ran one has ever had."""
+    """Resources that tasks used: core-seconds, and the peak memory of the processes that ran them."""
 
     tasks: int = 0
     cpu: float = 0.0

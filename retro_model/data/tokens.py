@@ -19,7 +19,7 @@ SPECIAL = ("<pad>", "<bos>")
 
 
 class Encoder(Protocol):
-    """What a `TokenStore` is written with.
+    """Tokenizer protocol of `TokenStore`.
 
     name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size]. An
     attribute `bos_id` may say which token begins a text (None: none); without it that is `BOS`.

@@ -1,4 +1,4 @@
-"""What a model makes of held-out documents.
+"""Scores of models on held-out documents.
 
 scoring.py    nats of every chunk in overlapping windows, bits-per-byte
 decoders.py   Hugging Face decoders, called as ours

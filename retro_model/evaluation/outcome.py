@@ -1,4 +1,4 @@
-"""What differences come to: on minus off by leakage as a picture, and the outcome of a run in sentences."""
+"""Outcome of a run: differences by leakage as a picture, and the verdict in sentences."""
 
 from __future__ import annotations
 

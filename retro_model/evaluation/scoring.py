@@ -23,7 +23,7 @@ from .decoders import as_ours, check_takes_neighbours
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model pays for each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where
+    """Loss of a model on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where
     not scored.
     """
 

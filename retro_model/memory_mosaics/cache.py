@@ -1,4 +1,4 @@
-"""What a Memory Mosaic keeps while it decodes: the pairs of every contextual memory, and the tails of its averages."""
+"""Cache of a Memory Mosaic that decodes: the pairs of every contextual memory, and the tails of its averages."""
 
 from __future__ import annotations
 

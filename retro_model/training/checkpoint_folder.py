@@ -96,7 +96,7 @@ def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> d
 
 
 def _remove_stale(path: Path, files: dict) -> None:
-    """What the state no longer names, and what killed saves left beside the folder; the caller holds the lock."""
+    """Remove files that the state no longer names and leftovers of killed saves. The caller holds the lock."""
     for old in list(path.iterdir()):
         if TENSORS.fullmatch(old.name) and old.name not in files:
             disk.remove(old)

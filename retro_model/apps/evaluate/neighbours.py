@@ -84,7 +84,7 @@ def make_embedder(name: str, store: TokenStore, tokenizer, device: str) -> Embed
 
 
 def run(options: argparse.Namespace, show=print) -> np.ndarray:
-    """What the command does. Returns: the neighbours."""
+    """Run the command and return the neighbours."""
     begin = time.perf_counter()
     options.folder.mkdir(parents=True, exist_ok=True)
     what = (options.documents, options.text_field, options.without)

@@ -144,7 +144,7 @@ def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tupl
 
 
 def last_quarter(curve: list[dict], metric: str) -> float:
-    """What a straight line through the last quarter of a run's points gains or loses over that quarter."""
+    """Slope over the last quarter of a run: the change of a fitted straight line from its start to its end."""
     points = curve[-max(2, len(curve) // 4 + 1) :]
     if len(points) < 2:
         return math.nan

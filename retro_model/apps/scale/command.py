@@ -178,7 +178,7 @@ def _cluster_workers(options: argparse.Namespace) -> int:
 
 
 def estimated_chunks(paths: list[Path], tokenizer: Tokenizer, chunk_len: int) -> int:
-    """Of all files, by a sample of them."""
+    """Estimate for all files from a sample of them."""
     sample = paths[:: max(1, len(paths) // SAMPLED)]
     lengths = [len(ids) for ids in tokenizer.encode_batch([d.content for d in file_documents(sample)])]
     found, read = (sum(-(-n // chunk_len) for n in lengths), sum(p.stat().st_size for p in sample))
