@@ -3,6 +3,9 @@
 Triton finds what it compiled by a key of its own sources, the kernel's, the types and the options, so a folder serves
 the very version of Triton (and of Python, for which Triton is built) that made it. Its entries name each other by
 absolute paths: a copy of a cache is of no use elsewhere until these are rewritten, which `take_over` does.
+
+Trusted are the GPU's code and the numbers that Triton launches it with. Triton's cache also holds shared libraries that
+the host loads: they are never taken over, nor are links, nor files of any name that a compiled kernel does not have.
 """
 
 from __future__ import annotations
@@ -11,13 +14,16 @@ import hashlib
 import json
 import os
 import platform
-import shutil
+import re
+import stat
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 MANIFEST = "retro-kernels.json"
 _GROUP = "__grp__"  # of Triton's files, those that name the others of their entry
+_ENTRY = re.compile(r"[A-Z2-7]{52}")  # a SHA-256 in base 32
+_FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|json)", re.ASCII)  # one that the host does not run
 
 
 def identity() -> dict[str, str]:
@@ -68,15 +74,15 @@ def take_over(folder: str | os.PathLike) -> int:
     import triton
 
     entries = _checked(Path(folder))
-    for entry in entries:
-        _copied(entry, Path(triton.knobs.cache.dir) / entry.name)
-    return sum(1 for entry in entries if any(entry.glob("*.cubin")))
+    for name, files in entries.items():
+        _copied(files, Path(triton.knobs.cache.dir) / name)
+    return sum(any(name.endswith(".cubin") for name in files) for files in entries.values())
 
 
-def _checked(folder: Path) -> list[Path]:
-    """The entries of a folder that fits this machine."""
+def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
+    """The entries of a folder that fits this machine, with their files."""
     try:
-        made = json.loads((folder / MANIFEST).read_text())
+        made = json.loads(_content(folder / MANIFEST))
         said = f"triton {made['triton']} on Python {made['python']}"
         keys = made["compiler"], made["kernels"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -91,19 +97,46 @@ def _checked(folder: Path) -> list[Path]:
         )
     if keys[1] != here["kernels"]:
         raise ValueError("cache: expected kernels of this version of retro_kernels; got a folder of another's")
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
+    entries = [entry for entry in sorted(folder.iterdir()) if _ENTRY.fullmatch(entry.name)]
+    return {entry.name: _files(entry) for entry in entries if entry.is_dir() and not entry.is_symlink()}
 
 
-def _copied(entry: Path, target: Path) -> None:
+def _files(entry: Path) -> dict[str, bytes]:
+    """The regular files of an entry whose names a compiled kernel's have."""
+    found = {}
+    for file in sorted(entry.iterdir()):
+        if _FILE.fullmatch(file.name):
+            try:
+                found[file.name] = _content(file)
+            except ValueError:
+                continue
+    return found
+
+
+def _content(file: Path) -> bytes:
+    """Of a regular file, never through a link. Raises: ValueError, FileNotFoundError."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{file} is no regular file") from None
+    with open(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{file} is no regular file")
+        return opened.read()
+
+
+def _copied(files: dict[str, bytes], target: Path) -> None:
     """An entry of Triton's cache in another place, whole or not at all as far as Triton can tell: what names the other
     files comes last."""
-    files = sorted((file for file in entry.iterdir() if file.is_file()), key=lambda file: file.name.startswith(_GROUP))
     target.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        new = target / f"{file.name}.{uuid.uuid4().hex}"
-        if file.name.startswith(_GROUP):
-            children = json.loads(file.read_text())["child_paths"]
-            new.write_text(json.dumps({"child_paths": {name: str(target / name) for name in children}}))
-        else:
-            shutil.copyfile(file, new)
-        new.replace(target / file.name)
+    for name in sorted(files, key=lambda name: name.startswith(_GROUP)):
+        content = files[name]
+        if name.startswith(_GROUP):
+            children = json.loads(content)["child_paths"]
+            kept = {child: str(target / child) for child in children if child in files}
+            content = json.dumps({"child_paths": kept}).encode()
+        new = target / f"{name}.{uuid.uuid4().hex}"
+        new.write_bytes(content)
+        new.replace(target / name)

@@ -34,7 +34,8 @@ def warm_up(
             then differentiated by its parameters, unless it is in evaluation mode.
         jobs: processes; default one a core.
         cache: a folder of compiled kernels, of the same versions of triton, Python and this package, that becomes part
-            of this machine's cache first. It is code that the GPU will run: take only folders that you trust.
+            of this machine's cache first. The GPU will run its code: take only folders that you trust. Libraries that
+            the host would load, links and files of other names are left out.
 
     Returns:
         How many distinct kernels of the calls were compiled or found in the cache, 0 where no call is served by Triton;

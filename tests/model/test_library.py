@@ -1,6 +1,5 @@
 """`retro-model compare` and `retrofit` on a tiny decoder, and the parts they are made of."""
 
-import dataclasses
 import gzip
 import json
 import math
@@ -11,7 +10,8 @@ import torch
 
 from retro_model import evaluation, training
 from retro_model.apps.library import compare, contenders, record, roff, texts
-from retro_model.apps.library.fitting import Fit, fit
+from retro_model.apps.library.fitting import fit
+from retro_model.apps.library.options import Fit
 from retro_model.data.store import Document
 from retro_model.data.tokens import Tokenizer
 from tests.model import toys
@@ -159,7 +159,7 @@ def text_folder(folder):
             (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
 
 
-NAMES = [name for name in contenders.CONTENDERS]
+NAMES = list(contenders.MAKERS)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
     for name, row in rows.items():
         assert row["cpu_seconds"]["true"] > 0 and row["tokens_per_cpu_second"] > 0
         assert row["peak_mb"] is None or row["peak_mb"] > 50
-        retrieves = contenders.CONTENDERS[name].retrieves
+        retrieves = name not in contenders.RETRIEVE_NOTHING
         assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
         assert not retrieves or row["random_documents"] == 2
     assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
@@ -209,8 +209,8 @@ def test_what_is_scored_is_not_scored_again(compared, monkeypatch, capsys):
         raise AssertionError("scored again")
 
     before = (compared[0] / "compare.json").read_text()
-    for name, contender in list(contenders.CONTENDERS.items()):
-        monkeypatch.setitem(contenders.CONTENDERS, name, dataclasses.replace(contender, make=fail))
+    for name in NAMES:
+        monkeypatch.setitem(contenders.MAKERS, name, fail)
     compare.main(compared[1])
     assert (compared[0] / "compare.json").read_text() == before
     for other in (["--random-documents", "3"], ["--seed", "1"]):

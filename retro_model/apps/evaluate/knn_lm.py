@@ -1,7 +1,7 @@
 """kNN-LM, the paper's baseline, beside RETRO: over the activations of the demonstration's baseline.
 
-    python -m retro_model demo --out demo-out
-    python -m retro_model knn-lm demo-out       # knn-lm.json in demo-out
+    retro-model demo --out demo-out
+    retro-model knn-lm demo-out       # knn-lm.json in demo-out
 
 The datastore holds the contexts of the training text, all models score the same tokens in the same windows. kNN-LM once
 has the paper's lambda and alpha, and once those of a grid that are best on the other documents. Source: section 4.1 and
@@ -10,14 +10,13 @@ appendix C.2 of arXiv 2112.04426.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
-from pathlib import Path
 
 from retro_model import evaluation
 from retro_model.evaluation import knn_lm
 
+from .options import knn_lm as parser
 from .trained import Trained, open_demo
 
 PAPERS, TUNED = "kNN-LM, the paper's lambda and alpha", "kNN-LM, tuned on the other documents"
@@ -66,13 +65,9 @@ def compare(
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m retro_model knn-lm", description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path, help="what `python -m retro_model demo --out` made")
-    parser.add_argument("-k", type=int, default=knn_lm.NEIGHBOURS, help="contexts a token (default: 10)")
-    parser.add_argument("--documents", type=int, help="of the training text, the first so many; default: all")
-    options = parser.parse_args(arguments)
+    given = parser().parse_args(arguments)
     begin = time.perf_counter()
-    found = compare(open_demo(options.folder), k=options.k, trained_documents=options.documents)
-    path = options.folder / "knn-lm.json"
+    found = compare(open_demo(given.folder), k=given.k, trained_documents=given.documents)
+    path = given.folder / "knn-lm.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{time.perf_counter() - begin:.0f} s; {path}")

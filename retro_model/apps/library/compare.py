@@ -9,7 +9,6 @@ scored is kept: stopped and called again, the command goes on.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import json
@@ -23,9 +22,10 @@ from retro_kernels import info
 from retro_model import evaluation
 
 from . import record, texts
-from .contenders import CONTENDERS, Setting
-from .fitting import Fit
-from .library import Plan, prepare
+from .contenders import MAKERS, RETRIEVE_NOTHING, Setting
+from .library import prepare
+from .options import CONTENDERS, Fit, Plan
+from .options import compare as parser
 
 GROUP = 8  # documents between two points where a stopped run goes on
 
@@ -46,9 +46,9 @@ def run(setting: Setting, names: list[str], documents: int, random_documents: in
         result = record.Result.load(path) if path.exists() else None
         if result is None or result.facts["of"] != _settings(setting):
             result = record.Result.empty(setting.library.held_out, _settings(setting))
-        wanted = {"true": documents, "random": random_documents if CONTENDERS[name].retrieves else 0}
+        wanted = {"true": documents, "random": 0 if name in RETRIEVE_NOTHING else random_documents}
         if any(result.facts["documents"][which] < count for which, count in wanted.items()):
-            show(CONTENDERS[name].title)
+            show(CONTENDERS[name])
             _score(setting, name, result, wanted, path)
             gc.collect()
 
@@ -65,7 +65,7 @@ def _settings(setting: Setting) -> dict:
 def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
     """Goes on where `result` ends, and keeps it after each group of documents."""
     library, done = setting.library, result.facts["documents"]
-    score, result.facts["made"] = CONTENDERS[name].make(setting)
+    score, result.facts["made"] = MAKERS[name](setting)
     random = evaluation.random_neighbours(setting.near, library.database, setting.fit.seed)
     for which, near in (("true", setting.near), ("random", random)):
         for first in range(done[which], wanted[which], GROUP):
@@ -88,8 +88,7 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
     results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting)}
     if "alone" not in results:
         return {}
-    titles = {name: contender.title for name, contender in CONTENDERS.items()}
-    rows = record.rows(results, titles, setting.library.held_out, setting.library.leakage)
+    rows = record.rows(results, CONTENDERS, setting.library.held_out, setting.library.leakage)
     made = {
         "command": command,
         "corpus": title,
@@ -109,21 +108,7 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="retro-model compare", description=__doc__.split("\n\n")[0])
-    parser.add_argument("decoder", type=Path, help="folder of a causal language model and its tokeniser")
-    parser.add_argument("--texts", type=Path, metavar="DIR", help="text files; default: manual pages of this machine")
-    parser.add_argument("--out", type=Path, default=Path("compare-out"), help="default: compare-out")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME",
-                        help=f"of {', '.join(CONTENDERS)}; default: all")  # fmt: skip
-    for field in dataclasses.fields(Plan):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
-    parser.add_argument("--documents", type=int, help="of the held-out ones, the first so many; default: all")
-    parser.add_argument("--random-documents", type=int, help="scored with random neighbours too; default: all")
-    parser.add_argument("--steps", type=int, default=Fit.steps, help="of what trains")
-    parser.add_argument("--lr", type=float, default=Fit.max_lr)
-    parser.add_argument("--datastore-tokens", type=int, default=Setting.datastore_tokens, help="of kNN-LM")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     plan = Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Plan)})
     try:
         title, documents = texts.read(options.texts, plan.database_bytes)

@@ -1,5 +1,5 @@
-"""Everything that a user could do with a decoder and a library, as one table: each contender is made, then scored with
-the neighbours, then with random ones.
+"""Everything that a user could do with a decoder and a library, as one table. A contender's maker gives its scorer, and
+facts of how it was made: settings, and the cost of its training.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from retro_model import evaluation
 from retro_model.evaluation import knn_lm
 from retro_model.retro.retrofit import retrofit
 
-from .fitting import Fit, fit
-from .library import Library, Plan, stream
+from .fitting import fit
+from .library import Library, stream
+from .options import DATASTORE_TOKENS, RATES, Fit, Plan
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Setting:
     plan: Plan
     fit: Fit
     folder: Path
-    datastore_tokens: int = 20_000
+    datastore_tokens: int = DATASTORE_TOKENS
     show: Callable[[str], None] = print
 
     def decoder(self) -> nn.Module:
@@ -53,16 +54,6 @@ class Setting:
 
 #: Scores of some held-out documents with given neighbours [chunks,K].
 Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
-
-
-@dataclass(frozen=True)
-class Contender:
-    """title: for the table. make: gives the scorer, and facts (what was trained, for how long). retrieves: whether
-    random neighbours say anything of it."""
-
-    title: str
-    make: Callable[[Setting], tuple[Scorer, dict]]
-    retrieves: bool = True
 
 
 def _scorer(s: Setting, model: nn.Module) -> Scorer:
@@ -134,7 +125,7 @@ def new_layers(s: Setting) -> tuple[Scorer, dict]:
     sizes |= {"encoder_heads": 4, "encoder_head_dim": width // 4, "chunk_len": s.plan.chunk_len}
     torch.manual_seed(s.fit.seed)
     model = retrofit(decoder, cca_layers=tuple(range(layers * 2 // 3 or 1, layers + 1, 4)), **sizes)
-    how = dataclasses.replace(s.fit, max_lr=2e-3)
+    how = dataclasses.replace(s.fit, max_lr=RATES["new"])
     return _scorer(s, model), _fit(s, model, how, "new")
 
 
@@ -154,12 +145,13 @@ def _stream(s: Setting, how: Fit, start: int):
     return stream(s.library, s.plan, how.batch_size, how.seed, start)
 
 
-CONTENDERS = {
-    "alone": Contender("decoder alone", alone, retrieves=False),
-    "longer": Contender("alone, windows twice as long", functools.partial(alone, times=2), retrieves=False),
-    "knn": Contender("kNN-LM, tuned on the other documents", knn),
-    "new": Contender("RETRO's new layers, trained", new_layers),
-    "own": Contender("own attention, nothing trained", own),
-    "own-gates": Contender("own attention, bias and scale trained", functools.partial(own, trained="gates")),
-    "in-context": Contender("in-context retrieval", in_context),
+MAKERS: dict[str, Callable[[Setting], tuple[Scorer, dict]]] = {
+    "alone": alone,
+    "longer": functools.partial(alone, times=2),
+    "knn": knn,
+    "new": new_layers,
+    "own": own,
+    "own-gates": functools.partial(own, trained="gates"),
+    "in-context": in_context,
 }
+RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -13,19 +12,9 @@ from torch import nn
 from retro_model import training
 from retro_model.training import checkpoint
 
+from .options import Fit
+
 SAVED_EVERY = 5  # steps
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step."""
-
-    steps: int = 50
-    minutes: float | None = None
-    batch_size: int = 2
-    max_lr: float = 0.05
-    autocast: str | None = None
-    seed: int = 0
 
 
 class Added(nn.Module):

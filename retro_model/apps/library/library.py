@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from retro_model import evaluation, training
-from retro_model.apps.evaluate.neighbours import TFIDF, make_embedder
+from retro_model.apps.evaluate.neighbours import make_embedder
+from retro_model.apps.evaluate.options import TFIDF
 from retro_model.apps.serve.retrofit_reader import HubText
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
@@ -19,23 +19,9 @@ from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 
+from .options import Plan
+
 SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of a library and of its windows. embedder: `tfidf`, or the folder of a frozen encoder. dim: of tfidf.
-    database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents."""
-
-    chunk_len: int = 32
-    neighbours: int = 2
-    window: int = 256
-    stride: int = 128
-    database_bytes: int = 2_500_000
-    held_out: int = 50
-    held_bytes: int = 1500
-    embedder: str = TFIDF
-    dim: int = 512
 
 
 class Library(NamedTuple):

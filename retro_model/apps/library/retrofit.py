@@ -9,7 +9,6 @@ and called again, the command goes on. The result is for `retro-model ask` and `
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -24,12 +23,10 @@ from retro_model.apps.serve import folder as folders
 
 from . import texts
 from .compare import show_line
-from .fitting import Fit, fit
-from .library import Library, Plan, prepare, stream
-
-ATTENTION = ("own", "new")
-#: Learning rates that fit what is added: biases and scales of heads, or whole layers.
-RATES = {"own": 0.05, "new": 2e-3}
+from .fitting import fit
+from .library import Library, prepare, stream
+from .options import ATTENTION, RATES, Fit, Plan
+from .options import retrofit as parser
 
 
 def run(
@@ -140,24 +137,7 @@ def describe(
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="retro-model retrofit", description=__doc__.split("\n\n")[0])
-    add = parser.add_argument
-    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
-    add("--out", type=Path, default=Path("retrofit-out"), help="folder for all that is made (default: retrofit-out)")
-    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
-    add("--attention", choices=ATTENTION, default="own", help="its own, or RETRO's new layers (default: own)")
-    add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
-    add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps})")
-    add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
-    add("--lr", type=float, help="largest learning rate (default: 0.05 for own, 0.002 for new)")
-    add("--layers", type=int, nargs="+", help="that attend neighbours, from 1")
-    add("--neighbours", type=int, default=Plan.neighbours, help=f"of each chunk (default: {Plan.neighbours})")
-    add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
-    add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
-    add("--held-out", type=int, default=20, help="documents that are scored (default: 20)")
-    add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
-    add("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
+    given = parser().parse_args(arguments)
     plan = Plan(given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out)
     rate = given.lr or RATES[given.attention]
     how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)

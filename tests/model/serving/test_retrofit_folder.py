@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from retro_model.apps.library import retrofit
-from retro_model.apps.library.fitting import Fit
-from retro_model.apps.library.library import Plan
+from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve import ask
 from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.tokens import Tokenizer
