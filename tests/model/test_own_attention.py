@@ -14,9 +14,15 @@ transformers = pytest.importorskip("transformers")
 
 V, M, R, K, N, LAYERS, HEADS = 50, 4, 6, 2, 19, 3, 4
 SIZES = dict(
-    vocab_size=V, hidden_size=64, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-    pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
+    vocab_size=V,
+    hidden_size=64,
+    intermediate_size=48,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=HEADS,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
     "rope_theta": 100.0,
@@ -281,7 +287,7 @@ def test_checkpointing_changes_no_gradient():
         return [p.grad.clone() for p in (model.bias, model.scale)]
 
     want, computed = gradients(), []
-    model.decoder.model.layers[1].mlp.register_forward_hook(lambda *_: computed.append(1))
+    model.decoder.model.layers[1].self_attn.register_forward_hook(lambda *_: computed.append(1))
     model.gradient_checkpointing_enable()
     model.train()
     for mine, theirs in zip(gradients(), want):
