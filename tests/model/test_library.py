@@ -145,9 +145,15 @@ def decoder_folder(folder):
     theirs.save_pretrained(folder)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=32, num_hidden_layers=3,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, bos_token_id=1,
-    )  # fmt: skip
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        bos_token_id=1,
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
