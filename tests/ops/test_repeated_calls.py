@@ -21,6 +21,7 @@ CALLS = {
     ),
     "relative_attention": lambda seed: inputs.self_attention(seed, B=1, N=5, H=2, causal=True, key_mask=True),
     "relative_logits": lambda seed: inputs.relative_logits(seed, B=1, N=5, H=2, key_len=6),
+    "merge_attention": lambda seed: inputs.merged(seed, B=1, dead=True),
     "topk_chunks": lambda seed: inputs.topk(seed, B=1, docs=True),
     "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=9, segments=3),
 }
