@@ -15,7 +15,7 @@ PACKAGE = ROOT / "retro_kernels"
 MODELS = ROOT / "retro_model"
 #: A module of retro_model imports those of its own storey and of lower ones; what is not listed stands at the top.
 STOREYS = (
-    {"captured", "checks", "chunk_neighbours", "disk", "progress"},
+    {"captured", "checks", "chunk_neighbours", "disk", "progress", "transfer"},
     {"layers", "data"},
     {"retro", "memory_mosaics", "rpt"},
     {"generation", "training", "evaluation"},

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_model import checks
+from retro_model import checks, transfer
 from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, RMSNorm, initialise, next_token_loss
 
 from .cache import ChunkCache, left_mask
@@ -222,7 +222,7 @@ class RetrofittedDecoder(nn.Module):
         columns, device = held + tokens.shape[1], tokens.device
         if mask is None or held:
             mask = left_mask(starts, columns, device).long()
-        positions = torch.arange(held, columns, device=device) - torch.tensor(starts, device=device)[:, None]
+        positions = torch.arange(held, columns, device=device) - transfer.numbers(starts, device)[:, None]
         return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
 
     def _check_trainable(self) -> None:
