@@ -62,16 +62,16 @@ gpu:
 # The C++ with the address, undefined-behaviour and thread sanitizers (SANITIZERS="address thread": fewer); build/sanitize is kept.
 SANITIZERS ?=
 sanitize: setup
-	$(PY) -m tests.sanitize $(SANITIZERS)
+	$(PY) -m tools.sanitize $(SANITIZERS)
 
-# Faults of one line, planted one at a time: which do the tests not notice? About an hour; `python -m tests.mutants 'bench/*'` for a part.
+# Faults of one line, planted one at a time: which do the tests not notice? About an hour; `python -m tools.mutants 'bench/*'` for a part.
 mutants: setup
-	$(PY) -m tests.mutants
+	$(PY) -m tools.mutants
 
 lint: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	find csrc bench tests -regex '.*\.\(h\|cpp\|cu\|cuh\)' | xargs $(dir $(PY))clang-format --dry-run -Werror
+	find csrc bench tests tools -regex '.*\.\(h\|cpp\|cu\|cuh\)' | xargs $(dir $(PY))clang-format --dry-run -Werror
 
 clean:
 	rm -rf build .venv bench/out retro_kernels/*.so retro_model/*.so compile_commands.json

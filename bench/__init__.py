@@ -1,13 +1,20 @@
-"""The harness: is every kernel right, and how fast is it on this machine? `python -m bench --help`.
+"""The harness: is every kernel right, and how fast is it on this machine? `retro-bench --help`.
 
-import bench
-bench.register(bench.Contender("relative_attention", "mine", my_function, role="kernel"))
-bench.main(["run", "--kernel", "relative_attention", "--backend", "mine"])
+A wheel installs this package as `retro_bench`; in a checkout it is `bench` too. A plug-in registers kernels of its own:
+
+    import retro_bench
+
+    retro_bench.register(retro_bench.Contender("relative_attention", "mine", my_function, role="kernel"))
+    retro_bench.main(["run", "--kernel", "relative_attention", "--backend", "mine"])
 """
 
-from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, register
+from . import names
+from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, Work, register
 
-__all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "main", "register"]
+__all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "Work", "main", "register"]
+
+if __name__ != names.INSTALLED:
+    names.alias(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,10 +25,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fill() -> None:
-    from . import baselines, cases, operators
+    from . import ops
 
-    for item in (*operators.operators(), *cases.ALL, *operators.kernels(), *baselines.contenders()):
-        register(item)
+    ops.fill()
 
 
 _fill()

@@ -1,5 +1,5 @@
-"""`python -m bench COMMAND`: list, check, run, profile, static, emulate, model, host, bounds, ab, compare, report,
-doctor, compile, tune, gpu.
+"""`python -m bench COMMAND`: list, check, run, profile, static, emulate, estimate, predicted, host, bounds, ab,
+compare, report, doctor, compile, tune, gpu.
 
 Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing
 measured.
@@ -16,7 +16,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from . import exits
+from .commands import exits
 
 HERE = Path(__file__).resolve().parent
 COMMANDS = (
@@ -26,7 +26,7 @@ COMMANDS = (
     "profile",
     "static",
     "emulate",
-    "model",
+    "estimate",
     "predicted",
     "host",
     "bounds",
@@ -62,7 +62,7 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about.splitlines()[0], description=about)
         if wanted not in (None, name):
             continue
-        module = importlib.import_module(f"{__package__}.commands.{name}_command")
+        module = importlib.import_module(f"{__package__}.commands.{name}")
         sub.add_argument(
             "--plugin",
             action="append",
@@ -77,7 +77,7 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
 
 def described(name: str) -> str:
     """The docstring of a command's module, read and not imported."""
-    return ast.get_docstring(ast.parse((HERE / "commands" / f"{name}_command.py").read_text(encoding="utf-8")))
+    return ast.get_docstring(ast.parse((HERE / "commands" / f"{name}.py").read_text(encoding="utf-8")))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 #: types a case runs in unless it says otherwise; float16 has no fast path on CPUs
@@ -39,6 +40,18 @@ class Later:
 
     def __call__(self, *arguments, **named):
         return self.function(*arguments, **named)
+
+
+class Lazy(ModuleType):
+    """A module that is imported when an attribute is first read: a list of cases and `--help` take no torch.
+
+    It is kept out of `sys.modules`, where matplotlib asks whether torch is there.
+    """
+
+    def __getattr__(self, name: str):
+        module = importlib.import_module(self.__name__)
+        self.__dict__.update(module.__dict__)
+        return getattr(module, name)
 
 
 def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,6 +87,23 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Work:
+    """FLOPs and fewest bytes of a case: what any implementation must compute and move, whatever it materialises.
+
+    FLOPs are those of the matrix products over the visible pairs, 2 a multiply-add; softmax and rotations are left out.
+    The backward counts a fused kernel's own recomputation, as is customary for attention: 5 products for the 2 of the
+    forward, and 3 for the 1 of the position logits. Bytes: every input that is needed read once, every output written
+    once.
+    """
+
+    flops: float
+    bytes: float
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+
+@dataclass(frozen=True)
 class Operator:
     """`call(arguments, backend)` returns all outputs; `rows` cuts out
     a range of queries exactly, None where that can't be.
@@ -84,11 +114,20 @@ class Operator:
     differentiable: tuple[str, ...]
     build: Callable[..., dict[str, Any]]
     call: Callable[..., tuple]
-    work: Callable[..., Any]
+    work: Callable[..., Work]
     rows: Callable[..., dict[str, Any]] | None = None
     row_axes: tuple[int, ...] = ()
+    row_elements: Callable[[Case], float] | None = None  # of the score matrix that a query takes; None: B * H * S
+    oracle_cost: float = 1.0  # time of such an element in the reference, beside a product's
     compare: Callable[..., dict] | None = None  # None: error norms output by output
     gradients: Callable[..., list] | None = None  # None: autograd of `call` with the reference backend
+
+    def queries(self, arguments: dict[str, Any]) -> int:
+        return arguments[self.differentiable[0]].shape[1]
+
+    def floating(self, arguments: dict[str, Any]) -> list[str]:
+        """Differentiable inputs that this call has, as floating tensors."""
+        return [n for n in self.differentiable if arguments.get(n) is not None and arguments[n].is_floating_point()]
 
 
 @dataclass(frozen=True)

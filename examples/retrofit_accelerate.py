@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from retro_model.huggingface import NeighbourCollator, RetrofitForCausalLM
+from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForCausalLM
 
 V, M, N = 64, 8, 32  # vocabulary, chunk length, tokens a row
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from retro_model.huggingface import NeighbourCollator, RetrofitForCausalLM
+from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForCausalLM
 
 V, M, R, K, N = 64, 8, 16, 1, 32  # vocabulary, chunk length, tokens a neighbour, neighbours, tokens a row
 

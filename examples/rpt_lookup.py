@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retro_model import RPT, RPTConfig, generate
-from retro_model.demo.rpt.start import start_copying
+from retro_model.apps.rpt.start import start_copying
 from retro_model.rpt import lambda_rank
 
 M, V, PAIRS = 8, 32, 4  # tokens a chunk, vocabulary, pairs of chunks a document

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 CODE = """
-import torch, retro_kernels as rk, retro_model._text, bench
+import torch, retro_kernels as rk, retro_model._text, retro_bench
 query, key, value = torch.randn(1, 8, 2, 16), torch.randn(1, 2, 2, 8, 2, 16), torch.randn(1, 2, 2, 8, 2, 16)
 out = rk.chunked_cross_attention(query, key, value, chunk_len=4, backend="cpu")
 torch.testing.assert_close(out, rk.chunked_cross_attention(query, key, value, chunk_len=4, backend="reference"))
 assert rk.backends()["topk_chunks"]["cpu"], rk.backends()["topk_chunks"]["cpu"].reason
-print(rk.__file__, retro_model.__file__, bench.__file__, sep="\\n")
+print(rk.__file__, retro_model.__file__, retro_bench.__file__, sep="\\n")
 """
 
 
@@ -53,7 +53,7 @@ def test_sdist_holds_what_a_build_needs(sdist):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     sources = {path for path in run("git", "ls-files", "csrc", cwd=ROOT).split() if (ROOT / path).exists()}
     assert sources <= names
-    assert {"LICENSE", "setup.py", "retro_kernels/py.typed", "retro_kernels/configs/topk_chunks.json"} <= names
+    assert {"LICENSE", "setup.py", "retro_kernels/py.typed", "retro_kernels/ops/topk_chunks/tiles.json"} <= names
     assert not [name for name in names if name.endswith((".so", ".o", ".jsonl"))]
 
 
@@ -70,10 +70,12 @@ def test_wheel_works_outside_the_tree(sdist, tmp_path):
     assert {
         "retro_kernels/py.typed",
         "retro_model/py.typed",
-        "bench/__main__.py",
-        "retro_kernels/configs/topk_chunks.json",
+        "retro_bench/__main__.py",
+        "retro_bench/ops/topk_chunks.py",
+        "retro_bench/emulate/emulator.cpp",
+        "retro_kernels/ops/topk_chunks/tiles.json",
     } <= names
-    assert not [name for name in names if name.startswith(("tests/", "csrc/", "docs/", "examples/"))]
+    assert not [name for name in names if name.startswith(("bench/", "tests/", "csrc/", "docs/", "examples/"))]
 
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)

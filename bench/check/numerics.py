@@ -16,7 +16,6 @@ from torch import Tensor
 
 from retro_kernels.testing import Error, error, poisoned, tolerances
 
-from ..operators import floating
 from ..registry import Contender, Operator
 from .oracle import Oracle
 
@@ -70,7 +69,7 @@ def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], 
     """
     backward = oracle.upstream is not None and contender.differentiable
     with contextlib.nullcontext() if contender.role == "baseline" else poisoned():
-        outputs, names, grads = None, floating(arguments, operator.differentiable), []
+        outputs, names, grads = None, operator.floating(arguments), []
         if backward:
             outputs, grads = differentiate(contender, arguments, names, oracle.upstream)
         if not backward or contender.role != "baseline":

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..operators import floating, rows_in
 from ..registry import Case, Operator
 
 #: float64 elements of one slice of the score matrix; about ten such temporaries live at once
 SLICE_ELEMENTS = {"cpu": 2**20, "cuda": 2**27}
 #: elements of the score matrix computed for one case: a few seconds
 TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
-SORT_COST = 10  # the reference of top-k sorts all scores
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def solve(
     `share` of the usual budget of elements is spent: a large case covers fewer queries.
     """
     arguments64 = {name: value.double() if _is_float(value) else value for name, value in arguments.items()}
-    names = floating(arguments, operator.differentiable) if backward and operator.gradients is None else []
+    names = operator.floating(arguments) if backward and operator.gradients is None else []
     leaves = [arguments64[name].requires_grad_() for name in names]
     ranges, rows, checked = _ranges(operator, case, arguments, share)
     upstream, outputs, totals = None, [], [torch.zeros_like(leaf) for leaf in leaves]
@@ -74,7 +72,7 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
     """Gaussian, in the type the op's output 0 has for these arguments, zero for queries that are not checked."""
     axis = operator.row_axes[0] if operator.row_axes else 1
     shape = list(output.shape)
-    shape[axis] = rows_in(operator, arguments)
+    shape[axis] = operator.queries(arguments)
     generator = torch.Generator(device=output.device).manual_seed(seed + 1)
     drawn = torch.randn(shape, generator=generator, device=output.device, dtype=torch.float32)
     kept = torch.zeros(shape[axis], dtype=torch.bool, device=output.device).index_fill_(0, rows, True)
@@ -88,12 +86,12 @@ def _ranges(
 ) -> tuple[list[tuple[int, int]], Tensor, str]:
     """Ranges of queries to compute, all their rows, and the words for the record."""
     first_input = arguments[operator.differentiable[0]]
-    n, device = rows_in(operator, arguments), first_input.device
+    n, device = operator.queries(arguments), first_input.device
     if operator.rows is None or n == 0:
         return [(0, n)], torch.arange(n, device=device), "every element"
-    width, cost = _row_elements(case)
+    width = _row_elements(operator, case)
     step = max(int(SLICE_ELEMENTS[device.type] / width), 1)
-    affordable = int(min(max(share * TOTAL_ELEMENTS[device.type] / (width * cost), 8), n))
+    affordable = int(min(max(share * TOTAL_ELEMENTS[device.type] / (width * operator.oracle_cost), 8), n))
     if affordable >= n:
         spans, checked = [(0, n)], "every element"
     else:
@@ -106,14 +104,10 @@ def _ranges(
     return ranges, torch.cat([torch.arange(*span, device=device) for span in spans]), checked
 
 
-def _row_elements(case: Case) -> tuple[float, int]:
-    """Elements of the score matrix a query takes over the whole batch, and a factor of cost."""
+def _row_elements(operator: Operator, case: Case) -> float:
+    """Elements of the score matrix that a query takes over the whole batch."""
     s = case.shape
-    if case.kernel == "chunked_cross_attention":
-        return s["B"] * s["H"] * s["K"] * s["R"], 1
-    if case.kernel == "topk_chunks":
-        return s["B"] * s["S"] * (s["D"] if case.options.get("metric") == "l2" else 1), SORT_COST
-    return s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1)), 1
+    return (operator.row_elements or (lambda _: s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))))(case)
 
 
 def _is_float(value: Any) -> bool:

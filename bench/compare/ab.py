@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import environment
+from ..records import environment
 from . import gate_statistics
 from .git_refs import commit
 

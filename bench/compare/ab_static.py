@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import exits, record
+from ..commands import exits
+from ..records import record
 from ..static import regressions
 
 HERE = Path(__file__).resolve().parent

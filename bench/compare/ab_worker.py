@@ -21,9 +21,7 @@ def prepare(bench, wanted: dict):
     """The call to time, or a refusal."""
     import torch
 
-    from bench import plan
-    from bench.measure import runner
-
+    choose, runner = (importlib.import_module(f"{bench.__name__}.measure.{name}") for name in ("choose", "runner"))
     torch.set_num_threads(wanted["threads"])
     for module, folder in wanted["plugins"]:
         if folder not in sys.path:
@@ -36,12 +34,12 @@ def prepare(bench, wanted: dict):
             "status": "error",
             "reason": "registered in one process only: name the module that registers it with --plugin",
         }
-    if why := plan.unsupported_case(case, "cpu") or plan.unsupported(
+    if why := choose.unsupported_case(case, "cpu") or choose.unsupported(
         contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"
     ):
         return None, {"status": "unsupported", "reason": why}
     if wanted["check"]:
-        eager = bench.CONTENDERS[(wanted["kernel"], plan.YARDSTICK)]
+        eager = bench.CONTENDERS[(wanted["kernel"], choose.YARDSTICK)]
         run = runner.Run("cpu", timed=False, seed=wanted["seed"])
         record = list(runner.run_case(run, case, dtype, [wanted["mode"]], [eager, contender]))[-1]
         if record["status"] != "ok":

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .. import record
 from ..measure.samples import estimate
+from ..records import record
 from ..static import regressions
 
 HINT = 1.05  # times of separate runs within 5% are called equal

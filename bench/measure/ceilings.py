@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import environment
-from ..work import Work
+from ..records import environment
+from ..registry import Work
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
 CACHED_COPY_BYTES = 2 << 20  # source and target stay in the last-level cache

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .. import plan
 from ..registry import CONTENDERS
-from . import runner
+from . import choose, runner
 from .pace import Pace
 
 
 def compile_selection(
-    selection: plan.Selection, say: Callable[[str], None], jobs: int | None = None, limit: float | None = None
+    selection: choose.Selection, say: Callable[[str], None], jobs: int | None = None, limit: float | None = None
 ) -> tuple[int, int, bool]:
     """How many kernels were compiled or found, how many cases can't be planned or compiled, and whether `limit` seconds
     left some out."""
@@ -36,10 +35,10 @@ def compile_selection(
 
     calls = [
         lambda case=case, dtype=dtype, mode=mode: planned(case, dtype, mode)
-        for case in plan.cases(selection)
-        for dtype in (plan.dtypes(case, selection) if _served(case, selection) else ())
-        if not plan.unsupported(CONTENDERS[case.kernel, "triton"], case, dtype, selection.device, False)
-        for mode in plan.modes(case, selection)
+        for case in choose.cases(selection)
+        for dtype in (choose.dtypes(case, selection) if _served(case, selection) else ())
+        if not choose.unsupported(CONTENDERS[case.kernel, "triton"], case, dtype, selection.device, False)
+        for mode in choose.modes(case, selection)
     ]
     if not calls:
         return 0, 0, False
@@ -51,5 +50,5 @@ def compile_selection(
     return count, failed, late
 
 
-def _served(case, selection: plan.Selection) -> bool:
-    return (case.kernel, "triton") in CONTENDERS and plan.unsupported_case(case, selection.device) is None
+def _served(case, selection: choose.Selection) -> bool:
+    return (case.kernel, "triton") in CONTENDERS and choose.unsupported_case(case, selection.device) is None

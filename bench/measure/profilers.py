@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from .. import plan
-from ..record import identity
-from . import runner
+from ..records.record import identity
+from . import choose, runner
 
 #: Nsight Compute's sections and Nsight Systems' reports that answer the first questions
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "LaunchStats", "SourceCounters")
@@ -37,15 +36,15 @@ def named_range(name: str, device: str) -> Iterator[None]:
         torch.cuda.nvtx.range_pop()
 
 
-def kernels(selection: plan.Selection) -> Iterator[tuple[str, Any, Any, str, str]]:
+def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, str]]:
     """(id, contender, case, dtype, mode) of every kernel of a selection that serves its call."""
-    for case in plan.cases(selection):
-        for contender in plan.contenders(case, selection):
+    for case in choose.cases(selection):
+        for contender in choose.contenders(case, selection):
             if contender.role == "baseline" or contender.reason(case, None, selection.device):
                 continue
-            for dtype in plan.dtypes(case, selection):
-                for mode in plan.modes(case, selection):
-                    if not plan.unsupported(contender, case, dtype, selection.device, mode == "fwdbwd"):
+            for dtype in choose.dtypes(case, selection):
+                for mode in choose.modes(case, selection):
+                    if not choose.unsupported(contender, case, dtype, selection.device, mode == "fwdbwd"):
                         yield (
                             identity(case.kernel, contender.name, case.name, dtype, mode),
                             contender,
@@ -55,7 +54,7 @@ def kernels(selection: plan.Selection) -> Iterator[tuple[str, Any, Any, str, str
                         )
 
 
-def calls(selection: plan.Selection, count: int, seed: int, proton: str | None = None, quiet: bool = False) -> int:
+def calls(selection: choose.Selection, count: int, seed: int, proton: str | None = None, quiet: bool = False) -> int:
     """Runs every kernel of a selection `count` times, after warm-ups that no profiler sees; gives how many kernels
     there were.
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from .. import environment, plan, record
 from ..check import numerics, oracle
-from ..operators import floating, without_positions
+from ..records import environment, record
 from ..registry import OPERATORS, Case, Contender, contenders_of, resolved
-from . import ceilings, memory, samples, timing
+from . import ceilings, choose, memory, samples, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
 LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call
 MOST_CEILINGS = 3  # times that ceilings which a kernel exceeded are measured again
+POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
 
 
@@ -57,7 +57,7 @@ def run_case(
 ) -> Iterator[dict[str, Any]]:
     """Records of every contender and mode; one check covers all modes of a type."""
     seed = secrets.randbits(31) if run.seed is None else run.seed
-    why = plan.unsupported_case(case, run.device)
+    why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
     backward = "fwdbwd" in modes
     arguments: dict[str, Any] = {}
@@ -97,11 +97,11 @@ def _check(
     """
     operator = OPERATORS[case.kernel]
     yardstick = None
-    yardstick_first = sorted(entries, key=lambda entry: entry.contender.name != plan.YARDSTICK)
+    yardstick_first = sorted(entries, key=lambda entry: entry.contender.name != choose.YARDSTICK)
     for bare in (False, True):
         group = [entry for entry in yardstick_first if entry.contender.without_positions == bare]
         for entry in group:
-            why = plan.unsupported(entry.contender, case, dtype, run.device, False)
+            why = choose.unsupported(entry.contender, case, dtype, run.device, False)
             if why:
                 entry.fail("unsupported", why)
         if all(entry.status != "ok" for entry in group):
@@ -112,7 +112,7 @@ def _check(
             if entry.status == "ok":
                 judged = yardstick if entry.contender.role != "baseline" else None
                 measured = _judge(operator, entry, kwargs, truth, judged, dtype)
-                if entry.contender.name == plan.YARDSTICK and entry.status == "ok":
+                if entry.contender.name == choose.YARDSTICK and entry.status == "ok":
                     yardstick = measured
 
 
@@ -122,7 +122,7 @@ def checked(
     """One contender's verdict beside the yardstick's, and the arguments it was reached on: for callers with a timer of
     their own.
     """
-    yardstick = next(c for c in contenders_of(case.kernel) if c.name == plan.YARDSTICK)
+    yardstick = next(c for c in contenders_of(case.kernel) if c.name == choose.YARDSTICK)
     entries = [Entry(yardstick), Entry(contender)]
     arguments = case.make(seed, run.device, getattr(torch, dtype))
     _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries)
@@ -161,7 +161,7 @@ def _timed(
     now = {id(entry): Entry(entry.contender, entry.status, entry.reason, entry.verdict) for entry in entries}
     calls = {}
     for entry in now.values():
-        if entry.status == "ok" and (why := plan.unsupported(entry.contender, case, dtype, run.device, backward)):
+        if entry.status == "ok" and (why := choose.unsupported(entry.contender, case, dtype, run.device, backward)):
             entry.fail("unsupported", why)
         if entry.status == "ok":
             calls[entry.contender.name] = step(entry.contender, case, arguments, backward, seed)
@@ -202,7 +202,7 @@ def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: 
                 return function(**kwargs)
 
         return forward
-    names = floating(kwargs, operator.differentiable)
+    names = operator.floating(kwargs)
     leaves = {name: kwargs[name].detach().requires_grad_() for name in names}
     inputs = list(leaves.values())
     both = kwargs | leaves
@@ -238,7 +238,7 @@ def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> di
 
 
 def _work(case: Case, dtype: str, mode: str):
-    return OPERATORS[case.kernel].work(case, plan.ITEMSIZE[dtype], mode)
+    return OPERATORS[case.kernel].work(case, choose.ITEMSIZE[dtype], mode)
 
 
 def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
@@ -286,3 +286,7 @@ def _release(device: str) -> None:
         torch.compiler.reset()  # every case's shapes are compiled for, not a limited number of them
     if device == "cuda":
         torch.cuda.empty_cache()
+
+
+def without_positions(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name not in POSITIONS}

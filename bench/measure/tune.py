@@ -1,6 +1,6 @@
 """Which tile is fastest on this GPU: the committed one against its neighbours, each checked before it is timed.
 
-A call is served by rows of `retro_kernels/configs/<op>.json`, one a kernel. Rows are tuned one after the other, each
+A call is served by rows of `retro_kernels/ops/<op>/tiles.json`, one a kernel. Rows are tuned one after the other, each
 with the best of those before it in place, in steps from the best tile so far until none of its neighbours is faster.
 """
 
@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 import retro_kernels
-from retro_kernels import configs
+from retro_kernels.compile import configs
 
-from .. import plan
 from ..check import numerics, oracle
 from ..registry import OPERATORS, Case, Contender, contenders_of
-from . import runner, samples, timing
+from . import choose, runner, samples, timing
 
 #: what a step may do to a number of a row: halve or double it within bounds, or count up and down
 _DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}
@@ -88,7 +87,7 @@ class Bench:
         self.arguments: dict[str, Any] = case.make(self.seed, run.device, getattr(torch, dtype))
         self.operator = OPERATORS[case.kernel]
         self.truth = oracle.solve(self.operator, case, self.arguments, self.seed, mode == "fwdbwd", run.oracle_share)
-        eager = next(c for c in contenders_of(case.kernel) if c.name == plan.YARDSTICK)
+        eager = next(c for c in contenders_of(case.kernel) if c.name == choose.YARDSTICK)
         self.yardstick = numerics.errors(self.operator, eager, self.arguments, self.truth)
 
     def call(self) -> Callable[[], Any]:

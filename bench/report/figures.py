@@ -12,7 +12,7 @@ from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
-from .. import record as records_module
+from ..records import record as records_module
 from . import panels, summary
 
 WIDTH_IN, DPI = 12.0, 96

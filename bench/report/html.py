@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .. import record as records_module
+from ..records import record as records_module
 from . import figures, panels, summary
 
 HERE = Path(__file__).resolve().parent

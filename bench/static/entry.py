@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import environment, record
+from ..records import environment, record
 from . import sass
 
 

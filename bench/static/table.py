@@ -1,5 +1,5 @@
 """Static metrics of every kernel and configuration we ship: Triton by
-`retro_kernels.aot`, CUDA C++ by nvcc. Needs no GPU.
+`retro_kernels.compile.aot`, CUDA C++ by nvcc. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import record
+from ..records import record
 from . import cuda_kernels, triton_kernels
 from .entry import NoToolchain, row
 

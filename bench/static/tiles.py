@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from retro_kernels import aot, configs
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import aot, configs
+from retro_kernels.compile.target import KNOWN
 
-from .. import exits
+from ..commands import exits
 from ..emulate.parse import PtxError
 from ..emulate.program import EmulationError
 from ..measure.tune import Trial, in_place, neighbours
-from . import entry, model, sass
+from . import entry, estimate, sass
 
 #: names of a row that a change of tile touches
 NUMBERS = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "max_registers")
@@ -57,7 +57,7 @@ def rows_of(op: str, case: str, dtype: str, arch: int) -> list[dict]:
 def _shipped(op: str, arch: int) -> Iterator[aot.Case]:
     if op not in aot.ops():
         raise exits.UsageError(f"--kernel {op}: expected one of {', '.join(aot.ops())}")
-    return importlib.import_module(f"retro_kernels.triton.{op}").aot_cases(KNOWN[arch])
+    return importlib.import_module(f"retro_kernels.ops.{op}.triton").aot_cases(KNOWN[arch])
 
 
 def identity(launch) -> tuple:
@@ -95,7 +95,7 @@ def static_record(launch, arch: int) -> dict[str, Any]:
     )
 
 
-def judged(row: dict, launches: list, machine: model.Machine, base: bool = False) -> Trial:
+def judged(row: dict, launches: list, machine: estimate.Machine, base: bool = False) -> Trial:
     """The model's time of the launches that a row decides; a reason in its place where the tile is unfit.
 
     base: of the committed row, whose spills are forgiven.
@@ -108,7 +108,7 @@ def judged(row: dict, launches: list, machine: model.Machine, base: bool = False
                 return Trial(row, "error", reason=f"does not fit: {static['shared_dynamic_bytes']} bytes shared")
             if static["stack_bytes"] and not base:
                 return Trial(row, "error", reason=f"{static['stack_bytes']} bytes of stack")
-            total += model.estimate(launch, static, machine).seconds
+            total += estimate.estimate(launch, static, machine).seconds
         except (EmulationError, PtxError) as fault:
             return Trial(row, "error", reason=f"not emulated: {str(fault).splitlines()[0]}")
         except Exception as fault:  # a tile that can't be compiled says so by raising
@@ -120,7 +120,7 @@ def tune(
     op: str,
     case: str,
     dtype: str,
-    machine: model.Machine,
+    machine: estimate.Machine,
     *,
     rounds: int,
     kernels: tuple[str, ...] | None,
@@ -173,7 +173,7 @@ def _probe(row: dict) -> dict:
     return {**row, "num_stages": row["num_stages"] + 1}
 
 
-def _with(op: str, case: str, dtype: str, machine: model.Machine, old: dict, new: dict) -> list:
+def _with(op: str, case: str, dtype: str, machine: estimate.Machine, old: dict, new: dict) -> list:
     with in_place(op, [(old, new)]):
         return launches_of(op, case, dtype, machine.arch)
 

@@ -2,7 +2,7 @@
 
 tokens.py      Tokenizer: byte-level BPE; the exact bytes of every token
 hub.py         tokenizers of the Hugging Face libraries
-documents.py   rows of data sets and plain strings as documents; megatron.py: Megatron's .bin and .idx
+documents.py   rows of data sets and plain strings as documents
 store.py       TokenStore: documents as rows of M tokens, memory-mapped; build_store continues after a kill
 dedup.py       training documents that nearly repeat a held-out one, by MinHash
 embed.py       frozen embedders: hashed TF-IDF, transformers encoders, text embedders

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retro_model import disk
-from retro_model.progress import track
+from retro_model.base import disk
+from retro_model.base.progress import track
 
 from .executors import each
 from .shards import shards_of
@@ -38,7 +38,7 @@ class Removal(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `find_leaked` found; `candidates`: pairs of distinct documents whose similarity was computed."""
+    """Result of `find_leaked`; `candidates`: pairs of distinct documents whose similarity was computed."""
 
     threshold: float
     ngram: int

@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 
-from .tokens import Encoder, byte_alphabet
+from ..data.tokens import Encoder, byte_alphabet
 
 
 class HubTokenizer:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from retro_model import disk
-from retro_model.progress import track
+from retro_model.base import disk
+from retro_model.base.progress import track
 
 from . import files
 from .documents import Document, as_documents
@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 1 << 18  # whose token ids are checked
 
 
 class Entry(NamedTuple):
-    """What a store knows of a document; its rows are first_chunk .. first_chunk + num_chunks - 1."""
+    """Entry of a document in a store; its rows are first_chunk .. first_chunk + num_chunks - 1."""
 
     name: str
     group: str

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_model import checks
+from retro_model.base import checks
 
 from .attention import RelativeProjections
 

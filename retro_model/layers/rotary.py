@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import retro_kernels as rk
-from retro_model import checks
+from retro_model.base import checks
 
 from .attention import Attention, local
 

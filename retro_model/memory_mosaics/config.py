@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from retro_kernels.checks import HEAD_DIM_MAX
-from retro_model import checks
+from retro_model.base import checks
 
 #: blocks N_b of the paper's language models (section 5, appendix B); all are 768 wide with 12 heads
 PRESETS = {"small-1": 1, "small": 12, "small-18": 18}

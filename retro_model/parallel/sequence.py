@@ -13,7 +13,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, RelativePositions, linear_cross_entropy
 from retro_model.retro.config import RetroConfig
 from retro_model.retro.encoder import NeighbourEncoder

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from retro_model import checks
+from retro_model.base import checks
 
 FIRST_CCA_LAYER, CCA_LAYER_STEP = (
     6,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import FeedForward, RelativeAttention, RMSNorm, initialise
 
 from .config import RetroConfig
@@ -221,7 +221,7 @@ class NeighbourEncoder(nn.Module):
         return self.norm(x).unflatten(0, neighbours.shape[:3])
 
     def _encoded(self, tokens: Tensor, chunks: Tensor, key_mask: Tensor | None, sharing: Sharing | None) -> Tensor:
-        """What the layers make of tokens [S,R]: [S,R,d']."""
+        """Run the layers on tokens [S,R]: [S,R,d']."""
         spread, mask = None, key_mask  # of the neighbours that are read
         if sharing is not None:
             spread, tokens = sharing.spread, tokens.index_select(0, sharing.rows)

@@ -1,4 +1,4 @@
-"""What every model here checks of its tokens and neighbours before it computes anything."""
+"""Checks of tokens and neighbours, before any model computes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from retro_model import checks
+from retro_model.base import checks
 
 from .cache import ChunkCache
 from .config import RetroConfig

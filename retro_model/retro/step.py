@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retro_model import transfer
+from retro_model.base import transfer
 from retro_model.layers import ChunkedCrossAttention
 
 from .cache import RetroCache
@@ -84,7 +84,7 @@ class RetroStep:
 
 
 class StepRetrieval:
-    """What `Retrieval` does for a call, within one step: every row stands where the device says."""
+    """`Retrieval` within one decode step: the device holds each row's position."""
 
     def __init__(self, step: RetroStep, way: str):
         self.step, self.cache, self.encodes = step, step.cache, way == "encodes"

@@ -14,7 +14,7 @@ supervision.py  BM25 candidates, the reference language model's scores, stored
 index.py        SelfIndex, which grows with a document; cache.py what decoding keeps, decoding.py how it goes on
 
 Training lies in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in
-retro_model/demo/rpt.
+retro_model/apps/rpt.
 """
 
 from .cache import RPTCache

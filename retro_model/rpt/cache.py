@@ -1,11 +1,11 @@
-"""What an RPT keeps of a document while it decodes."""
+"""Cache of an RPT that decodes a document."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from retro_model import checks
+from retro_model.base import checks
 
 from .config import RPTConfig
 from .index import SelfIndex

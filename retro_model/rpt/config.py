@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from retro_model import checks
+from retro_model.base import checks
 
 WINDOWS = ("segments", "sliding")
 VOCAB_SIZE = 50_277  # GPT-NeoX's tokens, section 3.4

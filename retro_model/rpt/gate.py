@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import RotaryAttention, rotation
 
 from .layers import norm

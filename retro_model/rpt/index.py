@@ -1,4 +1,4 @@
-"""What a document offers for retrieval while it grows: the keys of its chunks and the states that are read of them."""
+"""Index of a growing document: the keys of its chunks and the states that are read of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_model import checks
+from retro_model.base import checks
 
 KEYS, STATES = 1024, 64  # chunks of a block of each: what is written stays where it is
 

@@ -1,11 +1,11 @@
-"""What an RPT checks of its tokens and neighbours before it computes anything."""
+"""Checks of an RPT's tokens and neighbours, before it computes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from retro_model import checks
+from retro_model.base import checks
 
 from .config import OWN
 

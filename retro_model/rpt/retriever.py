@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retro_kernels as rk
-from retro_model import checks
+from retro_model.base import checks
 from retro_model.layers import RotaryAttention, rotation
 
 from .config import OWN

@@ -1,4 +1,4 @@
-"""What the retriever is taught: BM25 candidates, and what a reference language model gains from each of them.
+"""Supervision of the retriever: BM25 candidates, and the gain of a reference language model from each.
 
 For chunk i with target i+1: the `CANDIDATES` retrievable chunks j <= i - w that share the rarest tokens with both, each
 scored by
@@ -24,10 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retro_model import transfer
+from retro_model.base import transfer
+from retro_model.base.progress import track
 from retro_model.data import files
 from retro_model.data.text import bm25_scores
-from retro_model.progress import track
 
 CANDIDATES = 20
 MANIFEST, INDEX_FILE, SCORE_FILE = "supervision.json", "candidates.i32", "scores.f32"
@@ -48,7 +48,7 @@ class Supervision(NamedTuple):
         return Supervision(*(transfer.send(t, device) for t in self))
 
     def rows(self, which) -> Supervision:
-        """Those of some sequences."""
+        """Supervision of the selected sequences."""
         return Supervision(*(t[which] for t in self))
 
     def dense(self, chunks: int | None = None) -> Tensor:

@@ -20,7 +20,7 @@ is what `checkpoint` saves.
                    sharded_checkpoint.py: no process holds the whole
 """
 
-from retro_model.progress import training as progress
+from retro_model.base.progress import training as progress
 
 from . import checkpoint, sharded_checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible

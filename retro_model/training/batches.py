@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retro_model import transfer
+from retro_model.base import transfer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What a model is called with: `tokens`, with `neighbours`
+        """Arguments of a model call: `tokens`, with `neighbours`
         and `neighbour_mask`, or `segment`, where there are any.
         """
         tensors = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}

@@ -74,7 +74,7 @@ def save(
     configuration is kept where the model has one. In a process group every process calls, the first one writes.
     Returns: the path.
     Raises: CheckpointError where `path` is something else than a checkpoint or an empty folder; it is then as before.
-        retro_model.disk.Busy where another process is saving there.
+        retro_model.base.disk.Busy where another process is saving there.
     """
     path = Path(path)
     first_process(check_place, path)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
-from retro_model import checks
+from retro_model.base import checks
 
 AUTOCAST = (None, "bfloat16", "float16")  # types of matrix products; None: the parameters' own
 

@@ -3,9 +3,9 @@
 import pytest
 
 import bench
-from bench import environment
-from bench.commands import ab_command
+from bench.commands import ab as ab_command
 from bench.compare import ab, ab_static, gate_statistics
+from bench.records import environment
 
 
 def test_ab_exit_codes():

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import bench.__main__ as bench
-from bench import registry, work
+from bench import registry
 from bench.measure import parts
-from retro_kernels import _native
+from bench.ops import chunked_cross_attention, topk_chunks
+from retro_kernels.core import native
 
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
 
 def case(name):
@@ -43,7 +44,7 @@ def test_the_products_are_those_of_the_op(name, mode):
     """Counted for the parts, and for the roofline, each by its own formula."""
     one = case(name)
     bound = parts.bound(Unit(), one, "float32", mode, {})
-    assert bound.flops == pytest.approx(work.chunked_cross_attention(one, 4, mode).flops, rel=1e-6)
+    assert bound.flops == pytest.approx(chunked_cross_attention.work(one, 4, mode).flops, rel=1e-6)
     assert bound.parts["products"] + bound.parts.get("band", 0) >= bound.flops
     s = one.shape
     visible = s["B"] * s["H"] * (s["N"] - s["M"] + 1) * s["K"] * s["R"]
@@ -53,7 +54,7 @@ def test_the_products_are_those_of_the_op(name, mode):
 def test_top_ks_products_are_those_of_the_op():
     for name in ("rpt-retriever", "precompute-100k"):
         bound = parts.bound(Unit(), case(name), "float32", "fwd", {})
-        assert bound.parts["products"] == bound.flops == work.topk_chunks(case(name), 4, "fwd").flops
+        assert bound.parts["products"] == bound.flops == topk_chunks.work(case(name), 4, "fwd").flops
 
 
 def test_a_decoding_step_reads_every_key_value_and_relative_key_once():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.commands import ab_command
+from bench.commands import ab as ab_command
 from bench.compare import ab_host
 from bench.measure import host
 from tests.conftest import COMPILED, INTERPRETER

@@ -10,7 +10,8 @@ import time
 import pytest
 
 import bench
-from bench import environment, exits, record
+from bench.commands import exits
+from bench.records import environment, record
 from bench.static import triton_kernels
 from tests.conftest import INTERPRETER
 
@@ -18,7 +19,7 @@ from tests.conftest import INTERPRETER
 SLOW = """
 import json, os, sys, time
 from pathlib import Path
-from bench import record
+from bench.records import record
 path = Path(sys.argv[1])
 writer = record.Writer(path)
 good = json.loads(sys.stdin.read())

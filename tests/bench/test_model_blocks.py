@@ -11,7 +11,7 @@ from bench import registry
 def plugin():
     """Registered for one test: other tests count what is registered by default."""
     before = [dict(table) for table in (registry.OPERATORS, registry.CASES, registry.CONTENDERS)]
-    from bench import model_blocks
+    from bench.models import blocks as model_blocks
 
     if model_blocks.MOSAICS not in registry.OPERATORS:
         model_blocks.add()
@@ -42,7 +42,7 @@ def test_a_mask_that_leaks_the_target_fails(plugin, monkeypatch, capsys):
 
 def test_whole_steps_of_every_way_have_one_loss(plugin):
     """The authors' way is the same model: the same losses, before a step and after it."""
-    from bench import model_steps
+    from bench.models import steps as model_steps
     from retro_model.memory_mosaics import MosaicsConfig
 
     said: list[str] = []
@@ -59,7 +59,7 @@ def test_whole_steps_of_every_way_have_one_loss(plugin):
 
 
 def test_retros_steps_and_what_they_are_made_of(monkeypatch):
-    from bench import model_steps
+    from bench.models import steps as model_steps
 
     monkeypatch.setattr(
         model_steps.ceilings, "measure", lambda device: {"flops_per_s": {"float32": 1e11}, "bytes_per_s": 1e10}

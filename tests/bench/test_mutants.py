@@ -3,8 +3,8 @@
 import ast
 
 from tests import trees
-from tests.mutants import operators, targets
-from tests.mutants.__main__ import sampled_faults
+from tools.mutants import operators, targets
+from tools.mutants.__main__ import sampled_faults
 
 SOURCE = '''
 LIMIT = 3

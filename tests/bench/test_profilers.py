@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import bench.__main__ as command_line
-from bench import environment, plan, record
 from bench.measure import ceilings, profilers, runner
+from bench.measure import choose as plan
+from bench.records import environment, record
 from bench.report import summary
 
 from .test_run import PROFILE, QUICK

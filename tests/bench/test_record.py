@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench import record
+from bench.records import record
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from bench import environment, record
+from bench.records import environment, record
 from bench.report import html
 from tests import browser
 

@@ -8,9 +8,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 import bench
-from bench import environment, machines, record
-from bench.commands import ab_command
+from bench.commands import ab as ab_command
 from bench.compare import ab, record_files
+from bench.records import environment, machines, record
 from bench.report import html, markdown, panels, terminal
 from tests.bench.helpers import static_record
 
@@ -288,7 +288,7 @@ def test_what_measures_nothing_needs_no_torch(command, tmp_path):
     """Seconds of importing, for a table; held by what is loaded, not by a clock."""
     record.Writer(tmp_path / "a.jsonl").write(timed())
     arguments = [part.format(path=tmp_path / "a.jsonl") for part in command]
-    loaded = "'torch' in sys.modules, 'triton' in sys.modules"
+    loaded = "'torch._C' in sys.modules, 'triton' in sys.modules"
     code = f"import sys, bench; code = bench.main({arguments!r}); print(code, {loaded})"
     done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "0 False False", done.stdout + done.stderr
@@ -379,5 +379,5 @@ def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("bench.commands.list_command._shape", closed)
+    monkeypatch.setattr("bench.commands.list._shape", closed)
     assert bench.main(["list"]) == 3

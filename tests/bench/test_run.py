@@ -11,9 +11,9 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import environment, record
 from bench.measure import ceilings, runner, timing
 from bench.measure.pace import LEAST_SHARE, Pace
+from bench.records import environment, record
 from tests.bench.helpers import PROFILE, QUICK, wrong
 
 

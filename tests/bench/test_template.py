@@ -1,4 +1,4 @@
-"""The CI templates: YAML that GitHub would read, whose commands this tree accepts, and who may write what."""
+"""Workflows and templates: YAML that GitHub reads, whose commands this tree accepts, and who may write what."""
 
 import re
 import shlex
@@ -6,17 +6,18 @@ import subprocess
 
 import pytest
 
-from bench import environment
 from bench.__main__ import parser
+from bench.records import environment
 from bench.report import markdown
 
-FOLDER = environment.ROOT / "bench" / "ci"
-NAMES = sorted(path.name for path in FOLDER.glob("*.yml"))
+FOLDERS = environment.ROOT / "bench" / "ci", environment.ROOT / ".github" / "workflows"
+FILES = {path.name: path for folder in FOLDERS for path in sorted(folder.glob("*.yml"))}
+NAMES = list(FILES)
 
 
 def workflow(name="pull_request.yml"):
     yaml = pytest.importorskip("yaml")
-    return yaml.safe_load((FOLDER / name).read_text())
+    return yaml.safe_load(FILES[name].read_text())
 
 
 def steps(name="pull_request.yml") -> list[dict]:
@@ -52,7 +53,7 @@ def test_steps_and_make_targets_exist(name):
     makefile = (environment.ROOT / "Makefile").read_text()
     assert all("uses" in step or "run" in step for step in steps(name))
     for step in steps(name):
-        for target in re.findall(r"\bmake ([\w-]+)", step.get("run", "")):
+        for target in re.findall(r"\bmake (\w[\w-]*)", step.get("run", "")):
             assert re.search(rf"^{target}:", makefile, re.M), target
         if "uses" in step:
             assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step["uses"]), "pinned by commit: a tag can be moved"

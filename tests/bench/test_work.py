@@ -9,9 +9,10 @@ import torch
 
 import bench
 import retro_kernels as rk
-from bench import operators, work
+from bench import Work, ops
 from bench.check import numerics, oracle
-from bench.measure import ceilings
+from bench.measure import ceilings, runner
+from bench.ops import _shared, chunked_cross_attention, relative_attention
 from bench.registry import Case
 
 TINY = {
@@ -117,12 +118,12 @@ def test_visible_pairs_are_counted_one_by_one(case):
         for d in pairs
         if (not o.get("causal") or d >= o.get("causal_gap", 0)) and ("window" not in o or d < o["window"])
     ]
-    assert work._pairs(case) == (len(seen), sum(start <= d < start + rows for d in seen))
+    assert relative_attention._pairs(case) == (len(seen), sum(start <= d < start + rows for d in seen))
 
 
 def test_flops_and_bytes_of_retro_by_hand():
     case = bench.CASES[("chunked_cross_attention", "retro-172m")]
-    counted = work.chunked_cross_attention(case, 4, "fwd")
+    counted = chunked_cross_attention.work(case, 4, "fwd")
     attending = 2048 - 63
     assert counted.flops == attending * 16 * (2 * 256 * 64 * 2 + 2 * 128 * 64)
     assert counted.bytes == 4 * (2 * 2048 * 16 * 64 + 2 * 32 * 2 * 128 * 16 * 64 + 16 * 191 * 64)
@@ -131,9 +132,9 @@ def test_flops_and_bytes_of_retro_by_hand():
 def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads_no_table():
     """By hand: a causal triangle of 3, one head of width 4, float32; the backward's reads and writes come on top."""
     plain = Case("relative_attention", "a", {"B": 1, "N": 3, "S": 3, "H": 1, "D": 4}, "a test", {"causal": True})
-    forward, both = (work.relative_attention(plain, 4, mode) for mode in ("fwd", "fwdbwd"))
-    assert forward == work.Work(4.0 * 6 * 4, 4 * 3 * 4 * 4)
-    assert both == work.Work(forward.flops * 3.5, forward.bytes + 8 * 3 * 4 * 4 + 2 * 3 * work.LSE_BYTES)
+    forward, both = (relative_attention.work(plain, 4, mode) for mode in ("fwd", "fwdbwd"))
+    assert forward == Work(4.0 * 6 * 4, 4 * 3 * 4 * 4)
+    assert both == Work(forward.flops * 3.5, forward.bytes + 8 * 3 * 4 * 4 + 2 * 3 * _shared.LSE_BYTES)
     table = Case(
         "relative_attention",
         "b",
@@ -142,7 +143,7 @@ def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads
         {"causal": True, "rel_start": 0},
         ("rel_key",),
     )
-    assert work.relative_attention(table, 4, "fwd") == work.Work(forward.flops + 2.0 * 6 * 4, forward.bytes + 3 * 4 * 4)
+    assert relative_attention.work(table, 4, "fwd") == Work(forward.flops + 2.0 * 6 * 4, forward.bytes + 3 * 4 * 4)
 
 
 @pytest.mark.parametrize("case", ALL, ids=names)
@@ -170,7 +171,7 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
             or contender.reason(case, "float32", "cpu")
         ):
             continue
-        arguments = operators.without_positions(full) if contender.without_positions else full
+        arguments = runner.without_positions(full) if contender.without_positions else full
         truth = oracle.solve(operator, case, arguments, 4, backward=contender.differentiable)
         verdict = numerics.judge(numerics.errors(operator, contender, arguments, truth), None, "float32", truth.checked)
         assert verdict.passed, f"{contender.name}: {verdict.complaint()}"
@@ -257,12 +258,13 @@ def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
     )
     assert ceilings.rate({"flops_per_s": {"float32": 100.0, "bfloat16": 230.0}}, "bfloat16") == 230.0
     assert ceilings.rate(measured, "float64") is None
-    roofline = ceilings.roofline(work.Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)
+    roofline = ceilings.roofline(Work(flops=1000, bytes=1), measured, "bfloat16", seconds=20.0)
     assert roofline == {"floor_s": 10.0, "bound": "compute", "fraction": 0.5}
 
 
 def test_the_names_of_backends_are_the_dispatchers():
     """Written down a second time so that a list takes no torch."""
-    from retro_kernels import _dispatch
 
-    assert operators.BACKENDS == _dispatch.ORDER and set(bench.OPERATORS) == set(_dispatch.OPS)
+    from retro_kernels.core import backends
+
+    assert ops.BACKENDS == backends.ORDER and set(bench.OPERATORS) == set(backends.OPS)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from retro_model import disk
+from retro_model.base import disk
 from retro_model.data import files, store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf

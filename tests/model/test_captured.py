@@ -9,8 +9,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels.testing.recorded import Recorded
-from retro_model import captured
-from retro_model.generation import generate
+from retro_model.generation import captured, generate
 from tests.conftest import COMPILED, INTERPRETER
 from tests.model import tiny
 from tests.model.memory_mosaics import tiny as tiny_mosaics
@@ -38,7 +37,7 @@ def stand_in(monkeypatch):
     """Graphs that were made. Ids are read by the host on a CPU only."""
     monkeypatch.setattr(captured, "check", lambda model, device: None)
     monkeypatch.setattr(captured.Captured, "graph", Counted)
-    monkeypatch.setattr("retro_model.checks.token_range", lambda *arguments: None)
+    monkeypatch.setattr("retro_model.base.checks.token_range", lambda *arguments: None)
     monkeypatch.setattr(Counted, "made", [])
     return Counted.made
 

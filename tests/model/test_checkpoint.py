@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from retro_model import checkpoint, disk, training
+from retro_model import checkpoint, training
+from retro_model.base import disk
 from retro_model.training import checkpoint_folder
 from tests import killing
 from tests.model.checkpoints import SETTINGS, Dropped, equal, make, refused, run, tensors, trained
@@ -143,7 +144,7 @@ def test_a_first_form_checkpoint_is_read_and_replaced(saved):
         path = tensors(saved, kind)
         state["files"][f"{kind}.safetensors"] = state["files"].pop(path.name)
         path.rename(saved / f"{kind}.safetensors")
-    state["sha256"] = checkpoint_folder._state_digest(state)
+    state["sha256"] = checkpoint_folder.state_digest(state)
     (saved / "state.json").write_text(json.dumps(state))
     for rest in (".at4.123.tmp", ".at4.77.old"):
         shutil.copytree(saved, saved.parent / rest)
@@ -272,7 +273,7 @@ def test_a_forked_or_dead_process_holds_no_lock(tmp_path):
     """A lock's holder forks and dies; its child lives on."""
     code = """
 import os, signal, sys, time
-from retro_model import disk
+from retro_model.base import disk
 lock = disk.Lock(__import__("pathlib").Path(sys.argv[1]), "x")
 if os.fork() == 0:
     print("forked", flush=True)

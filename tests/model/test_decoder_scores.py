@@ -201,7 +201,7 @@ def test_knn_lm_of_a_decoder_and_of_its_retrofit():
 
 
 def test_a_retrofit_of_the_hugging_face_library_is_scored_as_the_one_within():
-    from retro_model.huggingface import RetrofitForCausalLM
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
 
     store, database, neighbours = texts()
 

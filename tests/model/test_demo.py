@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from retro_model import checkpoint, evaluation
+from retro_model.apps.demo import command as demo
+from retro_model.apps.demo import corpus as demo_corpus
+from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.store import TokenStore
-from retro_model.demo import command as demo
-from retro_model.demo import corpus as demo_corpus
 from retro_model.retro import Retro
-from retro_model.serving.reader import Options, open_folder
 
 TINY = dataclasses.replace(demo.SMOKE, steps=4, sample_tokens=20)
 

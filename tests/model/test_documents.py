@@ -9,9 +9,9 @@ import pytest
 from retro_model import evaluation
 from retro_model.data.documents import as_documents
 from retro_model.data.hub import HubTokenizer
-from retro_model.data.megatron import read_megatron
 from retro_model.data.store import build_store
 from retro_model.data.tokens import Tokenizer
+from retro_model.integrations.megatron import read_megatron
 from tests.model.data import Given
 from tests.model.toys import Bigram
 

@@ -10,7 +10,7 @@ import torch
 
 from retro_model import Retro, RetroConfig, evaluation, generate
 from retro_model.__main__ import main
-from retro_model.commands.harness import hand_over
+from retro_model.apps.evaluate.lm_eval import hand_over
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store
@@ -23,7 +23,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval, the extra `harne
 
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from retro_model.harness import RetroLM  # noqa: E402
+from retro_model.integrations.lm_eval import RetroLM  # noqa: E402
 
 TEXTS = [
     "the cat sat on the mat and the dog sat on the cat",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from retro_model.apps.scale import command, plan
+from retro_model.apps.scale.build import build, opened
+from retro_model.apps.scale.recipe import Recipe, Synthetic, synthetic_sources
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.tokens import Tokenizer
-from retro_model.scale import command, plan
-from retro_model.scale.build import build, opened
-from retro_model.scale.recipe import Recipe, Synthetic, synthetic_sources
 from tests.conftest import INTERPRETER
 
 needs_gloo = pytest.mark.skipif(

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from retro_model import checkpoint, disk
+from retro_model import checkpoint
+from retro_model.base import disk
 from retro_model.training import Settings, make_optimizer, sharded_checkpoint
 from tests import killing
 from tests.conftest import INTERPRETER

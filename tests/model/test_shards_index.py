@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from retro_model import disk
+from retro_model.base import disk
 from retro_model.data import faiss_index, index_shards, search
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf

@@ -96,7 +96,7 @@ def test_refuses():
 def retrofit_of(store):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    from retro_model.huggingface import RetrofitForCausalLM
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
 
     sizes = dict(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1

@@ -11,9 +11,9 @@ import torch
 
 from retro_kernels.testing import relative_error, tolerances
 from retro_model.__main__ import main
-from retro_model.demo.corpus import VALIDATION
-from retro_model.demo.memory_mosaics import automata, command, corpora, moons, regbench, text
-from retro_model.demo.memory_mosaics.transformer import Transformer, TransformerConfig
+from retro_model.apps.demo.corpus import VALIDATION
+from retro_model.apps.mosaics import automata, command, corpora, moons, regbench, text
+from retro_model.apps.mosaics.transformer import Transformer, TransformerConfig
 from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
 from tests.model.memory_mosaics.naive import kernel_smoothing
 
@@ -169,7 +169,7 @@ def test_the_baseline_is_causal_and_its_rotary_positions_are_relative():
     changed = tokens.clone()
     changed[0, 5] = (tokens[0, 5] + 1) % 13
     assert (model(changed) != base).any(-1)[0].nonzero().flatten().tolist() == list(range(5, 12))
-    from retro_model.demo.memory_mosaics.transformer import rotated
+    from retro_model.apps.mosaics.transformer import rotated
 
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64).expand(2, 1, 12, 1, 16)
     products = torch.einsum("bnhd,bmhd->nm", rotated(q), rotated(k))

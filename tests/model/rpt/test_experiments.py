@@ -6,10 +6,10 @@ import json
 import numpy as np
 import torch
 
-from retro_model.demo.rpt import command
-from retro_model.demo.rpt.cards import VARIANTS, Documents, Plan
-from retro_model.demo.rpt.deck import Copyist, Deck
-from retro_model.demo.rpt.text_corpus import pieces
+from retro_model.apps.rpt import command
+from retro_model.apps.rpt.cards import VARIANTS, Documents, Plan
+from retro_model.apps.rpt.deck import Copyist, Deck
+from retro_model.apps.rpt.text_corpus import pieces
 
 
 def test_the_smallest_run(tmp_path):

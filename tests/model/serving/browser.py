@@ -5,8 +5,8 @@ import importlib.util
 import threading
 from collections.abc import Iterator
 
-from retro_model.serving.command import listen
-from retro_model.serving.reader import Reader
+from retro_model.apps.serve.command import listen
+from retro_model.apps.serve.reader import Reader
 from tests import browser
 from tests.browser import chromium
 
@@ -23,7 +23,7 @@ def serving(reader: Reader) -> Iterator[str]:
     """The address of a server that runs in a thread."""
     import uvicorn
 
-    from retro_model.serving.app import make_app
+    from retro_model.apps.serve.app import make_app
 
     server = uvicorn.Server(uvicorn.Config(make_app(reader), log_level="warning", ws="none"))
     with listen(0) as socket:

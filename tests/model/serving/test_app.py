@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retro_model.serving import command
-from retro_model.serving.reader import open_folder
+from retro_model.apps.serve import command
+from retro_model.apps.serve.reader import open_folder
 
 from . import folders
 
@@ -18,7 +18,7 @@ OWN = "http://127.0.0.1:8765"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    from retro_model.serving.app import make_app
+    from retro_model.apps.serve.app import make_app
 
     return TestClient(make_app(open_folder(folders.retro(tmp_path_factory.mktemp("retro")))), base_url=OWN)
 
@@ -56,6 +56,7 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
         ({"origin": "null"}, "Origin"),
         ({"origin": "http://127.0.0.1:9999"}, "Origin"),
         ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site"),
+        ({"sec-fetch-site": "same-site"}, "Sec-Fetch-Site"),
         ({"content-type": "text/plain"}, "Content-Type"),
     ],
 )

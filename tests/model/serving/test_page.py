@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from retro_model.serving.reader import open_folder
+from retro_model.apps.serve.reader import open_folder
 
 from . import browser, folders
 
@@ -175,7 +175,7 @@ def test_text_of_documents_is_text(page):
 
 
 def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers, tmp_path):
-    from . import screenshots
+    from tools import screenshots
 
     with browser.serving(readers["retro"]) as address:
         screenshots.of_retro(chromium, address, tmp_path)

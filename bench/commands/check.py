@@ -1,0 +1,36 @@
+"""numerics only: every kernel and baseline against the float64 reference
+
+Fresh random inputs each time, outputs and gradients in every type; one line a case and type. Exit code 2 if anything
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..records import record
+from ..report import terminal
+from . import measuring, options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_selection(parser)
+    options.add_effort(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    selection = options.selection(arguments)
+    run = measuring.start(arguments, selection, timed=False)
+    writer = record.Writer(arguments.json) if arguments.json else None
+    records = []
+
+    def keep(measured: dict) -> None:
+        records.append(measured)
+        if writer:
+            writer.write(measured)
+
+    counts = measuring.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
+    print(terminal.checks(records))
+    return measuring.exit_code(counts, sum(r["status"] == "ok" and r["role"] != "baseline" for r in records))

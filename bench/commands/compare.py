@@ -1,0 +1,47 @@
+"""two record files: what broke, vanished, got slower or faster
+
+Measures nothing. Exit code 1 for a kernel that broke or vanished and for static regressions; 3 where the files come
+from different machines. Slow-downs are shown and don't fail: `ab` measures them properly.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..compare import record_files
+from ..records import machines
+from ..report import markdown, tables
+from . import exits
+from .report import load
+
+HEADER = ("measurement", "change", "detail", "ratio")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", type=Path, metavar="A", help="records of before")
+    parser.add_argument("b", type=Path, metavar="B", help="records of after")
+    parser.add_argument("--format", choices=("term", "md"), default="term")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    a, b = load([arguments.a]), load([arguments.b])
+    why = machines.difference(a, b)
+    changes = record_files.changes(a, b)
+    if why:
+        print(f"not comparable: {why}; times are left out")
+        changes = [change for change in changes if change.ratio is None]
+    lines = [(c.id, c.kind, c.detail, f"{c.ratio:.3f}" if c.ratio else "-") for c in changes]
+    if not lines:
+        print("no differences")
+    elif arguments.format == "md":
+        print(
+            "\n".join(
+                [markdown.MARKER, *markdown.folded(markdown.header(HEADER), [markdown.line(line) for line in lines])]
+            )
+        )
+    else:
+        print(tables.align([HEADER, *lines]))
+    if any(change.fails for change in changes):
+        return exits.REGRESSION
+    return exits.INCONCLUSIVE if why else exits.OK

@@ -1,0 +1,99 @@
+"""tools, versions, this machine's noise floor, and what to fix
+
+The noise floor: how far medians of the same call move between fresh batches. `ab` can tell no change smaller than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import statistics
+import time
+
+import torch
+
+import retro_kernels as rk
+from retro_kernels.core import native
+
+from ..measure import samples
+from ..records import environment
+from . import exits
+
+#: module -> (what pip calls it, what is missing without it)
+OPTIONAL = {
+    "rich": ("rich", "progress of `run`"),
+    "faiss": ("faiss-cpu", "a baseline of topk_chunks"),
+    "matplotlib": ("matplotlib", "`report --format png`"),
+    "pytest_benchmark": ("pytest-benchmark", "the developer's front end"),
+    "triton": ("triton", "kernels for GPUs, `static`"),
+    "ninja": ("ninja", "a fast build of the extensions"),
+    "pybind11": ("pybind11", "the extension for token sequences"),
+}
+BATCHES, SAMPLES = 12, 15
+STEADY, NOISY = 0.02, 0.05  # spread of medians: fit for 5% gates, unfit for them
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-noise", action="store_true", help="versions only")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    env = environment.environment()
+    for name in ("python", "torch", "triton", "cuda", "ptxas", "retro_kernels", "cpu", "cores", "threads"):
+        print(f"{name:<16} {_shown(env[name])}")
+    print(f"{'isa':<16} {' '.join(env['isa']) or 'none of those we know'}")
+    print(f"{'nvcc':<16} {_shown(environment.nvcc_version())}")
+    print(f"{'c++':<16} {_shown(environment.compiler_version())}")
+    print(f"{'git':<16} {_shown(shutil.which('git') and environment.git_state()['sha'])}")
+    print(f"{'gpu':<16} {environment.device('cuda')['name'] if torch.cuda.is_available() else 'none'}")
+    for package in OPTIONAL:
+        print(f"{package:<16} {'yes' if installed(package) else 'not installed'}")
+    for kernel, backends in rk.backends().items():
+        print(f"{kernel:<24} {', '.join(name for name, status in backends.items() if status)}")
+    spread = None if arguments.no_noise else noise()
+    if spread is not None:
+        fit = "fit" if spread <= STEADY else "hardly fit" if spread <= NOISY else "not fit"
+        print(f"{'noise floor':<16} {100 * spread:.1f}% between batches of one call: {fit} for gates of 5%")
+    print("\nto fix:", *(remedies(spread) or ["nothing"]), sep="\n  ")
+    return exits.OK if spread is None or spread <= NOISY else exits.INCONCLUSIVE
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def remedies(spread: float | None) -> list[str]:
+    """What is amiss, and what mends it, a line each."""
+    advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
+    if why := native.unavailable("_cpu"):
+        advice.append(f"the C++ kernels: {why}")
+    if environment.compiler_version() is None:
+        advice.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")
+    if shutil.which("valgrind") is None:
+        advice.append("install valgrind: instruction counts of `profile`")
+    if shutil.which("git") is None:
+        advice.append("install git: `ab`, and which tree a record is of")
+    if spread is not None and spread > STEADY:
+        advice.append("other work moves these times: stop it, or bind it to other cores")
+    return advice
+
+
+def noise() -> float:
+    """Spread (p90/p10 - 1) of batch medians of one product that keeps all threads busy for about a millisecond."""
+    a = torch.randn(384, 384)
+    medians = []
+    for _ in range(BATCHES):
+        times = []
+        for _ in range(SAMPLES):
+            begun = time.perf_counter()
+            for _ in range(4):
+                a @ a
+            times.append(time.perf_counter() - begun)
+        medians.append(statistics.median(times))
+    medians.sort()
+    return samples.quantile(medians, 0.9) / samples.quantile(medians, 0.1) - 1
+
+
+def _shown(value) -> str:
+    return "none" if value in (None, "") else str(value)

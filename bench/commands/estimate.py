@@ -1,0 +1,95 @@
+"""a static model of time, from compiled code: what each launch is predicted to take on a GPU, and what bounds it
+
+Nothing is measured: launches of the shipped cases are compiled, three CTAs of each executed by the emulator, and their
+instructions timed by a scoreboard. bench/static/estimate.py says what it leaves out. Records have the mode "model".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from ..report.tables import align
+from . import exits, options
+
+HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernel", type=options.names, metavar="PART[,PART]", help="as `static` names launches")
+    parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="names of shipped cases, whole")
+    parser.add_argument("--dtype", choices=options.DTYPES, default="bfloat16")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    import tempfile
+
+    from ..emulate.parse import PtxError
+    from ..static import estimate, table
+
+    machine = estimate.MACHINES[90]
+    plan = table.plan([machine.arch], arguments.kernel)
+    plan.cuda.clear()
+    plan.triton[:] = [one for one in plan.triton if one.dtype == arguments.dtype and _named(one.case, arguments.case)]
+    if not plan.triton:
+        raise exits.UsageError("no shipped launch has such a kernel, case and type")
+    lines, totals = [HEADER], {}
+    with tempfile.TemporaryDirectory(prefix="retro-model-") as folder:
+        for one, row in zip(plan.triton, table.rows(plan, Path(folder), 1), strict=True):
+            name, case, _ = one.case.split(":")
+            try:
+                found = estimate.estimate(one.launch, row["static"], machine)
+            except PtxError as error:
+                print(f"{one.id}: not emulated: {error}", file=sys.stderr)
+                continue
+            second = sorted(found.shares.items(), key=lambda item: -item[1])[1]
+            tile = row["static"]["config"] or "-"
+            lines.append(
+                (
+                    name,
+                    case,
+                    one.dtype,
+                    str(tile),
+                    f"{found.waves:.2f}",
+                    f"{1e6 * found.seconds:.1f}",
+                    found.bound,
+                    f"{second[0]} {second[1]:.0%}",
+                )
+            )
+            totals.setdefault((one.op, case), []).append((found.seconds, found.hbm_bytes))
+            if arguments.json:
+                _write(arguments.json, one, machine, found)
+            print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    print(align(lines))
+    for (op, case), parts in totals.items():
+        print(f"{op}, {case}: {1e6 * sum(s for s, _ in parts):.1f} us in {len(parts)} launches")
+    print(f"predicted for one {machine.name}, not measured")
+    return exits.OK
+
+
+def _named(case: str, names: tuple[str, ...] | None) -> bool:
+    return names is None or case.split(":")[1] in names
+
+
+def _write(path: Path, one, machine, found) -> None:
+    row = {
+        "mode": "model",
+        "id": one.id,
+        "machine": machine.name,
+        "fingerprint": one.fingerprint,
+        "predicted_us": round(1e6 * found.seconds, 2),
+        "bound": found.bound,
+        "shares": found.shares,
+        "waves": round(found.waves, 3),
+        "hbm_bytes": found.hbm_bytes,
+        "l2_bytes": found.l2_bytes,
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")

@@ -1,0 +1,239 @@
+"""the first hours on a GPU, in stages: right, fast, tune, look
+
+Each stage is a list of commands, each in a process of its own, with a deadline for the stage. What is done is written
+down as it ends, so a stage that was cut off goes on where it was; --again forgets that. Needs no network; a tool that
+is not installed is named and passed over, one that breaks stops nothing. --rehearse runs the same lists on a CPU with
+the smallest cases, to see that every command is accepted and leaves what it should: its records are marked, and no
+report or comparison takes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..records import environment
+from . import exits, options
+
+MOST_WORKERS = 16  # of pytest: each has a CUDA context of its own, some 0.5 GB
+LIMIT_S = 570  # of a stage: under ten minutes, with what starting takes
+#: the shapes of the published models, one an op and direction
+HEADLINE = (
+    "retro-1.5b",
+    "rpt-16k",
+    "decoder-2k",
+    "encoder-self-b512",
+    "rpt-window-16k",
+    "decoder-1k",
+    "precompute-1m",
+    "rpt-retriever-b32",
+    "mosaics-b64",
+)
+SMALLEST = ("decode-1", "encoder-cross", "rpt-retriever", "mosaics")
+#: exit codes after which a step is done: it ran, whatever it found; an interrupted or impossible one is tried again
+FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
+
+
+@dataclass(frozen=True)
+class Step:
+    """`command`: arguments of `bench`, or with `tool` of that program; {device}, {cases} and the like are filled in.
+    seconds: estimate for an H200, its kernels compiled. needs: modules without which the step is passed over, as it is
+    without its tool. variables: added to the environment."""
+
+    name: str
+    command: str
+    seconds: int
+    tool: str | None = None
+    needs: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+_MEASURED = "--device {device} --case {cases} --quiet --deadline {left}"
+_EVERYTHING = "--device {device} {every} --quiet --deadline {left}"
+_FOUND = "--error-exitcode 2"
+#: Counters replay each launch some 40 times: the shipped launches once each, and no more than these.
+_FEW, _ONCE = "--launch-count 60 --kill yes", "{python} -m bench predicted --once --device {device} {launches}"
+_CHECKED = "{python} -m bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
+
+#: The caching allocator makes one block of many tensors: memcheck would miss what runs past the end of a tensor.
+_UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
+
+STAGES = {
+    "right": (
+        Step("doctor", "doctor --no-noise", 15),
+        Step("compiled", "compile --device {device} --case {cases} --deadline {left}", 60),
+        Step("check", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),
+        Step("check again", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),  # a race shows in one of two
+        Step("check all", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl", 80),
+        Step("check all again", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl", 80),
+        Step("tests", "-m pytest -q -p no:cacheprovider {tests}", 120, "python", ("pytest", "hypothesis")),
+        Step("memory errors", f"--tool memcheck {_FOUND} {_CHECKED}", 60, "compute-sanitizer", (), _UNCACHED),
+        Step("races", f"--tool racecheck {_FOUND} {_CHECKED}", 60, "compute-sanitizer"),
+    ),
+    "fast": (
+        Step("headline", f"run {_MEASURED} {{run}}", 120),
+        Step("table", "report {out}/run.jsonl --format md --output {out}/run.md", 5),
+        Step(
+            "predictions", "predicted --device {device} {launches} --deadline {left} --json {out}/predicted.jsonl", 60
+        ),
+        Step("host time", "host --json {out}/host.json", 30),
+        Step("baselines", f"run {_MEASURED} --baselines all {{baselines}}", 140),
+        Step("all", f"run {_EVERYTHING} {{all}}", 200),
+    ),
+    "tune": (Step("tiles", "tune --device {device} --case {cases} --deadline {left} --json {out}/tuned.jsonl", 540),),
+    "look": (
+        Step("profile", f"profile {_MEASURED} {{counted}} --trace {{out}}/traces --json {{out}}/profile.jsonl", 120),
+        Step("replay", f"profile {_MEASURED} {{counted}} --mode decode,fwd {{graphs}} --json {{out}}/graphs.jsonl", 60),
+        Step("counters", f"--set full {_FEW} --target-processes all -f -o {{out}}/ncu {_ONCE}", 180, "ncu"),
+        Step("timeline", f"profile -t cuda,nvtx -f true -o {{out}}/nsys {_CHECKED}", 60, "nsys"),
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("stage", choices=(*STAGES, "all"), help="all: one after the other")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench-gpu"),
+        metavar="DIR",
+        help="records, traces and what is done (default bench-gpu)",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=options.seconds,
+        default=LIMIT_S,
+        metavar="SECONDS",
+        help=f"of each stage (default {LIMIT_S})",
+    )
+    parser.add_argument("--again", action="store_true", help="forget what is done")
+    parser.add_argument("--rehearse", action="store_true", help="a CPU stands in for the GPU")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    codes = [stage(name, arguments) for name in (STAGES if arguments.stage == "all" else [arguments.stage])]
+    return next((code for code in (exits.NUMERICS, exits.INCONCLUSIVE) if code in codes), exits.OK)
+
+
+def stage(name: str, arguments: argparse.Namespace) -> int:
+    """Run what is left of a stage. NUMERICS where a step found something wrong, INCONCLUSIVE where one broke, was cut
+    off or did not start."""
+    begun, codes, state = time.monotonic(), [], arguments.out / f"{name}.json"
+    known = {} if arguments.again or not state.exists() else json.loads(state.read_text())
+    todo = [step for step in STAGES[name] if not isinstance(known.get(step.name), int)]
+    expected = sum(step.seconds for step in todo) / 60
+    say(f"{name}: {len(todo)} steps, about {expected:.0f} min on an H200, at most {arguments.deadline / 60:.0f} min")
+    for step in STAGES[name]:
+        left = arguments.deadline - (time.monotonic() - begun)
+        if isinstance(known.get(step.name), int):
+            say(f"{name}: {step.name}: done before, exit code {known[step.name]}")
+            codes.append(known[step.name])
+        elif why := missing(step):
+            say(f"{name}: {step.name}: {why}")
+            known[step.name] = why
+        elif left <= 0:
+            say(f"{name}: {step.name}: no time is left; run the stage again")
+            codes.append(exits.INCONCLUSIVE)
+        else:
+            code = run(step, arguments, left)
+            say(f"{name}: {step.name}: exit code {code}, {time.monotonic() - begun:.0f} s into the stage")
+            idle = arguments.rehearse and code == exits.NOTHING_MEASURED  # a CPU has no tiles to tune
+            done = code in (exits.OK, exits.NUMERICS) or (step.tool is None and code in FINISHED) or idle
+            known[step.name] = code if done else f"exit code {code}"
+            codes.append(code if done else exits.INCONCLUSIVE)
+        if known:
+            state.write_text(json.dumps(known, indent=1) + "\n")
+    return next((code for code in (exits.NUMERICS, exits.INCONCLUSIVE) if code in codes), exits.OK)
+
+
+def missing(step: Step) -> str | None:
+    """What the step needs and this machine has not."""
+    if step.tool not in (None, "python") and not shutil.which(step.tool):
+        return f"{step.tool} is not installed"
+    absent = [name for name in step.needs if importlib.util.find_spec(name) is None]
+    return f"{absent[0]} is not installed" if absent else None
+
+
+def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
+    """One step in a process of its own, stopped when the stage's time is over; its output goes to a log beside the
+    records."""
+    command = words(step, arguments, left)
+    say("  " + shlex.join(command))
+    variables = {environment.REHEARSAL: "1"} if arguments.rehearse else {"TRITON_INTERPRET": "0"} | dict(step.variables)
+    with open(arguments.out / f"{step.name.replace(' ', '-')}.log", "a", encoding="utf-8") as log:
+        return supervised(command, log, variables, left + 20)
+
+
+def supervised(command: list[str], log: IO[str], variables: dict[str, str], seconds: float) -> int:
+    """Exit code of a command; INCONCLUSIVE where its time is over. Its children end with it: a profiler's child would
+    run on beside what is timed next."""
+    process = subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return exits.INCONCLUSIVE
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
+    """The step's command with its blanks filled in."""
+    small, rehearse = ",".join(SMALLEST), arguments.rehearse
+    blanks = {
+        "device": "cpu" if rehearse else "cuda",
+        "cases": small if rehearse else ",".join(HEADLINE),
+        "small": small,
+        "every": f"--case {small}" if rehearse else "",
+        "tests": shlex.join(tests(rehearse)),
+        "counted": "--no-instructions" if rehearse else "",  # minutes under valgrind
+        "launches": "--kernel relative_delta" if rehearse else "",
+        "graphs": "" if rehearse else "--cuda-graph",
+        **{name: records(arguments, name) for name in ("run", "baselines", "all")},
+        "out": str(arguments.out),
+        "left": f"{left:.0f}",
+        "python": sys.executable,
+    }
+    filled = shlex.split(step.command.format(**blanks))
+    if step.tool == "python":
+        return [sys.executable, *filled]
+    return [step.tool, *filled] if step.tool else [sys.executable, "-m", "bench", *filled]
+
+
+def records(arguments: argparse.Namespace, name: str) -> str:
+    """Options of `run` for its records: a file that an earlier, interrupted step left is continued."""
+    path = arguments.out / f"{name}.jsonl"
+    return f"--resume {path}" if path.exists() and not arguments.again else f"--json {path} --fresh"
+
+
+def tests(rehearse: bool) -> list[str]:
+    """pytest's selection: what checks values, in a process for every core where pytest-xdist is there."""
+    if rehearse:
+        return [str(environment.ROOT / "tests" / "ops" / "test_validation.py")]
+    jobs = (
+        []
+        if importlib.util.find_spec("xdist") is None
+        else ["-n", str(min(environment.available_cores(), MOST_WORKERS))]
+    )
+    files = [str(environment.ROOT / "tests" / name) for name in ("ops", "model/test_captured.py")]
+    return [*files, "-k", "values or decod or empty or dropout or on_a_gpu", *jobs]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,62 @@
+"""host time of a call: everything but the kernel; needs no GPU
+
+Checks, choice, plan, arguments and autograd of small calls of a layout that was met before, in microseconds of CPU
+time: the Triton kernels' with a launch that goes nowhere, the CPU kernels' with their arithmetic. `ab` holds a change
+to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ..registry import OPERATORS
+from . import exits, options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernel", type=options.names, default=(), metavar="NAME[,NAME]", help="only these")
+    parser.add_argument(
+        "--backend",
+        type=options.names,
+        default=("cpu", "triton"),
+        metavar="NAME[,NAME]",
+        help="of cpu, triton (default both)",
+    )
+    parser.add_argument(
+        "--models", action="store_true", help="decode steps of the models instead: torch's operations, launches, time"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write {id: seconds} here")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    if unknown := set(arguments.kernel) - set(OPERATORS):
+        raise exits.UsageError(f"--kernel: expected some of {', '.join(OPERATORS)}; got {', '.join(sorted(unknown))}")
+    if unknown := set(arguments.backend) - {"cpu", "triton"}:
+        raise exits.UsageError(f"--backend: expected some of cpu, triton; got {', '.join(sorted(unknown))}")
+    if arguments.models:
+        return _models(arguments.json)
+    from ..measure import host
+
+    seconds_of = host.measure(tuple(arguments.backend), tuple(arguments.kernel))
+    for name, seconds in seconds_of.items():
+        print(f"{name:<52} {seconds * 1e6:8.1f} us")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(seconds_of, indent=1))
+    return exits.OK if len(seconds_of) > 1 else exits.NOTHING_MEASURED
+
+
+def _models(json_file: Path | None) -> int:
+    from ..measure import decoding
+
+    steps = decoding.measure()
+    print(f"{'a decode step of':<44} operations launches    host    captured: operations launches")
+    for name, step in steps.items():
+        print(
+            f"{name:<44} {step['operations']:10} {step['launches']:8} {step['seconds'] * 1e6:7.0f} us "
+            f"{step['captured operations']:19} {step['captured launches']:8}"
+        )
+    if json_file:
+        json_file.write_text(json.dumps(steps, indent=1))
+    return exits.OK

@@ -1,0 +1,77 @@
+"""kernels, backends, cases, and what this machine can run
+
+One line a contender, then one line a case; a star marks the default selection. --why asks each backend of this machine
+whether it can serve the cases and shows its reason where it can't: that imports torch, which a list does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ..measure import choose
+from ..records import environment
+from ..registry import OPERATORS, Case, Contender, cases_of, contenders_of
+from . import exits, options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_selection(parser)
+    parser.add_argument("--why", action="store_true", help="ask the backends of this machine (a few seconds)")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
+    selection = options.selection(arguments) if arguments.why else options.named(arguments, device)
+    print(
+        f"device {selection.device}; * = in the default selection"
+        + ("" if arguments.why else "; --why asks what can run here")
+    )
+    default = {(case.kernel, case.name) for case in choose.cases(choose.Selection(selection.device))}
+    for kernel in OPERATORS:
+        cases = [
+            case
+            for case in cases_of(kernel)
+            if choose.matches(kernel, selection.kernels) and choose.matches(case.name, selection.cases)
+        ]
+        if not cases:
+            continue
+        print(f"\n{kernel}")
+        for contender in sorted(contenders_of(kernel), key=lambda c: c.role):
+            print(
+                f"  {contender.role:<9} {contender.name:<15} "
+                f"{_status(contender, cases, selection.device, arguments.why)}".rstrip()
+            )
+        for case in cases:
+            star = "*" if (kernel, case.name) in default else " "
+            why = choose.unsupported_case(case, selection.device) if arguments.why else None
+            print(
+                f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {why or case.source}"
+            )
+    return exits.OK
+
+
+def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> str:
+    """ "yes", or why not: the reason that holds for all cases, or how many it can't serve and the first reason."""
+    if device not in contender.devices:
+        return f"no: runs on {', '.join(contender.devices)} only"
+    if not ask and contender.role != "baseline":
+        return f"on {', '.join(contender.devices)}"
+    reasons = [
+        choose.unsupported(contender, case, "float32", device, False)
+        if ask
+        else contender.reason(case, "float32", device)
+        for case in cases
+    ]
+    bad = [reason for reason in reasons if reason]
+    if not bad:
+        return (
+            "yes"
+            if contender.role != "baseline" or device in contender.default_on
+            else f"on request (--baselines {contender.name})"
+        )
+    return f"no: {bad[0]}" if len(bad) == len(cases) else f"yes, but not for {len(bad)} of {len(cases)} cases: {bad[0]}"
+
+
+def _shape(case: Case) -> str:
+    options = [f"{k}={v}" for k, v in case.options.items()]
+    return " ".join([f"{k}={v}" for k, v in case.shape.items()] + options)

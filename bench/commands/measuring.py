@@ -1,0 +1,122 @@
+"""What `check` and `run` share: walk the selection, show progress, hand records to whoever wants them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..measure import choose, runner
+from ..measure.pace import Pace
+from . import exits, progress
+
+CHECK_S = 1.0  # of one case and type: inputs, oracle, every contender's errors
+USED_SHARE = 0.6  # of a contender's seconds: samples that agree end early
+
+
+def start(arguments: argparse.Namespace, selection: choose.Selection, **more) -> runner.Run:
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)  # the C++ kernels ask torch for theirs
+    share = math.inf if arguments.exhaustive else 1.0
+    return runner.Run(selection.device, seed=arguments.seed, oracle_share=share, **more)
+
+
+def walk(
+    run: runner.Run,
+    selection: choose.Selection,
+    keep: Callable[[dict[str, Any]], None],
+    skip: frozenset[str] = frozenset(),
+    quiet: bool = False,
+    limit: float | None = None,
+) -> dict[str, int]:
+    """Run every selected case; returns how many records have each status, and how many cases came too "late" for
+    `limit` seconds.
+
+    skip: ids that need no measuring again.
+    """
+    work = [
+        (case, dtype, modes)
+        for case in choose.cases(selection)
+        for dtype in choose.dtypes(case, selection)
+        if (modes := choose.modes(case, selection))
+    ]
+    counts: dict[str, int] = {}
+    if selection.device == "cuda":
+        spent = compile_ahead(selection, limit, quiet)
+        limit = None if limit is None else max(limit - spent, 0.0)
+    pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit)
+    effort, share = run.effort, run.oracle_share
+    with progress.shown(len(work), quiet) as bar:
+        bar.note(
+            f"about {sum(pace.work) / 60:.0f} min on two quiet cores"
+            + (f", at most {limit / 60:.1f} min" if limit else "")
+        )
+        for done, (case, dtype, modes) in enumerate(work):
+            if pace.over():
+                bar.note(f"the deadline is over: {len(work) - done} of {len(work)} are left; --resume measures them")
+                counts["late"] = len(work) - done
+                break
+            run.effort = dataclasses.replace(effort, seconds=effort.seconds * pace.share(done))
+            run.oracle_share = share * pace.share(done)
+            left = [m for m in modes if not _done(case, dtype, m, selection, skip)]
+            bar.step(f"{case.kernel}/{case.name} {dtype}" + ("" if left else ": already measured"))
+            if not left:
+                continue
+            for record in runner.run_case(run, case, dtype, left, list(choose.contenders(case, selection))):
+                keep(record)
+                # a baseline that breaks is shown and not used; one that computes something else makes the run red
+                counted = (
+                    "baseline error"
+                    if record["status"] == "error" and record["role"] == "baseline"
+                    else record["status"]
+                )
+                counts[counted] = counts.get(counted, 0) + 1
+                if record["status"] in ("numerics_fail", "error", "oom"):
+                    bar.note(f"{record['status']}: {record['id']}: {record['reason']}")
+    return counts
+
+
+def compile_ahead(selection: choose.Selection, limit: float | None, quiet: bool) -> float:
+    """The selection's kernels in parallel, before anything is timed; the seconds that took. What fails here fails again
+    where it is called, and is recorded there."""
+    from ..measure import compiling
+
+    begun = time.monotonic()
+    count, _, _ = compiling.compile_selection(selection, lambda text: None, limit=limit and limit / 2)
+    if not quiet:
+        print(f"{count} kernels compiled or found in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    return time.monotonic() - begun
+
+
+def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selection) -> float:
+    """Seconds of one case and type on two quiet cores."""
+    able = (
+        c
+        for c in choose.contenders(case, selection)
+        if selection.device in c.devices and not c.reason(case, None, selection.device)
+    )
+    contenders = len(list(able)) if run.timed else 0
+    return CHECK_S + contenders * len(modes) * USED_SHARE * run.effort.seconds
+
+
+def _done(case, dtype: str, mode: str, selection: choose.Selection, skip: frozenset[str]) -> bool:
+    """True where every contender of this case, type and mode has a record: a ratio needs all of them from one run."""
+    wanted = {"/".join((case.kernel, c.name, case.name, dtype, mode)) for c in choose.contenders(case, selection)}
+    return wanted <= skip
+
+
+def exit_code(counts: dict[str, int], kernels_ok: int) -> int:
+    """2 if anything failed its numerics or broke, 3 if a deadline
+    left something out, 5 if no kernel was measured at all.
+    """
+    if counts.get("numerics_fail") or counts.get("error"):
+        return exits.NUMERICS
+    if counts.get("late"):
+        return exits.INCONCLUSIVE
+    return exits.OK if kernels_ok else exits.NOTHING_MEASURED

@@ -1,0 +1,127 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from ..measure import choose
+from ..records import environment, record
+from ..registry import MODES
+from . import exits
+
+DTYPES = ("float32", "float16", "bfloat16")
+#: compiled for where nothing else is asked; 86, 89 and 120 on request
+ARCHES = (80, 90, 100)
+EVERY_ARCH = (80, 86, 89, 90, 100, 120)
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """--device --kernel --backend --case --dtype --mode --baselines; names may be comma-separated and hold * and ?."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    for name in ("kernel", "backend", "case"):
+        parser.add_argument(f"--{name}", type=names, metavar="NAME[,NAME]")
+    parser.add_argument("--dtype", type=names, metavar="TYPE", help=f"of {', '.join(DTYPES)}")
+    parser.add_argument("--mode", type=names, metavar="MODE", help=f"of {', '.join(MODES)}")
+    parser.add_argument(
+        "--baselines",
+        type=names,
+        metavar="NAMES",
+        help="all, none, or names; eager is always there: it is the yardstick",
+    )
+
+
+def selection(arguments: argparse.Namespace) -> choose.Selection:
+    """Raises UsageError for a name that doesn't exist or a device that isn't there."""
+    device = arguments.device
+    if device != "cpu":
+        import torch
+
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise exits.UsageError(
+                "--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can"
+            )
+    return named(arguments, device)
+
+
+def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
+    """What the arguments name on `device`, whether or not this machine has one. Raises UsageError for a name that
+    doesn't exist.
+    """
+    for names, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
+        for name in names or ():
+            if name not in known:
+                raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
+    baselines = () if arguments.baselines == ("none",) else arguments.baselines
+    selected = choose.Selection(
+        device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines
+    )
+    try:
+        if not choose.cases(selected):
+            raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
+    except choose.EmptySelection as e:
+        raise exits.UsageError(str(e)) from None
+    return selected
+
+
+def add_effort(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", type=positive, help="CPU threads of torch and of the kernels (default: what torch chose)"
+    )
+    parser.add_argument("--seed", type=int, help="repeat the inputs of a record; default: fresh ones every time")
+    parser.add_argument(
+        "--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    add_deadline(parser)
+
+
+def add_deadline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        metavar="SECONDS",
+        help="spend less on each as it nears, stop there and exit with 3 if something is left",
+    )
+
+
+def arches(text: str) -> list[int]:
+    """--arch as numbers. Raises UsageError for one we don't compile for."""
+    wrong = [arch for arch in text.split(",") if arch not in map(str, EVERY_ARCH)]
+    if wrong:
+        raise exits.UsageError(f"--arch: expected some of {', '.join(map(str, EVERY_ARCH))}; got {', '.join(wrong)}")
+    return [int(arch) for arch in text.split(",")]
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number; got {text}")
+    return value
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:  # NaN included
+        raise argparse.ArgumentTypeError(f"expected a number of seconds; got {text}")
+    return value
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """All records of a file. Raises UsageError for one that is missing, no record file, or of a rehearsal."""
+    try:
+        found = record.read(path)
+    except (OSError, record.BadRecord) as e:
+        raise exits.UsageError(str(e)) from None
+    if not environment.rehearsing() and any(r["environment"].get("rehearsal") for r in found):
+        raise exits.UsageError(f"{path}: a rehearsal's records, which are no results")
+    return found
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Of "a,b". A comma before a space belongs to a name: cases are called "documents, masked"."""
+    return tuple(name.strip() for name in re.split(r",(?! )", text) if name.strip())

@@ -1,0 +1,205 @@
+"""GPU: the launches that were predicted, timed, beside their predictions
+
+Reads the records of `bench estimate` (bench/results/predicted-*.jsonl), makes each launch on random data of the shipped
+shape, and times it: device events, cold L2. The table has both times and their ratio; below it, how many are within 25%
+and how well the order agrees. A launch whose code is not the predicted one any more is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from ..measure.pace import Pace
+from ..records import environment
+from ..report.tables import align
+from . import exits, options
+
+WITHIN = 0.25
+HEADER = ("launch", "case", "type", "predicted us", "measured us", "ratio", "predicted bound", "code")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)"
+    )
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help="default: all in bench/results")
+    parser.add_argument("--kernel", type=options.names, metavar="PART[,PART]", help="only launches so named")
+    parser.add_argument("--once", action="store_true", help="launch each once and time nothing: for a profiler")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured here")
+    options.add_deadline(parser)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    import torch
+
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine")
+    name = None if arguments.device == "cpu" else environment.device("cuda")["name"]
+    predicted = predictions(arguments.predictions, name)
+    wanted = arguments.kernel
+    chosen = [i for i in predicted if wanted is None or any(part in i for part in wanted)]
+    if not chosen:
+        raise exits.UsageError(f"--kernel {','.join(wanted or ())}: no prediction of such a kernel")
+    shipped = launches(chosen)
+    if arguments.once:
+        return run_once([shipped[identity] for identity in chosen if identity in shipped], arguments.device)
+    rows, pace, late = [], Pace([], arguments.deadline), 0
+    for identity in chosen:
+        if pace.over():
+            late += 1
+            continue
+        if identity not in shipped:
+            print(f"{identity}: not launched by this tree any more", file=sys.stderr)
+            continue
+        same = [row for row in predicted[identity] if row["fingerprint"] == shipped[identity].fingerprint]
+        rows.append(row := measured(shipped[identity], (same or predicted[identity])[-1], arguments.device))
+        if arguments.json:
+            with arguments.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    print(align([HEADER, *(line(row) for row in rows)]))
+    print(summary(rows))
+    if late:
+        print(f"the deadline is over: {late} of {len(chosen)} are left", file=sys.stderr)
+        return exits.INCONCLUSIVE
+    return exits.OK if rows else exits.NOTHING_MEASURED
+
+
+def predictions(path: Path | None, device: str | None) -> dict[str, list[dict]]:
+    """Predictions for a device by id, oldest first: those of one file, or of every record in bench/results.
+
+    device: its full name; None takes every machine's. Raises UsageError where no prediction is for it.
+    """
+    folder = environment.ROOT / "bench" / "results"
+    paths = [path] if path else sorted(folder.glob("predicted-*.jsonl"), key=lambda file: file.stem)
+    rows = [row for file in paths for row in map(json.loads, file.read_text().splitlines()) if row["mode"] == "model"]
+    if not rows:
+        raise exits.UsageError("--predictions: found none; `python -m bench estimate --json FILE` makes some")
+    ours = [row for row in rows if device is None or row["machine"] in device.split()]
+    if not ours:
+        have = ", ".join(sorted({row["machine"] for row in rows}))
+        raise exits.UsageError(f"no predictions for {device}; have {have}")
+    found: dict[str, list[dict]] = {}
+    for row in ours:
+        found.setdefault(row["id"], []).append(row)
+    return found
+
+
+def run_once(shipped: list, device: str) -> int:
+    """Launch each once, for a profiler to look at."""
+    import torch
+
+    for one in shipped:
+        with on(device, one):
+            filled(one.launch, device).run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    return exits.OK if shipped else exits.NOTHING_MEASURED
+
+
+def launches(identities: list[str]) -> dict:
+    """Those of them that this tree ships, by id."""
+    from ..static import triton_kernels
+
+    arches = sorted({int(identity.split(":sm")[1].split("/")[0]) for identity in identities})
+    return {one.id: one for one in triton_kernels.launches(arches, tuple(identities)) if one.wanted}
+
+
+def measured(one, prediction: dict, device: str) -> dict:
+    """One shipped launch, timed, beside its prediction."""
+    from ..measure import timing
+
+    identity = one.id
+    launch, effort = filled(one.launch, device), timing.Effort()
+    if device == "cpu":
+        effort = timing.Effort(most=3, seconds=0.0)
+    with on(device, one):
+        found = timing.measure({identity: launch.run}, device, effort)[identity]
+    if isinstance(found, Exception):
+        raise found
+    return {
+        "mode": "predicted",
+        "id": identity,
+        "predicted_us": prediction["predicted_us"],
+        "measured_us": round(1e6 * found["median"], 2),
+        "bound": prediction["bound"],
+        "same_code": one.fingerprint == prediction["fingerprint"],
+        "device": environment.device(device),
+        "environment": environment.environment(),
+    }
+
+
+def filled(launch, device: str):
+    """The launch on data of its own: what was one tensor is one tensor again."""
+    import torch
+
+    tensors: dict[int, torch.Tensor] = {}
+    values = {
+        name: tensors.setdefault(id(value), _filled(value, device)) if isinstance(value, torch.Tensor) else value
+        for name, value in launch.arguments.items()
+    }
+    return dataclasses.replace(launch, arguments=values)
+
+
+def on(device: str, one) -> contextlib.AbstractContextManager:
+    """Where a launch runs; on the CPU nowhere."""
+    if device == "cuda":
+        return contextlib.nullcontext()
+    from retro_kernels.testing import stub
+
+    return stub.device(int(one.id.split(":sm")[1].split("/")[0]))
+
+
+def _filled(like, device: str):
+    """Memory of the shape and strides of a tensor without any: random numbers, zero integers, true masks."""
+    import torch
+
+    extent = sum((n - 1) * s for n, s in zip(like.shape, like.stride())) + 1 if like.numel() else 0
+    if like.is_floating_point():
+        flat = torch.randn(extent, device=device, dtype=like.dtype)
+    else:
+        flat = torch.full((extent,), like.dtype in (torch.bool, torch.uint8), device=device, dtype=like.dtype)
+    return flat.as_strided(like.shape, like.stride())
+
+
+def line(row: dict) -> tuple[str, ...]:
+    kernel, case, rest = row["id"].split("/", 2)[2].split(":", 2)
+    return (
+        kernel,
+        case,
+        rest.split("/")[1],
+        f"{row['predicted_us']:.1f}",
+        f"{row['measured_us']:.1f}",
+        f"{row['measured_us'] / row['predicted_us']:.2f}",
+        row["bound"],
+        "" if row["same_code"] else "changed since",
+    )
+
+
+def summary(rows: list[dict]) -> str:
+    """How good the predictions are: within WITHIN, and the rank correlation of the two times.
+
+    >>> pairs = [(10, 11), (20, 40), (30, 33)]
+    >>> summary([{"predicted_us": p, "measured_us": m} for p, m in pairs])
+    '2 of 3 within 25%; rank correlation 0.50'
+    """
+    close = sum(abs(row["measured_us"] / row["predicted_us"] - 1) <= WITHIN for row in rows)
+    said = f"{close} of {len(rows)} within {WITHIN:.0%}"
+    if len(rows) < 3:
+        return said
+    ranks = [_ranks([row[name] for row in rows]) for name in ("predicted_us", "measured_us")]
+    n = len(rows)
+    squares = sum((a - b) ** 2 for a, b in zip(*ranks))
+    return f"{said}; rank correlation {1 - 6 * squares / (n * (n * n - 1)):.2f}"
+
+
+def _ranks(values: list[float]) -> list[int]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0] * len(values)
+    for rank, at in enumerate(order):
+        ranks[at] = rank
+    return ranks

@@ -1,0 +1,127 @@
+"""check, then time, then record
+
+Every record is appended to a JSON-lines file as soon as it exists: an interrupted run keeps what it has, and
+`--resume FILE` measures only what is missing there. A case that fails its check is never timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ..measure import ceilings, runner, samples, timing
+from ..records import environment, machines, record
+from ..registry import Work
+from ..report import terminal
+from . import exits, measuring, options
+
+CEILINGS_EVERY_S = 30  # on CPUs, which other work slows down for a while: shares are of the highest of a run
+#: beside the other records in a checkout, in the working folder where the package is installed
+RESULTS = environment.ROOT / "bench" / "results" if (environment.ROOT / "setup.py").exists() else Path("bench-results")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_selection(parser)
+    options.add_effort(parser)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--json", type=Path, metavar="FILE", help=f"append records to this file (default: a new one in {RESULTS.name})"
+    )
+    where.add_argument(
+        "--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree"
+    )
+    parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
+    usual = timing.Effort()
+    parser.add_argument(
+        "--samples",
+        type=options.positive,
+        help=f"least samples (default {usual.least}; 1 of calls beyond {usual.slow_s} s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=options.seconds,
+        default=usual.seconds,
+        help=f"time for a contender's samples (default {usual.seconds} s)",
+    )
+    parser.add_argument("--no-ceilings", action="store_true", help="skip measuring the machine: no roofline")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    if arguments.fresh and not arguments.json:
+        raise exits.UsageError("--fresh: replaces the file of --json; name one")
+    selection = options.selection(arguments)
+    usual, least = timing.Effort(), arguments.samples
+    effort = timing.Effort(
+        least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s
+    )
+    run = measuring.start(arguments, selection, effort=effort)
+    path = arguments.resume or arguments.json or RESULTS / f"{selection.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
+    if arguments.fresh:
+        path.unlink(missing_ok=True)
+    skip = _finished(path, run) if arguments.resume else frozenset()
+    writer = record.Writer(path)
+    if not arguments.no_ceilings:
+        run.ceilings = ceilings.measure(selection.device)
+    records: list[dict] = []
+    looked, slow = time.monotonic(), set()
+
+    def keep(measured: dict) -> None:
+        nonlocal looked
+        if measured["time"] and (why := environment.throttled(run.device)):
+            slow.add(why)
+            return  # --resume measures it again
+        writer.write(measured)
+        records.append(measured)
+        if run.ceilings and run.device == "cpu" and time.monotonic() - looked > CEILINGS_EVERY_S:
+            _look_again(run)
+            looked = time.monotonic()
+
+    try:
+        counts = measuring.walk(run, selection, keep, skip, arguments.quiet, arguments.deadline)
+        if run.ceilings and run.device == "cpu" and records:
+            _look_again(run)
+            _share(records, run.ceilings)
+            record.replace(path, records)
+    finally:
+        if records:
+            print(terminal.times(records))
+            print(f"\n{len(records)} records in {path}")
+    if slow:
+        print(
+            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): such times are not recorded", file=sys.stderr
+        )
+        return exits.INCONCLUSIVE
+    if not records and skip:
+        print(f"nothing left to measure in {path}")
+        return exits.OK
+    return measuring.exit_code(counts, sum(r["time"] is not None and r["role"] != "baseline" for r in records))
+
+
+def _look_again(run: runner.Run) -> None:
+    run.ceilings = ceilings.better(run.ceilings, ceilings.measure(run.device))
+
+
+def _share(records: list[dict], best: dict) -> None:
+    """Rooflines of one run's records by its highest ceilings: no share depends on when its case had its turn."""
+    for one in records:
+        one["ceilings"] = best
+        if one["roofline"]:
+            work = Work(**one["work"])
+            one["roofline"] = ceilings.roofline(work, best, one["dtype"], samples.estimate(one["time"]))
+
+
+def _finished(path: Path, run: runner.Run) -> frozenset[str]:
+    """Ids in the file that were measured on this very tree; an error is tried again. Raises UsageError for a file of
+    another machine.
+    """
+    if not path.exists():
+        raise exits.UsageError(f"--resume {path}: no such file")
+    records = record.latest(options.records(path)).values()
+    here = {"device": environment.device(run.device), "environment": environment.environment(), "time": True}
+    if why := machines.difference(records, [here]):
+        raise exits.UsageError(f"--resume {path}: measured elsewhere: {why}")
+    return frozenset(r["id"] for r in records if r["git"]["sha"] == run.git["sha"] and r["status"] != "error")

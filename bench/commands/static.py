@@ -1,0 +1,101 @@
+"""ahead-of-time metrics of every shipped kernel and configuration; no GPU
+
+Registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions, asynchronous copies, and of
+the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an SM);
+with --spills also if one spills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..records import record
+from ..report import terminal
+from ..static import table as static
+from . import exits, options, progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--arch", default=",".join(map(str, options.ARCHES)), help="comma-separated, of 80, 86, 89, 90, 100, 120"
+    )
+    parser.add_argument(
+        "--kernel",
+        type=options.names,
+        metavar="PART[,PART]",
+        help="only what has one of these in its id, OP/triton/KERNEL:CASE:smARCH/TYPE",
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the cubins there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
+    parser.add_argument("--jobs", type=options.positive, help="processes (default: one a core)")
+    parser.add_argument(
+        "--fingerprints",
+        type=Path,
+        metavar="FILE",
+        help="compile nothing: write what would be, {id: hash of its sources}",
+    )
+    parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="execute one CTA of each launch on the emulator: sectors, bank conflicts, mix",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    arches = options.arches(arguments.arch)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    try:
+        if arguments.fingerprints:
+            arguments.fingerprints.write_text(json.dumps(static.listing(arches, arguments.kernel), indent=1))
+            return exits.OK
+        only = _ids(arguments.only) if arguments.only else None
+        records = _compile(static.plan(arches, arguments.kernel, only), arguments)
+    except static.NoToolchain as e:
+        raise exits.UsageError(str(e)) from None
+    if not records:
+        print("nothing to compile: no launch has such an id", file=sys.stderr)
+        return exits.NOTHING_MEASURED
+    print(terminal.static(records))
+    if arguments.json:
+        print(f"\n{len(records)} records in {arguments.json}")
+    too_big = [item["id"] for item in records if item["static"]["blocks_per_sm"] == 0]
+    spilling = [item["id"] for item in records if item["static"]["stack_bytes"]]
+    print(f"\n{len(records)} kernels, {len(spilling)} with stack" + "".join(f"\n  {name}" for name in spilling))
+    if too_big:
+        print(
+            f"{len(too_big)} CANNOT LAUNCH: more registers or shared memory than a block may have"
+            + "".join(f"\n  {n}" for n in too_big)
+        )
+    return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
+
+
+def _compile(plan: static.Plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows; each is in the file as soon as it is there."""
+    writer = record.Writer(arguments.json) if arguments.json else None
+    records = []
+    with progress.shown(len(plan), arguments.quiet) as shown:
+        for item in static.rows(plan, arguments.keep, arguments.jobs, arguments.counters):
+            shown.step(item["id"])
+            records.append(item)
+            if writer:
+                writer.write(item)
+    return records
+
+
+def _ids(path: Path) -> list[str]:
+    try:
+        ids = json.loads(path.read_text())
+    except (ValueError, RecursionError) as e:
+        raise exits.UsageError(f"--only {path}: expected a JSON list of ids; {e}") from None
+    if not isinstance(ids, list):
+        raise exits.UsageError(f"--only {path}: expected a JSON list of ids; got {type(ids).__name__}")
+    return ids

@@ -1,0 +1,161 @@
+"""GPU: the fastest tile of each Triton kernel of a case, checked before it is timed; --write keeps it
+
+Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are
+retro_kernels/ops/<op>/tiles.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
+committing what --write changed.
+
+--static needs no GPU: tiles of a shipped case (`static` names them) are compiled, none that spills is kept, and `model`
+predicts their times. What it writes is marked "predicted" in the table, until a tile is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from retro_kernels.compile import configs
+
+from ..measure import choose, runner, timing, tune
+from ..measure.pace import Pace
+from ..registry import CONTENDERS
+from ..report import summary, tables
+from . import exits, options
+
+HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_selection(parser)
+    parser.add_argument(
+        "--seconds", type=options.seconds, default=0.1, help="time for a tile's samples (default 0.1 s)"
+    )
+    parser.add_argument(
+        "--rounds", type=options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)"
+    )
+    options.add_deadline(parser)
+    parser.add_argument("--static", action="store_true", help="by the static model of time, without a GPU")
+    parser.add_argument("--row", type=options.names, metavar="NAME[,NAME]", help="--static: only these of the table")
+    parser.add_argument(
+        "--tiles",
+        type=_tiles,
+        metavar="M/N/WARPS/STAGES[/REGISTERS][,...]",
+        help="--static: these and not the neighbours of the committed one",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was tuned; what it holds is passed over")
+    parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
+
+
+def _tiles(text: str) -> list[dict[str, int]]:
+    names = ("block_m", "block_n", "num_warps", "num_stages", "max_registers")
+    given = [[int(number) for number in tile.split("/")] for tile in text.split(",")]
+    return [dict(zip(names[: max(len(tile), 4)], tile, strict=True)) for tile in given]
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    if arguments.static:
+        return execute_static(arguments)
+    if arguments.backend not in (None, ("triton",)) or arguments.baselines:
+        raise exits.UsageError("--backend, --baselines: only the tiles of triton are tuned, against each other")
+    narrowed = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
+    selection = options.selection(narrowed)
+    run = runner.Run(selection.device, effort=timing.Effort(seconds=arguments.seconds))
+    tuned, pace, before = [], Pace([], arguments.deadline), _finished(arguments.json)
+    for case in choose.cases(selection):
+        contender = CONTENDERS.get((case.kernel, "triton"))
+        for dtype in choose.dtypes(case, selection) if contender else ():
+            for mode in choose.modes(case, selection):
+                name = f"{case.kernel}/{case.name}/{dtype}/{mode}"
+                if name in before:
+                    say(f"{name}: tuned before")
+                    continue
+                if pace.over():
+                    say(f"{name}: the deadline is over")
+                    continue
+                if why := choose.unsupported_case(case, selection.device) or choose.unsupported(
+                    contender, case, dtype, selection.device, mode == "fwdbwd"
+                ):
+                    say(f"{name}: {why}")
+                    continue
+                say(name)
+                found = tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over)
+                tuned += keep(found, arguments.write)
+                if arguments.json and not pace.over():
+                    _append(arguments.json, name, found)
+    if not tuned:
+        return exits.OK if before else exits.NOTHING_MEASURED
+    print(tables.align([HEADER, *map(cells, tuned)]))
+    return exits.INCONCLUSIVE if pace.over() else exits.OK
+
+
+def _finished(path: Path | None) -> set[str]:
+    """Names that the file holds."""
+    return {json.loads(line)["tuned"] for line in path.read_text().splitlines()} if path and path.exists() else set()
+
+
+def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
+    rows = [
+        {"op": item.op, "before": item.before, "best": item.best.row, "seconds": item.best.seconds} for item in found
+    ]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"tuned": name, "rows": rows}) + "\n")
+
+
+def execute_static(arguments: argparse.Namespace) -> int:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if not arguments.kernel or not arguments.case:
+        raise exits.UsageError("--static: name a --kernel and a shipped --case")
+    from ..static import estimate, tiles
+
+    machine, pace, tuned = estimate.MACHINES[90], Pace([], arguments.deadline), []
+    for op in arguments.kernel:
+        for case in arguments.case:
+            for dtype in arguments.dtype or ("bfloat16",):
+                if not tiles.rows_of(op, case, dtype, machine.arch):
+                    raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
+                for item in tiles.tune(
+                    op,
+                    case,
+                    dtype,
+                    machine,
+                    rounds=arguments.rounds,
+                    kernels=arguments.row,
+                    tiles=arguments.tiles,
+                    say=say,
+                    over=pace.over,
+                ):
+                    tuned.append(item)
+                    if arguments.write and item.best.row != item.before:
+                        configs.keep(op, item.before, {**item.best.row, "predicted": True})
+    if not tuned:
+        return exits.NOTHING_MEASURED
+    print(tables.align([HEADER, *map(cells, tuned)]))
+    print(f"predicted for one {machine.name}, not measured")
+    return exits.INCONCLUSIVE if pace.over() else exits.OK
+
+
+def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
+    for item in tuned if write else ():
+        if item.best.row != item.before:
+            measured = {name: value for name, value in item.best.row.items() if name != "predicted"}
+            configs.keep(item.op, item.before, measured)
+    return tuned
+
+
+def cells(item) -> tuple[str, ...]:
+    row, first = item.before, item.trials[0]
+    where = f"sm_{row['arch']} {row['bytes']} bytes, width {row['width']}"
+    times = (tune.tile_text(row), _duration(first), tune.tile_text(item.best.row), _duration(item.best))
+    unfit = sum(trial.status != "ok" for trial in item.trials)
+    return (f"{item.op} {row['kernel']}", where, *times, str(len(item.trials)), str(unfit))
+
+
+def _duration(trial: tune.Trial) -> str:
+    return "-" if trial.seconds is None else summary.duration(trial.seconds)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

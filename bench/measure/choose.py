@@ -1,0 +1,117 @@
+"""What a command line selects: cases, types, modes and contenders; and why a contender can't run one of them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..records import environment
+from ..registry import CASES, DTYPES, OPERATORS, Case, Contender, contenders_of
+
+YARDSTICK = "eager"
+MEMORY_SHARE = 0.8  # of what is free: the rest is for the allocator and the oracle
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Patterns (`*` and `?` allowed); None means the default.
+    `baselines`: None the default ones, () none, names, or ("all",).
+    """
+
+    device: str = "cpu"
+    kernels: tuple[str, ...] | None = None
+    backends: tuple[str, ...] | None = None
+    cases: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    modes: tuple[str, ...] | None = None
+    baselines: tuple[str, ...] | None = None
+
+
+class EmptySelection(ValueError):
+    """A name on the command line that matches nothing."""
+
+
+def matches(name: str, patterns: tuple[str, ...] | None) -> bool:
+    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def cases(selection: Selection) -> list[Case]:
+    """The selected cases. Raises EmptySelection for a kernel, case, backend or baseline that doesn't exist."""
+    for names, known, what in (
+        (selection.kernels, list(OPERATORS), "kernel"),
+        (selection.cases, [name for _, name in CASES], "case"),
+        (selection.backends, [c.name for k in OPERATORS for c in contenders_of(k) if c.role != "baseline"], "backend"),
+        (
+            selection.baselines,
+            [*(c.name for k in OPERATORS for c in contenders_of(k) if c.role == "baseline"), "all", "none"],
+            "baselines",
+        ),
+    ):
+        for pattern in names or ():
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+                raise EmptySelection(f"--{what} {pattern}: matches none of {', '.join(dict.fromkeys(known))}")
+    matching = [case for case in CASES.values() if matches(case.kernel, selection.kernels)]
+    if selection.cases is not None:
+        return [case for case in matching if matches(case.name, selection.cases)]
+    return [case for case in matching if selection.device in case.devices]
+
+
+def dtypes(case: Case, selection: Selection) -> list[str]:
+    usual = case.dtypes.get(selection.device, DTYPES[selection.device])
+    return list(usual) if selection.dtypes is None else list(selection.dtypes)
+
+
+def modes(case: Case, selection: Selection) -> list[str]:
+    return [mode for mode in case.modes if matches(mode, selection.modes)]
+
+
+def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
+    """The yardstick first, then kernels (all but the reference, if any can run here), then the other baselines."""
+    everyone = contenders_of(case.kernel)
+    kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
+    if selection.backends is None and any(_can_run(c, case, selection.device) for c in kernels):
+        # the definition is timed only where nothing faster exists
+        kernels = [c for c in kernels if c.role != "reference"]
+    baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
+    yield from (
+        sorted(baselines, key=lambda c: c.name != YARDSTICK)[:1] if any(c.name == YARDSTICK for c in baselines) else ()
+    )
+    yield from kernels
+    yield from (c for c in baselines if c.name != YARDSTICK)
+
+
+def _can_run(contender: Contender, case: Case, device: str) -> bool:
+    return contender.role == "kernel" and device in contender.devices and not contender.reason(case, None, device)
+
+
+def _wanted(contender: Contender, selection: Selection) -> bool:
+    if contender.name == YARDSTICK:
+        return True  # nothing can be judged without it
+    if selection.baselines is None:
+        return selection.device in contender.default_on and selection.device in contender.devices
+    return "all" in selection.baselines or matches(contender.name, selection.baselines)
+
+
+def unsupported_case(case: Case, device: str) -> str | None:
+    """Why this machine can't run the case at all."""
+    free = environment.free_memory(device)
+    if free is not None and case.memory_gib * 2**30 > free:
+        return f"needs {case.memory_gib:g} GiB; {free / 2**30:.1f} GiB are free"
+    return None
+
+
+def unsupported(contender: Contender, case: Case, dtype: str, device: str, backward: bool) -> str | None:
+    """Why this contender can't serve the case, as far as can be told without trying."""
+    why = contender.reason(case, dtype, device)
+    if why:
+        return why
+    if device not in contender.devices:
+        return f"runs on {', '.join(contender.devices)} only"
+    if backward and not contender.differentiable:
+        return "has no gradient"
+    needed, free = contender.peak_bytes(case, ITEMSIZE[dtype], backward), environment.free_memory(device)
+    if free is not None and needed > MEMORY_SHARE * free:
+        return f"needs about {needed / 2**30:.1f} GiB beyond its inputs; {free / 2**30:.1f} GiB are free"
+    return None

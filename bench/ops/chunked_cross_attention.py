@@ -1,0 +1,382 @@
+"""Chunked cross-attention in the harness: its cases, its work, and the attentions it is compared with.
+
+The baselines do as RETRO's listing 1: shift the queries by M-1, fold them into chunks, attend in one batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import types
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..registry import Case, Contender, Lazy, Operator, Work
+from . import _shared as shared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = Lazy("torch")
+
+OP = "chunked_cross_attention"
+GATE_LOW = 0.1  # RPT: at least eta = 0.1
+
+
+def _case(name: str, source: str, *, options=None, extras=shared.TRANSFORMER_XL, **more) -> Case:
+    letters = {x: more.pop(x) for x in list(more) if len(x) == 1}
+    shape = {"B": 1, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 64} | letters
+    start = (options or {}).get("query_start", 0)
+    shape.setdefault("L", (start + shape["N"]) // shape["M"])
+    return Case(OP, name, shape, source, options or {}, extras, **more)
+
+
+CASES = [
+    _case("retro-172m", f"{shared.RETRO}, table 2, 172m: training sequence, K=2"),
+    _case("retro-1.5b", f"{shared.RETRO}, table 2, 1.5b, 8 sequences", B=8, D=128, devices=shared.CUDA, memory_gib=12),
+    _case(
+        "retro-7.5b",
+        f"{shared.RETRO}, table 2, 7.5b, 4 sequences",
+        B=4,
+        H=32,
+        D=128,
+        devices=shared.CUDA,
+        memory_gib=12,
+    ),
+    _case(
+        "rpt-2k",
+        f"{shared.RPT}, section 4: gated neighbours, no position logits",
+        H=8,
+        D=128,
+        extras=("neighbour_gate",),
+        devices=shared.CPU,
+    ),
+    _case(
+        "rpt-16k",
+        f"{shared.RPT}, section 4: its training length",
+        N=16384,
+        H=8,
+        D=128,
+        extras=("neighbour_gate",),
+        devices=shared.CUDA,
+        memory_gib=8,
+    ),
+    _case(
+        "eval-k10",
+        f"{shared.RETRO}, figure 1: evaluation with 10 neighbours, 512 tokens",
+        N=512,
+        K=10,
+        modes=shared.FORWARD,
+    ),
+    _case(
+        "eval-k10-2k",
+        f"{shared.RETRO}, figure 1: evaluation with 10 neighbours",
+        K=10,
+        modes=shared.FORWARD,
+        devices=shared.CUDA,
+        memory_gib=4,
+    ),
+    _case(
+        "eval-k40",
+        f"{shared.RETRO}, figure 1: evaluation with 40 neighbours",
+        K=40,
+        modes=shared.FORWARD,
+        devices=shared.CUDA,
+        memory_gib=12,
+    ),
+    _case(
+        "masked-k4",
+        f"{shared.RETRO}, section 2.1: same-document neighbours filtered out",
+        N=512,
+        K=4,
+        extras=(*shared.TRANSFORMER_XL, "neighbour_mask"),
+    ),
+    _case("grouped", "grouped-query attention on the 1.5b shape", H=16, G=4, D=128, devices=shared.CUDA, memory_gib=8),
+    _case(
+        "decode-1",
+        f"{shared.RETRO}, section 2.4: sampling, one token",
+        N=1,
+        options={"query_start": 2000},
+        modes=shared.DECODE,
+    ),
+    _case(
+        "decode-16",
+        f"{shared.RETRO}, section 2.4: a block of 16 tokens",
+        N=16,
+        options={"query_start": 2000},
+        modes=shared.DECODE,
+    ),
+]
+
+
+def arguments(case, draw) -> dict[str, Any]:
+    from retro_kernels.testing import inputs
+
+    s, options = case.shape, dict(case.options)
+    start = options.get("query_start", 0)
+    kwargs = inputs.cross_attention(
+        **{x: s[x] for x in "BNMKRHD"},
+        **shared.position_arguments(case, "all"),
+        G=s.get("G"),
+        query_start=start,
+        extra_chunks=s["L"] - (start + s["N"]) // s["M"],
+        gate="neighbour_gate" in case.extras,
+        gate_low=GATE_LOW,
+        mask="neighbour" if "neighbour_mask" in case.extras else None,
+        share=shared.SHARE,
+        draw=draw,
+    )
+    del kwargs["dropout_p"]  # no baseline has dropout
+    return kwargs | options
+
+
+def work(case, itemsize: int, mode: str) -> Work:
+    s = case.shape
+    b, n, m, k, r, h, d = (s[x] for x in "BNMKRHD")
+    g, e, start = s.get("G", h), s.get("E", d), case.options.get("query_start", 0)
+    attending = n - max(min(m - 1 - start, n), 0)  # the first M-1 tokens attend nothing
+    chunks = (start + n) // m - max((start + 1) // m - 1, 0)
+    positions = "rel_key" in case.extras
+    content = 4.0 * b * attending * k * r * h * d
+    position = 2.0 * b * attending * r * h * e if positions else 0.0  # one row serves all K neighbours
+    query = b * n * h * d * itemsize
+    memory = b * chunks * k * r * g * d * itemsize
+    table = (h * (m + r - 1) * e if positions else 0) * itemsize
+    return shared.attention_work(mode, content, position, query, memory, table, b * h * n * shared.LSE_BYTES)
+
+
+def row_elements(case) -> float:
+    s = case.shape
+    return s["B"] * s["H"] * s["K"] * s["R"]
+
+
+def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """Queries first .. last-1 against the chunks they attend alone: gradients of whole key tensors are what is slow."""
+    m = call["chunk_len"]
+    start = call.get("query_start", 0) + first
+    low = max((start + 1) // m - 1, 0)
+    high = max((start + last - first) // m, low)
+    cut = shared.cut(call, ("query", "rel_query"), first, last)
+    cut = shared.cut(cut, ("key", "value", "neighbour_mask", "neighbour_gate"), low, high)
+    return cut | {"query_start": start - low * m}
+
+
+def _fold(query: Tensor, chunk_len: int, query_start: int) -> tuple[Tensor, int, int]:
+    """query [B,N,H,D] -> [B,C,M,H,D] by attended chunk, its first chunk, and the zero rows put in front."""
+    front = (query_start + 1) % chunk_len
+    first = (query_start + 1) // chunk_len - 1
+    rows = front + query.shape[1]
+    folded = torch.nn.functional.pad(query, (0, 0, 0, 0, front, -rows % chunk_len)).unflatten(1, (-1, chunk_len))
+    return (folded[:, 1:], 0, front - chunk_len) if first < 0 else (folded, first, front)
+
+
+def _unfold(out: Tensor, front: int, n: int) -> Tensor:
+    """out [B,C,M,H,D] -> [B,N,H,D]; rows before the first chunk are 0."""
+    out = out.flatten(1, 2)
+    return torch.nn.functional.pad(out, (0, 0, 0, 0, -front, 0))[:, :n] if front < 0 else out[:, front : front + n]
+
+
+def _memory(tensor: Tensor, first: int, chunks: int, gate: Tensor | None, heads: int) -> Tensor:
+    """[B,L,K,R,G,D] -> [B,C,K*R,H,D], gated."""
+    tensor = tensor[:, first : first + chunks]
+    if gate is not None:
+        tensor = tensor * gate[:, first : first + chunks, :, None, None, None]
+    return shared.repeat_groups(tensor.flatten(2, 3), heads)
+
+
+def _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position) -> Tensor | None:
+    """Position logits of every pair, [B,C,H,M,R]: the same for all K neighbours."""
+    if rel_key is None:
+        return None
+    rel_query = query if rel_query is None else rel_query
+    rel_query = rel_query if position is None else rel_query + position
+    length = key.shape[3]
+    return shared.position_bias(_fold(rel_query, chunk_len, query_start)[0], rel_key, length, 1 - length, rel_start)
+
+
+def _visible(mask: Tensor | None, first: int, chunks: int, length: int) -> Tensor | None:
+    """bool [B,C,1,1,K*R]."""
+    if mask is None:
+        return None
+    mask = mask[:, first : first + chunks]
+    mask = mask if mask.dim() == 4 else mask.unsqueeze(-1).expand(-1, -1, -1, length)
+    return mask.flatten(2)[:, :, None, None]
+
+
+class Call(NamedTuple):
+    """A call's tensors folded by attended chunk; `front` and `n` unfold the result."""
+
+    query: Tensor  # [B,C,M,H,D], content bias added
+    key: Tensor  # [B,C,K*R,H,D]
+    value: Tensor
+    bias: Tensor | None  # [B,C,H,M,R]: position logits, the same for all K neighbours
+    visible: Tensor | None  # bool [B,C,1,1,K*R]
+    scale: float
+    neighbours: int  # K
+    front: int
+    n: int
+
+    def flat(self) -> list[Tensor]:
+        """query, key and value as torch's attention takes them: [B*C,H,rows,D]."""
+        return [t.flatten(0, 1).transpose(1, 2) for t in (self.query, self.key, self.value)]
+
+    def unflat(self, out: Tensor) -> Tensor:
+        """[B*C,H,M,D] -> [B,C,M,H,D]."""
+        return out.transpose(1, 2).unflatten(0, self.query.shape[:2])
+
+
+def _call(
+    query,
+    key,
+    value,
+    *,
+    chunk_len,
+    rel_key=None,
+    rel_query=None,
+    rel_start=None,
+    content_bias=None,
+    position_bias=None,
+    neighbour_mask=None,
+    neighbour_gate=None,
+    scale=None,
+    query_start=0,
+) -> Call:
+    """The op's arguments, as every baseline needs them."""
+    n, h, d = query.shape[1:]
+    folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
+    keys, values = (_memory(t, first, folded.shape[1], neighbour_gate, h) for t in (key, value))
+    bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
+    visible = _visible(neighbour_mask, first, folded.shape[1], key.shape[3])
+    return Call(folded, keys, values, bias, visible, d**-0.5 if scale is None else scale, key.shape[2], front, n)
+
+
+def eager(query, key, value, **options) -> Tensor:
+    """Whole batch at once, every logit in memory."""
+    call = _call(query, key, value, **options)
+    logits = torch.einsum("bcmhd,bcshd->bchms", call.query, call.key)
+    if call.bias is not None:
+        logits = logits + call.bias.repeat(1, 1, 1, 1, call.neighbours)
+    return _unfold(
+        shared.attend(logits * call.scale, call.visible, call.value, "bchms,bcshd->bcmhd"), call.front, call.n
+    )
+
+
+def sdpa_bias(query, key, value, **options) -> Tensor:
+    """torch's scaled dot-product attention over the folded chunks,
+    the position logits materialised as its additive mask.
+    """
+    call = _call(query, key, value, **options)
+    b, chunks, rows, h, _ = call.query.shape
+    bias = None if call.bias is None else (call.bias * call.scale).repeat(1, 1, 1, 1, call.neighbours)
+    if call.visible is not None:
+        empty = query.new_zeros(b, chunks, h, rows, call.key.shape[2]) if bias is None else bias
+        bias = empty.masked_fill(~call.visible, shared.hidden(query.dtype))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *call.flat(), attn_mask=None if bias is None else bias.flatten(0, 1), scale=call.scale
+    )
+    out = call.unflat(out)
+    if call.visible is not None:
+        out = out * call.visible.any(-1)[..., None]
+    return _unfold(out, call.front, call.n)
+
+
+def sdpa_plain(query, key, value, **options) -> Tensor:
+    """The same without position logits: what the positions cost."""
+    return sdpa_bias(query, key, value, **options)
+
+
+def flex(query, key, value, **options) -> Tensor:
+    """FlexAttention over the folded chunks; the un-repeated position logits [.., M, R] are a captured tensor."""
+    call = _call(query, key, value, **options)
+    length, score = key.shape[3], None
+    if call.bias is not None:
+        captured = (call.bias * call.scale).flatten(0, 1)
+
+        def score(value, sequence, head, i, j):
+            return value + captured[sequence, head, i, j % length]
+
+    out = shared.flex_attention()(*(t.contiguous() for t in call.flat()), score_mod=score, scale=call.scale)
+    return _unfold(call.unflat(out), call.front, call.n)
+
+
+def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_start=0) -> Tensor:
+    """retro-pytorch's module as the op without positions: projections
+    are the identity, no null key, rotary angles of zero.
+    """
+    h, d = query.shape[2:]
+    module = _retro_pytorch(chunk_len, h, d)
+    mask = (
+        None if neighbour_mask is None else neighbour_mask.reshape(*neighbour_mask.shape[:3], -1).expand(*key.shape[:4])
+    )
+    context = torch.cat([key.flatten(-2), value.flatten(-2)], -1)
+    angles = [query.new_zeros(1, 1, length, 2) for length in (chunk_len, key.shape[3])]
+    return module(query.flatten(2), context=context, context_mask=mask, pos_emb=angles).unflatten(2, (h, d))
+
+
+def retro_pytorch_package():
+    """`retro_pytorch.retro_pytorch`, with a stand-in for its index builder, autofaiss, which pins old versions."""
+    stand_in = types.ModuleType("autofaiss")
+    stand_in.build_index = None
+    sys.modules.setdefault("autofaiss", stand_in)
+    return importlib.import_module("retro_pytorch.retro_pytorch")
+
+
+@functools.lru_cache(maxsize=4)
+def _retro_pytorch(chunk_len: int, heads: int, width: int):
+    class Part(torch.nn.Module):
+        """One half of the context, which holds keys and values side by side."""
+
+        def __init__(self, part: slice):
+            super().__init__()
+            self.part = part
+
+        def forward(self, context: Tensor) -> Tensor:
+            return context[..., self.part]
+
+    inner = heads * width
+    module = retro_pytorch_package().ChunkedCrossAttention(chunk_len, dim=inner, dim_head=width, heads=heads)
+    attention = module.cross_attn
+    attention.null_k = attention.null_v = None
+    attention.to_q = attention.to_out = torch.nn.Identity()
+    attention.to_k, attention.to_v = Part(slice(0, inner)), Part(slice(inner, 2 * inner))
+    return module
+
+
+def _no_retro_pytorch(case, dtype, device) -> str | None:
+    if importlib.util.find_spec("retro_pytorch") is None:
+        return "retro-pytorch is not installed"
+    s = case.shape
+    if "neighbour_gate" in case.extras or set(case.options) - {"query_start"} or s["N"] < s["M"]:
+        return "retro-pytorch's cross-attention has neither gates nor a scale, and attends nothing in less than a chunk"
+    if case.options.get("query_start") or s["L"] != s["N"] // s["M"] or s.get("G", s["H"]) != s["H"]:
+        return "retro-pytorch's cross-attention takes whole sequences and a key head for each query head"
+    return None
+
+
+def _score_bytes(case, itemsize: int, backward: bool) -> float:
+    """Logits, position logits and probabilities of every pair, and as much again for the backward."""
+    s = case.shape
+    return s["B"] * s["H"] * s["N"] * s["K"] * s["R"] * itemsize * (7 if backward else 4)
+
+
+OPERATOR = Operator(
+    OP,
+    ("out", "lse"),
+    ("query", "key", "value", *shared.BIASES, "neighbour_gate"),
+    arguments,
+    shared.attention(OP),
+    work,
+    rows=rows,
+    row_axes=(1, 2),
+    row_elements=row_elements,
+)
+BASELINES = (
+    Contender(OP, "eager", eager, peak_bytes=_score_bytes),
+    shared.compiled(OP, eager, peak_bytes=_score_bytes),
+    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_score_bytes),
+    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
+    Contender(OP, "flex", flex, devices=("cuda",), reason=shared.no_mask("neighbour_mask")),
+    Contender(
+        OP, "retro_pytorch", retro_pytorch, reason=_no_retro_pytorch, without_positions=True, peak_bytes=_score_bytes
+    ),
+)

@@ -1,0 +1,109 @@
+"""Leaky average in the harness: its cases, its work, and the matrix products it is compared with.
+
+Blocks of a Toeplitz matrix with a carried state (`eager`), and the one [N,N] matrix (`toeplitz`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..registry import Case, Contender, Lazy, Operator, Work
+from . import _shared as shared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = Lazy("torch")
+
+OP = "leaky_average"
+
+
+BLOCK = 128  # time steps a product
+LONGEST_MATRIX = 2048  # time steps
+DECAYS = (0.3, 0.99)
+
+CASES = [
+    Case(OP, "mosaics", {"B": 8, "N": 512, "H": 12, "D": 64}, f"{shared.MOSAICS}, key extractor"),
+    Case(
+        OP,
+        "mosaics-b64",
+        {"B": 64, "N": 512, "H": 12, "D": 64},
+        f"{shared.MOSAICS}, 64 sequences",
+        devices=shared.CUDA,
+        memory_gib=4,
+    ),
+    Case(
+        OP,
+        "long",
+        {"B": 1, "N": 8192, "H": 12, "D": 64},
+        "a long document, with a state carried in",
+        extras=("initial",),
+    ),
+]
+
+
+def arguments(case, draw) -> dict[str, Any]:
+    from retro_kernels.testing import inputs
+
+    kwargs = inputs.leaky(
+        **{x: case.shape[x] for x in "BNHD"}, decay=DECAYS, initial="initial" in case.extras, draw=draw
+    )
+    return kwargs | dict(case.options)
+
+
+def work(case, itemsize: int, mode: str) -> Work:
+    b, n, h, d = (case.shape[x] for x in "BNHD")
+    elements = b * n * h * d
+    forward = Work(2.0 * elements, 2 * elements * itemsize)
+    # backward: reads d(y) and y, writes d(x); the recurrence, and one product a step for the gradient of the decay
+    return forward if mode != "fwdbwd" else forward + Work(4.0 * elements, 3 * elements * itemsize)
+
+
+def _toeplitz(decay: Tensor, n: int) -> Tensor:
+    """[H,n,n]: decay**(t-s) for s <= t, else 0."""
+    steps = torch.arange(n, device=decay.device)
+    power = steps[:, None] - steps
+    return decay[:, None, None].pow(power.clamp_min(0).to(decay.dtype)).tril()
+
+
+def eager(x, decay, *, initial=None) -> Tensor:
+    """Blocks of 128 steps: a triangular product inside each, the last state carried to the next."""
+    n = x.shape[1]
+    matrix = _toeplitz(decay, min(n, BLOCK))
+    steps = torch.arange(1, matrix.shape[1] + 1, device=x.device, dtype=decay.dtype)
+    fading = decay[None, :].pow(steps[:, None])[..., None]  # [n,H,1]
+    state, blocks = initial, []
+    for block in x.split(BLOCK, 1):
+        length = block.shape[1]
+        y = torch.einsum("hts,bshd->bthd", matrix[:, :length, :length], block)
+        if state is not None:
+            y = y + fading[:length] * state[:, None]
+        state = y[:, -1]
+        blocks.append(y)
+    return torch.cat(blocks, 1)
+
+
+def toeplitz(x, decay, *, initial=None) -> Tensor:
+    """The whole [N,N] matrix a head: O(N^2)."""
+    y = torch.einsum("hts,bshd->bthd", _toeplitz(decay, x.shape[1]), x)
+    if initial is not None:
+        steps = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=decay.dtype)
+        y = y + decay[None, :].pow(steps[:, None])[..., None] * initial[:, None]
+    return y
+
+
+def _long_matrix(case, dtype, device) -> str | None:
+    n = case.shape["N"]
+    return f"N={n}: the [N,N] matrix costs more than it tells" if n > LONGEST_MATRIX else None
+
+
+def _matrix_bytes(case, itemsize: int, backward: bool) -> float:
+    return case.shape["H"] * case.shape["N"] ** 2 * itemsize * (6 if backward else 3)
+
+
+OPERATOR = Operator(OP, ("y",), ("x", "decay", "initial"), arguments, shared.single(OP), work)
+BASELINES = (
+    Contender(OP, "eager", eager),
+    shared.compiled(OP, eager),
+    Contender(OP, "toeplitz", toeplitz, reason=_long_matrix, peak_bytes=_matrix_bytes),
+)

@@ -1,0 +1,431 @@
+"""Relative attention in the harness: its cases, its work, and the attentions it is compared with.
+
+The whole [N,S] matrix in PyTorch, SDPA with the position logits as its mask, and FlexAttention.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..registry import Case, Contender, Lazy, Operator, Work
+from . import _shared as shared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = Lazy("torch")
+
+OP = "relative_attention"
+
+
+def _case(name: str, source: str, *, options=None, extras=shared.TRANSFORMER_XL, **more) -> Case:
+    letters = {x: more.pop(x) for x in list(more) if len(x) == 1}
+    shape = {"B": 1, "N": 1024, "H": 8, "D": 64} | letters
+    shape.setdefault("S", shape["N"])
+    return Case(OP, name, shape, source, options or {}, extras, **more)
+
+
+def _causal(**options) -> dict:
+    return {"causal": True} | options
+
+
+LENGTHS = (256, 512, 1024, 2048, 4096)
+
+
+CASES = [
+    _case("decoder-1k", f"{shared.RETRO}, decoder self-attention", T=1024, options=_causal(rel_start=0)),
+    _case(
+        "decoder-2k",
+        f"{shared.RETRO}, decoder, 1.5b",
+        B=4,
+        N=2048,
+        H=16,
+        D=128,
+        T=2048,
+        options=_causal(rel_start=0),
+        devices=shared.CUDA,
+        memory_gib=24,
+    ),
+    _case("encoder-self", f"{shared.RETRO}, encoder over the 16 neighbours of 8 chunks", B=16, N=128, H=16),
+    _case(
+        "encoder-self-b512",
+        f"{shared.RETRO}, encoder, 8 sequences",
+        B=512,
+        N=128,
+        H=16,
+        devices=shared.CUDA,
+        memory_gib=16,
+    ),
+    _case(
+        "encoder-cross", f"{shared.RETRO}, encoder cross-attention to the chunk, 16 neighbours", B=16, N=128, S=64, H=16
+    ),
+    _case(
+        "encoder-cross-b512",
+        f"{shared.RETRO}, encoder cross-attention, 8 sequences",
+        B=512,
+        N=128,
+        S=64,
+        H=16,
+        devices=shared.CUDA,
+        memory_gib=12,
+    ),
+    _case(
+        "rpt-window-2k",
+        f"{shared.RPT}, section 4, a shorter window",
+        N=2048,
+        D=128,
+        extras=(),
+        options=_causal(window=512),
+        devices=(),
+    ),
+    _case(
+        "rpt-window-16k",
+        f"{shared.RPT}, section 4: sliding window",
+        N=16384,
+        D=128,
+        extras=(),
+        options=_causal(window=2048),
+        devices=shared.CUDA,
+        memory_gib=40,
+    ),
+    _case(
+        "mosaics",
+        f"{shared.MOSAICS}, contextual memory",
+        B=2,
+        N=512,
+        H=12,
+        extras=(),
+        options=_causal(causal_gap=1, scale=0.125),
+    ),
+    _case(
+        "mosaics-b32",
+        f"{shared.MOSAICS}, contextual memory, 32 sequences",
+        B=32,
+        N=512,
+        H=12,
+        extras=(),
+        options=_causal(causal_gap=1, scale=0.125),
+        devices=shared.CUDA,
+        memory_gib=12,
+    ),
+    _case(
+        "low-rank-1k",
+        "relative logits of width 16, extent 256",
+        E=16,
+        T=256,
+        extras=("rel_key", "rel_query"),
+        options=_causal(rel_start=0),
+    ),
+    _case(
+        "low-rank-8k",
+        "relative logits of width 16, extent 1024",
+        N=8192,
+        E=16,
+        T=1024,
+        extras=("rel_key", "rel_query"),
+        options=_causal(rel_start=0),
+        devices=shared.CUDA,
+        memory_gib=32,
+    ),
+    _case(
+        "conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", N=1500, devices=shared.CUDA, memory_gib=4
+    ),
+    _case("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", N=750, devices=()),
+    _case(
+        "t5",
+        "arXiv 1910.10683: a scalar bias per displacement",
+        N=512,
+        E=1,
+        extras=("rel_key", "rel_query"),
+        devices=shared.BOTH,
+    ),
+    _case(
+        "grouped-4k",
+        "grouped-query decoder",
+        N=4096,
+        H=16,
+        G=4,
+        D=128,
+        T=4096,
+        options=_causal(rel_start=0),
+        devices=shared.CUDA,
+        memory_gib=24,
+    ),
+    _case(
+        "decode",
+        f"{shared.RETRO}, decoder, one token against 2047 cached",
+        N=1,
+        S=2048,
+        H=16,
+        T=2048,
+        options=_causal(rel_start=0),
+        modes=shared.DECODE,
+    ),
+]
+
+
+#: on request: peak memory and time against sequence length, all else equal
+CASES += [
+    _case(
+        f"length-{n}",
+        "decoder-1k at other lengths",
+        N=n,
+        T=n,
+        options=_causal(rel_start=0),
+        devices=(),
+        memory_gib=max(1, 8 * n**2 / 2048**2),
+    )
+    for n in LENGTHS
+]
+
+
+def arguments(case, draw) -> dict[str, Any]:
+    from retro_kernels.testing import inputs
+
+    s, options = case.shape, dict(case.options)
+    return inputs.self_attention(
+        **{x: s[x] for x in "BNSHD"},
+        **shared.position_arguments(case, "bounded", s.get("T", s["N"] + s["S"] - 1), options.pop("rel_start", None)),
+        G=s.get("G"),
+        key_mask="key_mask" in case.extras,
+        share=shared.SHARE,
+        draw=draw,
+        **options,
+    )
+
+
+def work(case, itemsize: int, mode: str) -> Work:
+    s = case.shape
+    b, n, keys, h, d = (s[x] for x in "BNSHD")
+    g, e = s.get("G", h), s.get("E", d)
+    pairs, positioned = _pairs(case)
+    content = 4.0 * b * pairs * h * d
+    position = 2.0 * b * positioned * h * e if "rel_key" in case.extras else 0.0
+    table = (h * s.get("T", n + keys - 1) * e if position else 0) * itemsize
+    if "rel_query" in case.extras:
+        table += b * n * h * e * itemsize
+    return shared.attention_work(
+        mode,
+        content,
+        position,
+        b * n * h * d * itemsize,
+        b * keys * g * d * itemsize,
+        table,
+        b * h * n * shared.LSE_BYTES,
+    )
+
+
+def _pairs(case) -> tuple[int, int]:
+    """Visible (query, key) pairs of one head, and those of them whose displacement has a row in rel_key."""
+    n, keys, options = case.shape["N"], case.shape["S"], case.options
+    offset = options.get("query_offset", keys - n if options.get("causal") else 0)
+    first_row = options.get("rel_start", offset - (keys - 1))
+    rows = case.shape.get("T", n + keys - 1)
+    pairs = positioned = 0
+    for i in range(offset, offset + n):
+        # keys j with low <= displacement i-j < high
+        low = max(options.get("causal_gap", 0) if options.get("causal") else i - keys + 1, i - keys + 1)
+        high = min(options.get("window") or i + 1, i + 1)
+        pairs += max(high - low, 0)
+        positioned += max(min(high, first_row + rows) - max(low, first_row), 0)
+    return pairs, positioned
+
+
+def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    n, keys = call["query"].shape[1], call["key"].shape[1]
+    offset = call.get("query_offset")
+    if offset is None:
+        offset = keys - n if call.get("causal") else 0
+    cut = shared.cut(call, ("query", "rel_query", "query_segment"), first, last) | {"query_offset": offset + first}
+    if call.get("rel_key") is not None and call.get("rel_start") is None:
+        cut["rel_start"] = offset - (keys - 1)
+    return cut
+
+
+def _visible(n: int, keys: int, offset: int, causal, causal_gap, window, key_mask, device) -> Tensor | None:
+    """bool [1 or B,1,N,S], None where everything is visible."""
+    visible = None
+    if causal or window is not None:
+        ones = torch.ones(n, keys, dtype=torch.bool, device=device)
+        visible = ones
+        if causal:
+            visible = visible & ones.tril(offset - causal_gap)
+        if window is not None:
+            visible = visible & ones.triu(offset - window + 1)
+        visible = visible[None, None]
+    if key_mask is not None:
+        visible = key_mask[:, None, None] if visible is None else visible & key_mask[:, None, None]
+    return visible
+
+
+def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position) -> Tensor | None:
+    """Position logits [B,H,N,S]: by the skew for a full table, by a gather for a bounded one."""
+    if rel_key is None:
+        return None
+    rel_query = query if rel_query is None else rel_query
+    rel_query = rel_query if position is None else rel_query + position
+    n, rows = query.shape[1], rel_key.shape[1]
+    lowest = offset - (keys - 1)
+    if 4 * rows >= n + keys - 1:
+        return shared.position_bias(rel_query, rel_key, keys, lowest, rel_start)
+    start = lowest if rel_start is None else rel_start
+    logits = torch.nn.functional.pad(
+        torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(query.shape[2], -1, -1)), (1, 1)
+    )
+    # column 0 and the last are zero: where a displacement outside the table lands
+    column = (
+        torch.arange(n, device=query.device)[:, None] + (offset - start + 1) - torch.arange(keys, device=query.device)
+    )
+    return logits.gather(-1, column.clamp(0, rows + 1).expand(*logits.shape[:2], -1, -1))
+
+
+class Call(NamedTuple):
+    """A call as the baselines that write every logit need it."""
+
+    query: Tensor  # [B,N,H,D], content bias added
+    key: Tensor  # [B,S,H,D]
+    value: Tensor
+    bias: Tensor | None  # [B,H,N,S]: position logits
+    visible: Tensor | None  # bool [1 or B,1,N,S]
+    scale: float
+    triangle: bool  # nothing but the causal mask of a square
+
+
+class Arguments(NamedTuple):
+    """The op's arguments that the baselines serve."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    rel_key: Tensor | None = None
+    rel_query: Tensor | None = None
+    rel_start: int | None = None
+    content_bias: Tensor | None = None
+    position_bias: Tensor | None = None
+    causal: bool = False
+    causal_gap: int = 0
+    window: int | None = None
+    query_offset: int | None = None
+    key_mask: Tensor | None = None
+    scale: float | None = None
+
+    @property
+    def offset(self) -> int:
+        if self.query_offset is not None:
+            return self.query_offset
+        return self.key.shape[1] - self.query.shape[1] if self.causal else 0
+
+    @property
+    def content(self) -> Tensor:
+        return self.query if self.content_bias is None else self.query + self.content_bias
+
+    @property
+    def factor(self) -> float:
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+
+def _call(query, key, value, **options) -> Call:
+    """The op's arguments with everything materialised."""
+    a = Arguments(query, key, value, **options)
+    n, h, keys = query.shape[1], query.shape[2], key.shape[1]
+    bias = _bias(query, keys, a.offset, a.rel_key, a.rel_query, a.rel_start, a.position_bias)
+    visible = _visible(n, keys, a.offset, a.causal, a.causal_gap, a.window, a.key_mask, query.device)
+    masked = a.causal_gap != 0 or a.window is not None or a.key_mask is not None
+    triangle = bias is None and a.causal and not masked and n == keys and a.offset == 0
+    return Call(
+        a.content, shared.repeat_groups(key, h), shared.repeat_groups(value, h), bias, visible, a.factor, triangle
+    )
+
+
+def eager(query, key, value, **options) -> Tensor:
+    """Every logit in memory."""
+    call = _call(query, key, value, **options)
+    logits = torch.einsum("bnhd,bshd->bhns", call.query, call.key)
+    if call.bias is not None:
+        logits = logits + call.bias
+    return shared.attend(logits * call.scale, call.visible, call.value, "bhns,bshd->bnhd")
+
+
+def sdpa_bias(query, key, value, **options) -> Tensor:
+    """torch's scaled dot-product attention, the position logits and the mask materialised as its additive mask."""
+    call = _call(query, key, value, **options)
+    mask = call.visible
+    if call.bias is not None:
+        bias = call.bias * call.scale
+        mask = bias if call.visible is None else bias.masked_fill(~call.visible, shared.hidden(query.dtype))
+    sides = [t.transpose(1, 2) for t in (call.query, call.key, call.value)]
+    shown = {"is_causal": True} if call.triangle else {"attn_mask": mask}
+    out = torch.nn.functional.scaled_dot_product_attention(*sides, scale=call.scale, **shown).transpose(1, 2)
+    if call.visible is not None and not call.triangle:
+        out = out.masked_fill(~call.visible.any(-1).transpose(1, 2)[..., None], 0)  # rows that see nothing
+    return out
+
+
+def sdpa_plain(query, key, value, **options) -> Tensor:
+    """The same without position logits: what the positions cost."""
+    return sdpa_bias(query, key, value, **options)
+
+
+def flex(query, key, value, **options) -> Tensor:
+    """FlexAttention: a block mask, and the un-skewed position logits [B,H,N,T] as a captured tensor."""
+    a = Arguments(query, key, value, **options)
+    n, h, keys, offset = query.shape[1], query.shape[2], key.shape[1], a.offset
+    score = None
+    if a.rel_key is not None:
+        start = offset - (keys - 1) if a.rel_start is None else a.rel_start
+        wanted = query if a.rel_query is None else a.rel_query
+        wanted = wanted if a.position_bias is None else wanted + a.position_bias
+        rows = a.rel_key.shape[1]
+        # a zero row on either side is where a displacement outside the table lands
+        band = torch.nn.functional.pad(
+            torch.einsum("bnhe,hte->bhnt", wanted, a.rel_key.expand(h, -1, -1)) * a.factor, (1, 1)
+        )
+
+        def score(value, batch, head, i, j):
+            return value + band[batch, head, i, (i + offset - j - start + 1).clamp(0, rows + 1)]
+
+    sides = [t.transpose(1, 2).contiguous() for t in (a.content, key, value)]
+    mask = _block_mask(n, keys, offset, a.causal, a.causal_gap, a.window, query.device)
+    out = shared.flex_attention()(
+        *sides, score_mod=score, block_mask=mask, scale=a.factor, enable_gqa=key.shape[2] != h
+    )
+    return out.transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=8)  # a model builds it once and uses it in every layer
+def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, device):
+    if not causal and window is None:
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def mask(batch, head, i, j):
+        displacement = i + offset - j
+        visible = displacement >= (causal_gap if causal else -keys)
+        return visible & (displacement < window) if window is not None else visible
+
+    return create_block_mask(mask, None, None, n, keys, device=device)
+
+
+def _score_bytes(case, itemsize: int, backward: bool) -> float:
+    s = case.shape
+    return s["B"] * s["H"] * s["N"] * s["S"] * itemsize * (8 if backward else 5)
+
+
+OPERATOR = Operator(
+    OP,
+    ("out", "lse"),
+    ("query", "key", "value", *shared.BIASES),
+    arguments,
+    shared.attention(OP),
+    work,
+    rows=rows,
+    row_axes=(1, 2),
+)
+BASELINES = (
+    Contender(OP, "eager", eager, peak_bytes=_score_bytes),
+    shared.compiled(OP, eager, peak_bytes=_score_bytes),
+    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_score_bytes),
+    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
+    Contender(OP, "flex", flex, devices=("cuda",), reason=shared.no_mask("key_mask")),
+)

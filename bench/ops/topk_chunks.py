@@ -1,0 +1,236 @@
+"""Top-k of chunks in the harness: its cases, its work, and the searches it is compared with.
+
+A product and torch.topk, whole (`eager`) or by blocks of keys (`blocked`), and FAISS's exact index.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from ..registry import Case, Contender, Later, Lazy, Operator, Work
+from . import _shared as shared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = Lazy("torch")
+
+OP = "topk_chunks"
+JUDGE = __name__.replace(".ops.topk_chunks", ".check.topk")
+INDEX_BYTES = 8  # int64
+DOCUMENTS = 64
+KEY_BLOCK = 65_536  # keys a product of `blocked`: 256 MiB of scores for 1024 queries
+RETRIEVER = {"B": 8, "Q": 256, "S": 256, "D": 1024, "k": 4}
+
+
+def _case(name: str, source: str, shape: dict[str, int], **more) -> Case:
+    return Case(OP, name, shape, source, modes=more.pop("modes", shared.FORWARD), dtypes=shared.EMBEDDINGS, **more)
+
+
+CASES = [
+    # RPT: the 2048 tokens that self-attention sees are 32 chunks, which no query may retrieve
+    _case(
+        "rpt-retriever",
+        f"{shared.RPT}, section 3: chunks of one document, causal",
+        RETRIEVER,
+        options={"causal_gap": 32},
+        modes=("fwd", "fwdbwd"),
+    ),
+    _case(
+        "rpt-retriever-b32",
+        f"{shared.RPT}, section 3, 32 documents",
+        RETRIEVER | {"B": 32},
+        options={"causal_gap": 32},
+        modes=("fwd", "fwdbwd"),
+        devices=shared.CUDA,
+    ),
+    _case(
+        "sampling-200k",
+        f"{shared.RETRO}, section 2.3: 16 chunks, small database",
+        {"B": 1, "Q": 16, "S": 200_000, "D": 256, "k": 10},
+    ),
+    _case(
+        "precompute-100k",
+        f"{shared.RETRO}, section 2.3: a batch of chunks",
+        {"B": 1, "Q": 1024, "S": 100_000, "D": 128, "k": 10},
+        memory_gib=2,
+    ),
+    _case(
+        "precompute-l2",
+        f"{shared.RETRO}, section 2.3: L2, own document filtered out",
+        {"B": 1, "Q": 128, "S": 20_000, "D": 128, "k": 10},
+        options={"metric": "l2"},
+        extras=("query_doc",),
+    ),
+    _case(
+        "sampling-1m",
+        f"{shared.RETRO}, section 2.3: 64 chunks, 10^6 keys",
+        {"B": 1, "Q": 64, "S": 1_000_000, "D": 1024, "k": 10},
+        devices=shared.CUDA,
+        memory_gib=24,
+    ),
+    _case(
+        "precompute-1m",
+        f"{shared.RETRO}, section 2.3: BERT embeddings",
+        {"B": 1, "Q": 10_000, "S": 1_000_000, "D": 768, "k": 10},
+        devices=shared.CUDA,
+        memory_gib=24,
+    ),
+]
+
+
+def arguments(case, draw) -> dict[str, Any]:
+    from retro_kernels.testing import inputs
+
+    s = case.shape
+    docs = DOCUMENTS if "query_doc" in case.extras else 0
+    return inputs.topk(
+        **{x: s[x] for x in "BQSDk"}, shared=s.get("key_batch") == 1, docs=docs, draw=draw, **case.options
+    )
+
+
+def work(case, itemsize: int, mode: str) -> Work:
+    s, options = case.shape, case.options
+    b, q, keys, d, k = (s[x] for x in "BQSDk")
+    key_batch = s.get("key_batch", b)
+    pairs = q * keys
+    if (gap := options.get("causal_gap")) is not None:
+        offset = options.get("query_offset", 0)
+        pairs = sum(min(max(i + offset - gap + 1, 0), keys) for i in range(q))
+    output_bytes = b * q * k * (4 + INDEX_BYTES)
+    forward = Work(2.0 * b * pairs * d, (b * q * d + key_batch * keys * d) * itemsize + output_bytes)
+    if mode != "fwdbwd":
+        return forward
+    slots = b * q * k
+    return forward + Work(4.0 * slots * d, (2 * b * q * d + slots * d + key_batch * keys * d) * itemsize + output_bytes)
+
+
+def row_elements(case) -> float:
+    s = case.shape
+    return s["B"] * s["S"] * (s["D"] if case.options.get("metric") == "l2" else 1)
+
+
+def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    cut = shared.cut(call, ("query", "query_doc"), first, last)
+    if call.get("causal_gap") is not None:
+        cut["query_offset"] = call.get("query_offset", 0) + first
+    return cut
+
+
+def _scores(query: Tensor, key: Tensor, metric: str) -> Tensor:
+    if metric == "l2":
+        return 2 * (query @ key.mT) - key.square().sum(-1)[:, None] - query.square().sum(-1)[..., None]
+    return query @ key.mT
+
+
+def _candidates(
+    query: Tensor, first: int, keys: int, causal_gap, query_offset, query_doc, key_doc, key_mask
+) -> Tensor | None:
+    """bool [B or 1,Q,keys] for keys first .. first+keys-1, None where all are."""
+    allowed = None
+    if causal_gap is not None:
+        limit = torch.arange(query.shape[1], device=query.device)[:, None] + (query_offset - causal_gap)
+        allowed = (torch.arange(first, first + keys, device=query.device) <= limit)[None]
+    if query_doc is not None:
+        other = query_doc[:, :, None] != key_doc[:, None, first : first + keys]
+        allowed = other if allowed is None else allowed & other
+    if key_mask is not None:
+        shown = key_mask[:, None, first : first + keys]
+        allowed = shown if allowed is None else allowed & shown
+    return allowed
+
+
+def eager(query, key, k, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None):
+    """The whole score matrix in the inputs' type, then torch.topk."""
+    scores = _scores(query, key, metric)
+    allowed = _candidates(query, 0, key.shape[1], causal_gap, query_offset, query_doc, key_doc, key_mask)
+    return _best(scores if allowed is None else scores.masked_fill(~allowed, -torch.inf), k)
+
+
+def _best(scores: Tensor, k: int, indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    top, where = scores.topk(k, dim=-1)
+    where = where if indices is None else indices.gather(-1, where)
+    return top.float(), where.masked_fill(top == -torch.inf, -1)
+
+
+def blocked(
+    query, key, k, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None
+):
+    """The same by blocks of keys, each block's best merged into the running best."""
+    best = indices = None
+    for first in range(0, key.shape[1], KEY_BLOCK):
+        block = key[:, first : first + KEY_BLOCK]
+        scores = _scores(query, block, metric)
+        allowed = _candidates(query, first, block.shape[1], causal_gap, query_offset, query_doc, key_doc, key_mask)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        top, where = scores.topk(min(k, block.shape[1]), dim=-1)
+        where = where + first
+        best = top if best is None else torch.cat([best, top], -1)
+        indices = where if indices is None else torch.cat([indices, where], -1)
+        top, order = best.topk(k, dim=-1)
+        best, indices = top, indices.gather(-1, order)
+    return best.float(), indices.masked_fill(best == -torch.inf, -1)
+
+
+class Faiss:
+    """IndexFlat over the keys; it is built once per key tensor, since a database is indexed once and searched often."""
+
+    def __init__(self):
+        self._key, self._index = None, None
+
+    def __call__(self, query, key, k, *, metric="dot"):
+        import faiss as library
+
+        if self._key is not key:
+            kind = library.IndexFlatIP if metric == "dot" else library.IndexFlatL2
+            self._index, self._key = kind(key.shape[2]), key
+            self._index.add(key[0].detach().numpy())
+        library.omp_set_num_threads(torch.get_num_threads())
+        scores, indices = self._index.search(query[0].detach().numpy(), k)
+        scores = torch.from_numpy(scores)[None]
+        return (scores if metric == "dot" else -scores), torch.from_numpy(indices)[None]
+
+
+faiss = Faiss()
+
+
+def _no_faiss(case, dtype, device) -> str | None:
+    if importlib.util.find_spec("faiss") is None:
+        return "faiss is not installed"
+    if dtype != "float32":
+        return "FAISS's exact index takes float32"
+    if case.shape["B"] != 1 or case.extras or set(case.options) - {"metric"}:
+        return "FAISS has no batch, causal limit or document filter"
+    return None
+
+
+def _one_block(case, dtype, device) -> str | None:
+    return "one block holds all keys: the same as eager" if case.shape["S"] <= KEY_BLOCK else None
+
+
+def _score_bytes(case, itemsize: int, backward: bool) -> float:
+    s = case.shape
+    return s["B"] * s["Q"] * s["S"] * itemsize * (3 if case.options or case.extras else 1)
+
+
+OPERATOR = Operator(
+    OP,
+    ("scores", "indices"),
+    ("query", "key"),
+    arguments,
+    lambda call, backend: shared.public(OP, backend=backend)(**call),
+    work,
+    rows=rows,
+    row_axes=(1, 1),
+    row_elements=row_elements,
+    oracle_cost=10.0,  # the reference sorts all scores
+    compare=Later(f"{JUDGE}:compare"),
+    gradients=Later(f"{JUDGE}:gradients"),
+)
+BASELINES = (
+    Contender(OP, "eager", eager, peak_bytes=_score_bytes),
+    Contender(OP, "blocked", blocked, reason=_one_block, differentiable=False),
+    Contender(OP, "faiss", faiss, devices=("cpu",), reason=_no_faiss, differentiable=False),
+)

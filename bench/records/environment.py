@@ -1,0 +1,226 @@
+"""What a record says about the machine and the tree: versions, processor, threads, git state. Nothing is guessed:
+unknown is None.
+
+torch is imported where it is asked: reports of records need none.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+#: NVML's reasons for a clock below the one asked for
+#: (nvmlClocksEventReasons); the power cap, 0x4, is how a loaded GPU works
+THROTTLED = {
+    0x08: "hardware slow-down",
+    0x20: "heat, by the driver",
+    0x40: "heat, by the hardware",
+    0x80: "power brake",
+}
+REHEARSAL = "RETRO_KERNELS_REHEARSAL"  # set: what is measured is no result
+#: of these variables only whether they were set matters to whoever compares two records
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
+
+
+def git_state(root: Path | None = None) -> dict[str, Any]:
+    """{"sha", "dirty"} of the tree that `retro_kernels` comes from (`ab` measures another than this), both None outside
+    a repository.
+    """
+    root = root or Path(importlib.import_module("retro_kernels").__file__).resolve().parent.parent.parent
+    if not _output(
+        ["git", "-C", str(root), "ls-files", "retro_kernels/__init__.py"]
+    ):  # installed beside, or inside, some other repository
+        return {"sha": None, "dirty": None}
+    sha = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
+    return {"sha": sha or None, "dirty": None if status is None or not sha else bool(status)}
+
+
+def environment() -> dict[str, Any]:
+    """Versions, the processor, and the threads that calls take now."""
+    import torch
+
+    return {**_versions(), "threads": torch.get_num_threads()}
+
+
+@functools.cache
+def _versions() -> dict[str, Any]:
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "cuda": torch.version.cuda,
+        "ptxas": ptxas_version(),
+        "retro_kernels": getattr(importlib.import_module("retro_kernels"), "__version__", None),
+        "cores": available_cores(),
+        "cpu": cpu_model(),
+        "isa": cpu_flags(),
+        "variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+    } | ({"rehearsal": True} if rehearsing() else {})
+
+
+def rehearsing() -> bool:
+    """Whether this process only shows that its command works."""
+    return bool(os.environ.get(REHEARSAL))
+
+
+def device(kind: str) -> dict[str, Any]:
+    """The device that was measured."""
+    if kind == "cuda":
+        import torch
+
+        p = torch.cuda.get_device_properties(torch.cuda.current_device())
+        cache = getattr(p, "L2_cache_size", None)
+        return {
+            "type": "cuda",
+            "name": p.name,
+            "arch": f"sm_{p.major}{p.minor}",
+            "multiprocessors": p.multi_processor_count,
+            "memory_bytes": p.total_memory,
+            "l2_bytes": cache,
+            "driver": driver_version(),
+        }
+    cpu = {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None}
+    return cpu | {"memory_bytes": total_memory(), "caches": caches()}
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def ptxas_version() -> str | None:
+    """The release of the ptxas inside triton, which is the one that assembles its kernels."""
+    spec = importlib.util.find_spec("triton")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    ptxas = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin" / "ptxas"
+    text = _output([str(ptxas), "--version"]) if ptxas.exists() else None
+    return next(
+        (word.strip(",") for line in (text or "").splitlines() if "release" in line for word in line.split()[-1:]), None
+    )
+
+
+@functools.cache
+def nvcc_version() -> str | None:
+    text = _output(["nvcc", "--version"]) if shutil.which("nvcc") else None
+    return next((line.split()[-1] for line in (text or "").splitlines() if "release" in line), None)
+
+
+@functools.cache
+def compiler_version() -> str | None:
+    compiler = os.environ.get("CXX", "g++")
+    text = _output([compiler, "--version"]) if shutil.which(compiler) else None
+    return text.splitlines()[0] if text else None
+
+
+def driver_version() -> str | None:
+    text = (
+        _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+        if shutil.which("nvidia-smi")
+        else None
+    )
+    return text.splitlines()[0].strip() if text else None
+
+
+def throttled(kind: str) -> str | None:
+    """Why the GPU's clock is lower than asked for at this moment;
+    None where it is not, or nothing tells (a CPU never does).
+    """
+    if kind != "cuda" or not shutil.which("nvidia-smi"):
+        return None
+    import torch
+
+    device = ["-i", f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"]
+    for field in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the name before driver 535
+        text = _output(["nvidia-smi", *device, f"--query-gpu={field}", "--format=csv,noheader"])
+        if text and text.startswith("0x"):
+            return ", ".join(words for bit, words in THROTTLED.items() if int(text.split()[0], 16) & bit) or None
+    return None
+
+
+def has_gpu() -> bool:
+    """Whether a driver for GPUs of NVIDIA is loaded; what torch can do with them is torch's to say."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def cpu_model() -> str | None:
+    return _cpuinfo("model name") or platform.processor() or None
+
+
+@functools.cache
+def cpu_flags() -> list[str]:
+    present = set((_cpuinfo("flags") or "").split())
+    return [flag for flag in ISA_FLAGS if flag in present]
+
+
+def total_memory() -> int | None:
+    return _meminfo("MemTotal")
+
+
+@functools.cache
+def caches() -> dict[str, int] | None:
+    """Bytes of the caches that core 0 sees: {"L1 Data": ..., "L2 Unified": ...}."""
+    caches = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
+        caches[f"L{level} {kind}"] = (
+            int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]] if size[-1] in "KMG" else int(size)
+        )
+    return caches or None
+
+
+def last_level_cache() -> int | None:
+    return max((caches() or {}).values(), default=None)
+
+
+def free_memory(kind: str) -> int | None:
+    """Bytes that can still be allocated on the device."""
+    if kind != "cuda":
+        return _meminfo("MemAvailable")
+    import torch
+
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def _cpuinfo(field: str) -> str | None:
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next((line.split(":", 1)[1].strip() for line in f if line.startswith(field)), None)
+    except OSError:
+        return None
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        with open("/proc/meminfo") as f:
+            return next((int(line.split()[1]) * 1024 for line in f if line.startswith(field)), None)
+    except OSError:
+        return None
+
+
+def _output(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,191 @@
+"""The demonstration's data: sources of Python's standard library, split by package, tokenised,
+deduplicated, searched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from retro_model import evaluation, training
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.dedup import find_leaked, kept_documents
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import precompute_neighbours
+from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.data.text import longest_common_substrings
+from retro_model.data.tokens import Tokenizer
+
+from .plan import Plan
+
+#: Held out: modules that have siblings (ntpath: posixpath; ssl: socket), all of them in Python 3.11 to 3.14.
+#: `test` is a package of its own and stays in training.
+VALIDATION = ("fractions", "locale", "ntpath", "optparse", "shutil", "socket", "ssl", "sysconfig", "uuid")
+#: Tables rather than programs: help texts, encoded test data.
+TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")
+#: Neighbours searched for beyond those used: a window leaves out those from its own documents.
+SPARE = 4
+
+
+class Corpus(NamedTuple):
+    """The demonstration's data. neighbours: `train_neighbours` of `train`,
+    `validation_neighbours` of `validation`, ids of `database`.
+    """
+
+    tokenizer: Tokenizer
+    database: ChunkDatabase
+    train: TokenStore
+    validation: TokenStore
+    train_neighbours: np.ndarray
+    validation_neighbours: np.ndarray
+    facts: dict
+
+
+def group_of(name: str) -> str:
+    """The top-level package or module: group_of("json/decoder.py") ==
+    "json", group_of("test/test_json/test_dump.py") == "test".
+    """
+    return name.removesuffix(".py").split("/")[0]
+
+
+def sources(root: Path) -> Iterator[Document]:
+    """Every UTF-8 source below `root` (site-packages and tables left
+    out), in an order that is random and always the same.
+    """
+    paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
+    names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
+    for name in names:
+        if name.startswith(TABLES):
+            continue
+        try:
+            text = (root / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if text.strip():
+            yield Document(name, group_of(name), text)
+
+
+def first_bytes(documents: list[Document], limit: int) -> list[Document]:
+    """The first documents that together hold at most `limit` characters; one that does not fit is left out."""
+    taken, total = [], 0
+    for document in documents:
+        if total + len(document.content) <= limit:
+            taken.append(document)
+            total += len(document.content)
+    return taken
+
+
+def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
+    """Tokeniser, stores, deduplication, database and neighbours in
+    `folder`; what is there from the same plan is used again.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    every = list(sources(root))
+    validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
+    # tests come last
+    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
+    others = first_bytes(training_documents, plan.database_bytes)
+    if not validation or not others:
+        raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
+    tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
+    tokenizer.save(folder / "tokenizer.json")
+    options = {"chunk_len": plan.config["chunk_len"], "bos": True}
+    held_out = build_store(folder / "validation", validation, tokenizer, **options)
+    raw = build_store(folder / "all", others, tokenizer, **options)
+    leaked = find_leaked(raw, [held_out])
+    leaked.save(folder / "deduplication.json")
+    removed = {removal.name for removal in leaked.removed}
+    store = (
+        build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"])
+        if removed
+        else raw
+    )
+    train = build_store(
+        folder / "train",
+        first_bytes([d for d in others if d.name not in removed], plan.train_bytes),
+        tokenizer,
+        **options,
+    )
+    embedder = HashedTfidf(plan.dim).fit(store)
+    embedder.save(folder / "embedder.npz")
+    database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
+    train_neighbours = precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours + SPARE)
+    most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
+    validation_neighbours = precompute_neighbours(folder / "validation-neighbours", held_out, database, most)
+    facts = {
+        "validation_groups": sorted({d.group for d in validation}),
+        "training_groups": len({d.group for d in others}),
+        "validation_documents": [d.name for d in validation],
+        "near_duplicates_removed": sorted(removed),
+        "vocabulary": tokenizer.vocab_size,
+        "tokens": {"database": store.num_tokens, "train": train.num_tokens, "validation": held_out.num_tokens},
+        "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
+        "search": plan.index or "exact",
+        "recall": database.recall,
+        "windows_with_neighbours_of_their_own": hidden_windows(
+            train, train_neighbours[:, : plan.neighbours], database, plan.window
+        ),
+    }
+    console.print(
+        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: "
+        f"{train.num_tokens:,} tokens; "
+        f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; "
+        f"{len(removed)} near-duplicates removed"
+    )
+    recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
+    console.print(f"  search: {facts['search']} {recall}")
+    console.print(
+        f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of "
+        "their own documents: not shown"
+    )
+    return Corpus(tokenizer, database, train, held_out, train_neighbours, validation_neighbours, facts)
+
+
+def _aligned_windows(store: TokenStore, per_window: int) -> np.ndarray:
+    """Rows of the windows that a store is cut into from its first row, int64 [windows, per_window]."""
+    return np.arange(0, len(store) - per_window + 1, per_window)[:, None] + np.arange(per_window)
+
+
+def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDatabase, window: int) -> float:
+    """Share of the windows in which `training.visible` leaves out a neighbour."""
+    rows = _aligned_windows(store, window // store.chunk_len)
+    hidden = training.visible(store, rows, neighbours, database) != neighbours[rows]
+    return float(hidden.any((1, 2)).mean())
+
+
+def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
+    """First rows of the half of the training windows whose chunks share the longest substrings with the k neighbours of
+    the chunk before.
+    """
+    store, m, means = corpus.train, corpus.train.chunk_len, []
+    windows = _aligned_windows(store, window // m)
+    for at in range(0, len(windows), 64):
+        rows = windows[at : at + 64]
+        batch = training.gather(store, rows, corpus.train_neighbours, corpus.database, k=k)
+        sources, mask = (
+            t[:, :-1].reshape(-1, k, t.shape[-1]).numpy() for t in (batch.neighbours, batch.neighbour_mask)
+        )
+        later = rows[:, 1:].reshape(-1)
+        shared = longest_common_substrings(store.chunks(later), sources, lengths=store.lengths[later], source_mask=mask)
+        means.append(shared.reshape(len(rows), -1).mean(1))
+    return np.sort(windows[np.argsort(-np.concatenate(means), kind="stable")[: max(1, len(windows) // 2)], 0])
+
+
+def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool, shown=None) -> Iterator[training.Batch]:
+    """The batches of either model: the first half of the steps from windows where there is something to copy, the rest
+    from all.
+
+    shown: whose values the model is given; None: the corpus's database.
+    """
+    database = corpus.database if shown is None else shown
+    what = {"neighbours": corpus.train_neighbours, "database": database, "k": plan.neighbours} if retrieves else {}
+    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
+    easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window, plan.neighbours), **options)
+    return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))

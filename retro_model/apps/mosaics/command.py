@@ -1,0 +1,23 @@
+"""retro-model mosaics {moons,regbench,text}: each trains, scores, prints tables and draws pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+from . import moons, regbench, text
+from .options import parser
+from .plans import PLANS
+
+EXPERIMENTS = {"moons": moons, "regbench": regbench, "text": text}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    options = vars(parser().parse_args(arguments))
+    name, folder, plan, quiet, minutes = (options.pop(key) for key in ("experiment", "out", "plan", "quiet", "minutes"))
+    changes = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items() if value is not None
+    }
+    importlib.import_module("matplotlib")  # before minutes of training, not after
+    EXPERIMENTS[name].run(folder, dataclasses.replace(PLANS[name][plan], **changes), quiet=quiet, minutes=minutes)

@@ -1,0 +1,234 @@
+"""Three moons: memories that each track one moon predict the sky before it has ever repeated.
+
+An observation is three complex numbers e^{i theta}. A network of one head must see all three moons return together,
+after the least common multiple of their periods; one of three heads needs each moon to return once, after the longest
+period. Nothing tells the heads which moon to take: training finds it, the paper's "predictive disentanglement".
+
+Source: Zhang et al., arXiv 2405.06394, section 3, figures 4 to 6; data as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retro_model.memory_mosaics.memory import read
+
+from .plans import PLANS
+from .plans import MoonsPlan as Plan
+from .report import Report
+
+SMOKE = PLANS["moons"]["smoke"]
+
+INVERSE_BANDWIDTH = 50.0  # beta', fixed
+PHASE = 0.3  # of every moon at time 0
+CLIP = 0.5  # of an error in the loss: an empty memory cannot do better, and must not dominate
+AHEAD = 25  # free-running predictions that are scored
+JOINT_PERIODS = 3  # joint periods in a sequence
+#: periods in units of a common one: the triples from 1..7 without a
+#: common factor whose least common multiple is smallest
+TRAINED = ((1, 2, 4), (1, 2, 6), (1, 3, 6), (2, 3, 6), (1, 2, 5), (1, 3, 4), (1, 4, 6), (2, 3, 4))
+HELD_OUT = (1, 2, 3)
+ANALYTIC_PERIODS = (4.0, 6.0, 10.0)
+
+
+def joint_period(triple: tuple[int, int, int]) -> int:
+    return math.lcm(*triple)
+
+
+def periods(triple: tuple[int, int, int], length: int) -> tuple[float, ...]:
+    """In steps, such that `length` steps are JOINT_PERIODS joint periods."""
+    unit = length / JOINT_PERIODS / joint_period(triple)
+    return tuple(unit * p for p in triple)
+
+
+def observe(moons, length: int, start: Tensor) -> Tensor:
+    """Observations [B,length,3] of moons with these periods, [B,3] or [3], from times `start` [B]."""
+    time = start[:, None] + torch.arange(length, dtype=torch.float64)
+    angle = 2 * math.pi * time[..., None] / torch.as_tensor(moons, dtype=torch.float64).view(-1, 1, 3) + PHASE
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+class Moons(nn.Module):
+    """One layer of `heads` memories over three complex numbers: k_T = W_phi x_T, v_T = W_psi x_{T+1}, z_T = W_z y_T.
+
+    Dot products are the real part of the Hermitian ones, within each head's share of the numbers; no norms, no
+    averages.
+    """
+
+    def __init__(self, heads: int):
+        super().__init__()
+        self.heads = heads
+        # [3,3,2]: real and imaginary parts; W_phi, W_psi, W_z of the paper
+        self.key, self.value, self.output = (nn.Parameter(torch.randn(3, 3, 2) * 6**-0.5) for _ in range(3))
+
+    def as_identity(self) -> Moons:
+        """The analytic solution."""
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.copy_(torch.view_as_real(torch.eye(3, dtype=torch.complex128)))
+        return self
+
+    def project(self, weight: Tensor, x: Tensor) -> Tensor:
+        """W x of complex x [B,N,3] as reals, [B,N,heads,6/heads]."""
+        return torch.view_as_real(x @ torch.view_as_complex(weight).T).flatten(-2).unflatten(-1, (self.heads, -1))
+
+    def predict(self, query: Tensor, keys: Tensor, values: Tensor, causal: bool) -> Tensor:
+        """z [B,n,3] from reads of the pairs [B,S,heads,.]."""
+        y, _ = read(math.sqrt(INVERSE_BANDWIDTH) * query, math.sqrt(INVERSE_BANDWIDTH) * keys, values, causal=causal)
+        y = torch.view_as_complex(y.flatten(-2).unflatten(-1, (3, 2)).contiguous())
+        return y @ torch.view_as_complex(self.output).T
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predictions [B,N-1,3] of x [B,N,3] from the second observation on; each from those before it."""
+        key, value = self.project(self.key, x), self.project(self.value, x)
+        return self.predict(key[:, :-1], key[:, :-2], value[:, 1:-1], causal=True)
+
+    @torch.no_grad()
+    def run_on(self, x: Tensor, steps: int) -> Tensor:
+        """`steps` predictions [B,steps,3] after x [B,T,3], each observed in turn as if it had been true."""
+        key, value, outputs = self.project(self.key, x), self.project(self.value, x), []
+        for _ in range(steps):
+            z = self.predict(key[:, -1:], key[:, :-1], value[:, 1:], causal=False)
+            key, value = (
+                torch.cat([key, self.project(self.key, z)], 1),
+                torch.cat([value, self.project(self.value, z)], 1),
+            )
+            outputs.append(z)
+        return torch.cat(outputs, 1)
+
+
+def train(heads: int, plan: Plan, seed: int, progress=None) -> Moons:
+    """A network trained on the triples that are not held out."""
+    torch.manual_seed(seed)
+    random, model = np.random.default_rng(seed), Moons(heads)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.max_lr)
+    for step in range(plan.steps):
+        optimizer.param_groups[0]["lr"] = plan.max_lr + (plan.min_lr - plan.max_lr) * step / plan.steps
+        triples = [TRAINED[i] for i in random.integers(len(TRAINED), size=plan.batch_size)]
+        start = torch.from_numpy(random.uniform(0, plan.length / JOINT_PERIODS, plan.batch_size))
+        x = observe([periods(triple, plan.length) for triple in triples], plan.length, start).to(torch.complex64)
+        error = torch.view_as_real(model(x) - x[:, 1:]).clamp(-CLIP, CLIP)
+        optimizer.zero_grad()
+        error.square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def generation_error(model: Moons, x: Tensor, contexts) -> list[float]:
+    """For each T of `contexts`: the mean |error| of AHEAD free-running predictions after T observations
+    of x [B,N,3].
+    """
+    return [float((model.run_on(x[:, :t], AHEAD) - x[:, t : t + AHEAD]).abs().mean()) for t in contexts]
+
+
+def separation(model: Moons) -> float:
+    """How far the three magnitudes |W| are from permutations: the largest entry that is not its row's
+    largest, of any.
+    """
+    magnitudes = [torch.view_as_complex(w.detach()).abs() for w in (model.key, model.value, model.output)]
+    return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in magnitudes)
+
+
+def analytic(contexts) -> dict[int, list[float]]:
+    """Generation errors of the identity solution, by heads, in float64; periods 4, 6 and 10: joint period 60."""
+    x = observe(ANALYTIC_PERIODS, max(contexts) + AHEAD, torch.arange(8, dtype=torch.float64))
+    return {heads: generation_error(Moons(heads).double().as_identity(), x, contexts) for heads in (1, 3)}
+
+
+def run(
+    folder: Path, plan: Plan = PLANS["moons"]["default"], *, quiet: bool = False, minutes: float = math.inf
+) -> dict:
+    """Trains, scores on the held-out moons, draws; the numbers of results.json. After `minutes` no training is begun:
+    the same call goes on.
+    """
+    report = Report(folder, dataclasses.replace(plan, seeds=1), quiet, minutes)  # more seeds are more parts
+    moons = periods(HELD_OUT, plan.length)
+    longest, joint = max(moons), plan.length / JOINT_PERIODS
+    claimed = round(1.1 * longest)
+    contexts = sorted({*range(plan.every, plan.length - AHEAD, plan.every), claimed})
+    start = torch.linspace(0, joint, plan.sequences + 1, dtype=torch.float64)[:-1]
+    x = observe(moons, plan.length, start).to(torch.complex64)
+
+    def trained(heads: int, seed: int) -> dict:
+        model = train(heads, plan, seed)
+        weights = [torch.view_as_complex(w.detach()).abs().tolist() for w in (model.key, model.value, model.output)]
+        return {"errors": generation_error(model, x, contexts), "apart": separation(model), "weights": weights}
+
+    errors, apart, weights = {}, {}, {}
+    for heads in (1, 3):
+        for seed in range(plan.seeds):
+            name = f"{heads} head{'s' * (heads > 1)}, seed {seed}"
+            result = report.part(f"{heads} heads {seed}", functools.partial(trained, heads, seed))
+            errors[name], apart[name], weights[name] = (result[key] for key in ("errors", "apart", "weights"))
+            report.say(f"{name}: error {errors[name][contexts.index(claimed)]:.3f} after {claimed} observations")
+    shown = [t for t in contexts if t in (contexts[0], claimed) or t % (plan.length // 8) < plan.every]
+    held_out = ", ".join(f"{p:.1f}" for p in moons)
+    title = f"Mean |error| of {AHEAD} free-running predictions after T observations; held-out periods {held_out}"
+    report.table(
+        f"{title}, joint {joint:.1f}",
+        ["network", *(f"T={t}" for t in shown), "off-entry"],
+        [[name, *(errors[name][contexts.index(t)] for t in shown), apart[name]] for name in errors],
+    )
+    one, three = ([e[contexts.index(claimed)] for n, e in errors.items() if n.startswith(str(h))] for h in (1, 3))
+    holds = max(three) < 0.5 * min(one)
+    report.say(
+        f"T = 1.1 max(p) = {claimed}, before the joint period {joint:.0f}: three heads at most {max(three):.3f}, one "
+        "head at least "
+        f"{min(one):.3f}; under half: {holds}"
+    )
+    exact_contexts = [4, 6, 10, 20, 40, 59, 61, 80]
+    exact = analytic(exact_contexts)
+    report.table(
+        "The analytic solution (identity matrices, no training), periods 4, 6, 10, joint 60",
+        ["heads", *(f"T={t}" for t in exact_contexts)],
+        [[str(heads), *(f"{e:.1e}" for e in result)] for heads, result in exact.items()],
+    )
+    draw_errors(report, contexts, errors, moons, joint)
+    draw_weights(report, weights)
+    return report.finish(
+        {
+            "plan": vars(plan),
+            "periods": moons,
+            "joint_period": joint,
+            "contexts": contexts,
+            "errors": errors,
+            "off_entries": apart,
+            "claim": {"context": claimed, "one_head": one, "three_heads": three, "holds": holds},
+            "analytic": {"contexts": exact_contexts, "errors": exact},
+            "magnitudes": weights,
+        }
+    )
+
+
+def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> None:
+    """Figures 4 and 5: one panel a network."""
+    figure, axes = report.figure("errors.png", 2, figsize=(11, 3.6), sharey=True)
+    for axis, heads in zip(axes, (1, 3)):
+        for name, curve in errors.items():
+            if name.startswith(str(heads)):
+                axis.plot(contexts, curve, label=name)
+        for period in moons:
+            axis.axvline(period, color="black", linewidth=0.8)
+        axis.axvline(joint, color="red", linewidth=1.2)
+        axis.set(title=f"{heads} head{'s' * (heads > 1)}", xlabel="observations (black: periods, red: joint period)")
+        axis.legend()
+    axes[0].set(ylabel=f"mean |error| of the next {AHEAD}", ylim=(0, 1.05 * max(map(max, errors.values()))))
+    figure.save()
+
+
+def draw_weights(report: Report, weights: dict) -> None:
+    """Figure 6: |W_phi|, |W_psi|, |W_z| of three heads."""
+    three = {name: matrices for name, matrices in weights.items() if name.startswith("3")}
+    figure, axes = report.figure("weights.png", 3 * len(three), figsize=(2.0 * 3 * len(three), 2.4))
+    for (name, matrices), first in zip(three.items(), range(0, len(axes), 3)):
+        for axis, matrix, label in zip(axes[first:], matrices, (r"$W_\phi$", r"$W_\psi$", r"$W_z$")):
+            axis.imshow(np.array(matrix), cmap="gray_r", vmin=0)
+            axis.set(title=f"|{label}|", xticks=[], yticks=[], xlabel=name.split(", ")[1])
+    figure.save()

@@ -1,0 +1,197 @@
+"""RegBench: learning the language of an automaton from the words before. Mosaics, a rotary transformer, in-context
+n-grams.
+
+Every sequence is of an automaton of its own, so that what is learned in training is how to learn in context; the
+automata of the test are new. Both models have as many parameters and take the same batches in the same order.
+
+Source: Zhang et al., arXiv 2405.06394, section 5 and figure 11; Akyurek et al., arXiv 2401.12973.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from retro_model import training
+from retro_model.memory_mosaics.config import MosaicsConfig
+from retro_model.memory_mosaics.model import MemoryMosaics
+
+from . import automata
+from .plans import PLANS
+from .plans import RegBenchPlan as Plan
+from .report import Report
+from .transformer import Transformer, TransformerConfig
+
+SMOKE = PLANS["regbench"]["smoke"]
+THOROUGH = PLANS["regbench"]["thorough"]
+
+MODELS = ("Memory Mosaics", "transformer")
+TEST_SEED, TUNING_SEED, TRAINING_SEED = 1, 2, 3
+ORDERS = (1, 2, 3, 4)
+
+
+def make(name: str, plan: Plan, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": automata.VOCAB,
+        "d_model": plan.d_model,
+        "num_heads": plan.num_heads,
+        "num_layers": plan.num_layers,
+    }
+    if name == "transformer":
+        # initial weights as the mosaics': a loss of 1.88 after 400 steps, against 1.98 with GPT-2's
+        return Transformer(TransformerConfig(**sizes, positions="rotary", initial_std=None))
+    return MemoryMosaics(MosaicsConfig(**sizes, persistent_slots=7 * plan.d_model // 2))
+
+
+@torch.no_grad()
+def predictions(model: nn.Module, rows: list[automata.Sequence]) -> list[np.ndarray]:
+    """Probabilities [N,18] of the symbols after each token of each row."""
+    model.eval()
+    predicted = []
+    for first in range(0, len(rows), 25):
+        part = rows[first : first + 25]
+        tokens, _ = automata.padded(part)
+        probabilities = model(tokens)[..., automata.FIRST_SYMBOL :].softmax(-1).numpy()
+        predicted += [p[: len(row.tokens)] for p, row in zip(probabilities, part)]
+    return predicted
+
+
+def stream(rows: list[automata.Sequence], batch_size: int, seed: int):
+    """Batches without end; every epoch visits all rows in an order of its own."""
+    random = np.random.default_rng(seed)
+    while True:
+        order = random.permutation(len(rows))
+        for first in range(0, len(order) - batch_size + 1, batch_size):
+            yield training.Batch(*automata.padded([rows[i] for i in order[first : first + batch_size]]))
+
+
+def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, quiet: bool) -> dict:
+    """One training run: its scores along the way, its accuracy on `others` at the end, seconds, parameters."""
+    model = make(name, plan, seed)
+    settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
+    optimizer, batches = training.make_optimizer(model, settings), stream(rows, plan.batch_size, seed)
+    every, curve, seconds = max(1, plan.steps // plan.scored_steps), [], 0.0
+    with training.progress(f"{name}, rate {rate:g}, seed {seed}", plan.steps, quiet) as progress:
+        for first in range(0, plan.steps, every):
+            start, stop = time.perf_counter(), min(first + every, plan.steps)
+            history = training.train(model, optimizer, batches, settings, start=first, stop=stop, report=progress)
+            seconds += time.perf_counter() - start
+            loss = sum(h["loss"] for h in history) / len(history)
+            curve.append({"step": stop, "loss": loss} | automata.score(scored_on, predictions(model, scored_on)))
+    return {
+        "curve": curve,
+        "tuning": automata.score(others, predictions(model, others))["accuracy"],
+        "seconds": round(seconds, 1),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "rate": rate,
+        "seed": seed,
+    }
+
+
+def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
+    """A run a seed, at the rate that is best with seed 0 on automata of neither training nor test; the rates'
+    accuracies there.
+    """
+    others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
+
+    def run(rate: float, seed: int) -> dict:
+        return report.part(f"{name} {rate:g} {seed}", lambda: fit(name, plan, rate, seed, rows, test, others, quiet))
+
+    first = {rate: run(rate, 0) for rate in plan.rates}
+    best = max(first, key=lambda rate: first[rate]["tuning"])
+    return [first[best], *(run(best, seed) for seed in range(1, plan.seeds))], {
+        f"{rate:g}": r["tuning"] for rate, r in first.items()
+    }
+
+
+def last_quarter(curve: list[dict], metric: str) -> float:
+    """Slope over the last quarter of a run: the change of a fitted straight line from its start to its end."""
+    points = curve[-max(2, len(curve) // 4 + 1) :]
+    if len(points) < 2:
+        return math.nan
+    steps = [point["step"] for point in points]
+    return float(np.polyfit(steps, [point[metric] for point in points], 1)[0] * (steps[-1] - steps[0]))
+
+
+def run(
+    folder: Path, plan: Plan = PLANS["regbench"]["default"], *, quiet: bool = False, minutes: float = math.inf
+) -> dict:
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
+    same call goes on.
+    """
+    # more seeds and rates are more parts
+    report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)
+    rows = automata.sequences(plan.train_sequences, TRAINING_SEED, plan.longest_word)
+    test = automata.sequences(plan.test_sequences, TEST_SEED, plan.longest_word)
+    grams = {f"in-context {n}-gram": automata.score(test, [automata.ngram(row, n) for row in test]) for n in ORDERS}
+    runs, tuning = {}, {}
+    for name in MODELS:
+        runs[name], tuning[name] = fits(name, plan, report, rows, test, quiet)
+        facts = f"{runs[name][0]['parameters']:,} parameters, {sum(r['seconds'] for r in runs[name]):.0f} s"
+        tried = ", ".join(f"{rate}: {accuracy:.3f}" for rate, accuracy in tuning[name].items())
+        report.say(
+            f"{name}: {facts}, rate {runs[name][0]['rate']:g} (accuracy on {plan.test_sequences // 2} other automata: "
+            f"{tried})"
+        )
+    steps = [point["step"] for point in runs[MODELS[0]][0]["curve"]]
+    for metric, title in (
+        ("accuracy", "Share of predictions that the automaton allows"),
+        ("tv", "Total variation to its distribution"),
+    ):
+        every = -(-len(steps) // 8)  # a column in so many, counted from the last: a terminal holds no more
+        table = [
+            [f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])]
+            for name in MODELS
+            for r in runs[name]
+        ]
+        table += [[name, *([""] * (len(steps[::every]) - 1)), score[metric]] for name, score in grams.items()]
+        report.table(
+            f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps[::-every][::-1])], table
+        )
+    last = {name: [r["curve"][-1] for r in runs[name]] for name in MODELS}
+    slopes = {
+        name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in ("accuracy", "tv", "loss")}
+        for name in MODELS
+    }
+    for name in MODELS:
+        for metric in ("accuracy", "tv"):
+            ends = ", ".join(f"{point[metric]:.3f}" for point in last[name])
+            gains = ", ".join(f"{gain:+.3f}" for gain in slopes[name][metric])
+            report.say(
+                f"{name} after {plan.steps} steps, {metric} by seed: {ends}; change over the last quarter of the "
+                f"steps: {gains}"
+            )
+    draw(report, runs, grams)
+    return report.finish(
+        {
+            "plan": dataclasses.asdict(plan),
+            "runs": runs,
+            "tuning": tuning,
+            "last_quarter": slopes,
+            "ngrams": grams,
+            "tokens_per_sequence": float(np.mean([len(row.tokens) for row in rows])),
+            "chance_loss": math.log(automata.SYMBOLS),
+        }
+    )
+
+
+def draw(report: Report, runs: dict, grams: dict) -> None:
+    """Figure 11's two scores against training steps."""
+    figure, axes = report.figure("regbench.png", 2, figsize=(11, 3.8))
+    for axis, metric, label in zip(axes, ("accuracy", "tv"), ("allowed predictions", "total variation")):
+        for name, colour in zip(MODELS, ("tab:blue", "tab:orange")):
+            for i, r in enumerate(runs[name]):
+                points = [(point["step"], point[metric]) for point in r["curve"]]
+                axis.plot(*zip(*points), color=colour, label=name if i == 0 else None)
+        for (name, score), style in zip(grams.items(), (":", "-.", "--", "-")):
+            axis.axhline(score[metric], color="grey", linestyle=style, linewidth=0.8, label=name)
+        axis.set(xlabel="training steps", ylabel=label, ylim=(0, 1))
+    axes[0].legend(fontsize="small")
+    figure.save()

@@ -1,0 +1,81 @@
+"""The output of every demonstration: report.txt, results.json and pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+
+class Report:
+    """Prints, and keeps what was printed and what was trained.
+
+    Args:
+        folder: made where it is missing.
+        plan: what parts depend on; parts of another plan are made anew.
+        quiet: print nothing, keep all.
+        minutes: after so many no new part is begun.
+    """
+
+    def __init__(self, folder: Path, plan: object, quiet: bool = False, minutes: float = math.inf):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.plan, self.minutes, self.start = folder, repr(plan), minutes, time.perf_counter()
+        self.earlier = 0.0  # seconds that parts took in processes before this one
+        self.console = Console(record=True, width=130, file=io.StringIO() if quiet else None)
+        self.quiet = quiet
+
+    def part(self, name: str, make: Callable[[], dict]) -> dict:
+        """What `make` gives, numbers and tensors, from the folder if it is there: what was stopped goes on after its
+        last whole part.
+        """
+        path, start = self.folder / "parts" / f"{name.replace(' ', '-')}.pt", time.perf_counter()
+        kept = torch.load(path, weights_only=True) if path.exists() else {}
+        if kept.get("plan") == self.plan:
+            self.earlier += kept["seconds"]
+            return kept["made"]
+        if start - self.start > 60 * self.minutes:
+            sys.exit(f"stopped after {self.minutes:g} minutes, before {name}; the same command goes on")
+        kept = {"plan": self.plan, "made": make(), "seconds": time.perf_counter() - start}
+        path.parent.mkdir(exist_ok=True)
+        torch.save(kept, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)
+        return kept["made"]
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def table(self, title: str, columns: list[str], rows: list[list]) -> None:
+        """Floats with three digits, everything else as it is."""
+        table = Table(*columns, title=title)
+        for row in rows:
+            table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
+        self.console.print(table)
+
+    def figure(self, name: str, panels: int = 1, **options):
+        """(figure, its axes); `save` writes it."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(1, panels, squeeze=False, **options)
+        figure.save = lambda: (figure.savefig(self.folder / name, dpi=110, bbox_inches="tight"), pyplot.close(figure))
+        return figure, axes[0]
+
+    def finish(self, results: dict) -> dict:
+        """Writes results.json, with the time that all took, and report.txt; the results."""
+        seconds = round(self.earlier + time.perf_counter() - self.start, 1)
+        results = results | {"seconds": seconds, "torch": torch.__version__, "threads": torch.get_num_threads()}
+        (self.folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        self.say(f"{seconds:.0f} s; report.txt, results.json and pictures lie in {self.folder}")
+        (self.folder / "report.txt").write_text(self.console.export_text(), encoding="utf-8")
+        return results

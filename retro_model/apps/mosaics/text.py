@@ -1,0 +1,304 @@
+"""Real text: Memory Mosaics beside transformers of equal size and steps, within the training length and beyond it.
+
+Equal validation loss is the paper's claim within the training length. Beyond it learned positions end, rotary ones were
+never trained, and a Memory Mosaic has none: it may go on reading.
+
+Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded memories: its section 6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retro_model import training
+from retro_model.apps.serve import folder as folders
+from retro_model.data.store import Document
+from retro_model.data.tokens import BOS, Tokenizer
+from retro_model.memory_mosaics import inspection
+from retro_model.memory_mosaics.config import MosaicsConfig
+from retro_model.memory_mosaics.model import MemoryMosaics
+
+from .corpora import CORPORA
+from .plans import PLANS
+from .plans import TextPlan as Plan
+from .report import Report
+from .transformer import Transformer, TransformerConfig
+
+SMOKE = PLANS["text"]["smoke"]
+KJV = PLANS["text"]["kjv"]
+
+NAMES = MOSAICS, LEARNED, ROTARY = "Memory Mosaics", "transformer, learned positions", "transformer, rotary"
+SCORED_STEPS = 20  # times that a run is scored on a few held-out windows
+BUCKETS = 16  # of positions, in a curve
+PIECE = 16  # tokens that a bounded memory takes in at a time
+SHOWN = 512  # tokens that a page shows at once
+
+
+def make(name: str, plan: Plan, vocab_size: int) -> nn.Module:
+    torch.manual_seed(plan.seed)
+    sizes = {
+        "vocab_size": vocab_size,
+        "d_model": plan.d_model,
+        "num_heads": plan.num_heads,
+        "num_layers": plan.num_layers,
+    }
+    if name == MOSAICS:
+        return MemoryMosaics(MosaicsConfig(**sizes, persistent_slots=7 * plan.d_model // 2))
+    return Transformer(
+        TransformerConfig(**sizes, positions="rotary" if name == ROTARY else "learned", max_len=plan.context)
+    )
+
+
+def encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
+    """All documents in a row, each begun by BOS."""
+    return np.concatenate([np.concatenate([[BOS], ids]) for ids in tokenizer.encode_batch(documents)])
+
+
+def stream(ids: np.ndarray, plan: Plan):
+    """Batches of random windows without end, the same for every model."""
+    random = np.random.default_rng(plan.seed)
+    while True:
+        starts = random.integers(len(ids) - plan.context, size=plan.batch_size)
+        tokens = torch.from_numpy(np.stack([ids[s : s + plan.context] for s in starts]))
+        yield training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+
+def windows(ids: np.ndarray, plan: Plan) -> Tensor:
+    """[windows,longest], spread over the text."""
+    count = min(plan.windows, len(ids) // plan.longest)
+    if count == 0:
+        raise ValueError(f"longest: expected at most the {len(ids)} tokens held out; got {plan.longest}")
+    starts = np.linspace(0, len(ids) - plan.longest, count).astype(np.int64)
+    return torch.from_numpy(np.stack([ids[s : s + plan.longest] for s in starts]))
+
+
+@torch.no_grad()
+def losses(model: nn.Module, tokens: Tensor) -> Tensor:
+    """Nats [W,N-1] of each token of [W,N] but the first, each window given whole."""
+    model.eval()
+    parts = [
+        F.cross_entropy(model(part)[:, :-1].transpose(1, 2), part[:, 1:], reduction="none") for part in tokens.split(4)
+    ]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | None, evict: str) -> dict:
+    """Nats a token beyond the training length, milliseconds a token
+    and the cache's bytes with memories of bounded capacity.
+    """
+    model.eval()
+    cache, logits, start = model.make_cache(len(tokens), capacity, evict=evict), [], time.perf_counter()
+    for piece in tokens.split(PIECE, 1):
+        logits.append(model(piece, cache=cache))
+    seconds = time.perf_counter() - start
+    nats = F.cross_entropy(torch.cat(logits, 1)[:, plan.context - 1 : -1].transpose(1, 2), tokens[:, plan.context :])
+    return {
+        "capacity": capacity,
+        "evict": evict,
+        "nats": float(nats),
+        "ms_per_token": 1e3 * seconds / tokens.numel(),
+        "bytes": cache.nbytes,
+    }
+
+
+def curve(losses: Tensor) -> list[float]:
+    """Mean nats in BUCKETS equal spans of positions."""
+    return [float(part.mean()) for part in losses.tensor_split(BUCKETS, 1)]
+
+
+def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """Mean of a - b in nats a token, and its standard error over windows [W,N]."""
+    gap = (a - b).mean(1)
+    return float(gap.mean()), float(gap.std() / len(gap) ** 0.5)
+
+
+def fit(
+    name: str, plan: Plan, vocab_size: int, rate: float, ids: np.ndarray, few: Tensor, quiet: bool
+) -> tuple[nn.Module, dict]:
+    """A model trained for plan.steps, its curve (mean training loss
+    since the last point, loss on windows `few`), seconds.
+    """
+    model = make(name, plan, vocab_size)
+    settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
+    optimizer, batches, curve, seconds = training.make_optimizer(model, settings), stream(ids, plan), [], 0.0
+    points = np.linspace(0, plan.steps, min(plan.steps, SCORED_STEPS) + 1).astype(int).tolist()
+    with training.progress(f"{name}, rate {rate:g}", plan.steps, quiet) as progress:
+        for first, stop in itertools.pairwise(points):
+            start = time.perf_counter()
+            history = training.train(model, optimizer, batches, settings, start=first, stop=stop, report=progress)
+            seconds += time.perf_counter() - start
+            loss = sum(h["loss"] for h in history) / len(history)
+            curve.append({"step": stop, "loss": loss, "held_out": float(losses(model, few).mean())})
+    parameters = sum(p.numel() for p in model.parameters())
+    return model, {"parameters": parameters, "seconds": round(seconds, 1), "rate": rate, "curve": curve}
+
+
+def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dict[str, Tensor], quiet: bool) -> dict:
+    """One model at its best rate: facts of its training, losses of
+    each corpus within the training length and beyond, weights.
+    """
+    rate, tried, few = plan.rates[0], {}, scored[plan.corpus][:4].reshape(-1, plan.context)
+    if len(plan.rates) > 1:
+        short = dataclasses.replace(plan, steps=plan.tuning_steps)
+        tried = {r: fit(name, short, vocab_size, r, ids, few[:1], quiet)[1]["curve"][-1]["loss"] for r in plan.rates}
+        rate = min(tried, key=tried.get)
+    model, facts = fit(name, plan, vocab_size, rate, ids, few, quiet)
+    whole = lambda tokens: None if name == LEARNED else losses(model, tokens)  # noqa: E731 - learned positions end
+    tables = {
+        corpus: {"within": losses(model, t.reshape(-1, plan.context)), "whole": whole(t)}
+        for corpus, t in scored.items()
+    }
+    facts["tuning"] = {f"{r:g}": loss for r, loss in tried.items()}
+    return {"facts": facts, "losses": tables, "weights": model.state_dict()}
+
+
+def run(folder: Path, plan: Plan = PLANS["text"]["default"], *, quiet: bool = False, minutes: float = math.inf) -> dict:
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
+    same call goes on.
+    """
+    report = Report(folder, plan, quiet, minutes)
+    documents, held_out = CORPORA[plan.corpus]()
+    shuffled = [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
+    kept = [
+        text for text, end in zip(shuffled, np.cumsum([len(text) for text in shuffled])) if end <= plan.train_characters
+    ]
+    tokenizer = Tokenizer.train(kept, plan.vocab_size)
+    ids, scored = encode(tokenizer, kept), {plan.corpus: windows(encode(tokenizer, held_out), plan)}
+    try:
+        scored[plan.other] = windows(encode(tokenizer, CORPORA[plan.other]()[1]), plan)
+    except FileNotFoundError as why:
+        report.say(f"{plan.other} is left out: {why}")
+    runs, losses_of, weights = {}, {}, {}
+    for name in NAMES:
+        made = report.part(name, lambda name=name: trained(name, plan, tokenizer.vocab_size, ids, scored, quiet))
+        runs[name], losses_of[name], weights[name] = (made[key] for key in ("facts", "losses", "weights"))
+    _tables(report, plan, runs, losses_of, len(ids))
+    few = scored[plan.corpus][: plan.bounded_windows]
+    limits = [(None, "oldest"), *((c, evict) for c in plan.capacities for evict in ("oldest", "least_read"))]
+    mosaics = make(MOSAICS, plan, tokenizer.vocab_size)
+    mosaics.load_state_dict(weights[MOSAICS])
+    keep(folder, mosaics, tokenizer, held_out, plan)
+    forgetting = report.part(
+        "bounded", lambda: {"rows": [bounded(mosaics, few, plan, c, evict) for c, evict in limits]}
+    )["rows"]
+    report.table(
+        f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored from "
+        f"token {plan.context} on",
+        ["pairs kept", "which go", "nats", "ms a token", "cache, MB"],
+        [
+            [
+                f["capacity"] or "all",
+                f["evict"] if f["capacity"] else "",
+                f["nats"],
+                f["ms_per_token"],
+                f["bytes"] / 1e6,
+            ]
+            for f in forgetting
+        ],
+    )
+    blocks = inspection.inspect(mosaics, few[:4, : plan.context])
+    report.table(
+        "Skill of each memory: 1 - squared error of its prediction / that of the mean of all values before",
+        ["block", *(f"head {h}" for h in range(plan.num_heads))],
+        [[str(number), *block.skill.tolist()] for number, block in enumerate(blocks, 1)],
+    )
+    inspection.draw(blocks, folder / "memories.png")
+    draw(report, plan, losses_of)
+    numbers = {
+        name: {
+            corpus: {
+                "within": float(t["within"].mean()),
+                "whole": None if t["whole"] is None else float(t["whole"].mean()),
+                "curve": None if t["whole"] is None else curve(t["whole"]),
+                "curve_within": curve(t["within"]),
+            }
+            for corpus, t in by_corpus.items()
+        }
+        for name, by_corpus in losses_of.items()
+    }
+    return report.finish(
+        {
+            "plan": dataclasses.asdict(plan),
+            "vocab_size": tokenizer.vocab_size,
+            "training_tokens": len(ids),
+            "runs": runs,
+            "nats": numbers,
+            "bounded": forgetting,
+            "skill": [block.skill.tolist() for block in blocks],
+            "decay": [block.decay.tolist() for block in blocks],
+        }
+    )
+
+
+def keep(folder: Path, model: MemoryMosaics, tokenizer: Tokenizer, held_out: list[str], plan: Plan) -> None:
+    """The model and the beginnings of the held-out documents, as a folder for `retro-model ask` and `serve`."""
+    starts = [tokenizer.encode(text)[: plan.longest - 1] for text in held_out]
+    documents = [
+        Document(f"held-out text {number}", plan.corpus, ids) for number, ids in enumerate(starts, 1) if len(ids)
+    ]
+    title = f"Memory Mosaics, trained on {plan.corpus}"
+    folders.keep(
+        folder,
+        "mosaics",
+        title,
+        model,
+        tokenizer,
+        documents,
+        chunk_len=PIECE,
+        window=min(plan.longest, SHOWN),
+        bos=True,
+    )
+
+
+def _tables(report: Report, plan: Plan, runs: dict, losses_of: dict, training_tokens: int) -> None:
+    rows = []
+    for name, r in runs.items():
+        cells = [name, f"{r['parameters']:,}", f"{r['rate']:g}", f"{r['seconds']:.0f}"]
+        rows.append(cells + [float(t["within"].mean()) for t in losses_of[name].values()])
+    corpora = list(losses_of[MOSAICS])
+    report.table(
+        f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of "
+        f"{plan.batch_size} windows, "
+        f"{training_tokens:,} training tokens of {plan.corpus}",
+        ["model", "parameters", "rate", "seconds", *corpora],
+        rows,
+    )
+    for corpus in corpora:
+        for other in (LEARNED, ROTARY):
+            gap, error = difference(losses_of[MOSAICS][corpus]["within"], losses_of[other][corpus]["within"])
+            report.say(
+                f"{corpus}: {MOSAICS} minus {other}: {gap:+.3f} nats a token (standard error over windows {error:.3f})"
+            )
+        spans = np.linspace(0, plan.longest, BUCKETS + 1).astype(int)
+        shown = range(0, BUCKETS, 2)
+        report.table(
+            f"Nats a token by position on windows of {plan.longest} of {corpus}; trained to position {plan.context}",
+            ["model", *(f"{spans[i]}-" for i in shown)],
+            [[name, *(curve(losses_of[name][corpus]["whole"])[i] for i in shown)] for name in (MOSAICS, ROTARY)],
+        )
+
+
+def draw(report: Report, plan: Plan, losses_of: dict) -> None:
+    """Figures 10 and 13 in one: loss against position, a panel a corpus, a line where training ended."""
+    corpora = list(losses_of[MOSAICS])
+    figure, axes = report.figure("text.png", len(corpora), figsize=(5.5 * len(corpora), 3.8))
+    for axis, corpus in zip(axes, corpora):
+        for name, colour in zip((MOSAICS, LEARNED, ROTARY), ("tab:blue", "tab:green", "tab:orange")):
+            t = losses_of[name][corpus]
+            values, reach = (t["within"], plan.context) if t["whole"] is None else (t["whole"], plan.longest)
+            middles = (np.arange(BUCKETS) + 0.5) * reach / BUCKETS
+            axis.plot(middles, curve(values), label=name, color=colour)
+        axis.axvline(plan.context, color="grey", linestyle="--", linewidth=0.8)
+        axis.set(title=corpus, xlabel="position (dashed: training length)", ylabel="nats a token")
+        axis.legend(fontsize="small")
+    figure.save()

@@ -1,0 +1,248 @@
+"""Cards: documents whose content returns beyond the window; does the model find it again by itself?
+
+Every variant trains for equal steps on the same documents; then, on new documents, the nats of a far token (of a
+content whose card was shown before, but not within the window) with the model's own neighbours, with retrieval off,
+with random ones and the teacher's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from retro_model.apps.serve import folder as folders
+from retro_model.apps.serve.symbols import Symbols
+from retro_model.data.store import Document
+from retro_model.rpt.config import RPTConfig
+from retro_model.rpt.model import RPT
+from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
+from retro_model.training import Settings
+from retro_model.training.rpt import Lessons, make_optimizer, train_step
+
+from .deck import Copyist, Deck, Reader
+from .parts import train_in_parts
+from .start import start_copying
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run: the deck, training documents (taken in turn), documents to score, and the model.
+
+    reader: the reference language model knows the forms of a word (`Reader`). candidates: chunks that it scores for
+    each. rates: learning rates by name, see `training.rpt.make_optimizer`.
+    """
+
+    deck: Deck = field(default_factory=Deck)
+    documents: int = 512
+    scored: int = 24
+    steps: int = 250
+    batch_size: int = 4
+    d_model: int = 64
+    num_heads: int = 2
+    num_layers: int = 4
+    segment: int = 64
+    excluded_chunks: int = 8
+    max_lr: float = 3e-3
+    tau: float = 4.0
+    alpha: float = 1.0  # weight of the retrieval loss
+    every: int = 50  # steps between two scores
+    reader: bool = False
+    candidates: int = CANDIDATES
+    rates: dict[str, float] = field(default_factory=dict)
+
+    def config(self, **changes) -> RPTConfig:
+        """The model's, its scores scaled by d^-0.5."""
+        upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
+        sizes = {
+            "vocab_size": self.deck.vocab_size,
+            "d_model": self.d_model,
+            "d_ff": 4 * self.d_model,
+            "num_heads": self.num_heads,
+            "num_layers": self.num_layers,
+            "cca_layers": upper,
+            "chunk_len": self.deck.chunk_len,
+            "segment": self.segment,
+            "excluded_chunks": self.excluded_chunks,
+            "score_scale": self.d_model**-0.5,
+        }
+        return RPTConfig(**sizes | changes)
+
+
+class Variant(NamedTuple):
+    """One variant: changes of the configuration, source of neighbours and lessons, the decoder's share of the
+    retrieval loss.
+    """
+
+    changes: dict
+    neighbours: str = "own"  # own, bm25, none
+    lexical: bool = False  # lessons from BM25 scores, RPT-Lex
+    trunk_share: float = 1.0
+
+
+UNTIED = {"tie_embeddings": False}
+VARIANTS = {
+    "RPT": Variant({}),
+    "RPT, detached": Variant({}, trunk_share=0.0),
+    "RPT, own readout": Variant(UNTIED),
+    "RPT, detached, own readout": Variant(UNTIED, trunk_share=0.0),
+    "RPT-Lex": Variant({}, lexical=True),
+    "RETRO-BM25": Variant({"retriever": False}, neighbours="bm25"),
+    "window alone": Variant({"retriever": False, "cca_layers": ()}, neighbours="none"),
+}
+
+
+class Documents(NamedTuple):
+    """tokens [n,N]; far bool [n,L]; right bool [n,L,L]; the reference language model's lessons and BM25's; BM25's
+    neighbours by (c_i, c_{i+1}) and by c_i [n,L,K]."""
+
+    tokens: Tensor
+    far: Tensor
+    right: Tensor
+    lessons: Supervision
+    lexical: Supervision
+    with_target: Tensor
+    without: Tensor
+
+    @classmethod
+    def draw(cls, plan: Plan, count: int, seed: int) -> Documents:
+        """`count` documents and everything that is known of them."""
+        deck, sizes = plan.deck, {"chunk_len": plan.deck.chunk_len, "excluded_chunks": plan.excluded_chunks}
+        tokens, shown = deck.documents(count, seed)
+        far, right = (torch.from_numpy(f(shown, plan.excluded_chunks)) for f in (deck.far, deck.right))
+        chunks = tokens.reshape(count, -1, deck.chunk_len)
+        rows = [
+            torch.from_numpy(
+                np.stack([bm25_index(c, 2, excluded_chunks=plan.excluded_chunks, with_target=t)[0] for c in chunks])
+            )
+            for t in (True, False)
+        ]
+        tokens, sizes["candidates"] = torch.from_numpy(tokens), plan.candidates
+        reference = (Reader if plan.reader else Copyist)(deck)
+        lessons = [stack([supervise(t, lm, **sizes) for t in tokens]) for lm in (reference, None)]
+        return cls(tokens, far, right, *lessons, *rows)
+
+    def rows(self, which) -> Documents:
+        """Some of them."""
+        return Documents(*(part.rows(which) if isinstance(part, Supervision) else part[which] for part in self))
+
+
+SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
+
+
+def symbols(deck: Deck) -> Symbols:
+    """A name for every token: a syllable for what contents and noise
+    are drawn from, a capitalised word of two for names.
+    """
+    pairs = (f"{a}{b}".capitalize() for b in SYLLABLES for a in SYLLABLES)
+    return Symbols(
+        [
+            *itertools.islice(itertools.chain(SYLLABLES, pairs), deck.contents),
+            *itertools.islice(pairs, deck.vocab_size - deck.contents),
+        ]
+    )
+
+
+def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 12) -> None:
+    """The model and some of the documents that it was scored on, as a folder for `retro-model ask` and `serve`."""
+    documents = [
+        Document(f"made-up document {number}", "cards", ids.numpy())
+        for number, ids in enumerate(scored.tokens[:shown], 1)
+    ]
+    sizes = {"chunk_len": plan.deck.chunk_len, "window": scored.tokens.shape[1], "bos": False}
+    folders.keep(
+        folder, "rpt", "RPT, trained on made-up cards that return", model, symbols(plan.deck), documents, **sizes
+    )
+
+
+@torch.no_grad()
+def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
+    """Nats of a far token by whose neighbours are read, nats of any token, and recall: far cues with a right one of the
+    K found.
+    """
+    model.eval()
+    k, results = model.config.num_neighbours, {}
+    random = torch.rand(documents.right.shape, generator=torch.Generator().manual_seed(seed))
+    number = torch.arange(random.shape[-1])
+    best, drawn = random.masked_fill(number > number[:, None] - model.config.excluded_chunks, -1).topk(k, -1)
+    kinds = {"off": {"retrieval": False}}
+    if variant.neighbours != "none":
+        kinds |= {
+            "random": {"index": drawn.masked_fill(best < 0, -1)},
+            "teacher": {"index": documents.lessons.teacher(k)},
+        }
+        kinds["own"] = {"index": documents.without} if variant.neighbours == "bm25" else {}
+    for name, options in kinds.items():
+        results[name], results[f"{name}, all"] = _nats(model, documents, options)
+    if variant.neighbours != "none":
+        index = documents.without
+        if variant.neighbours == "own":
+            index = torch.cat([model.retrieve(t)[1] for t in documents.tokens.split(8)])
+        hit = documents.right.gather(2, index.clamp(min=0)) & (index >= 0)
+        results["recall"] = hit.any(-1)[documents.far].double().mean().item()
+    return results
+
+
+def _nats(model: RPT, documents: Documents, options: dict) -> tuple[float, float]:
+    losses = []
+    for at in range(0, len(documents.tokens), 8):
+        tokens = documents.tokens[at : at + 8]
+        block = {n: v[at : at + 8] if isinstance(v, Tensor) else v for n, v in options.items()}
+        logits = model(tokens, **block)[:, :-1]
+        nats = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(tokens), -1)
+        losses.append(F.pad(nats, (1, 0)).unflatten(1, (-1, model.config.chunk_len)))
+    losses = torch.cat(losses)
+    return losses[:, 1:][documents.far[:, :-1]].mean().item(), losses.flatten(1)[:, 1:].mean().item()
+
+
+def fit(
+    variant: Variant,
+    plan: Plan,
+    train: Documents,
+    scored: Documents,
+    place: Path,
+    *,
+    seed: int = 0,
+    until: float = math.inf,
+    report=None,
+) -> tuple[RPT, list[dict]]:
+    """Trains one variant, from the checkpoint at `place` where there is one; gives the model and its scores along the
+    way. report(row) after each.
+
+    Raises: Stopped after `until` (of `time.monotonic`).
+    """
+    torch.manual_seed(seed)
+    model = RPT(plan.config(**variant.changes))
+    start_copying(model)
+    settings = Settings(
+        plan.steps, max_lr=plan.max_lr, warmup_steps=min(20, plan.steps // 10), weight_decay=0.0, betas=(0.9, 0.99)
+    )
+    lessons = Lessons(
+        plan.steps, alpha_ret=variant.trunk_share * plan.alpha, retriever_alpha=plan.alpha, alpha_steps=0, tau=plan.tau
+    )
+    optimizer = make_optimizer(model, settings, lessons, "adamw", plan.rates)
+    order = torch.randperm(len(train.tokens), generator=torch.Generator().manual_seed(seed))
+
+    def step_once(step: int) -> dict:
+        draw = torch.Generator().manual_seed(seed * plan.steps + step)
+        part = train.rows(order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)])
+        taught = None if variant.neighbours != "own" else part.lexical if variant.lexical else part.lessons
+        index = {"bm25": part.with_target}.get(variant.neighbours)
+        options = {"index": index} if index is not None else {}
+        return train_step(model, optimizer, part.tokens, taught, settings, lessons, step, generator=draw, **options)
+
+    def look(step: int, seconds: float, results: dict | None) -> dict:
+        row = {"step": step, "seconds": round(seconds, 1)} | score(model, scored, variant)
+        if report is not None:
+            report(row)
+        return row
+
+    history, _ = train_in_parts(model, optimizer, plan.steps, step_once, look, place, every=plan.every, until=until)
+    return model, history

@@ -1,0 +1,134 @@
+"""retro-model ask FOLDER [PROMPT]: in the terminal, what a trained model looks up, and what that brings.
+
+Without a prompt it reads a held-out text; with one it continues it, with retrieval and without.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from retro_model.base.progress import printable
+
+from .library import LARGEST_FILE
+from .options import ask
+from .reader import Options, Reader, open_folder
+from .reading import Reading
+
+#: bits gained from which a token has the background; blue helps and orange hurts, readable on either
+HELPS = ((3.0, "black on #6fb1ff"), (1.0, "black on #a9d0ff"), (0.3, "black on #d6e8ff"))
+HURTS = ((3.0, "black on #ff9f50"), (1.0, "black on #ffc999"))
+CARD_LINES = 8
+
+
+def style(gain: float) -> str:
+    """The colours of a token that retrieval gained `gain` bits."""
+    steps, amount = (HELPS, gain) if gain > 0 else (HURTS, -gain)
+    return next((name for least, name in steps if amount >= least), "")
+
+
+def coloured(reading: Reading, first: int = 0) -> Text:
+    """The text, each token coloured by what retrieval brought; from `first` on, what was written is bold."""
+    text = Text()
+    for i, (token, on, off, blank) in enumerate(zip(reading.texts, reading.on, reading.off, reading.blank)):
+        text.append(
+            printable(token),
+            style="" if blank else f"{style(off - on)} {'bold' if first and i >= first else ''}".strip(),
+        )
+    return text
+
+
+def card(neighbour: dict) -> Panel:
+    """What was found; what stood after it, which is what helps, is bright."""
+    text = Text(printable("".join(neighbour["texts"][: neighbour["found"]])), style="dim")
+    text.append(printable("".join(neighbour["texts"][neighbour["found"] :])))
+    line = f"line {neighbour['line']}, " if "line" in neighbour else ""
+    title = Text(f"{printable(neighbour['name'])}, {line}score {neighbour['score']:.2f}")
+    return Panel(Text("\n").join(text.split("\n")[:CARD_LINES]), title=title, title_align="left")
+
+
+def verdict(reading: Reading, without: str) -> Text:
+    """The outcome in a sentence."""
+    on, off = reading.per_byte(reading.on), reading.per_byte(reading.off)
+    change = 1 - on / off if off else 0.0
+    what = f"{abs(change):.0%} {'fewer' if change >= 0 else 'more'}"
+    return Text(f"{on:.3f} bits per byte; {without}: {off:.3f}. Looking things up takes {what} bits to tell this text.")
+
+
+def show(console: Console, reader: Reader, reading: Reading, written_from: int = 0) -> None:
+    """The coloured text, the neighbours of the chunk that gained most, the verdict."""
+    console.print(
+        Panel(
+            coloured(reading, written_from),
+            title="blue: a token that retrieval told; orange: that it hid",
+            title_align="left",
+        )
+    )
+    gain, m = reading.off - reading.on, reading.chunk_len
+    chunks = [c for c in range(1, -(-len(gain) // m)) if c <= len(reading.cards) and reading.cards[c - 1]]
+    if chunks:
+        best = max(chunks, key=lambda c: gain[c * m : (c + 1) * m].sum())
+        here = "".join(reading.texts[best * m : (best + 1) * m])
+        console.print(
+            Group(
+                Text("Most was gained here:"),
+                Panel(Text(printable(here))),
+                Text("It had read (dim: what resembled the text before):"),
+            )
+        )
+        for neighbour in reading.cards[best - 1]:
+            console.print(card(neighbour))
+    if documents := reading.documents():
+        table = Table("document", "chunks", "bits gained", title="What was looked up")
+        for entry in documents[:8]:
+            table.add_row(Text(printable(entry["name"])), str(entry["chunks"]), f"{entry['saved']:+.1f}")
+        console.print(table)
+    console.print(verdict(reading, reader.without))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    options = ask().parse_args(arguments)
+    console = Console()
+    try:
+        reader = open_folder(options.folder, options.device)
+        _change(reader, options.forget, options.add)
+        how = Options(
+            options.k or reader.neighbours,
+            not options.off,
+            options.temperature,
+            new_tokens=options.tokens,
+            seed=options.seed,
+        )
+        if options.prompt is None:
+            number = reader.start if options.passage is None else options.passage
+            ids, passage = reader.passage(number), reader.passages[number]
+            where = f"{printable(passage['name'])}, from line {passage['line']}"
+            console.print(f"{where}: the model has not seen it", markup=False)
+            show(console, reader, reader.read(ids, how))
+            return
+        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+        reading, plain = reader.write(reader.encode(prompt), how)
+        show(console, reader, reading, reading.extra["prompt_tokens"])
+        console.print(Panel(Text(printable(plain)), title=f"{reader.without} it writes", title_align="left"))
+    except (FileNotFoundError, ValueError) as error:
+        sys.exit(printable(f"retro-model ask: {error}"))
+
+
+def _change(reader: Reader, forget: list[str], add: list[str]) -> None:
+    """The library without and with the documents that were named."""
+    if (forget or add) and reader.library is None:
+        raise ValueError(f"--forget, --add: a {reader.folder.kind} model has no library: it reads its own past")
+    for name in forget:
+        numbers = [n for n, entry in enumerate(reader.library.documents) if entry.name == name]
+        if not numbers:
+            raise ValueError(f"--forget: expected the name of a document in the library; got {name!r}")
+        for number in numbers:
+            reader.library.forget(number)
+    for path in add:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            reader.library.add(path, file.read(LARGEST_FILE + 1))  # a longer one is refused

@@ -1,0 +1,55 @@
+"""retro-model serve FOLDER: a page on this machine that shows what a trained model looks up, and what that brings."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import webbrowser
+
+from .options import FIRST_PORT, HOST, serve
+
+MOST_CONNECTIONS = 1000
+
+
+def listen(port: int | None) -> socket.socket:
+    """A socket on this machine's loopback alone; None: the first free port from `FIRST_PORT` on, 0: any."""
+    for number in range(FIRST_PORT, FIRST_PORT + 20) if port is None else (port,):
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((HOST, number))
+            made.listen()  # who comes before the server runs waits
+        except OSError:
+            made.close()
+            continue
+        return made
+    sys.exit(
+        f"--port: expected a free one; {port if port is not None else f'{FIRST_PORT} to {FIRST_PORT + 19}'} is taken"
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    options = serve().parse_args(arguments)
+    try:
+        import uvicorn
+
+        from .app import make_app
+        from .patient import Patient
+    except ImportError as error:
+        sys.exit(f"{error}; pip install 'retro-kernels[serve]'")
+    from .reader import open_folder
+
+    try:
+        reader = open_folder(options.folder, options.device)
+    except (FileNotFoundError, ValueError) as error:
+        sys.exit(str(error))
+    with listen(options.port) as server_socket:
+        address = f"http://{HOST}:{server_socket.getsockname()[1]}"
+        print(f"{reader.folder.title}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
+        if not options.no_browser:
+            webbrowser.open(address)
+        config = uvicorn.Config(
+            make_app(reader), http=Patient, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
+        )
+        uvicorn.Server(config).run(sockets=[server_socket])

@@ -1,0 +1,154 @@
+"""A model folder: a trained model, its tokeniser, texts that it has not seen and what it looks things up in;
+`model.json` names them.
+
+`retro-model demo`, `rpt text`, `mosaics text` and `retrofit` leave one; `retro-model ask` and `serve` use it.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from retro_model import checkpoint
+from retro_model.base import disk
+from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.data.tokens import Tokenizer
+
+from .symbols import Symbols
+
+MANIFEST, FORM = "model.json", 1
+SYMBOLS = "symbols.json"  # in place of tokenizer.json, where the texts are made up
+#: kind -> the parts that its folder must have
+PARTS = {
+    "retro": ("model", "tokenizer", "held_out", "store", "keys", "embedder"),
+    "retrofit": ("model", "tokenizer", "held_out", "store", "keys", "embedder"),
+    "rpt": ("model", "tokenizer", "held_out"),
+    "mosaics": ("model", "tokenizer", "held_out"),
+}
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What `model.json` says: kind, a title, names of parts within the folder, window (tokens read at once), and facts:
+    what there is to show, `passages` with their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K in
+    training).
+    """
+
+    path: Path
+    kind: str
+    title: str
+    parts: dict[str, str]
+    window: int
+    facts: dict
+
+    def part(self, name: str) -> Path:
+        """Where a part lies."""
+        return self.path / self.parts[name]
+
+
+def describe(
+    folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict | None = None
+) -> ModelFolder:
+    """Writes `model.json` for parts that are in the folder already.
+
+    Raises: ValueError naming a part that is lacking.
+    """
+    made = ModelFolder(Path(folder), kind, title, dict(parts), window, facts or {})
+    if lacking := [name for name in PARTS[kind] if name not in parts or not made.part(name).exists()]:
+        raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is lacking")
+    said = {"kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts}
+    disk.write_json(made.path / MANIFEST, {"form": FORM} | said)
+    return made
+
+
+def keep(
+    folder: Path,
+    kind: str,
+    title: str,
+    model: nn.Module,
+    tokenizer: Tokenizer | Symbols,
+    held_out: Iterable[Document],
+    *,
+    chunk_len: int,
+    window: int,
+    bos: bool,
+    facts: dict | None = None,
+) -> ModelFolder:
+    """Writes a model that looks nothing up outside its text (RPT,
+    Memory Mosaics) as a model folder; what was there is replaced.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = SYMBOLS if isinstance(tokenizer, Symbols) else "tokenizer.json"
+    tokenizer.save(folder / vocabulary)
+    checkpoint.save(folder / "model", model)
+    shutil.rmtree(folder / "held-out", ignore_errors=True)
+    store = build_store(folder / "held-out", held_out, tokenizer, chunk_len=chunk_len, bos=bos)
+    parts = {"model": "model", "tokenizer": vocabulary, "held_out": store.folder.name}
+    return describe(folder, kind, title, parts, window, (facts or {}) | {"bos": bos})
+
+
+def passages(store: TokenStore, window: int, on, off) -> list[dict]:
+    """What each window of each document costs in bits per byte, for `facts`; on, off:
+    `evaluation.Scores` of the store.
+    """
+    per_window, spans = max(1, window // store.chunk_len), []
+    for number, entry in enumerate(store.documents):
+        for first in range(0, entry.num_chunks, per_window):
+            rows = slice(entry.first_chunk + first, entry.first_chunk + min(first + per_window, entry.num_chunks))
+            total = math.log(2) * max(1, int(on.bytes[rows].sum()))
+            bits = {name: round(float(s.nats[rows].sum()) / total, 4) for name, s in (("on", on), ("off", off))}
+            spans.append({"document": number, "first_chunk": first} | bits)
+    return spans
+
+
+def read(folder: str | Path) -> ModelFolder:
+    """What `model.json` of a folder says.
+
+    Raises: FileNotFoundError, ValueError naming the file, and the command that makes such a folder.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no model folder; `retro-model demo --out {folder}` makes one")
+    with disk.open_plain(path, "rb") as file:
+        try:
+            said = disk.read_json(file.read())
+            kinds = {"form": int, "kind": str, "title": str, "parts": dict, "window": int, "facts": dict}
+            if not isinstance(said, dict) or [type(said.get(name)) for name in kinds] != list(kinds.values()):
+                raise ValueError(f"expected {', '.join(kinds)}")
+            if said["form"] != FORM or said["kind"] not in PARTS or said["window"] < 1:
+                raise ValueError(
+                    f"expected form {FORM}, a kind of {', '.join(PARTS)} and a window; got {said['form']}, "
+                    f"{said['kind']!r}"
+                )
+            for name in PARTS[said["kind"]]:
+                _plain_name(name, said["parts"].get(name))
+        except ValueError as error:
+            raise ValueError(f"{path}: corrupt ({error})") from None
+    folder_there = ModelFolder(Path(folder), said["kind"], said["title"], said["parts"], said["window"], said["facts"])
+    for name in PARTS[folder_there.kind]:
+        if not folder_there.part(name).exists():
+            raise FileNotFoundError(f"{folder_there.part(name)}: named in {path} as {name}, but not there")
+    return folder_there
+
+
+def _plain_name(part: str, name: object) -> None:
+    """ValueError unless it names something right in the folder."""
+    if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+        raise ValueError(f"{part}: expected the name of a file or folder beside it; got {name!r}")
+
+
+def tokenizer_of(folder: ModelFolder) -> Tokenizer | Symbols:
+    """The model's own."""
+    kind = Symbols if folder.parts["tokenizer"] == SYMBOLS else Tokenizer
+    return kind.load(folder.part("tokenizer"))
+
+
+def held_out(folder: ModelFolder) -> TokenStore:
+    """The texts that the model has not seen."""
+    return TokenStore(folder.part("held_out"))

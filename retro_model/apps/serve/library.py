@@ -1,0 +1,181 @@
+"""A database that can be changed while it is used: documents
+forgotten, files added. In memory; nothing on disk changes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.search import DenseSearcher
+from retro_model.data.store import Entry, TokenStore
+
+LARGEST_FILE, MOST_ADDED = 256 << 10, 1 << 20  # bytes of an added file, of all of them: keys take 50 times as many
+FORGOTTEN = -2  # the number that the chunks of every forgotten document are searched under
+
+
+class Place(NamedTuple):
+    """Where a chunk stands: the document's number, its name, the line that the chunk begins in (from 1)."""
+
+    document: int
+    name: str
+    line: int
+
+
+class AddedStore:
+    """The part of a `TokenStore` that a `ChunkDatabase` reads, in memory.
+
+    Args:
+        chunk_len: M.
+        vocab_size: of the tokens.
+    """
+
+    def __init__(self, chunk_len: int, vocab_size: int) -> None:
+        self.chunk_len, self.vocab_size, self.identity = chunk_len, vocab_size, "added"
+        self.tokens, self.lengths = np.zeros((0, chunk_len), np.int64), np.zeros(0, np.int64)
+        self.chunk_doc, self.documents = np.zeros(0, np.int64), []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def with_document(self, name: str, ids: np.ndarray, num_bytes: int) -> AddedStore:
+        """This store and one document more, of at least one token."""
+        m, rows = self.chunk_len, -(-len(ids) // self.chunk_len)
+        padded = np.zeros(rows * m, np.int64)
+        padded[: len(ids)] = ids
+        lengths = np.full(rows, m)
+        lengths[-1] = len(ids) - (rows - 1) * m
+        made = AddedStore(m, self.vocab_size)
+        made.documents = [*self.documents, Entry(name, "added", len(self), rows, len(ids), num_bytes)]
+        made.tokens = np.concatenate([self.tokens, padded.reshape(rows, m)])
+        made.lengths = np.concatenate([self.lengths, lengths])
+        made.chunk_doc = np.concatenate([self.chunk_doc, np.full(rows, len(self.documents))])
+        return made
+
+
+class Library:
+    """What a model looks things up in.
+
+        library = Library(store, keys, embedder, tokenizer)
+        ids, similarity = library.search(chunks, k=2)   # [n,2] each
+        tokens, mask = library.values(ids)              # [n,2,2M]
+        library.forget(library.place(ids[0, 0]).document)
+
+    Chunks and documents are numbered through: those of the store, then those added.
+
+    Args:
+        store: the documents on disk.
+        keys: float32 [num_chunks,dim], their embeddings, may be memory-mapped.
+        embedder: of the keys.
+        tokenizer: has `encode(text)` and `decode_bytes(ids)`.
+    """
+
+    def __init__(self, store: TokenStore, keys: np.ndarray, embedder, tokenizer) -> None:
+        self.store, self.keys, self.embedder, self.tokenizer = store, keys, embedder, tokenizer
+        self.newlines = np.array([tokenizer.decode_bytes([i]).count(b"\n") for i in range(store.vocab_size)])
+        self.reset()
+
+    def reset(self) -> None:
+        """The library as it is on disk."""
+        self.added = AddedStore(self.store.chunk_len, self.store.vocab_size)
+        self.added_keys = np.zeros((0, self.keys.shape[1]), np.float32)
+        self.forgotten: list[int] = []
+        self.parts = self._opened(self.added, self.added_keys, self.forgotten)
+
+    def _opened(self, added: AddedStore, added_keys: np.ndarray, forgotten: list[int]) -> list[ChunkDatabase]:
+        """Searchers of the store and of what was added that leave out what is forgotten."""
+        base, parts = len(self.store.documents), []
+        for store, keys, first in ((self.store, self.keys, 0), (added, added_keys, base)):
+            owner = np.asarray(store.chunk_doc)
+            out = np.isin(owner + first, forgotten)
+            parts.append(ChunkDatabase(store, DenseSearcher(self.embedder, keys, np.where(out, FORGOTTEN, owner))))
+        return parts
+
+    @property
+    def documents(self) -> list[Entry]:
+        """Of the store, then added; forgotten ones too."""
+        return [*self.store.documents, *self.added.documents]
+
+    def _check(self, document: int) -> int:
+        if isinstance(document, bool) or not isinstance(document, int) or not 0 <= document < len(self.documents):
+            raise ValueError(f"document: expected a number from 0 to {len(self.documents) - 1}; got {document!r}")
+        return document
+
+    def forget(self, document: int) -> None:
+        """Searches find nothing of it from now on."""
+        if self._check(document) not in self.forgotten:
+            self._hide([*self.forgotten, document])
+
+    def remember(self, document: int) -> None:
+        """Takes `forget` back."""
+        if self._check(document) in self.forgotten:
+            self._hide([number for number in self.forgotten if number != document])
+
+    def _hide(self, forgotten: list[int]) -> None:
+        parts = self._opened(self.added, self.added_keys, forgotten)
+        self.parts, self.forgotten = parts, forgotten
+
+    def add(self, name: str, text: str) -> int:
+        """Searches find it from now on; gives its number. Everything that can fail is done before anything changes.
+
+        Raises: ValueError for a text without tokens, one of more than `LARGEST_FILE` bytes, or more than `MOST_ADDED`
+            in all.
+        """
+        size, held = len(text.encode("utf-8", "replace")), sum(entry.num_bytes for entry in self.added.documents)
+        if size > LARGEST_FILE:
+            raise ValueError(f"text: expected a file of at most {LARGEST_FILE >> 10} KB; got {size / 1024:,.0f} KB")
+        if held + size > MOST_ADDED:
+            raise ValueError(
+                f"text: expected at most {MOST_ADDED >> 10} KB added in all; got {size / 1024:,.0f} KB beside "
+                f"{held / 1024:,.0f}: reset the library first"
+            )
+        ids = np.asarray(self.tokenizer.encode(text), np.int64)
+        if not len(ids):
+            raise ValueError("text: expected a file with something in it; got an empty one")
+        added = self.added.with_document(name, ids, size)
+        first = len(self.added)
+        made = np.concatenate([self.added_keys, self.embedder(added.tokens[first:], added.lengths[first:])])
+        self.parts = self._opened(added, made, self.forgotten)
+        self.added, self.added_keys = added, made
+        return len(self.store.documents) + len(added.documents) - 1
+
+    def search(self, chunks: np.ndarray, k: int, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Ids int64 [n,k] (-1: none left) and similarity float32 [n,k]:
+        1 - half the squared distance, the cosine of unit vectors.
+        """
+        lengths = np.full(len(chunks), chunks.shape[1]) if lengths is None else lengths
+        queries, ids, near = self.embedder(chunks, lengths), [], []
+        for database, keys, first in zip(self.parts, (self.keys, self.added_keys), (0, len(self.store))):
+            if not len(keys):
+                continue
+            hits = database.searcher.nearest(queries, min(k, len(keys)), np.full(len(chunks), FORGOTTEN))
+            distance = np.square(queries[:, None] - keys[np.maximum(hits, 0)]).sum(-1)
+            near.append(np.where(hits < 0, -np.inf, 1 - distance / 2))
+            ids.append(np.where(hits < 0, -1, hits + first))
+        ids, near = np.concatenate(ids, 1), np.concatenate(near, 1).astype(np.float32)
+        order = np.argsort(-near, 1, kind="stable")[:, :k]
+        ids, near = np.take_along_axis(ids, order, 1), np.take_along_axis(near, order, 1)
+        missing = ((0, 0), (0, k - ids.shape[1]))
+        return np.pad(ids, missing, constant_values=-1), np.pad(near, missing, constant_values=-np.inf)
+
+    def values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Each chunk and what follows it in its document: tokens and mask [...,2M]."""
+        base = len(self.store)
+        tokens, mask = self.parts[0].values(np.where(ids < base, ids, -1))
+        if not len(self.added):
+            return tokens, mask
+        more, there = self.parts[1].values(np.where(ids < base, -1, ids - base))
+        return np.where(there, more, tokens), mask | there
+
+    def place(self, chunk: int) -> Place:
+        """Where a chunk that was found stands."""
+        base = len(self.store)
+        store, first, at = (
+            (self.store, 0, chunk) if chunk < base else (self.added, len(self.store.documents), chunk - base)
+        )
+        number = int(store.chunk_doc[at])
+        entry = store.documents[number]
+        before = np.asarray(store.tokens[entry.first_chunk : at]).reshape(-1)
+        return Place(first + number, entry.name, 1 + int(self.newlines[before].sum()))

@@ -1,0 +1,249 @@
+"""A trained model that is asked: what every kind has in common. The
+kinds are in retro_reader.py, rpt_reader.py, mosaics_reader.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retro_model import checkpoint, generate
+from retro_model.data.tokens import BOS
+
+from . import folder as folders
+from .reading import Reading, token_texts
+
+#: kind -> (module, class)
+KINDS = {
+    "retro": ("retro_reader", "RetroReader"),
+    "retrofit": ("retrofit_reader", "RetrofitReader"),
+    "rpt": ("rpt_reader", "RptReader"),
+    "mosaics": ("mosaics_reader", "MosaicsReader"),
+}
+MOST_NEIGHBOURS = 10
+MOST_NEW_TOKENS = 128
+LONGEST_TEXT = 64 << 10  # characters
+BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a text is read or continued. k: neighbours of a chunk. retrieval: False: off. The rest is for `write`."""
+
+    k: int = 2
+    retrieval: bool = True
+    temperature: float = 0.0
+    new_tokens: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("k", 1, MOST_NEIGHBOURS), ("new_tokens", 1, MOST_NEW_TOKENS), ("seed", 0, 2**31)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ValueError(f"{name}: expected an integer from {low} to {high}; got {value!r}")
+        if not isinstance(self.retrieval, bool):
+            raise ValueError(f"retrieval: expected true or false; got {self.retrieval!r}")
+        if (
+            isinstance(self.temperature, bool)
+            or not isinstance(self.temperature, (int, float))
+            or not 0 <= self.temperature <= 2
+        ):
+            raise ValueError(f"temperature: expected a number from 0 to 2; got {self.temperature!r}")
+
+
+class Reader:
+    """A model folder, open.
+
+        reader = reader.open_folder("demo-out")
+        reading = reader.read(reader.passage(0), Options(k=2))
+        print(reading.per_byte(reading.off) - reading.per_byte(reading.on))
+
+    Attributes:
+        folder: what `model.json` says. model, tokenizer, held_out: its parts. library: what it looks things up in;
+            None: nothing but
+        the text itself. passages: of the held-out texts, a window each.
+    """
+
+    library = None
+    without = "without retrieval"
+
+    def __init__(self, folder: folders.ModelFolder, device: str = "cpu") -> None:
+        self.folder, self.device = folder, torch.device(device)
+        self.tokenizer = self._tokenizer()
+        self.held_out = folders.held_out(folder)
+        self.model = self._model().to(self.device).eval()
+        self.passages = self._passages()
+        gains = [p["off"] - p["on"] if "on" in p else 0.0 for p in self.passages]
+        self.start = int(np.argmax(gains)) if gains else 0
+
+    def _tokenizer(self):
+        return folders.tokenizer_of(self.folder)
+
+    def _model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def _load(self, make, config_class) -> nn.Module:
+        """The checkpoint of a model that `make` builds from its configuration."""
+        model = make(config_class.from_dict(checkpoint.read_state(self.folder.part("model"))["config"]))
+        checkpoint.load(self.folder.part("model"), model)
+        return model
+
+    def _passages(self) -> list[dict]:
+        """Document, first chunk and line of each window, with its bits per byte where the folder knows them."""
+        known = {(p["document"], p["first_chunk"]): p for p in self.folder.facts.get("passages", [])}
+        per_window, passages = max(1, self.folder.window // self.held_out.chunk_len), []
+        for number, entry in enumerate(self.held_out.documents):
+            lines = 1
+            for first in range(0, entry.num_chunks, per_window):
+                ids = self.held_out.tokens[
+                    entry.first_chunk + first : entry.first_chunk + min(first + per_window, entry.num_chunks)
+                ]
+                passage = {
+                    "id": len(passages),
+                    "document": number,
+                    "name": entry.name,
+                    "first_chunk": first,
+                    "line": lines,
+                }
+                lines += self.tokenizer.decode_bytes(
+                    ids.reshape(-1)[: entry.num_tokens - first * self.held_out.chunk_len]
+                ).count(b"\n")
+                passages.append(
+                    passage
+                    | {key: value for key, value in known.get((number, first), {}).items() if key in ("on", "off")}
+                )
+        return passages
+
+    def passage(self, number: int) -> np.ndarray:
+        """Token ids of a passage. Raises: ValueError for a number there is none of."""
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.passages):
+            raise ValueError(f"passage: expected a number from 0 to {len(self.passages) - 1}; got {number!r}")
+        passage = self.passages[number]
+        first = passage["first_chunk"] * self.held_out.chunk_len
+        return self.held_out.document_tokens(passage["document"])[first : first + self.folder.window]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of a text that was typed, the first `window` of them.
+
+        Raises: ValueError for a text that is empty or longer than `LONGEST_TEXT`.
+        """
+        if len(text) > LONGEST_TEXT:
+            raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
+        ids = self._first_tokens(text, self.folder.window - 1)
+        if not len(ids):
+            raise ValueError("text: expected some text; got none")
+        return np.concatenate([[self.bos_id], ids]) if self.begins_with_bos else np.asarray(ids)
+
+    def _first_tokens(self, text: str, count: int) -> np.ndarray:
+        """encode(text)[:count], reading no more of the text than that takes.
+
+        The part that is read ends before white space, where no tokeniser here joins what stands on both sides.
+        """
+        end = 8 * count
+        while True:
+            space = BEFORE_SPACE.search(text, end)
+            part = text[: space.start()] if space else text
+            ids = self.tokenizer.encode(part)[:count]
+            if len(ids) == count or len(part) == len(text):
+                return ids
+            end *= 2
+
+    @property
+    def chunk_len(self) -> int:
+        """Tokens of a chunk."""
+        return self.model.config.chunk_len
+
+    @property
+    def bos_id(self) -> int:
+        """The token that texts begin with, where they begin with one."""
+        return BOS
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether the model's texts begin with BOS."""
+        return bool(self.folder.facts.get("bos", False))
+
+    def read(self, ids: np.ndarray, options: Options) -> Reading:
+        """What each token costs with retrieval and without, and what was retrieved."""
+        raise NotImplementedError
+
+    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
+        raise NotImplementedError
+
+    def write(self, ids: np.ndarray, options: Options) -> tuple[Reading, str]:
+        """The text continued, read; and what the model writes without retrieval from the same random numbers."""
+        ids = ids[: max(1, self.folder.window - options.new_tokens)]
+        written = []
+        for on in (options.retrieval, False):
+            generator = torch.Generator(self.device).manual_seed(options.seed)
+            written.append(
+                self._generate(torch.as_tensor(ids, device=self.device)[None], options, on, generator).cpu().numpy()
+            )
+        reading = self.read(written[0], options)
+        reading.extra["prompt_tokens"] = len(ids)
+        return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
+
+    def _sample(self, ids: Tensor, options: Options, generator: torch.Generator, **how) -> Tensor:
+        return generate(
+            self.model, ids, options.new_tokens, temperature=options.temperature, top_p=0.95, generator=generator, **how
+        )[0]
+
+    def _reading(self, ids: np.ndarray, on, off, cards, sources, extra: dict) -> Reading:
+        texts = token_texts(self.tokenizer.decode_bytes, ids)
+        lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
+        return Reading(ids, texts, on, off, lengths, self.chunk_len, cards, sources, extra)
+
+    def blank(self, ids: np.ndarray) -> np.ndarray:
+        """[N]: tokens of white space alone."""
+        return np.array([not text.strip() for text in token_texts(self.tokenizer.decode_bytes, ids)], bool)
+
+    def about(self) -> dict:
+        """What a page says of the model before it reads."""
+        weights = sum(p.numel() for p in self.model.parameters())
+        return {
+            "kind": self.folder.kind,
+            "title": self.folder.title,
+            "weights": weights,
+            "window": self.folder.window,
+            "without": self.without,
+            "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"},
+            "passages": self.passages,
+            "start": self.start,
+            "most_neighbours": MOST_NEIGHBOURS,
+            "most_new_tokens": MOST_NEW_TOKENS,
+            "neighbours": self.neighbours,
+            "library": self.library_state(),
+        }
+
+    neighbours = 2  # K that the page begins with
+
+    def library_state(self) -> dict | None:
+        """How many documents there are, and what was changed; None without a library."""
+        if self.library is None:
+            return None
+        documents, kept = self.library.documents, len(self.library.store.documents)
+        added = [
+            {"document": n, "name": documents[n].name}
+            for n in range(kept, len(documents))
+            if n not in self.library.forgotten
+        ]
+        forgotten = [{"document": n, "name": documents[n].name} for n in self.library.forgotten]
+        return {
+            "documents": len(documents) - len(forgotten),
+            "chunks": len(self.library.store),
+            "forgotten": forgotten,
+            "added": added,
+        }
+
+
+def open_folder(path: str | Path, device: str = "cpu") -> Reader:
+    """The reader of a model folder. Raises: FileNotFoundError, ValueError naming what is lacking."""
+    folder = folders.read(path)
+    module, name = KINDS[folder.kind]
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)(folder, device)

@@ -1,0 +1,60 @@
+"""A Hugging Face decoder that was retrofitted: read as a RETRO is, with the decoder's own tokeniser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from retro_model.data.hub import HubTokenizer
+from retro_model.data.tokens import byte_alphabet
+
+from .retro_reader import RetroReader
+
+
+class HubText(HubTokenizer):
+    """A tokeniser of the Hugging Face library that also says which bytes stand behind tokens: exactly, where its
+    vocabulary is byte-level.
+    """
+
+    def __init__(self, tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.pieces: dict[int, bytes] = {}
+        if self.exact:
+            byte_of = byte_alphabet()
+            for token, number in tokenizer.get_vocab().items():
+                known = self.byte_lengths[number] and all(c in byte_of for c in token)
+                self.pieces[number] = bytes(byte_of[c] for c in token) if known else b""
+
+    @classmethod
+    def load(cls, path: str | Path) -> HubText:
+        """From a folder that `save_pretrained` wrote; nothing is fetched, no code of the folder's is run."""
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False))
+
+    def decode_bytes(self, ids) -> bytes:
+        """The bytes behind token ids; special tokens have none."""
+        numbers = np.asarray(ids).tolist()
+        return b"".join(self.pieces.get(i, b"") for i in numbers) if self.exact else self.decode(numbers).encode()
+
+
+class RetrofitReader(RetroReader):
+    """Reads with a `RetrofittedDecoder`; see `Reader`."""
+
+    without = "the decoder as it was"
+
+    def _tokenizer(self) -> HubText:
+        return HubText.load(self.folder.part("tokenizer"))
+
+    def _model(self) -> nn.Module:
+        from retro_model.integrations.huggingface import RetrofitForCausalLM
+
+        return RetrofitForCausalLM.from_pretrained(
+            self.folder.part("model"), local_files_only=True, trust_remote_code=False
+        ).model
+
+    @property
+    def bos_id(self) -> int:
+        return self.tokenizer.bos_id

@@ -1,0 +1,208 @@
+"""File-system helpers of builds and checkpoints: locks, JSON from strangers, plain files, names that survive a
+power cut.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import stat
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+LONGEST_NUMBER = 400  # digits; no float has more
+UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}  # file systems without locks
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+class Busy(RuntimeError):
+    """A living process holds the lock."""
+
+
+class Lock:
+    """A lock file that a dead process does not hold: the kernel lets go of it when the process ends, however it ends.
+
+        with Lock(folder / ".store.json.lock", f"{folder} is being built"):
+            ...
+
+    Args:
+        path: of the lock file, in an existing folder; it is removed on release.
+        what: begins the error.
+
+    Raises:
+        Busy: at once, with the process that holds it. ValueError: the path is a pipe, or a file with another name too.
+    """
+
+    _held: ClassVar[dict[Lock, None]] = {}  # of this process
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path, self.descriptor = Path(path), -1
+        while not self._acquired(what):
+            pass
+
+    def _acquired(self, what: str) -> bool:
+        """False where the file that was locked is no longer the one under the name: its holder has just removed it."""
+        import fcntl
+
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | NOFOLLOW, 0o644)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # its content is somebody else's too
+            os.close(descriptor)
+            raise ValueError(f"{self.path}: expected a lock file with one name; got {_kind(self.path)}")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise Busy(f"{what} by {holder}") from None
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                os.close(descriptor)
+                raise
+            warnings.warn(
+                f"{self.path}: this file system has no locks ({error}); nothing keeps a second process out",
+                stacklevel=4,
+            )
+        if not _is(self.path, descriptor):
+            os.close(descriptor)
+            return False
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        self.descriptor = descriptor
+        self._held[self] = None
+        return True
+
+    def release(self) -> None:
+        if self.descriptor < 0:
+            return
+        self._held.pop(self, None)
+        if _is(self.path, self.descriptor):
+            self.path.unlink()
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.release()
+
+    @classmethod
+    def _forget(cls) -> None:
+        """In a forked child: it must not hold on to what its parent locked."""
+        for lock in cls._held:
+            os.close(lock.descriptor)
+            lock.descriptor = -1
+        cls._held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Lock._forget)
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def open_plain(path: Path, mode: str):
+    """Opens a regular file: "rb", "ab" (made if need be) or "xb" (one that is there is replaced); never through a link.
+
+    Raises:
+        FileNotFoundError; ValueError: the path is a link, a pipe, a folder, or (writing) has another name too.
+    """
+    path = Path(path)
+    flags = {
+        "rb": os.O_RDONLY,
+        "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT,
+        "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    }[mode]
+    if mode == "xb":
+        path.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EMLINK):
+            raise ValueError(f"{path}: expected a regular file; got {_kind(path)}") from None
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (mode == "ab" and status.st_nlink > 1):
+        os.close(descriptor)
+        raise ValueError(f"{path}: expected a regular file with one name; got {_kind(path)}")
+    return os.fdopen(descriptor, "ab" if mode == "ab" else "rb" if mode == "rb" else "wb")
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a regular file. Raises as `open_plain`."""
+    with open_plain(path, "rb") as handle:
+        return handle.read()
+
+
+def _kind(path: Path) -> str:
+    status = os.lstat(path)
+    kinds = {"a link": stat.S_ISLNK, "a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO}
+    named = [name for name, test in kinds.items() if test(status.st_mode)]
+    return named[0] if named else f"one with {status.st_nlink} names" if status.st_nlink > 1 else "something else"
+
+
+def sync(path: Path) -> None:
+    """Sync a file's contents, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """The folder and those above it, each name synced."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
+def remove(path: Path) -> None:
+    """A file, a link or a whole folder, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_plain(path: Path, content: bytes) -> None:
+    """Replaces a file at once: a reader, or a kill, finds the old content or the new one, never a part."""
+    temporary = path.with_name(path.name + ".new")
+    with open_plain(temporary, "xb") as handle:
+        handle.write(content)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a file by JSON, as `write_plain`."""
+    write_plain(path, json.dumps(value, indent=1).encode())
+
+
+def read_json(text: str | bytes) -> Any:
+    """JSON that a stranger wrote. Raises ValueError for any that is not, is nested too deeply or
+    has endless numbers.
+    """
+    try:
+        return json.loads(text, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_NUMBER:
+        raise ValueError(f"it has a number of {len(digits)} digits")
+    return int(digits)

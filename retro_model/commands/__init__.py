@@ -1,1 +1,0 @@
-"""Commands of `python -m retro_model` that are no demonstration."""

@@ -1,0 +1,98 @@
+"""Retrieved neighbours of the chunks that complete: checked, and shaped for the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from retro_model.base import checks
+
+#: chunks int64 [n,M] -> neighbours int64 [n,K,R] and a mask of them, bool [n,K] or [n,K,R], or None: all count
+Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+
+
+class ChunkNeighbours:
+    """Calls `retrieve` for the chunks that complete; checks its neighbours and moves them to the model's device."""
+
+    def __init__(self, retrieve: Retrieve, config, device: torch.device):
+        self.retrieve, self.chunk_len, self.vocab_size, self.device = (
+            retrieve,
+            config.chunk_len,
+            config.vocab_size,
+            device,
+        )
+        self.shape: torch.Size | None = None  # [K,R] of what was retrieved before
+
+    def of_prompts(self, rows: list[Tensor]) -> list[dict]:
+        """For each group of rows of one length, the neighbours
+        [B,L,K,R] of their complete chunks; one search for all.
+        """
+        m, inputs, first = self.chunk_len, [], 0
+        parts = torch.cat([row[: len(row) // m * m].view(-1, m) for row in rows])
+        retrieved = self._find(parts) if len(parts) else ()
+        for length, group in itertools.groupby(rows, len):
+            count, chunks = len(list(group)), length // m
+            here = slice(first, first + count * chunks)
+            first = here.stop
+            inputs.append(self._named(t[here].unflatten(0, (count, chunks)) for t in retrieved) if chunks else {})
+        return inputs
+
+    def of_padded(self, rows: list[Tensor]) -> dict:
+        """The neighbours [B,L,K,R] of the complete chunks of all rows,
+        L those of the longest; all masked where a row has fewer.
+        """
+        m = self.chunk_len
+        counts = [len(row) // m for row in rows]
+        if not max(counts):
+            return {}
+        retrieved = self._find(torch.cat([row[: count * m].view(-1, m) for row, count in zip(rows, counts)]))
+        padded = [t.new_zeros(len(rows), max(counts), *t.shape[1:]) for t in retrieved]
+        for target, t in zip(padded, retrieved):
+            for row, part in enumerate(t.split(counts)):
+                target[row, : counts[row]] = part
+        return self._named(padded)
+
+    def of_rows(self, rows: list[int], chunks: Tensor, batch: int) -> dict:
+        """Neighbours [batch,1,K,R] where `rows` complete `chunks` [n,M]; all masked in the other rows."""
+        retrieved = self._find(chunks)
+        padded = [t.new_zeros(batch, 1, *t.shape[1:]) for t in retrieved]
+        for target, t in zip(padded, retrieved):
+            target[rows, 0] = t
+        return self._named(padded)
+
+    @staticmethod
+    def _named(tensors) -> dict:
+        return dict(zip(("neighbours", "neighbour_mask"), tensors, strict=True))
+
+    def _find(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
+        """Neighbours and mask [n,K,R] of chunks [n,M]."""
+        neighbours, mask = check_retrieved(self.retrieve(chunks), len(chunks), self.vocab_size, self.shape)
+        self.shape = neighbours.shape[1:]
+        return neighbours.to(self.device), mask.to(self.device)
+
+
+def check_retrieved(
+    retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Check the result of `retrieve` for `count` chunks: neighbours int64 [n,K,R] and a mask, made whole, bool [n,K,R].
+
+    shape: [K,R] of what it gave before.
+    Raises: TypeError, ValueError, naming `retrieve`.
+    """
+    if not isinstance(retrieved, tuple) or len(retrieved) != 2:
+        raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(retrieved).__name__}")
+    neighbours, mask = retrieved
+    sizes = {"n": count}
+    if shape is not None:
+        sizes["K"], sizes["R"] = shape
+    checks.shape("retrieve's neighbours", neighbours, "n,K,R", sizes)
+    if neighbours.dtype != torch.int64:
+        raise TypeError(f"retrieve's neighbours: expected torch.int64 token ids; got {neighbours.dtype}")
+    checks.token_range("retrieve's neighbours", neighbours, vocab_size)
+    if mask is None:
+        mask = torch.ones_like(neighbours, dtype=torch.bool)
+    checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
+    return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)

@@ -1,0 +1,335 @@
+"""Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes.
+
+What `generate` asks of a model is `Decodes`, what it asks of a cache is `Cache`; nothing else of a model is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from retro_model.base import checks, transfer
+from retro_model.generation import captured
+from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
+
+#: columns between two looks at a GPU whether all rows have ended
+_LOOK_EVERY = 8
+
+
+class Cache(Protocol):
+    """Cache of a model that decodes one batch of rows."""
+
+    @classmethod
+    def join(cls, caches: list[Any], capacity: int) -> Any:
+        """One cache of all rows, in order, which all end in the same column and have room for `capacity` columns.
+        Called only for models that decode ragged."""
+
+
+class Decodes(Protocol):
+    """A model that `generate` can sample from.
+
+        cache = model.make_cache(batch=2, capacity=12)
+        logits = model.last_logits(prompts, cache=cache)    # prompts [2,9] -> [2,V]
+        logits = model(token, cache=cache)[:, -1]           # token [2,1] -> [2,1,V], and so on
+
+    Attributes:
+        config: has `vocab_size`, V, and `max_len`, the most tokens of a row (None: no limit). Where it has a true
+            `retrieves`, the model takes neighbours from outside, as `neighbours` [B,L,K,R] and `neighbour_mask` of the
+            chunks of `chunk_len` tokens that complete within the call.
+        decodes_ragged: whether rows of different lengths share a cache (`Cache.join`); else each length is decoded by
+            itself.
+        pads_prompts: whether they do so by going in together, padded on the left under `attention_mask` [B,N], in place
+            of `Cache.join`; may be absent.
+        generation_options: names of further keyword options of both calls, which `generate` hands on; may be absent.
+    """
+
+    config: Any
+    decodes_ragged: bool
+
+    def make_cache(self, batch: int, capacity: int | None = None) -> Any:
+        """An empty cache for `batch` rows of at most `capacity` tokens; None: as many as the model takes."""
+
+    def last_logits(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
+        """Logits [B,V] after the last of tokens [B,N], which follow what the cache holds and are taken in."""
+
+    def __call__(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
+        """Logits [B,N,V] after each of tokens [B,N], likewise."""
+
+
+def generate(
+    model,
+    prompts: Tensor | np.ndarray | Sequence[Tensor | np.ndarray | Sequence[int]],
+    max_new_tokens: int,
+    *,
+    retrieve: Retrieve | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+    stop_token: int | None = None,
+    cuda_graph: bool = False,
+    **options,
+) -> list[Tensor]:
+    """Continue every prompt; a model that takes neighbours gets them at the end of each chunk of the prompt and of what
+    is generated.
+
+    Prompts may differ in length: each row's chunks complete at its own time, and a row gets what it would get alone (up
+    to rounding, and with temperature > 0 up to which random numbers it draws).
+
+    Example:
+        database = ...
+        retrieve = lambda chunks: database.values(database.search(chunks, k=2))
+        texts = generate(model, [[5, 3, 9], [7]], 64, retrieve=retrieve)
+
+    Args:
+        model: any of `Decodes`: a `Retro`, a `RetrofittedDecoder` and so on. Runs in evaluation mode; its mode is
+            restored.
+        prompts: token ids, one non-empty sequence a row (a list of ints, an int64 tensor, a NumPy array as
+            `Tokenizer.encode` gives), or [B,N].
+        max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len, where the model has a limit.
+        retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives
+            neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the
+            same. None: no retrieval.
+        temperature: 0: the most likely token; else logits are divided by it before sampling.
+        top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
+        generator: source of randomness, on the model's device; None: torch's.
+        stop_token: a row ends after this token. None: never, and then no step waits for the device but to retrieve.
+        cuda_graph: capture the step of a token as a CUDA graph and replay it: the same tokens, with next to nothing for
+            the host to do. For `Retro`, `MemoryMosaics` (forgetting the oldest pairs, if any) and `RPT` on a GPU.
+            Retrieval stays outside; a step that completes a chunk is a second graph, in an RPT the model's own call.
+        options: of the model's `generation_options`, handed to each of its calls; a tensor has one entry a prompt,
+            which goes with it.
+
+    Returns:
+        One int64 [length] a row: the prompt, then its continuation, the stop token included.
+
+    Raises:
+        ValueError, TypeError: naming the argument; `retrieve` for what it returns. Ids are checked against the
+            vocabulary on every device.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751,
+    section 3.1.
+    """
+    _check_model(model)
+    rows = _prompts(model, prompts)
+    _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options)
+    if checks.flag("cuda_graph", cuda_graph):
+        captured.check(model, rows[0].device)
+    sampling = {"temperature": temperature, "top_p": top_p, "generator": generator}
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            # by length, so that prompts of one length lie side by side
+            order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+            batches = (
+                [order]
+                if model.decodes_ragged
+                else [list(same) for _, same in itertools.groupby(order, lambda i: len(rows[i]))]
+            )
+            texts = {}
+            for batch in batches:
+                neighbours = None if retrieve is None else ChunkNeighbours(retrieve, model.config, rows[0].device)
+                here = _rows_of(options, batch)
+                sampler = _Sampler(
+                    model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here, cuda_graph
+                )
+                texts |= zip(batch, sampler.run(), strict=True)
+            return [texts[i] for i in range(len(rows))]
+    finally:
+        model.train(training)
+
+
+def sample(
+    logits: Tensor, *, temperature: float = 0.0, top_p: float = 1.0, generator: torch.Generator | None = None
+) -> Tensor:
+    """One token id [B] for each row of logits [B,V]; see `generate` for the options."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float()
+    logits = logits - logits.amax(-1, keepdim=True)  # a tiny temperature then gives -inf, never NaN
+    probabilities = torch.softmax(logits / max(temperature, torch.finfo(logits.dtype).tiny), -1)
+    if top_p < 1:
+        ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        surplus = ranked.cumsum(-1) - ranked >= top_p  # the tokens before this one are enough; never so for the first
+        probabilities = torch.zeros_like(ranked).scatter(-1, order, ranked.masked_fill(surplus, 0))
+    return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+
+
+def _rows_of(options: dict, rows) -> dict:
+    """The options of some rows: a tensor's entries of theirs, anything else as it is."""
+    return {name: value[rows] if isinstance(value, Tensor) else value for name, value in options.items()}
+
+
+class _Sampler:
+    """The state of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
+
+    def __init__(
+        self,
+        model,
+        rows: list[Tensor],
+        max_new_tokens,
+        neighbours: ChunkNeighbours | None,
+        sampling: dict,
+        stop_token,
+        options: dict,
+        cuda_graph: bool,
+    ):
+        self.model, self.rows, self.neighbours = model, rows, neighbours
+        self.sampling, self.stop_token, self.options = sampling, stop_token, options
+        self.max_new_tokens, self.cuda_graph = max_new_tokens, cuda_graph
+        self.columns = len(rows[-1])
+        self.starts = [self.columns - len(row) for row in rows]
+        device = rows[0].device
+        self.tokens = torch.zeros(len(rows), self.columns + max_new_tokens, dtype=torch.int64, device=device)
+        for tokens, start, row in zip(self.tokens, self.starts, rows):
+            tokens[start : self.columns] = row
+        self.done = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        self.ends = torch.full((len(rows),), self.tokens.shape[1], device=device)
+
+    def run(self) -> list[Tensor]:
+        """The sequences, in the order of the rows."""
+        last = self.tokens.shape[1] - 1
+        if self.max_new_tokens:
+            logits, cache = self._prefill()
+            decode = self._decoder(cache)
+            for column in range(self.columns, last + 1):
+                self.tokens[:, column] = sample(logits, **self.sampling)
+                if self._stopped(column) or column == last:
+                    break
+                logits = decode(self.tokens[:, column : column + 1], **self._completed(column), **self.options)
+        ends = self.ends.tolist()
+        return [tokens[start:end].clone() for tokens, start, end in zip(self.tokens, self.starts, ends)]
+
+    def _decoder(self, cache: Cache) -> Callable[..., Tensor]:
+        """Logits [B,V] after tokens [B,1] and what comes with them."""
+        if self.cuda_graph:
+            return captured.Captured(self.model, cache)
+        return lambda tokens, **inputs: self.model(tokens, cache=cache, **inputs)[:, -1]
+
+    def _stopped(self, column: int) -> bool:
+        """Whether every row has ended with its token in `column` or before."""
+        if self.stop_token is None:
+            return False
+        stops = ~self.done & (self.tokens[:, column] == self.stop_token)
+        self.ends = torch.where(stops, column + 1, self.ends)
+        self.done |= stops
+        # to look is to wait for the device: tokens past a row's end are dropped anyway
+        looks = self.tokens.device.type == "cpu" or (column - self.columns) % _LOOK_EVERY == _LOOK_EVERY - 1
+        return looks and bool(self.done.all())
+
+    def _prefill(self) -> tuple[Tensor, Cache]:
+        """Logits [B,V] after the prompts, and the cache that holds
+        them: prompts of one length go through the model together.
+        """
+        one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
+        if not one_length and getattr(self.model, "pads_prompts", False):
+            cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
+            inputs = {} if self.neighbours is None else self.neighbours.of_padded(self.rows)
+            starts = transfer.numbers(self.starts, self.tokens.device)
+            inputs["attention_mask"] = (torch.arange(self.columns, device=starts.device) >= starts[:, None]).long()
+            return self.model.last_logits(self.tokens[:, : self.columns], cache=cache, **inputs, **self.options), cache
+        inputs_of = itertools.repeat({}) if self.neighbours is None else iter(self.neighbours.of_prompts(self.rows))
+        caches, logits, first = [], [], 0
+        for length, group in itertools.groupby(self.rows, len):
+            rows = list(group)
+            cache = self.model.make_cache(len(rows), self.tokens.shape[1] if one_length else length)
+            here = _rows_of(self.options, slice(first, first + len(rows)))
+            logits.append(self.model.last_logits(torch.stack(rows), cache=cache, **next(inputs_of), **here))
+            caches.append(cache)
+            first += len(rows)
+        return torch.cat(logits), caches[0] if one_length else type(caches[0]).join(caches, self.tokens.shape[1])
+
+    def _completed(self, column: int) -> dict:
+        """Neighbours of the chunks that end with `column`, as the model takes them."""
+        if self.neighbours is None:
+            return {}
+        chunk_len = self.neighbours.chunk_len
+        rows = [i for i, start in enumerate(self.starts) if (column + 1 - start) % chunk_len == 0]
+        if rows and self.stop_token is not None:
+            done = self.done.tolist()
+            rows = [i for i in rows if not done[i]]
+        return (
+            self.neighbours.of_rows(rows, self.tokens[rows, column + 1 - chunk_len : column + 1], len(self.rows))
+            if rows
+            else {}
+        )
+
+
+def _check_model(model) -> None:
+    if lacking := [
+        name for name in ("config", "decodes_ragged", "make_cache", "last_logits") if not hasattr(model, name)
+    ]:
+        raise TypeError(
+            f"model: expected one that decodes with a cache (`Decodes`); got {type(model).__name__}, without "
+            f"{lacking[0]}"
+        )
+
+
+def _prompts(model, prompts) -> list[Tensor]:
+    """Every prompt as int64 [length] on the model's device, checked."""
+    device = next(model.parameters()).device
+    if isinstance(prompts, (Tensor, np.ndarray)):
+        if prompts.ndim != 2:
+            raise ValueError(f"prompts: expected [B,N] (2 dimensions); got shape {list(prompts.shape)}")
+    elif not isinstance(prompts, Sequence) or isinstance(prompts, str):
+        raise TypeError(f"prompts: expected int64 [B,N] or a sequence of token sequences; got {type(prompts).__name__}")
+    if len(prompts) == 0:
+        raise ValueError("prompts: expected at least one; got none")
+    return [_prompt(f"prompts[{i}]", prompt, model.config.vocab_size).to(device) for i, prompt in enumerate(prompts)]
+
+
+def _prompt(name: str, prompt, vocab_size: int) -> Tensor:
+    if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "iu":
+        prompt = torch.from_numpy(prompt.astype(np.int64))
+    if not isinstance(prompt, Tensor):
+        if not isinstance(prompt, Sequence) or any(
+            isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in prompt
+        ):
+            raise TypeError(
+                f"{name}: expected a sequence of int token ids, an int64 tensor or an integer array; got {prompt!r}"
+            )
+        prompt = torch.tensor(prompt, dtype=torch.int64)
+    if prompt.dim() != 1 or len(prompt) == 0:
+        raise ValueError(f"{name}: expected a prompt of at least one token, [length]; got shape {list(prompt.shape)}")
+    if prompt.dtype != torch.int64:
+        raise TypeError(f"{name}: expected torch.int64 token ids; got {prompt.dtype}")
+    checks.token_range(name, prompt, vocab_size)
+    return prompt
+
+
+def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options) -> None:
+    checks.integer("max_new_tokens", max_new_tokens, low=0)
+    longest, room = max(len(row) for row in rows), model.config.max_len
+    if room is not None and longest + max_new_tokens > room:
+        raise ValueError(
+            f"max_new_tokens: expected at most max_len - longest prompt = {room} - {longest}; got {max_new_tokens}"
+        )
+    if retrieve is not None and not callable(retrieve):
+        raise TypeError(f"retrieve: expected a function of chunks, or None; got {type(retrieve).__name__}")
+    if retrieve is not None and not getattr(model.config, "retrieves", False):
+        raise ValueError(
+            f"retrieve: expected None for a model without retrieval from outside ({type(model).__name__}); got a "
+            "function"
+        )
+    if checks.number("temperature", temperature) < 0:
+        raise ValueError(f"temperature: expected a number >= 0; got {temperature}")
+    if not 0 < checks.number("top_p", top_p) <= 1:
+        raise ValueError(f"top_p: expected a probability in (0, 1]; got {top_p}")
+    if stop_token is not None:
+        checks.integer("stop_token", stop_token, low=0, high=model.config.vocab_size - 1)
+    known = getattr(model, "generation_options", ())
+    for name, value in options.items():
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise TypeError(
+                f"{name}: expected an option of {type(model).__name__}'s calls ({listed}); got an unknown name"
+            )
+        if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != len(rows)):
+            raise ValueError(
+                f"{name}: expected one entry for each of the {len(rows)} prompts; got shape {list(value.shape)}"
+            )

@@ -1,0 +1,358 @@
+"""A retrofitted decoder as a model of the Hugging Face library: Trainer, generate, save_pretrained. Needs transformers.
+
+model = RetrofitForCausalLM.from_decoder(AutoModelForCausalLM.from_pretrained(NAME), cca_layers=(6, 9, 12))
+Trainer(model, arguments, train_dataset=rows, data_collator=NeighbourCollator(chunk_len=64)).train()
+model.save_pretrained(FOLDER)
+model = RetrofitForCausalLM.from_pretrained(FOLDER)
+model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), retrieve=retrieve, max_new_tokens=100)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import EllipsisType
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from retro_model.base import checks, disk
+from retro_model.generation.chunk_neighbours import Retrieve, check_retrieved
+from retro_model.retro.cache import completed
+from retro_model.retro.decoders import adapters, base_of
+from retro_model.retro.inputs import row_starts
+from retro_model.retro.retrofit import retrofit
+from retro_model.retro.retrofitted_decoder import RetrofitCache, RetrofittedDecoder
+
+WEIGHTS = "model.safetensors"  # of what was added
+DECODER = "decoder"  # the folder of a decoder that is saved whole
+IGNORED = -100  # the label of a token that does not count
+
+
+class RetrofitConfig(PretrainedConfig):
+    """The decoder's configuration, that of what was added (`RetroConfig.to_dict`), and where the decoder's weights are
+    (None: in the same folder); sha256: of the added weights' file."""
+
+    model_type = "retro_retrofit"
+
+    def __init__(
+        self,
+        decoder: dict | None = None,
+        retrieval: dict | None = None,
+        base: str | None = None,
+        sha256: str | None = None,
+        **options,
+    ):
+        self.decoder, self.retrieval, self.base, self.sha256 = decoder or {}, retrieval or {}, base, sha256
+        super().__init__(**options)
+
+    def get_text_config(self, *_, **__) -> PretrainedConfig:
+        """The decoder's: what the library asks for the number of layers and their caches."""
+        return AutoConfig.for_model(**self.decoder) if self.decoder else self
+
+
+class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
+    """`retrofit` as the Hugging Face library knows models; the retrofitted decoder itself is `model`.
+
+    Args:
+        config: names the decoder and the sizes of what was added.
+        model: a `RetrofittedDecoder`.
+    """
+
+    config_class = RetrofitConfig
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+
+    def __init__(self, config: RetrofitConfig, model: RetrofittedDecoder):
+        super().__init__(config)
+        self.model = model
+        self.generation_config = model.decoder.generation_config
+        self._retrieve: Retrieve | None = None
+        # what the Trainer expects to miss when it resumes from a checkpoint: see `trained_state_dict`
+        self._keys_to_ignore_on_save = sorted(self.state_dict().keys() - self.trained_state_dict().keys())
+
+    @classmethod
+    def from_decoder(cls, decoder: PreTrainedModel, **changes) -> RetrofitForCausalLM:
+        """A decoder with retrieval; `changes` as in `retrofit`."""
+        model = retrofit(decoder, **changes)
+        theirs = decoder.config
+        return cls(
+            RetrofitConfig(theirs.to_dict(), model.config.to_dict(), getattr(theirs, "_name_or_path", None) or None),
+            model,
+        )
+
+    def _init_weights(self, module) -> None:
+        """Nothing: `retrofit` has."""
+
+    def trained_state_dict(self) -> dict[str, Tensor]:
+        """What `save_pretrained` writes, and all that training moves: the added weights, and PEFT's in the decoder."""
+        trained = {
+            f"model.{name}"
+            for name, p in self.model.named_parameters()
+            if p.requires_grad or not name.startswith("decoder.")
+        }
+        trained |= {f"model.{name}" for name in self.model.added_state_dict()}
+        return {name: tensor for name, tensor in self.state_dict().items() if name in trained}
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        neighbours: Tensor | None = None,
+        neighbour_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **_,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
+
+        In training with labels the logits are None: those of all tokens are never in memory together.
+        neighbours, neighbour_mask: of complete chunks, as in `RetrofittedDecoder`. past_key_values: the library's, in
+        `generate`.
+        """
+        sizes: dict[str, int] = {}
+        checks.shape("input_ids", input_ids, "B,N", sizes)
+        if labels is not None:
+            checks.shape("labels", labels, "B,N", sizes)
+            ids = labels.masked_fill(labels == IGNORED, 0)
+            checks.token_ids("labels", ids, self.model.config.vocab_size, input_ids.device)
+        inputs = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
+        if labels is not None and self.training:
+            total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
+            return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
+        if past_key_values is None or not use_cache:
+            logits = self.model(input_ids, **inputs)
+        else:
+            logits = self._decode(input_ids, attention_mask, past_key_values)
+        loss = None
+        if labels is not None:
+            targets = labels[:, 1:].flatten()
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED, reduction="sum")
+            loss = loss / self._count(labels, num_items_in_batch)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    @staticmethod
+    def _count(labels: Tensor, counted: Tensor | int | None) -> Tensor | int:
+        """Tokens whose loss counts: those with a label and a token before them, or what the Trainer says."""
+        return (labels[:, 1:] != IGNORED).sum().clamp(min=1) if counted is None else counted
+
+    def generate(self, *args, retrieve: Retrieve | EllipsisType | None = ..., **options):
+        """The library's `generate`; `retrieve` is called with the chunks that complete, as in `retro_model.generate`.
+
+        retrieve: None: without retrieval; left out, the same with a warning.
+        Raises: ValueError for beams, whose reordering the neighbours would not follow.
+        """
+        if isinstance(retrieve, EllipsisType):
+            warnings.warn(
+                "retrieve: expected a function, or None to decode without retrieval; got nothing", stacklevel=2
+            )
+            retrieve = None
+        if options.get("num_beams", 1) > 1:
+            raise ValueError(f"num_beams: expected 1 for a model that retrieves; got {options['num_beams']}")
+        self._retrieve = retrieve
+        try:
+            return super().generate(*args, **options)
+        finally:
+            self._retrieve = None
+
+    def _decode(self, tokens: Tensor, attention_mask: Tensor | None, past) -> Tensor:
+        """Logits of the tokens that follow what the library's cache holds; ours rides on it."""
+        cache = getattr(past, "retrofit", None)
+        if cache is None:
+            cache = past.retrofit = RetrofitCache(self.model.config, len(tokens))
+            cache.decoder, cache.history = past, tokens[:, :0]
+        mask = attention_mask if cache.length == 0 else None
+        if starts := row_starts("attention_mask", mask, tokens):
+            cache.pad(starts)
+        cache.history = torch.cat([cache.history, tokens], 1)
+        inputs = self._completed(cache, tokens.shape[1]) if self._retrieve is not None else {}
+        return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
+
+    def _completed(self, cache: RetrofitCache, count: int) -> dict:
+        """Neighbours [B,L,K,R] of the chunks that complete within the
+        last `count` columns of the history, and their mask.
+        """
+        m = self.model.config.chunk_len
+        places, chunks = [], []
+        for row, (start, held) in enumerate(zip(cache.starts, cache.positions)):
+            first = max(held, 0) // m
+            for chunk in range(completed(held, count, m)):
+                begin = start + (first + chunk) * m
+                places.append((row, chunk))
+                chunks.append(cache.history[row, begin : begin + m])
+        if not chunks:
+            return {}
+        retrieved = check_retrieved(self._retrieve(torch.stack(chunks)), len(chunks), self.model.config.vocab_size)
+        rows, columns = torch.tensor(places).T
+        padded = [t.new_zeros(cache.batch, int(columns.max()) + 1, *t.shape[1:]) for t in retrieved]
+        for target, t in zip(padded, retrieved):
+            target[rows, columns] = t
+        return {name: t.to(cache.history.device) for name, t in zip(("neighbours", "neighbour_mask"), padded)}
+
+    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **_) -> None:
+        """See `RetrofittedDecoder.gradient_checkpointing_enable`."""
+        self.model.gradient_checkpointing_enable(activation_checkpointing_kwargs)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_) -> None:
+        """See `RetrofittedDecoder.gradient_checkpointing_enable`."""
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    def get_input_embeddings(self):
+        """The decoder's."""
+        return self.model.decoder.get_input_embeddings()
+
+    def save_pretrained(self, folder: str | os.PathLike, *, whole: bool | None = None, **_) -> None:
+        """The added weights and the configuration; the decoder by reference to where it came from, or `whole` beside
+        them.
+
+        PEFT's adapters are saved as PEFT does, beside the added weights; the decoder under them by reference.
+
+        whole: None: where the decoder came from nowhere.
+        Raises: ValueError for adapters without their PeftModel, which alone can save them.
+        """
+        decoder = self.model.decoder
+        tuned = bool(adapters(decoder))
+        if tuned and base_of(decoder) is decoder:
+            raise ValueError(
+                "decoder: expected the PeftModel whose adapters these are, to save them; got the model within"
+            )
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = not tuned and (self.config.base is None if whole is None else whole)
+        weights = save({name: tensor.contiguous() for name, tensor in self.trained_state_dict().items()})
+        disk.write_plain(folder / WEIGHTS, weights)
+        base, digest = None if whole else self.config.base, hashlib.sha256(weights).hexdigest()
+        RetrofitConfig(self.config.decoder, self.config.retrieval, base, digest).save_pretrained(folder)
+        if whole or tuned:
+            decoder.save_pretrained(folder / DECODER)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | os.PathLike, *, decoder: PreTrainedModel | None = None, **options
+    ) -> RetrofitForCausalLM:
+        """What `save_pretrained` wrote.
+
+        decoder: the decoder where it is already there, without the adapters that were saved. options: of the decoder's
+        from_pretrained.
+        Raises: ValueError where the configuration is corrupt or the added weights are not its own.
+        """
+        config = _config_of(Path(folder))
+        state = _weights(Path(folder) / WEIGHTS, config.sha256)
+        saved = Path(folder) / DECODER
+        tuned = (saved / "adapter_config.json").exists()
+        if decoder is None and tuned and config.base is None:
+            raise ValueError(
+                "decoder: expected the one that the saved adapters belong to, which was nowhere to refer to; got None"
+            )
+        if decoder is None:
+            decoder = AutoModelForCausalLM.from_pretrained(config.base or saved, **options)
+        if tuned:
+            from peft import PeftModel
+
+            decoder = PeftModel.from_pretrained(decoder, saved, is_trainable=True)
+        fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")
+        changes = {name: value for name, value in config.retrieval.items() if name not in fixed}
+        try:
+            model = cls(config, retrofit(decoder, **changes))
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{folder}/config.json: corrupt (retrieval: {error})") from error
+        expected = model.trained_state_dict().keys()
+        if state.keys() != expected:
+            odd = sorted(state.keys() ^ expected)
+            raise ValueError(
+                f"folder: expected the {len(expected)} weights of its configuration; got {len(state)}, without or "
+                f"beside {odd[0]}"
+            )
+        for name, weight in model.trained_state_dict().items():
+            if state[name].shape != weight.shape:
+                raise ValueError(f"folder: expected {name} {list(weight.shape)}; got {list(state[name].shape)}")
+        model.load_state_dict(state, strict=False)
+        return model
+
+
+def _config_of(folder: Path) -> RetrofitConfig:
+    """The configuration that was saved. Raises: ValueError naming the field that is of another type."""
+    kinds = {"decoder": dict, "retrieval": dict, "base": (str, type(None)), "sha256": (str, type(None))}
+    file = folder / "config.json"
+    said = disk.read_json(disk.read_plain(file))
+    for name, kind in kinds.items():
+        value = said.get(name) if isinstance(said, dict) else None
+        if not isinstance(value, kind):
+            raise ValueError(f"{file}: corrupt ({name} is {value!r})")
+    return RetrofitConfig.from_pretrained(folder)
+
+
+def _weights(file: Path, digest: str | None) -> dict[str, Tensor]:
+    """The added weights. digest: None: of a folder that was saved before there were any."""
+    content = disk.read_plain(file)
+    if digest not in (None, hashlib.sha256(content).hexdigest()):
+        raise ValueError(f"{file}: truncated or corrupt: its SHA-256 differs from the one in config.json")
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: truncated or corrupt ({error})") from None
+
+
+class NeighbourCollator:
+    """Rows of tokens and their neighbours to a batch, padded on the right, with labels.
+
+    A row is a dict with input_ids, a list or tensor [n], and where it has neighbours, `neighbours` [n//M,K,R] and
+    perhaps `neighbour_mask`. Where it has none, `retrieve` is asked.
+
+    Args:
+        chunk_len: M.
+        retrieve: chunks int64 [n,M] -> neighbours [n,K,R] and a mask or None, as in `generate`.
+        pad_token_id: any id; padding is masked.
+    """
+
+    def __init__(self, chunk_len: int, retrieve: Retrieve | None = None, pad_token_id: int = 0):
+        self.chunk_len, self.retrieve, self.pad = chunk_len, retrieve, pad_token_id
+
+    def __call__(self, rows: Sequence[dict]) -> dict[str, Tensor]:
+        tokens = [torch.as_tensor(row["input_ids"]) for row in rows]
+        real = _padded([torch.ones_like(t) for t in tokens], 0)
+        ids = _padded(tokens, self.pad)
+        batch = {"input_ids": ids, "attention_mask": real, "labels": ids.masked_fill(real == 0, IGNORED)}
+        neighbours = [self._neighbours(row, t) for row, t in zip(rows, tokens)]
+        if not any(len(n) for n, _ in neighbours):
+            return batch
+        shape = next(n.shape[1:] for n, _ in neighbours if len(n))
+        neighbours = [(n, k) if len(n) else (n.new_zeros(0, *shape), k.new_zeros(0, *shape)) for n, k in neighbours]
+        names: Sequence[tuple[str, Callable]] = (("neighbours", lambda f: f[0]), ("neighbour_mask", lambda f: f[1]))
+        longest = ids.shape[1] // self.chunk_len
+        return batch | {name: _padded([part(f) for f in neighbours], 0, longest) for name, part in names}
+
+    def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        chunks = len(tokens) // self.chunk_len
+        if row.get("neighbours") is not None:
+            neighbours, mask = torch.as_tensor(row["neighbours"]), row.get("neighbour_mask")
+            if len(neighbours) != chunks:
+                raise ValueError(
+                    f"neighbours: expected [n//M,K,R] with n//M = {chunks} for n={len(tokens)}; got "
+                    f"{list(neighbours.shape)}"
+                )
+        elif self.retrieve is not None and chunks:
+            neighbours, mask = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
+        else:
+            neighbours, mask = tokens.new_zeros(0, 1, 1), None
+        mask = torch.ones_like(neighbours, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+        return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)
+
+
+def _padded(parts: list[Tensor], fill: int, length: int | None = None) -> Tensor:
+    """[B,length,...] of parts [n,...]."""
+    length = max(len(p) for p in parts) if length is None else length
+    out = parts[0].new_full((len(parts), length, *parts[0].shape[1:]), fill)
+    for row, part in zip(out, parts):
+        row[: len(part)] = part
+    return out

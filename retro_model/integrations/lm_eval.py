@@ -1,0 +1,245 @@
+"""Our models in EleutherAI's evaluation harness. Needs lm_eval (pip install 'retro-kernels[harness]').
+
+lm = RetroLM(model, tokenizer, retrieve=lambda chunks: database.values(database.search(chunks, k=10)))
+results = lm_eval.simple_evaluate(lm, tasks=[tasks.lambada("lambada.jsonl"), "wikitext"])
+results = lm_eval.simple_evaluate("retro", "folder=demo-out,neighbours=10", tasks=["wikitext"])
+
+The last is a model folder, by the name that importing this module registers; on the command line `retro-model lm-eval`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import simple_parse_args_string
+from torch import nn
+
+from retro_model.apps.serve.reader import open_folder
+from retro_model.apps.serve.retro_reader import RetroReader
+from retro_model.data.hub import as_encoder
+from retro_model.data.tokens import BOS
+from retro_model.evaluation import question_answering, windows
+from retro_model.evaluation.suffixes import score_suffixes
+from retro_model.evaluation.tasks import passages_of
+from retro_model.generation import generate
+from retro_model.generation.chunk_neighbours import Retrieve
+
+#: doc -> (title, text) of its passages, nearest first; None or nothing where it has none.
+Passages = Callable[[dict], Iterable[tuple[str, str]] | None]
+
+
+@register_model("retro")
+class RetroLM(TemplateLM):
+    """A `Retro` or a `RetrofittedDecoder` as the harness calls language models: any of its tasks, with retrieval in the
+    loop.
+
+    Args:
+        model: with its weights.
+        tokenizer: a `Tokenizer`, an `Encoder` with `decode`, or any Hugging Face tokenizer.
+        retrieve: chunks -> neighbours and mask, as in `generate`; None: retrieval off.
+        passages: the passages of a task's document, which stand in for `retrieve`: for question answering. Their
+            prompts are aligned, so that the answer attends them (section 4.3).
+        num_passages: of them.
+        bos_id: begins every text; None: the tokenizer's.
+        window, stride: of rolling likelihoods, in tokens; None: max_len and half of it. The paper: 2048 and 1024, on
+            Wikitext103 a quarter.
+        batch_size: rows at a time.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer,
+        *,
+        retrieve: Retrieve | None = None,
+        passages: Passages | None = None,
+        num_passages: int = question_answering.NEIGHBOURS,
+        bos_id: int | None = None,
+        window: int | None = None,
+        stride: int | None = None,
+        batch_size: int = 8,
+    ):
+        super().__init__()
+        self.model, self.encoder, self.retrieve, self.passages = model, as_encoder(tokenizer), retrieve, passages
+        self.bos_id = getattr(self.encoder, "bos_id", BOS) if bos_id is None else bos_id
+        if self.bos_id is None:
+            raise ValueError("bos_id: expected the id that begins a text, for the tokenizer has none; got None")
+        self.window = model.config.max_len if window is None else window
+        self.stride = self.window // 2 if stride is None else stride
+        for name, value in (("window", self.window), ("stride", self.stride)):
+            if value < 1 or value % model.config.chunk_len:
+                raise ValueError(
+                    f"{name}: expected a positive multiple of chunk_len={model.config.chunk_len}; got {value}"
+                )
+        if self.stride >= self.window or self.window > model.config.max_len:
+            raise ValueError(
+                f"window: expected more than stride={self.stride}, at most max_len={model.config.max_len}; got "
+                f"{self.window}"
+            )
+        self.num_passages, self.batch_size = num_passages, batch_size
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: str,
+        *,
+        neighbours: int | None = None,
+        passages: bool = False,
+        device: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **options,
+    ) -> RetroLM:
+        """What `retro-model demo` or `retrofit` left; the harness calls this for `--model retro --model_args ...`.
+
+        Args:
+            folder: a model folder.
+            neighbours: of each chunk; None: as many as in training; 0: retrieval off.
+            passages: a document's `passages` stand in for them, as in `tasks.question_answering`.
+            device, batch_size: the harness's, whose device is cuda unless told otherwise: cpu where there is none.
+                max_batch_size has no use here.
+            options: of `RetroLM`, e.g. window and stride; None: the folder's window and half of it.
+
+        Raises:
+            FileNotFoundError, ValueError: naming the file or the argument.
+        """
+        there = device is not None and (not device.startswith("cuda") or torch.cuda.is_available())
+        reader = open_folder(folder, device if there else "cpu")
+        if not isinstance(reader, RetroReader):
+            raise ValueError(f"folder: expected one of a retro or retrofit model; got one of {reader.folder.kind}")
+        k = reader.neighbours if neighbours is None else neighbours
+        if not isinstance(k, int) or k < 0:
+            raise ValueError(f"neighbours: expected a whole number from 0; got {k!r}")
+        if not str(batch_size or 1).isdecimal():
+            raise ValueError(f"batch_size: expected a number; got {batch_size!r}")
+        database = reader.database
+        options = {"window": reader.folder.window, "batch_size": int(batch_size or 1), **options}
+        return cls(
+            reader.model,
+            reader.tokenizer,
+            retrieve=(lambda chunks: database.values(database.search(chunks, k))) if k else None,
+            passages=passages_of if passages else None,
+            bos_id=reader.bos_id,
+            **options,
+        )
+
+    @classmethod
+    def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> RetroLM:
+        return cls.from_folder(**arg_dict, **(additional_config or {}))
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict | None = None) -> RetroLM:
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.bos_id
+
+    @property
+    def max_length(self) -> int:
+        return self.model.config.max_len
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
+        return [int(token) for token in self.encoder.encode_batch([string])[0]]
+
+    def loglikelihood(self, requests: Sequence, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """The log-likelihood of each continuation, and whether it is what greedy sampling gives."""
+        if self.passages is None:
+            return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        results = []
+        for request in requests:
+            with self._passages_of(request.doc):
+                results += super().loglikelihood([request], disable_tqdm=True)
+        return results
+
+    def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
+        contexts = [context if context[0] == self.bos_id else [self.bos_id, *context] for _, context, _ in requests]
+        scored = score_suffixes(
+            self.model,
+            contexts,
+            [suffix for *_, suffix in requests],
+            retrieve=self.retrieve,
+            align=self.passages is not None,
+            batch_size=self.batch_size,
+        )
+        return [(-suffix.nats, suffix.greedy) for suffix in scored]
+
+    def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of whole texts in overlapping windows,
+        each token scored once with the most context; BOS is free.
+        """
+        m, contexts, suffixes, owners = self.model.config.chunk_len, [], [], []
+        for number, request in enumerate(requests):
+            tokens = [self.bos_id, *self.tok_encode(request.args[0])]
+            if len(tokens) == 1:
+                continue
+            for first, end, scored in windows(-(-len(tokens) // m), self.window // m, self.stride // m):
+                begin = max(scored * m, 1)
+                contexts.append(tokens[first * m : begin])
+                suffixes.append(tokens[begin : end * m])
+                owners.append(number)
+        kept = [i for i, suffix in enumerate(suffixes) if suffix]
+        scored = score_suffixes(
+            self.model,
+            [contexts[i] for i in kept],
+            [suffixes[i] for i in kept],
+            retrieve=self.retrieve,
+            batch_size=self.batch_size,
+        )
+        nats = np.bincount([owners[i] for i in kept], [s.nats for s in scored], minlength=len(requests))
+        return [-float(n) for n in nats]
+
+    def generate_until(self, requests: Sequence, disable_tqdm: bool = False) -> list[str]:
+        """Sample after each prompt, up to the first stop string."""
+        texts = []
+        for request in requests:
+            prompt, options = request.args
+            with self._passages_of(getattr(request, "doc", None)):
+                texts.append(self._generate(prompt, options))
+        return texts
+
+    def _generate(self, prompt: str, options: dict) -> str:
+        ends = options.get("until") or []
+        count = int(options.get("max_gen_toks", 256))
+        room, m = self.max_length - count, self.model.config.chunk_len
+        if room < m:
+            raise ValueError(f"max_gen_toks: expected at most max_len - chunk_len = {self.max_length - m}; got {count}")
+        tokens = [self.bos_id, *self.tok_encode(prompt)][-(room // m * m) :]
+        tokens = tokens if self.passages is None else question_answering.aligned_prompt(tokens, m)
+        temperature = float(options.get("temperature", 0.0)) if options.get("do_sample", False) else 0.0
+        made = generate(
+            self.model,
+            [tokens],
+            count,
+            retrieve=self.retrieve,
+            temperature=temperature,
+            top_p=float(options.get("top_p", 1.0)),
+        )
+        text = self.encoder.decode(made[0][len(tokens) :].tolist())
+        for end in [ends] if isinstance(ends, str) else ends:
+            text = text.split(end)[0] if end else text
+        return text
+
+    @contextlib.contextmanager
+    def _passages_of(self, doc: dict | None):
+        """Within, every chunk's neighbours are the document's passages, where it has any."""
+        before = self.retrieve
+        if self.passages is not None:
+            length = self.model.config.neighbour_len
+            passages = question_answering.passage_neighbours(
+                self.passages(doc) or (), self.tok_encode, length, self.num_passages
+            )
+            passages = tuple(part.to(next(self.model.parameters()).device) for part in passages)
+            self.retrieve = question_answering.same_for_every_chunk(*passages) if bool(torch.any(passages[1])) else None
+        try:
+            yield
+        finally:
+            self.retrieve = before

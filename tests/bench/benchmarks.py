@@ -1,0 +1,73 @@
+"""The developer's front end: `python -m pytest tests/bench/benchmarks.py --benchmark-only -k "retro-172m and fwd"`.
+
+Each kernel is checked first, then timed by pytest-benchmark, and its record goes to bench/out/pytest-benchmark.jsonl.
+No gate: `ab` is. With --benchmark-disable every case runs once and nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+import torch
+
+import bench
+import retro_kernels as rk
+from bench.measure import choose as plan
+from bench.measure import runner, samples, timing
+from bench.records import environment, record
+
+OUT = environment.ROOT / "bench" / "out" / "pytest-benchmark.jsonl"
+ROUNDS = 10
+RUN = runner.Run("cpu")
+
+
+def measurements():
+    """Every kernel (the reference where there is none), case, type and mode of the default CPU selection."""
+    selection = plan.Selection("cpu", baselines=())
+    for case in plan.cases(selection):
+        for contender in plan.contenders(case, selection):
+            if contender.role == "baseline" or contender.reason(case, None, "cpu"):
+                continue
+            for dtype in plan.dtypes(case, selection):
+                for mode in case.modes:
+                    yield pytest.param(
+                        case,
+                        contender,
+                        dtype,
+                        mode,
+                        id=record.identity(case.kernel, contender.name, case.name, dtype, mode),
+                    )
+
+
+@pytest.mark.parametrize(("case", "contender", "dtype", "mode"), list(measurements()))
+def test_kernel(benchmark, case, contender, dtype, mode):
+    seed = secrets.randbits(31)
+    entry, arguments = runner.checked(RUN, case, dtype, mode, contender, seed)
+    if entry.status == "unsupported":
+        pytest.skip(entry.reason)
+    assert entry.status == "ok", entry.reason
+    call = runner.step(contender, case, arguments, mode == "fwdbwd", seed)
+    benchmark.pedantic(call, rounds=ROUNDS, warmup_rounds=timing.WARMUPS)
+    if benchmark.enabled:
+        done = runner.blank_record(RUN, case, dtype, mode, entry, seed)
+        method = {"clock": "wall", "cache": "warm", "threads": torch.get_num_threads(), "repeats": 1}
+        done["time"] = samples.summary(list(benchmark.stats.stats.data), method)
+        record.Writer(OUT).write(done)
+
+
+@pytest.mark.parametrize("kernel", list(bench.OPERATORS))
+def test_host_overhead(benchmark, kernel):
+    """The public function on the smallest call: validation, dispatch and launch, hardly any arithmetic."""
+    x = torch.ones(1, 4, 1, 16)
+    calls = {
+        "chunked_cross_attention": lambda: rk.chunked_cross_attention(
+            x, x.view(1, 1, 1, 4, 1, 16), x.view(1, 1, 1, 4, 1, 16), chunk_len=4
+        ),
+        "relative_attention": lambda: rk.relative_attention(x, x, x),
+        "relative_logits": lambda: rk.relative_logits(x, torch.ones(1, 7, 16), key_len=4),
+        "topk_chunks": lambda: rk.topk_chunks(x[:, :, 0], x[:, :, 0], 2),
+        "leaky_average": lambda: rk.leaky_average(x, torch.ones(1) / 2),
+    }
+    with torch.no_grad():
+        benchmark.pedantic(calls[kernel], rounds=50, iterations=20, warmup_rounds=2)

@@ -1,0 +1,47 @@
+"""Calls of every op that meet the edges of the kernels: tiles of 4 lanes, blocks of keys and queries, single rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from retro_kernels.testing import inputs
+from tests.ops.test_cpu_chunked_cross_attention import CASES as CROSS
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SELF = {
+    "packed": dict(B=1, N=70, S=140, H=2, key_mask=True, causal=True, D=24, E=5),
+    "groups, dropout": dict(B=1, N=9, S=70, H=4, G=2, window=20, dropout_p=0.2),
+    "one key": dict(B=1, N=200, S=1, H=2),
+    "two rows": dict(B=1, N=2, S=300, H=4, G=2, D=24, E=5, causal=True, key_mask=True),
+    "blocks of a window": dict(B=1, N=130, S=140, H=2, E=3, causal=True, window_block=33),
+}
+
+
+def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Of the ops that compile within seconds."""
+    yield "odd sizes", "leaky_average", inputs.leaky(4, dtype=dtype)
+    yield (
+        "odd sizes",
+        "relative_logits",
+        inputs.relative_logits(4, dtype=dtype, B=1, N=70, H=2, key_len=90, E=5),
+    )
+    for metric in ("dot", "l2"):
+        yield (
+            f"by {metric}",
+            "topk_chunks",
+            inputs.topk(4, dtype=dtype, B=2, Q=19, S=150, D=37, k=5) | {"metric": metric},
+        )
+
+
+def every() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(what it is, op, keyword arguments)."""
+    for dtype in DTYPES:
+        for name, sizes in CROSS.items():
+            yield f"{name}, {dtype}", "chunked_cross_attention", inputs.cross_attention(3, dtype=dtype, **sizes)
+        for name, sizes in SELF.items():
+            yield f"{name}, {dtype}", "relative_attention", inputs.self_attention(4, dtype=dtype, **sizes)
+        for name, op, arguments in small(dtype):
+            yield f"{name}, {dtype}", op, arguments

@@ -1,0 +1,192 @@
+"""The C++ under the address, undefined-behaviour and thread sanitizers: `python -m tools.sanitize [NAME ...]`, or `make
+sanitize`.
+
+For each, the extensions are built in a copy of this tree (build/sanitize/NAME, incremental) and the tests of the ops
+and of the text routines run there, fuzz included, against the copy. A report of the sanitizer ends the process, so that
+nothing passes for clean. Exit code 1 where one reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import trees
+
+#: without the tests that start compilers, other processes or Triton:
+#: a sanitizer's library is preloaded into each of those
+SELECTION = [
+    "tests/ops",
+    "tests/model/test_text.py",
+    "tests/model/test_loss.py",
+    "tests/model/test_norms.py",
+    "tests/model/test_products.py",
+    "-k",
+    "not triton and not compile and not subprocess and not distributed and not fork",
+]
+THREADED = [
+    "tests/ops/test_cpu_infrastructure.py",
+    "tests/ops/test_contract.py",
+    "tests/ops/test_cpu_topk_chunks.py",
+    "tests/ops/test_leaky_average.py",
+    "tests/ops/test_cpu_relative_attention.py",
+    "tests/ops/test_cpu_chunked_cross_attention.py",
+    "tests/model/test_text.py",
+    *SELECTION[-2:],
+]
+NATIVE = "avx512bf16,avx512,avx2"
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """`library` is preloaded, for Python itself is not built with it; `environ` makes every report fatal."""
+
+    name: str
+    flags: str
+    library: str
+    environ: dict[str, str]
+    tests: list[str]
+    threads: int = 1
+
+
+TABLE = (
+    # leaks are not looked for: the interpreter and torch leave memory to the end of the process
+    Sanitizer(
+        "address",
+        "-fsanitize=address",
+        "libasan.so",
+        {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:abort_on_error=0:exitcode=99"},
+        SELECTION,
+    ),
+    Sanitizer(
+        "undefined",
+        "-fsanitize=undefined -fno-sanitize-recover=all",
+        "libubsan.so",
+        {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=99"},
+        SELECTION,
+    ),
+    # torch's own threads are not instrumented, and what the sanitizer can't see it must not judge
+    Sanitizer(
+        "thread",
+        "-fsanitize=thread",
+        "libtsan.so",
+        {"TSAN_OPTIONS": "halt_on_error=1:exitcode=99:ignore_noninstrumented_modules=1"},
+        THREADED,
+        threads=3,
+    ),
+)
+
+
+def compiler() -> str:
+    return os.environ.get("CXX", "g++").split()[-1]
+
+
+def runtime(sanitizer: Sanitizer) -> str | None:
+    """The sanitizer's library as this compiler has it."""
+    listed = subprocess.run(
+        [compiler(), f"-print-file-name={sanitizer.library}"], capture_output=True, text=True
+    ).stdout.strip()
+    return str(Path(listed).resolve()) if os.path.isabs(listed) else None
+
+
+def preloaded(sanitizer: Sanitizer) -> str:
+    """The sanitizer's library, and the C++ library with it: what intercepts exceptions looks for them
+    when it starts.
+    """
+    standard = subprocess.run(
+        [compiler(), "-print-file-name=libstdc++.so"], capture_output=True, text=True
+    ).stdout.strip()
+    return f"{runtime(sanitizer)} {Path(standard).resolve()}"
+
+
+def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
+    """Raises RuntimeError with the compiler's last words."""
+    flags = f"-g1 -O1 -fno-omit-frame-pointer {sanitizer.flags}"
+    done = trees.build(tree, isas, CXXFLAGS=flags, LDFLAGS=sanitizer.flags)
+    if done.returncode or "failed" in done.stdout:
+        raise RuntimeError(f"build under {sanitizer.name}: {(done.stdout.strip().splitlines() or ['no output'])[-1]}")
+
+
+def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.CompletedProcess:
+    environ = (
+        os.environ
+        | sanitizer.environ
+        | {"LD_PRELOAD": preloaded(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *sanitizer.tests,
+        "-x",
+        "-s",
+        "-p",
+        "no:xdist",
+        "--timeout",
+        "1800",
+        *more,
+    ]
+    return subprocess.run(command, cwd=tree, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.sanitize", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(s.name for s in TABLE)} (default: all)"
+    )
+    parser.add_argument(
+        "--isas",
+        default=NATIVE,
+        help=f"instruction sets to build beside portable; the best that runs here is tested (default {NATIVE})",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a sanitizer")
+    parser.add_argument("-k", metavar="EXPRESSION", help="fewer tests, as pytest's -k")
+    arguments = parser.parse_args(argv)
+    known = {s.name: s for s in TABLE}
+    if unknown := set(arguments.names) - known.keys():
+        parser.error(f"expected some of {', '.join(known)}; got {', '.join(sorted(unknown))}")
+    bad = 0
+    for sanitizer in [known[name] for name in arguments.names] or TABLE:
+        if runtime(sanitizer) is None:
+            print(f"{sanitizer.name}: {compiler()} has no {sanitizer.library}: not run", flush=True)
+            bad += 1
+            continue
+        tree = trees.copy(trees.ROOT / "build" / "sanitize" / sanitizer.name, binaries=False)
+        begun = time.monotonic()
+        build(sanitizer, tree, arguments.isas)
+        built = time.monotonic()
+        print(f"{sanitizer.name}: built in {built - begun:.0f} s; running the tests", flush=True)
+        done = test(sanitizer, tree, ["-k", arguments.k] if arguments.k else [])
+        print(done.stdout if done.returncode else (done.stdout.strip().splitlines() or ["no output"])[-1], flush=True)
+        print(
+            f"{sanitizer.name}: ",
+            "clean" if done.returncode == 0 else f"REPORTED OR FAILED (exit code {done.returncode})",
+            sep="",
+            flush=True,
+        )
+        bad += done.returncode != 0
+        if arguments.json:
+            seconds = {"build": round(built - begun), "tests": round(time.monotonic() - built)}
+            words = [
+                line
+                for line in done.stdout.splitlines()
+                if "passed" in line or "ERROR:" in line or "runtime error" in line or "WARNING: Thread" in line
+            ]
+            with open(arguments.json, "a") as f:
+                f.write(
+                    json.dumps(
+                        {"sanitizer": sanitizer.name, "code": done.returncode, "seconds": seconds, "said": words[:3]}
+                    )
+                    + "\n"
+                )
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
