@@ -1,4 +1,4 @@
-"""run a kernel's compiled code without a GPU and count: what is wrong, uncoalesced, in conflict, and on which line
+"""execute compiled GPU kernels on the CPU, with checks and counters
 
 Compiles launches of the shipped cases as a GPU of --arch would have them and executes CTAs from the middle of the grid,
 checking bounds, alignment, uninitialised shared memory, races between warps, copies and wgmma not waited for. Exit code

@@ -1,4 +1,4 @@
-"""a static model of time, from compiled code: what each launch is predicted to take on a GPU, and what bounds it
+"""estimate the time of GPU launches from their compiled code
 
 Nothing is measured: launches of the shipped cases are compiled, three CTAs of each executed by the emulator, and their
 instructions timed by a scoreboard. bench/static/estimate.py says what it leaves out. Records have the mode "model".

@@ -1,4 +1,4 @@
-"""the first hours on a GPU, in stages: right, fast, tune, look
+"""run the first hours on a GPU in stages: right, fast, tune, look
 
 Each stage is a list of commands, each in a process of its own, with a deadline for the stage. What is done is written
 down as it ends, so a stage that was cut off goes on where it was; --again forgets that. Needs no network; a tool that

@@ -1,4 +1,4 @@
-"""host time of a call: everything but the kernel; needs no GPU
+"""measure the host's time for a call
 
 Checks, choice, plan, arguments and autograd of small calls of a layout that was met before, in microseconds of CPU
 time: the Triton kernels' with a launch that goes nowhere, the CPU kernels' with their arithmetic. `ab` holds a change

@@ -1,4 +1,4 @@
-"""GPU: the launches that were predicted, timed, beside their predictions
+"""time launches on a GPU beside their estimates
 
 Reads the records of `bench estimate` (bench/results/predicted-*.jsonl), makes each launch on random data of the shipped
 shape, and times it: device events, cold L2. The table has both times and their ratio; below it, how many are within 25%

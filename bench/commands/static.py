@@ -1,4 +1,4 @@
-"""ahead-of-time metrics of every shipped kernel and configuration; no GPU
+"""compile GPU launches and read their machine code; no GPU
 
 Registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions, asynchronous copies, and of
 the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an SM);
