@@ -4,8 +4,8 @@
 None includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once per instruction set; which one runs is chosen at
 run time. Compilation is parallel and incremental, a line an object. Without a compiler the package installs and works
 on the reference. Honours CXX, CXXFLAGS, LDFLAGS, CUDACXX and MAX_JOBS, e.g. CXXFLAGS="-g -fsanitize=address,undefined",
-and RETRO_KERNELS_ISAS, the instruction sets to compile for, e.g. "portable,avx2"; by default all that the compiler
-knows.
+and RETRO_KERNELS_ISAS, the instruction sets to compile for, e.g. "portable,avx2": by default those that this processor
+runs for a build in place, all that the compiler knows for a wheel.
 """
 
 from __future__ import annotations
@@ -76,6 +76,14 @@ PROBES = {
     "neonbf16": "float32x4_t f(float32x4_t a, bfloat16x8_t b) { return vbfdotq_f32(a, b, b); }",
     "sve": "typedef svfloat32_t Vec __attribute__((arm_sve_vector_bits(256)));\n"
     "Vec f(Vec a, svbfloat16_t b) { return a * svbfdot_f32(a, b, b); }",
+}
+# What /proc/cpuinfo lists of a processor that runs them.
+FEATURES = {
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512bf16": {"avx512_bf16"},
+    "neonbf16": {"bf16"},
+    "sve": {"sve", "bf16"},
 }
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
@@ -153,6 +161,13 @@ def includes() -> list[str]:
     import pybind11
 
     return [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_paths()['include']}"]
+
+
+def runnable_isas() -> list[str]:
+    """The instruction sets that this processor runs; all of them where the system doesn't list its features."""
+    cpuinfo = Path("/proc/cpuinfo")
+    features = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set().union(*FEATURES.values())
+    return [isa for isa in ISA_FLAGS if FEATURES.get(isa, set()) <= features]
 
 
 def available_isas(cxx: list[str]) -> list[str]:
@@ -286,6 +301,11 @@ BUILDERS = {"retro_kernels._cpu": build_cpu, "retro_kernels._cuda": build_cuda, 
 
 
 class Build(build_ext):
+    def run(self) -> None:
+        if self.inplace or self.editable_mode:  # it stays on this machine
+            os.environ.setdefault("RETRO_KERNELS_ISAS", ",".join(runnable_isas()))
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         build = BUILDERS[ext.name]

@@ -1,7 +1,8 @@
 """Retrieval models on `retro_kernels`: layers, models, generation, data, training and evaluation.
 
 Attention, scoring and scans go through `retro_kernels`; tokenisers, indexes, optimisers and checkpoints are the
-libraries people already use. Importing this package loads torch and `retro_kernels` and nothing else.
+libraries people already use. Importing this package loads nothing; its names load torch and `retro_kernels` when they
+are first used.
 
     base/          argument checks, files and locks, progress
     layers/        modules that the models share: attention, chunked cross-attention, feed-forward, positions
@@ -17,12 +18,24 @@ libraries people already use. Importing this package loads torch and `retro_kern
     apps/          the commands of `retro-model`: demonstration, page, scale, comparisons
 """
 
-from .generation import generate
-from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
-from .memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsCache, MosaicsConfig, PersistentMemory
-from .retro import NeighbourEncoder, Retro, RetroCache, RetroConfig, RetrofittedDecoder, retrofit, swap_retro_pytorch
-from .rpt import RPT, NeighbourGate, RPTCache, RPTConfig, SelfIndex, SelfRetriever, lambda_rank, retrofit_rpt
-from .training import checkpoint
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .generation import generate
+    from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
+    from .memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsCache, MosaicsConfig, PersistentMemory
+    from .retro import (
+        NeighbourEncoder,
+        Retro,
+        RetroCache,
+        RetroConfig,
+        RetrofittedDecoder,
+        retrofit,
+        swap_retro_pytorch,
+    )
+    from .rpt import RPT, NeighbourGate, RPTCache, RPTConfig, SelfIndex, SelfRetriever, lambda_rank, retrofit_rpt
+    from .training import checkpoint
 
 __all__ = [
     "RPT",
@@ -52,3 +65,57 @@ __all__ = [
     "retrofit_rpt",
     "swap_retro_pytorch",
 ]
+
+#: the subpackage that each name comes from
+_HOMES = {
+    "generation": ("generate",),
+    "layers": ("ChunkedCrossAttention", "FeedForward", "RelativeAttention", "RelativePositions"),
+    "memory_mosaics": ("ContextualMemory", "MemoryMosaics", "MosaicsCache", "MosaicsConfig", "PersistentMemory"),
+    "retro": (
+        "NeighbourEncoder",
+        "Retro",
+        "RetroCache",
+        "RetroConfig",
+        "RetrofittedDecoder",
+        "retrofit",
+        "swap_retro_pytorch",
+    ),
+    "rpt": (
+        "RPT",
+        "NeighbourGate",
+        "RPTCache",
+        "RPTConfig",
+        "SelfIndex",
+        "SelfRetriever",
+        "lambda_rank",
+        "retrofit_rpt",
+    ),
+    "training": ("checkpoint",),
+}
+_PACKAGES = (
+    "base",
+    "layers",
+    "data",
+    "retro",
+    "memory_mosaics",
+    "rpt",
+    "generation",
+    "training",
+    "evaluation",
+    "parallel",
+)
+
+
+def __getattr__(name: str):
+    """Import a name's subpackage when the name is first used: a command's help needs none of them."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

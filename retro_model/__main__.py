@@ -1,33 +1,86 @@
-"""`python -m retro_model COMMAND`, or `retro-model COMMAND` where the package is installed."""
+"""`python -m retro_model COMMAND`, or `retro-model COMMAND` where the package is installed.
 
+A command's options stand in a module that loads nothing heavy, so that its help and its errors come at once.
+"""
+
+from __future__ import annotations
+
+import difflib
 import importlib
 import sys
+from typing import NamedTuple
 
-#: command -> the module whose `main(arguments)` runs it; imported when named, for each needs an extra of its own
+APPS = "retro_model.apps"
+
+
+class Command(NamedTuple):
+    """about: a line of the help. module: its `main(arguments)` runs the command. options: "module:function", which
+    gives its parser.
+    """
+
+    about: str
+    module: str
+    options: str
+
+
 COMMANDS = {
-    "demo": "retro_model.apps.demo.command",
-    "mosaics": "retro_model.apps.mosaics.command",
-    "rpt": "retro_model.apps.rpt.command",
-    "retrofit": "retro_model.apps.retrofit",
-    "ask": "retro_model.apps.serve.ask",
-    "serve": "retro_model.apps.serve.command",
-    "scale": "retro_model.apps.scale.command",
-    "neighbours": "retro_model.apps.evaluate.neighbours",
-    "scaling": "retro_model.apps.evaluate.scaling",
-    "knn-lm": "retro_model.apps.evaluate.knn_lm",
-    "lm-eval": "retro_model.apps.evaluate.lm_eval",
+    "demo": Command(
+        "train a RETRO and its baseline on Python's sources, and score both", "demo.command", "demo.options:parser"
+    ),
+    "retrofit": Command("give a decoder a library", "library.retrofit", "library.options:retrofit"),
+    "compare": Command("measure that beside everything else", "library.compare", "library.options:compare"),
+    "serve": Command("show in a browser what a trained model looks up", "serve.command", "serve.options:serve"),
+    "ask": Command("the same in the terminal", "serve.ask", "serve.options:ask"),
+    "mosaics": Command("the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),
+    "rpt": Command("the demonstrations of RPT", "rpt.command", "rpt.options:parser"),
+    "scale": Command("plan, build and train past one machine", "scale.command", "scale.options:parser"),
+    "neighbours": Command(
+        "tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
+    ),
+    "scaling": Command(
+        "the gain by size of the library and number of neighbours", "evaluate.scaling", "evaluate.options:scaling"
+    ),
+    "knn-lm": Command("kNN-LM beside RETRO", "evaluate.knn_lm", "evaluate.options:knn_lm"),
+    "lm-eval": Command("EleutherAI's harness on a trained model", "evaluate.lm_eval", "evaluate.options:lm_eval"),
 }
-USAGE = f"usage: retro-model {{{','.join(COMMANDS)}}} [--help]"
+HELP = "\n".join(
+    [
+        "usage: retro-model COMMAND [options]",
+        "",
+        "Models that look things up. Begin with `retro-model demo`, then `retro-model serve demo-out`.",
+        "",
+        *(f"  {name:<12}{command.about}" for name, command in COMMANDS.items()),
+        "",
+        "retro-model COMMAND --help lists a command's options.",
+    ]
+)
+
+
+def parser(name: str):
+    """The parser of a command's options."""
+    module, function = COMMANDS[name].options.split(":")
+    return getattr(importlib.import_module(f"{APPS}.{module}"), function)()
 
 
 def main(arguments: list[str]) -> None:
     """Runs the command that the first argument names."""
-    if arguments[:1] in (["-h"], ["--help"]):
-        print(USAGE)
-        return
-    if not arguments or arguments[0] not in COMMANDS:
-        sys.exit(USAGE)
-    importlib.import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+    if arguments[:1] in ([], ["-h"], ["--help"]):
+        print(HELP)
+        sys.exit(0 if arguments else 2)
+    name, *rest = arguments
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        sys.exit(
+            f"retro-model: expected one of {', '.join(COMMANDS)}; got {name}"
+            + f" (did you mean {near[0]}?)" * bool(near)
+        )
+    if (
+        COMMANDS[name].options
+        and {"-h", "--help"} & {*rest[:2]}
+        and not (name == "lm-eval" and rest[0] not in ("-h", "--help"))
+    ):
+        parser(name).parse_args(rest)
+    importlib.import_module(f"{APPS}.{COMMANDS[name].module}").main(rest)
 
 
 def command() -> None:

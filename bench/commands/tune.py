@@ -1,7 +1,7 @@
 """find the fastest tiles of Triton kernels
 
 Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are
-retro_kernels/configs/<op>.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
+retro_kernels/ops/<op>/tiles.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
 committing what --write changed.
 
 --static needs no GPU: tiles of a shipped case (`static` names them) are compiled, none that spills is kept, and `model`
@@ -108,7 +108,7 @@ def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
 
 
 def execute_static(arguments: argparse.Namespace) -> int:
-    from retro_kernels import configs
+    from retro_kernels.compile import configs
 
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
@@ -144,7 +144,7 @@ def execute_static(arguments: argparse.Namespace) -> int:
 
 
 def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
-    from retro_kernels import configs
+    from retro_kernels.compile import configs
 
     for item in tuned if write else ():
         if item.best.row != item.before:

@@ -1,4 +1,4 @@
-"""What builds and checkpoints need of a file system: locks, JSON from strangers, plain files, names that survive a
+"""File-system helpers of builds and checkpoints: locks, JSON from strangers, plain files, names that survive a
 power cut.
 """
 
@@ -34,7 +34,7 @@ class Lock:
         what: begins the error.
 
     Raises:
-        Busy: at once, with the process that holds it.
+        Busy: at once, with the process that holds it. ValueError: the path is a pipe, or a file with another name too.
     """
 
     _held: ClassVar[dict[Lock, None]] = {}  # of this process
@@ -48,7 +48,11 @@ class Lock:
         """False where the file that was locked is no longer the one under the name: its holder has just removed it."""
         import fcntl
 
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | NOFOLLOW, 0o644)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | NOFOLLOW, 0o644)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # its content is somebody else's too
+            os.close(descriptor)
+            raise ValueError(f"{self.path}: expected a lock file with one name; got {_kind(self.path)}")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -134,6 +138,12 @@ def open_plain(path: Path, mode: str):
     return os.fdopen(descriptor, "ab" if mode == "ab" else "rb" if mode == "rb" else "wb")
 
 
+def read_plain(path: Path) -> bytes:
+    """The content of a regular file. Raises as `open_plain`."""
+    with open_plain(path, "rb") as handle:
+        return handle.read()
+
+
 def _kind(path: Path) -> str:
     status = os.lstat(path)
     kinds = {"a link": stat.S_ISLNK, "a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO}
@@ -142,7 +152,7 @@ def _kind(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """What is in a file, or which names are in a folder, survives a power cut."""
+    """Sync a file's contents, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -166,15 +176,20 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replaces a file at once: a reader, or a kill, finds the old text or the new one, never a part."""
+def write_plain(path: Path, content: bytes) -> None:
+    """Replaces a file at once: a reader, or a kill, finds the old content or the new one, never a part."""
     temporary = path.with_name(path.name + ".new")
     with open_plain(temporary, "xb") as handle:
-        handle.write(json.dumps(value, indent=1).encode())
+        handle.write(content)
         handle.flush()
         os.fsync(handle.fileno())
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a file by JSON, as `write_plain`."""
+    write_plain(path, json.dumps(value, indent=1).encode())
 
 
 def read_json(text: str | bytes) -> Any:

@@ -6,7 +6,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sized
+
+#: what makes a terminal do something, or shows text in another order than it has; line ends and tabs are none
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text from strangers for a terminal: control characters as pictures of themselves, or as U+FFFD."""
+    return CONTROLS.sub(lambda c: chr(0x2400 + ord(c[0])) if c[0] < " " else "\ufffd", text)
 
 
 def track(items: Iterable, title: str, *, total: int | None = None, enabled: bool = False) -> Iterator:

@@ -249,7 +249,7 @@ class ChunkDatabase:
         return self.searcher.nearest(np.array(exact.keys[first + np.asarray(rows)], np.float32), k, exclude_doc)
 
     def _first_row(self, store: TokenStore) -> int | None:
-        """Where a store's rows begin among this database's chunks; None for another store."""
+        """Number of the database chunk at which a store's rows begin; None for another store."""
         first = 0
         for part in (self.store, *getattr(self.store, "shards", ())):
             if part.identity == store.identity:

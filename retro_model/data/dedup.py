@@ -38,7 +38,7 @@ class Removal(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What `find_leaked` found; `candidates`: pairs of distinct documents whose similarity was computed."""
+    """Result of `find_leaked`; `candidates`: pairs of distinct documents whose similarity was computed."""
 
     threshold: float
     ngram: int

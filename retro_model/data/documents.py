@@ -1,4 +1,4 @@
-"""What people have, rows of a data set or plain strings, as the documents that a store is written from."""
+"""Convert rows of a data set or plain strings to the documents that a store is written from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Document(NamedTuple):
-    """What a store is written from: text, or token ids [any integer type]."""
+    """Document of a store: text, or token ids [any integer type]."""
 
     name: str
     group: str

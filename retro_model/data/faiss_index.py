@@ -203,7 +203,7 @@ def _written_recall(recall: dict[int, float], nprobe: int) -> dict:
 
 
 def _read_recall(known, nprobe: int) -> dict[int, float]:
-    """Of a manifest; empty where it has none, or none that makes sense."""
+    """Recall figures of a manifest; empty if they are absent or malformed."""
     try:
         recall = {int(k): float(share) for k, share in known[str(nprobe)].items()}
     except (KeyError, ValueError, TypeError, AttributeError):

@@ -26,7 +26,7 @@ READ_BYTES = 1 << 22  # read at once to compute a checksum
 
 
 class Form(NamedTuple):
-    """What manifests of one kind say.
+    """Schema of manifests of one kind.
 
     kind: in errors, e.g. "token store". files: their names. counts: facts that are numbers of something. sizes:
     (settings, facts) -> bytes of the files whose size these settle.
@@ -111,7 +111,7 @@ class Build:
             self.files[name] = {"bytes": size, "crc32": checksum(handle, size)}
 
     def commit(self, **facts) -> None:
-        """What was appended so far counts, together with `facts` (the progress), even after a kill or a power cut."""
+        """Commit the rows appended so far and `facts` (the progress): they survive a kill and a power cut."""
         for handle in self._handles.values():
             handle.flush()
             os.fsync(handle.fileno())
@@ -260,7 +260,7 @@ def mapped(path: Path, dtype, shape: tuple[int, ...], *, start: int = 0) -> np.n
 
 
 def npy_header(shape: tuple[int, ...], dtype) -> bytes:
-    """What an .npy file of this shape begins with: the file can then be written by appending rows."""
+    """Header of an .npy file of this shape: the rows can then be appended."""
     buffer = BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
     return buffer.getvalue()

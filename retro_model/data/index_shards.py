@@ -67,7 +67,7 @@ def in_one_file(path: Path) -> bool:
     """Whether an index is there that keeps its lists within, as those of single shards did at first."""
     manifest = path.with_name(path.name + ".json")
     try:
-        return disk.read_json(manifest.read_bytes())["files"].keys() == {path.name}
+        return disk.read_json(disk.read_plain(manifest))["files"].keys() == {path.name}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

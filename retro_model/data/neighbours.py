@@ -101,8 +101,8 @@ def _search(
 
 
 def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
-    """What `precompute_neighbours` wrote for this store and database: checksums, and that they are the same, are
-    verified.
+    """Open the output of `precompute_neighbours`; verifies its checksums, and that store and database are those it was
+    made from.
 
     Returns:
         int64 [num_chunks,K], memory-mapped, read-only.

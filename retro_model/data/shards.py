@@ -42,12 +42,12 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
         FileNotFoundError, ValueError: naming the file; a shard whose manifest is another than `shards.json` says.
     """
     path = folder / MANIFEST
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         if (folder / name_of(0)).is_dir():
             raise ValueError(f"{path}: missing, the {kind} is unfinished; run the same build again and it continues")
         return [folder]
     try:
-        listing = disk.read_json(path.read_bytes())
+        listing = disk.read_json(disk.read_plain(path))
         if (listing["kind"], listing["version"]) != (kind, VERSION):
             raise ValueError(
                 f"expected a {kind} of version {VERSION}; got a {listing['kind']} of version {listing['version']}"
@@ -55,7 +55,7 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
         wanted = {entry["name"]: entry["sha256"] for entry in listing["shards"]}
         if list(wanted) != [name_of(s) for s in range(len(wanted))] or not wanted:
             raise ValueError("its shards are not numbered from 0")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: corrupt ({error})") from None
     for name, digest in wanted.items():
         if _digest(folder / name / inner) != digest:

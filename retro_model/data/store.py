@@ -39,7 +39,7 @@ ROWS_AT_ONCE = 1 << 18  # whose token ids are checked
 
 
 class Entry(NamedTuple):
-    """What a store knows of a document; its rows are first_chunk .. first_chunk + num_chunks - 1."""
+    """Entry of a document in a store; its rows are first_chunk .. first_chunk + num_chunks - 1."""
 
     name: str
     group: str

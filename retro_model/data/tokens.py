@@ -14,12 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
+from retro_model.base import disk
+
 PAD, BOS = 0, 1
 SPECIAL = ("<pad>", "<bos>")
 
 
 class Encoder(Protocol):
-    """What a `TokenStore` is written with.
+    """Tokenizer protocol of `TokenStore`.
 
     name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size]. An
     attribute `bos_id` may say which token begins a text (None: none); without it that is `BOS`.
@@ -92,20 +94,22 @@ class Tokenizer:
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
         """From the JSON file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
-        if not Path(path).exists():
-            raise FileNotFoundError(f"{path}: no tokenizer here")
+        try:
+            content = disk.read_plain(Path(path))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path}: no tokenizer here") from None
         tokenizers = _tokenizers()
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_buffer(content))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the library raises nothing more particular, and its panics are no Exception
             raise ValueError(f"{path}: truncated, corrupt or no tokenizer of ours ({error})") from error
 
     def save(self, path: str | Path) -> None:
-        """To one JSON file in the format of `tokenizers`."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self.model.save(str(path))
+        """To one JSON file in the format of `tokenizers`, replaced at once."""
+        disk.make_folder(Path(path).parent)
+        disk.write_plain(Path(path), self.model.to_str(pretty=True).encode())
 
     def encode(self, text: str, *, bos: bool = False) -> np.ndarray:
         """Token ids, int64; `bos`: BOS first."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retro_model.base.progress import printable
+
 #: Backgrounds of LCP 0, 1, 2, 3, 4 and 5 or more; dark text is readable on each.
 COLOURS = ("#ffffff", "#fff3c4", "#ffdf8a", "#ffc46b", "#ffa15c", "#ff7f6e")
 LABELS = ("0", "1", "2", "3", "4", "≥5")
@@ -141,7 +143,7 @@ def to_terminal(sample: Sequence[Row], decode: Callable[[Sequence[int]], str], *
         "chunk",
         "sample",
         *[f"neighbour {j + 1}" for j in range(neighbours)],
-        title=Text(title),
+        title=Text(printable(title)),
         caption=key,
         show_lines=True,
     )
@@ -150,7 +152,7 @@ def to_terminal(sample: Sequence[Row], decode: Callable[[Sequence[int]], str], *
         for cell in _cells(row, decode)[: 1 + neighbours]:
             text = Text()
             for part, level in cell:
-                text.append(part, style=f"black on {COLOURS[level]}" if level else "")
+                text.append(printable(part), style=f"black on {COLOURS[level]}" if level else "")
             cells.append(text)
         out.add_row(str(u + 1), *cells)
     return out

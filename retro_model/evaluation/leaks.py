@@ -13,8 +13,7 @@ from retro_model.training import visible
 
 from .scoring import Scores, bits_per_byte
 
-#: Of each evaluation chunk, this many nearest training neighbours are
-#: searched for what it shares with them (section 2.6).
+#: Nearest training neighbours of an evaluation chunk that are searched for shared tokens (section 2.6).
 LEAKAGE_NEIGHBOURS = 10
 #: Tokens of a neighbour that are looked at (section 2.6).
 LEAKAGE_LENGTH = 128

@@ -163,7 +163,7 @@ def by_distance(
 
 
 def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:
-    """What share of the time retrieval takes, with all that it feeds (chunk attention, search, neighbours, gate,
+    """Share of the time that retrieval takes, with everything that it feeds (chunk attention, search, neighbours, gate,
     chunked cross-attention, the retriever's loss): 1 - the least time without / the least time with, in turn.
 
     Args:

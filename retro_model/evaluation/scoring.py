@@ -15,6 +15,7 @@ from torch import nn
 
 from retro_model.data.tokens import BOS
 from retro_model.retro import NeighbourEncoder
+from retro_model.retro.own_attention import OwnAttention
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 from .decoders import as_ours, check_takes_neighbours
@@ -22,7 +23,7 @@ from .decoders import as_ours, check_takes_neighbours
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model pays for each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where
+    """Loss of a model on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where
     not scored.
     """
 
@@ -124,7 +125,7 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
     try:
         with contextlib.ExitStack() as stack:
             for module in model.modules():
-                if isinstance(module, NeighbourEncoder):
+                if isinstance(module, (NeighbourEncoder, OwnAttention)):
                     stack.enter_context(module.keeping())
             yield next(model.parameters()).device
     finally:

@@ -32,7 +32,7 @@ def score_suffixes(
     align: bool = False,
     batch_size: int = 8,
 ) -> list[Suffix]:
-    """What a model pays for each suffix after its context; neighbours are retrieved for every chunk that is complete.
+    """Loss of a model on each suffix after its context; neighbours are retrieved for every chunk that is complete.
 
         [(nats, greedy, _)] = score_suffixes(model, [tokenizer.encode("the capital of France is")], [tokenizer.encode("
         Paris")])

@@ -91,7 +91,7 @@ def passages_of(doc: dict) -> list[tuple[str, str]]:
     return [(passage["title"], passage["text"]) for passage in doc.get("passages") or ()]
 
 
-# What a task makes of a document, by name, for a YAML file names it
+# Functions that a task's YAML file names
 
 
 def all_but_the_last_word(doc: dict) -> str:

@@ -30,11 +30,11 @@ class DecodeStep(Protocol):
         and nothing that the host waits for."""
 
     def finish(self) -> None:
-        """What the host counts of a step that has run."""
+        """Advance the host's counters after a step has run."""
 
 
 class CudaGraph:
-    """What a function does on a CUDA device, captured; its result is the same memory each time."""
+    """CUDA graph of a function; its result is the same memory each time."""
 
     @staticmethod
     def warm(run: Callable[[], Tensor], device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a caller's `retrieve` gives for chunks that complete: checked, and shaped as a model takes it."""
+"""Retrieved neighbours of the chunks that complete: checked, and shaped for the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class ChunkNeighbours:
-    """What `retrieve` gives for the chunks that complete, checked, on the model's device, as the model takes it."""
+    """Calls `retrieve` for the chunks that complete; checks its neighbours and moves them to the model's device."""
 
     def __init__(self, retrieve: Retrieve, config, device: torch.device):
         self.retrieve, self.chunk_len, self.vocab_size, self.device = (
@@ -77,7 +77,7 @@ class ChunkNeighbours:
 def check_retrieved(
     retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What `retrieve` gave for `count` chunks: neighbours int64 [n,K,R] and their whole mask, bool [n,K,R].
+    """Check the result of `retrieve` for `count` chunks: neighbours int64 [n,K,R] and a mask, made whole, bool [n,K,R].
 
     shape: [K,R] of what it gave before.
     Raises: TypeError, ValueError, naming `retrieve`.

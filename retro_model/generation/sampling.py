@@ -19,7 +19,7 @@ from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
 
 class Cache(Protocol):
-    """What a model keeps of the tokens so far, of one batch of rows."""
+    """Cache of a model that decodes one batch of rows."""
 
     @classmethod
     def join(cls, caches: list[Any], capacity: int) -> Any:

@@ -9,6 +9,7 @@ model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), retrieve
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,12 +18,13 @@ from types import EllipsisType
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from retro_model.base import checks
+from retro_model.base import checks, disk
 from retro_model.generation.chunk_neighbours import Retrieve, check_retrieved
 from retro_model.retro.cache import completed
 from retro_model.retro.decoders import adapters, base_of
@@ -37,12 +39,19 @@ IGNORED = -100  # the label of a token that does not count
 
 class RetrofitConfig(PretrainedConfig):
     """The decoder's configuration, that of what was added (`RetroConfig.to_dict`), and where the decoder's weights are
-    (None: in the same folder)."""
+    (None: in the same folder); sha256: of the added weights' file."""
 
     model_type = "retro_retrofit"
 
-    def __init__(self, decoder: dict | None = None, retrieval: dict | None = None, base: str | None = None, **options):
-        self.decoder, self.retrieval, self.base = decoder or {}, retrieval or {}, base
+    def __init__(
+        self,
+        decoder: dict | None = None,
+        retrieval: dict | None = None,
+        base: str | None = None,
+        sha256: str | None = None,
+        **options,
+    ):
+        self.decoder, self.retrieval, self.base, self.sha256 = decoder or {}, retrieval or {}, base, sha256
         super().__init__(**options)
 
     def get_text_config(self, *_, **__) -> PretrainedConfig:
@@ -220,9 +229,10 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         whole = not tuned and (self.config.base is None if whole is None else whole)
-        config = RetrofitConfig(self.config.decoder, self.config.retrieval, None if whole else self.config.base)
-        config.save_pretrained(folder)
-        save_file({name: tensor.contiguous() for name, tensor in self.trained_state_dict().items()}, folder / WEIGHTS)
+        weights = save({name: tensor.contiguous() for name, tensor in self.trained_state_dict().items()})
+        disk.write_plain(folder / WEIGHTS, weights)
+        base, digest = None if whole else self.config.base, hashlib.sha256(weights).hexdigest()
+        RetrofitConfig(self.config.decoder, self.config.retrieval, base, digest).save_pretrained(folder)
         if whole or tuned:
             decoder.save_pretrained(folder / DECODER)
 
@@ -234,9 +244,10 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
         decoder: the decoder where it is already there, without the adapters that were saved. options: of the decoder's
         from_pretrained.
-        Raises: ValueError where the added weights are not those of the configuration.
+        Raises: ValueError where the configuration is corrupt or the added weights are not its own.
         """
-        config = RetrofitConfig.from_pretrained(folder)
+        config = _config_of(Path(folder))
+        state = _weights(Path(folder) / WEIGHTS, config.sha256)
         saved = Path(folder) / DECODER
         tuned = (saved / "adapter_config.json").exists()
         if decoder is None and tuned and config.base is None:
@@ -251,8 +262,11 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             decoder = PeftModel.from_pretrained(decoder, saved, is_trainable=True)
         fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")
         changes = {name: value for name, value in config.retrieval.items() if name not in fixed}
-        model = cls(config, retrofit(decoder, **changes))
-        state, expected = load_file(Path(folder) / WEIGHTS), model.trained_state_dict().keys()
+        try:
+            model = cls(config, retrofit(decoder, **changes))
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{folder}/config.json: corrupt (retrieval: {error})") from error
+        expected = model.trained_state_dict().keys()
         if state.keys() != expected:
             odd = sorted(state.keys() ^ expected)
             raise ValueError(
@@ -264,6 +278,29 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
                 raise ValueError(f"folder: expected {name} {list(weight.shape)}; got {list(state[name].shape)}")
         model.load_state_dict(state, strict=False)
         return model
+
+
+def _config_of(folder: Path) -> RetrofitConfig:
+    """The configuration that was saved. Raises: ValueError naming the field that is of another type."""
+    kinds = {"decoder": dict, "retrieval": dict, "base": (str, type(None)), "sha256": (str, type(None))}
+    file = folder / "config.json"
+    said = disk.read_json(disk.read_plain(file))
+    for name, kind in kinds.items():
+        value = said.get(name) if isinstance(said, dict) else None
+        if not isinstance(value, kind):
+            raise ValueError(f"{file}: corrupt ({name} is {value!r})")
+    return RetrofitConfig.from_pretrained(folder)
+
+
+def _weights(file: Path, digest: str | None) -> dict[str, Tensor]:
+    """The added weights. digest: None: of a folder that was saved before there were any."""
+    content = disk.read_plain(file)
+    if digest not in (None, hashlib.sha256(content).hexdigest()):
+        raise ValueError(f"{file}: truncated or corrupt: its SHA-256 differs from the one in config.json")
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise ValueError(f"{file}: truncated or corrupt ({error})") from None
 
 
 class NeighbourCollator:

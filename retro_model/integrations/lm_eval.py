@@ -198,7 +198,7 @@ class RetroLM(TemplateLM):
         return [-float(n) for n in nats]
 
     def generate_until(self, requests: Sequence, disable_tqdm: bool = False) -> list[str]:
-        """What is sampled after each prompt, up to the first of the strings that end it."""
+        """Sample after each prompt, up to the first stop string."""
         texts = []
         for request in requests:
             prompt, options = request.args

@@ -39,7 +39,8 @@ def read_megatron(prefix: str | Path, *, group: str | None = None, end: int | No
     lengths, places, firsts, dtype = _read_index(index)
     with disk.open_plain(tokens, "rb") as handle:
         size = handle.seek(0, 2)
-    if len(lengths) and (places.min() < 0 or int((places + lengths.astype(np.int64) * dtype.itemsize).max()) > size):
+    last = size - lengths.astype(np.int64) * dtype.itemsize  # where each may begin; a sum could pass 2**63
+    if (places < 0).any() or (places > last).any():
         raise ValueError(f"{tokens}: expected the sequences of {index.name}, which end beyond it; it has {size} bytes")
     return _documents(
         np.memmap(tokens, np.uint8, "r") if size else np.zeros(0, np.uint8),
@@ -66,8 +67,7 @@ def _documents(data, lengths, places, firsts, dtype, end, group) -> Iterator[Doc
 
 def _read_index(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.dtype]:
     """Lengths and places of the sequences, first sequence of each document (and the end), type of a token."""
-    with disk.open_plain(path, "rb") as handle:
-        raw = handle.read()
+    raw = disk.read_plain(path)
     if len(raw) < HEADER.size or raw[:9] != MAGIC:
         raise ValueError(f"{path}: expected Megatron's index, which begins with {MAGIC!r}; got {raw[:9]!r}")
     _, version, code, sequences, bounds = HEADER.unpack_from(raw)

@@ -52,7 +52,7 @@ class Attention(nn.Module):
         self.output = Linear(num_heads * head_dim, d_model, bias=bias, **where)
 
     def reset_parameters(self) -> None:
-        """What each head has beside the projections starts at 0."""
+        """Set the biases of each head to 0."""
         for name in self.head_parameters:
             nn.init.zeros_(getattr(self, name))
 
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         return self.key(context).unflatten(-1, shape), self.value(context).unflatten(-1, shape)
 
     def options(self) -> dict:
-        """What every call of an op gets."""
+        """Arguments that every call of an op takes."""
         return {"dropout_p": self.dropout if self.training else 0.0, "backend": self.backend}
 
     def extra_repr(self) -> str:

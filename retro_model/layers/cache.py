@@ -1,4 +1,4 @@
-"""What a causal attention keeps while a model decodes."""
+"""Key/value cache of a causal attention."""
 
 from __future__ import annotations
 

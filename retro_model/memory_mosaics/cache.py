@@ -1,4 +1,4 @@
-"""What a Memory Mosaic keeps while it decodes: the pairs of every contextual memory, and the tails of its averages."""
+"""Cache of a Memory Mosaic that decodes: the pairs of every contextual memory, and the tails of its averages."""
 
 from __future__ import annotations
 
@@ -200,14 +200,14 @@ class ContextualState(Scalars):
         """Each token of the call fades what was read before and adds its weights softmax_i(query·k_i)."""
         n, s, fading = query.shape[1], self.held, 1 - 1 / self.capacity
         held = slice(self.first, self.end)
-        age = torch.arange(n - 1, -1, -1, device=query.device)  # tokens of the call after each
+        age = torch.arange(n - 1, -1, -1, device=query.device, dtype=lse.dtype)  # tokens of the call after each
         new = min(n, s)
         self.reads[:, self.first : self.end - new] *= fading**n
-        self.reads[:, self.end - new : self.end] = (fading ** age[n - new :])[:, None].to(lse.dtype)
+        self.reads[:, self.end - new : self.end] = (fading ** age[n - new :])[:, None]
         logits = torch.einsum("bnhd,bshd->bhns", query.to(lse.dtype), self.keys[:, held].to(lse.dtype))
         visible = torch.arange(s, device=query.device) <= torch.arange(s - n, s, device=query.device)[:, None]
         weights = torch.where(visible, torch.exp(logits - lse.unsqueeze(-1)), 0)
-        self.reads[:, held] += torch.einsum("bhns,n->bsh", weights, (fading**age).to(lse.dtype))
+        self.reads[:, held] += torch.einsum("bhns,n->bsh", weights, fading**age)
         if mask is not None:
             self.reads[:, held].masked_fill_(~mask.unsqueeze(-1), -torch.inf)  # what holds nothing goes first
 

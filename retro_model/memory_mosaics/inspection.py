@@ -1,4 +1,4 @@
-"""What each contextual memory does: how well it predicts its values, what it attends to, how long its keys remember."""
+"""Inspect each contextual memory: how well it predicts its values, where it attends, how long its keys remember."""
 
 from __future__ import annotations
 

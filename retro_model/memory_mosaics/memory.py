@@ -50,7 +50,7 @@ def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, 
 
 
 class _Memory(nn.Module):
-    """What both kinds share: keys that are normalised leaky averages, and the map of what was read to an update."""
+    """Base of both memories: keys that are normalised leaky averages, and the map of what was read to an update."""
 
     def __init__(self, d_model, num_heads, *, attention_dropout, output_dropout, backend, device, dtype):
         super().__init__()
@@ -261,7 +261,7 @@ class PersistentMemory(_Memory):
 
 
 def visible_documents(segment: Tensor | None) -> dict[str, Tensor]:
-    """What confines a read to its own document: a token sees the pairs of its own run of equal `segment` [B,N]."""
+    """Arguments that confine a read to a document: a token sees the pairs of its own run of equal `segment` [B,N]."""
     if segment is None:
         return {}
     run = F.pad((segment[:, 1:] != segment[:, :-1]).cumsum(1), (1, 0))  # a segment that comes back is another document

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_kernels._validate import INTEGERS
+from retro_kernels.core.arguments import INTEGERS
 from retro_model.base import checks
 from retro_model.layers import NextTokenLoss, linear, next_token_loss
 
@@ -126,7 +126,7 @@ class MemoryMosaics(nn.Module):
     def activations(
         self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None
     ) -> Tensor:
-        """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
+        """Final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
         self._check(tokens, segment, cache)
         if cache is not None:
             return self._decode(tokens, cache)
@@ -164,7 +164,7 @@ class MemoryMosaics(nn.Module):
         self.memory_limit, self.eviction = pairs, evict
 
     def shard_units(self) -> list[nn.Module]:
-        """What FSDP2 gathers one at a time."""
+        """Modules that FSDP2 gathers one at a time."""
         return list(self.blocks)
 
     def _check(self, tokens: Tensor, segment: Tensor | None, cache: MosaicsCache | None) -> None:

@@ -42,7 +42,7 @@ def gathered_attention(
 def ring_attention(
     line: Line, query: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, segment: Tensor | None = None, **options
 ) -> Tensor:
-    """What `gathered_attention` computes, one range of keys at a time: it goes from each process to the next, half the
+    """Compute `gathered_attention` one range of keys at a time: a range goes from each process to the next, half the
     bytes, and no process holds more keys than its own and one range. The backward pass sends them again, with their
     gradients.
 

@@ -1,4 +1,4 @@
-"""What processes of a group send each other, differentiable where it must be, and counted."""
+"""Collectives of a process group: differentiable where needed, their bytes counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model that retrieves keeps while it decodes."""
+"""Caches of models that retrieve while they decode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def left_mask(starts: Sequence[int], columns: int, device: torch.device) -> Tens
 
 
 class NeighbourKeys:
-    """What one layer's chunked cross-attention keeps: keys and values [B,K,R,G,D] of the neighbours of each row's last
+    """Cache of one layer's chunked cross-attention: keys and values [B,K,R,G,D] of the neighbours of each row's last
     complete chunk, and relative keys [H,M+R-1,D]. A later token attends no earlier chunk, so it does not grow with the
     sequence.
     """
@@ -49,7 +49,7 @@ class NeighbourKeys:
 
 
 class ChunkCache:
-    """Where each row stands in its chunks, and what retrieval keeps of them, for B sequences:
+    """Position of each row in its chunks, and the neighbours in use, for B sequences:
 
         encoder conditioning  the activations of layer min(P) of the incomplete chunk, [B,M,d]
         cross-attention       `NeighbourKeys` of each layer with chunked cross-attention, and their mask [B,K,R]
@@ -118,7 +118,7 @@ class ChunkCache:
 
 
 class RetroCache(ChunkCache):
-    """What a Retro keeps while it decodes: `ChunkCache`, and a `KeyValueCache` of each layer's self-attention.
+    """Cache of a Retro that decodes: `ChunkCache`, and a `KeyValueCache` of each layer's self-attention.
 
     A cache belongs to one batch of sequences and is filled by `model(tokens, neighbours, cache=cache)`, one token or a
     block at a time.

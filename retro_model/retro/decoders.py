@@ -1,4 +1,4 @@
-"""What a decoder of another library must be to be retrofitted: where its blocks are, how they add,
+"""Decoders of other libraries that can be retrofitted: where their blocks are, how they add,
 what of it trains.
 """
 
@@ -16,7 +16,7 @@ from retro_model.layers import Linear
 
 from .config import RetroConfig
 
-#: Where decoders of the Hugging Face library keep their blocks, and what a block calls its attention.
+#: Attribute paths of the blocks in Hugging Face decoders, and a block's name for its attention.
 PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
 #: Largest relative difference of one block's output computed in two ways, by type: rounding of a few products.
 SAME = {torch.float64: 1e-6, torch.float32: 1e-3}

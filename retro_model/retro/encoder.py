@@ -221,7 +221,7 @@ class NeighbourEncoder(nn.Module):
         return self.norm(x).unflatten(0, neighbours.shape[:3])
 
     def _encoded(self, tokens: Tensor, chunks: Tensor, key_mask: Tensor | None, sharing: Sharing | None) -> Tensor:
-        """What the layers make of tokens [S,R]: [S,R,d']."""
+        """Run the layers on tokens [S,R]: [S,R,d']."""
         spread, mask = None, key_mask  # of the neighbours that are read
         if sharing is not None:
             spread, tokens = sharing.spread, tokens.index_select(0, sharing.rows)

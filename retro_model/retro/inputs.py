@@ -1,4 +1,4 @@
-"""What every model here checks of its tokens and neighbours before it computes anything."""
+"""Checks of tokens and neighbours, before any model computes."""
 
 from __future__ import annotations
 

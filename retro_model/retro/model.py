@@ -200,7 +200,7 @@ class Retro(nn.Module):
         token_mask: Tensor | None = None,
         part: Part | None = None,
     ) -> Tensor:
-        """What `readout` turns into logits, [B,N,d]. Arguments as in `forward`."""
+        """Final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
         if part is not None:
             part.check(self.config, tokens, cache, token_mask)
         starts = row_starts("token_mask", token_mask, tokens)
@@ -261,7 +261,7 @@ class Retro(nn.Module):
         return self.readout(self.activations(tokens, neighbours, **options)[:, -1])
 
     def shard_units(self) -> list[nn.Module]:
-        """What FSDP2 gathers one at a time: the layers of encoder and decoder."""
+        """Modules that FSDP2 gathers one at a time: the layers of encoder and decoder."""
         return [*(() if self.encoder is None else self.encoder.layers), *self.layers]
 
     def _run(self, layer: DecoderLayer, *args, **options):

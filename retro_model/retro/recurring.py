@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 def row_keys(neighbours: Tensor, mask: Tensor | None, share: bool | None) -> list[bytes] | None:
-    """What tells neighbours [S,R] under their mask [S,R] apart; None where the host is not to read them.
+    """Keys that identify neighbours [S,R] under their mask [S,R]; None if the host must not read them.
 
     share: None reads what lies in the host's memory, True also what a GPU has to be waited for, False nothing. What is
     compiled, captured or transformed is never read, for it runs again with other tokens.
@@ -46,7 +46,7 @@ def fingerprint(modules: Iterable[nn.Module]) -> Hashable | None:
 
 
 class Readings:
-    """What was read of neighbours in earlier calls, at most `max_bytes` of it; those that were asked for longest ago go
+    """LRU cache of encodings of neighbours, of at most `max_bytes`; the least recently used go
     first.
     """
 
@@ -73,7 +73,7 @@ class Readings:
         self.bytes, self.state = 0, None
 
     def known(self, keys: Sequence[bytes], state: Hashable) -> dict[bytes, Tensor]:
-        """Those of `keys` that were read in this state; in another one all are forgotten first."""
+        """Cached encodings of `keys`. A change of state empties the cache first."""
         with self._lock:
             if state != self.state:
                 self._forget()
@@ -112,10 +112,17 @@ class Sharing:
         self.rows = torch.tensor([first[key] for key in self.new], dtype=torch.int64, device=device)
         self.place = torch.tensor([place[key] for key in keys], dtype=torch.int64, device=device)
 
-    def spread(self, read: Tensor) -> Tensor:
-        """What was read of the S neighbours [S,R,d'], of what was read of those in `rows`."""
+    def pool(self, read: Tensor | None) -> Tensor:
+        """Readings of the distinct neighbours, in the order that `place` counts: those in `rows` as they were `read`
+        (None: none were), then those known before."""
+        parts = [] if read is None else [read]
         if self.kept is not None:
-            self.kept.keep(self.new, read, self.state)
+            if read is not None:
+                self.kept.keep(self.new, read, self.state)
             if self.known:
-                read = torch.cat([read, torch.stack(list(self.known.values()))])
-        return read.index_select(0, self.place)
+                parts.append(torch.stack(list(self.known.values())))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def spread(self, read: Tensor) -> Tensor:
+        """Encodings of the S neighbours [S,R,d'], gathered from the encodings of `rows`."""
+        return self.pool(read).index_select(0, self.place)

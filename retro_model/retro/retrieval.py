@@ -81,7 +81,7 @@ class Retrieval:
         self.groups = self._groups([-s for s in starts or [0] * batch] if cache is None else cache.positions)
 
     def _fill_from(self, cache: ChunkCache) -> None:
-        """What a cache needs stated: a whole mask, and missing neighbours where chunks complete without."""
+        """Fill in what a cache needs: a whole mask, and missing neighbours of chunks that complete without any."""
         if self.neighbours is None and cache.neighbour_mask is not None and (chunks := cache.completes(self.count)):
             shape = (cache.batch, chunks, *cache.neighbour_mask.shape[1:])
             self.neighbours = torch.zeros(shape, dtype=torch.int64, device=self.device)
@@ -188,6 +188,6 @@ class Retrieval:
 
 
 def _after(held: Tensor, new: Tensor | None) -> Tensor:
-    """What is held of the last complete chunk [B,...] as chunk 0, then those of new [B,L,...]."""
+    """Concatenate the last complete chunk [B,...], as chunk 0, and the new chunks [B,L,...]."""
     held = held.unsqueeze(1)
     return held if new is None else torch.cat([held, new], 1)

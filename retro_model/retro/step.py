@@ -83,7 +83,7 @@ class RetroStep:
 
 
 class StepRetrieval:
-    """What `Retrieval` does for a call, within one step: every row stands where the device says."""
+    """`Retrieval` within one decode step: the device holds each row's position."""
 
     def __init__(self, step: RetroStep, way: str):
         self.step, self.cache, self.encodes = step, step.cache, way == "encodes"

@@ -1,4 +1,4 @@
-"""What an RPT keeps of a document while it decodes."""
+"""Cache of an RPT that decodes a document."""
 
 from __future__ import annotations
 

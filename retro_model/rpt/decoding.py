@@ -92,7 +92,7 @@ class Call:
                 self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
 
     def record(self, retrieved: Retrieved | None) -> None:
-        """What the chunks of this call retrieved, into those rows of what `begin` made."""
+        """Write the neighbours that this call's chunks retrieved into their rows of the result of `begin`."""
         for at, memory in self.fresh:
             retrieved.index[at, : memory.index.shape[1]] = memory.index
             retrieved.gate[at, : memory.gate.shape[1]] = memory.gate.to(retrieved.gate.dtype)

@@ -1,4 +1,4 @@
-"""What a document offers for retrieval while it grows: the keys of its chunks and the states that are read of them."""
+"""Index of a growing document: the keys of its chunks and the states that are read of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an RPT checks of its tokens and neighbours before it computes anything."""
+"""Checks of an RPT's tokens and neighbours, before it computes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NORM_EPS = 1e-6
 
 
 class Memory(NamedTuple):
-    """What the upper decoder reads: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1:
+    """Input of the upper decoder: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1:
     none), gates [B,L,K].
 
     lead: tokens before the first one that reads, counted from where the memory begins.
@@ -35,7 +35,7 @@ class Memory(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """What a forward pass retrieved: scores [B,L,L] (None without a
+    """Retrieval of a forward pass: scores [B,L,L] (None without a
     retriever, or with a cache), index and gates [B,L,K].
     """
 
@@ -124,7 +124,7 @@ class CrossAttention(RotaryAttention):
         )
 
     def positions(self, tokens: Tensor) -> Tensor:
-        """Where tokens int64 [...] of a sequence stand as readers."""
+        """Positions at which tokens int64 [...] of a sequence read."""
         return (tokens + 1) % self.chunk_len + self.chunk_len - 1
 
 

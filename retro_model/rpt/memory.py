@@ -1,4 +1,4 @@
-"""What turns the lower decoder's states into what the upper one reads: retriever, neighbours, gate."""
+"""From the lower decoder's states to the upper decoder's input: retriever, neighbours, gate."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ class SelfMemory(nn.Module):
         return Memory(neighbours, turn, index, gate), Retrieved(scores, index, gate)
 
     def reader_positions(self, position: Tensor) -> Tensor:
-        """Where tokens at `position` of a sequence stand as readers of neighbours."""
+        """Positions at which tokens at `position` of a sequence read neighbours."""
         return (position + 1) % self.config.chunk_len + self.config.chunk_len - 1

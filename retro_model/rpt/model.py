@@ -144,7 +144,7 @@ class RPT(SelfMemory):
         trunk_share: float = 1.0,
         part=None,
     ) -> tuple[Tensor, Retrieved | None]:
-        """What `readout` turns into logits, [B,N,d], and what was retrieved. Arguments as in `forward`."""
+        """Final hidden states [B,N,d], the input of `readout`, and the retrieval. Arguments as in `forward`."""
         check_tokens(self, tokens, cache)
         if part is not None:
             part.check(self.config, tokens, cache)
@@ -190,7 +190,7 @@ class RPT(SelfMemory):
         )
 
     def shard_units(self) -> list[nn.Module]:
-        """What FSDP2 gathers when it runs; the rest stays gathered."""
+        """Modules that FSDP2 gathers when they run; the rest stays gathered."""
         return list(self.layers)
 
     decodes_ragged = True  # rows of different lengths share a cache

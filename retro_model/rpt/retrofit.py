@@ -284,7 +284,7 @@ class RetrofittedRPT(SelfMemory):
 
 
 class _Pass:
-    """What one forward pass hands from hook to hook."""
+    """State of one forward pass, shared by the hooks."""
 
     def __init__(self, index: Tensor | None, k: int, trunk_share: float):
         self.index, self.k, self.trunk_share = index, k, trunk_share

@@ -1,4 +1,4 @@
-"""What the retriever is taught: BM25 candidates, and what a reference language model gains from each of them.
+"""Supervision of the retriever: BM25 candidates, and the gain of a reference language model from each.
 
 For chunk i with target i+1: the `CANDIDATES` retrievable chunks j <= i - w that share the rarest tokens with both, each
 scored by
@@ -47,7 +47,7 @@ class Supervision(NamedTuple):
         return Supervision(*(t.to(device, non_blocking=True) for t in self))
 
     def rows(self, which) -> Supervision:
-        """Those of some sequences."""
+        """Supervision of the selected sequences."""
         return Supervision(*(t[which] for t in self))
 
     def dense(self, chunks: int | None = None) -> Tensor:

@@ -30,7 +30,7 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What a model is called with: `tokens`, with `neighbours`
+        """Arguments of a model call: `tokens`, with `neighbours`
         and `neighbour_mask`, or `segment`, where there are any.
         """
         tensors = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}

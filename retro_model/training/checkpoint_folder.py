@@ -45,7 +45,7 @@ def check_place(path: Path) -> None:
 
 def _is_checkpoint(path: Path) -> bool:
     try:
-        return disk.read_json((path / STATE).read_bytes())["format"] in FORMATS
+        return disk.read_json(disk.read_plain(path / STATE))["format"] in FORMATS
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -91,12 +91,12 @@ def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> d
         disk.sync(written)
         os.rename(written, folder / name)
     whole = state | {"format": FORMATS[-1], "files": files}
-    disk.write_json(folder / STATE, whole | {"sha256": _state_digest(whole)})
+    disk.write_json(folder / STATE, whole | {"sha256": state_digest(whole)})
     return files
 
 
 def _remove_stale(path: Path, files: dict) -> None:
-    """What the state no longer names, and what killed saves left beside the folder; the caller holds the lock."""
+    """Remove files that the state no longer names and leftovers of killed saves. The caller holds the lock."""
     for old in list(path.iterdir()):
         if TENSORS.fullmatch(old.name) and old.name not in files:
             disk.remove(old)
@@ -107,11 +107,12 @@ def _remove_stale(path: Path, files: dict) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    with open(path, "rb") as f:
+    """Raises ValueError for a link or a pipe."""
+    with disk.open_plain(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _state_digest(state: dict) -> str:
+def state_digest(state: dict) -> str:
     """Of everything in state.json but the digest itself, as JSON gives it back."""
     rest = json.loads(json.dumps({k: v for k, v in state.items() if k != "sha256"}))
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
@@ -122,24 +123,29 @@ def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
     replaced it meanwhile.
     """
     while True:
-        try:
-            if (path / STATE).exists() and not (path / STATE).is_file():
-                raise CheckpointError(f"{path / STATE} is no file")
-            text = (path / STATE).read_bytes()
-        except OSError:
-            raise CheckpointError(f"{path / STATE} is missing: not a checkpoint") from None
+        text = read_state_file(path / STATE)
         try:
             state = _parsed(path, text)
             return use(state, _files(path, state))
         except (CheckpointError, FileNotFoundError):
-            if not (path / STATE).exists() or (path / STATE).read_bytes() == text:
+            if not (path / STATE).exists() or read_state_file(path / STATE) == text:
                 raise
+
+
+def read_state_file(file: Path) -> bytes:
+    """The content of a `state.json`. Raises: CheckpointError naming the file."""
+    try:
+        return disk.read_plain(file)
+    except OSError:
+        raise CheckpointError(f"{file} is missing: not a checkpoint") from None
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _parsed(path: Path, text: bytes) -> dict:
     try:
         state = disk.read_json(text)
-        if "sha256" in state and state.pop("sha256") != _state_digest(state):  # the first checkpoints have none
+        if "sha256" in state and state.pop("sha256") != state_digest(state):  # the first checkpoints have none
             raise ValueError("its SHA-256 differs from the one in it")
         for record in state["files"].values():
             _expect(

@@ -1,4 +1,4 @@
-"""What a step frees, the next one wants again: malloc is to keep it."""
+"""Tell malloc to keep freed memory: the next training step allocates the same buffers."""
 
 from __future__ import annotations
 

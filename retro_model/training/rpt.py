@@ -78,7 +78,7 @@ class Lessons:
 
     @property
     def trunk_share(self) -> float:
-        """What of the gradient at q and k flows on into the decoder."""
+        """Scale of the gradient that flows from q and k into the decoder."""
         return self.alpha_ret / self.for_retriever if self.for_retriever else 0.0
 
     def weight(self, step: int) -> float:

@@ -8,6 +8,7 @@ removes the old folder: a kill at any moment leaves the old checkpoint or the ne
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import uuid
@@ -22,9 +23,20 @@ from torch import nn
 from retro_model.base import disk
 
 from .checkpoint import first_process
-from .checkpoint_folder import CheckpointError, sha256_of
+from .checkpoint_folder import CheckpointError, read_state_file, sha256_of, state_digest
 
-FORMAT = "sharded-1"
+FORMATS = ("sharded-1", "sharded-2")  # the first had no digest of state.json
+#: what state.json says
+FIELDS = {
+    "shards": str,
+    "step": int,
+    "position": int,
+    "processes": int,
+    "extra": dict,
+    "files": dict,
+    "optimizer": bool,
+    "config": (dict, type(None)),
+}
 STATE = "state.json"
 SHARDS = re.compile(r"shards-[0-9a-f]{32}")
 
@@ -45,9 +57,10 @@ def save(
 
     Raises:
         CheckpointError: `path` holds something else than a sharded checkpoint.
-        retro_model.base.disk.Busy: another process is saving there.
+        retro_model.base.disk.Busy: another process is saving there. OSError: the disk is full.
     """
     from torch.distributed.checkpoint import FileSystemWriter, save
+    from torch.distributed.checkpoint.api import CheckpointException
 
     path = Path(path)
     lock: list[disk.Lock] = []
@@ -57,10 +70,14 @@ def save(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is what is meant
             writer = FileSystemWriter(path / name, single_file_per_rank=True)
-            save(_tensors(model, optimizer), storage_writer=writer, no_dist=not dist.is_initialized())
+            try:
+                save(_tensors(model, optimizer), storage_writer=writer, no_dist=not dist.is_initialized())
+            except CheckpointException as error:  # no Exception, so that nobody's handler would see it
+                first_process(disk.remove, path / name)
+                raise _saved_not(path, error) from error
         config = getattr(getattr(model, "module", model), "config", None)
         state = {
-            "format": FORMAT,
+            "format": FORMATS[-1],
             "shards": name,
             "step": step,
             "position": position,
@@ -80,16 +97,18 @@ def save(
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
     """Puts a checkpoint back into `model` (and `optimizer`), in place: each process reads what it holds now.
 
-    The processes, their number and how the model is divided may be others than when it was saved. The files are read
-    with `pickle`, as torch's are: load those of people you trust.
+    The processes, their number and how the model is divided may be others than when it was saved. Code in the files is
+    not run: only tensors, numbers and strings are read.
 
     Returns: step, position, config, extra.
 
     Raises:
         CheckpointError: naming the file that is missing or corrupt, or what another model has.
     """
-    from torch.distributed.checkpoint import FileSystemReader, load
+    from torch.distributed.checkpoint import load
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+
+    from .untrusted_shards import Planner, Reader
 
     path = Path(path)
     state = read_state(path)
@@ -97,12 +116,12 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
         raise CheckpointError(f"{path} was saved without an optimiser")
     _check_files(path / state["shards"], state["files"])
     tensors = _tensors(model, optimizer, processes=state["processes"])
-    reader = FileSystemReader(path / state["shards"])
+    reader = Reader(path / state["shards"], state["files"].keys())
     try:
         _check_forms(path, reader.read_metadata().state_dict_metadata, tensors)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+            load(tensors, storage_reader=reader, planner=Planner(), no_dist=not dist.is_initialized())
     except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException, of this process or another, is no Exception
@@ -123,29 +142,38 @@ def read_state(path: str | os.PathLike) -> dict:
     """Step, position, configuration and the like. Raises: CheckpointError naming the file."""
     file = Path(path) / STATE
     try:
-        state = disk.read_json(file.read_bytes())
-    except OSError:
-        raise CheckpointError(f"{file} is missing: not a checkpoint") from None
+        state = disk.read_json(read_state_file(file))
+    except CheckpointError:
+        raise
     except ValueError as error:
         raise CheckpointError(f"{file} is corrupt: {error}") from None
-    counts = ("step", "position", "processes")
-    if (
-        not isinstance(state, dict)
-        or state.get("format") != FORMAT
-        or any(type(state.get(c)) is not int for c in counts)
-    ):
+    form = state.get("format") if isinstance(state, dict) else None
+    if form not in FORMATS:
         raise CheckpointError(
-            f"{file}: expected a checkpoint of format {FORMAT}; `checkpoint.load` reads the one-file form"
+            f"{file}: expected a checkpoint of format {FORMATS[-1]}; `checkpoint.load` reads the one-file form"
         )
-    if not isinstance(state.get("files"), dict):
-        raise CheckpointError(f"{file} is corrupt: it names no files")
-    if (
-        not isinstance(state.get("shards"), str)
-        or not SHARDS.fullmatch(state["shards"])
-        or not (Path(path) / state["shards"]).is_dir()
-    ):
-        raise CheckpointError(f"{file}: the folder of shards {state.get('shards')!r} is missing")
+    if form != FORMATS[0] and state.pop("sha256", None) != state_digest(state):
+        raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in it")
+    for name, kind in FIELDS.items():
+        if not isinstance(state.get(name, ...), kind) or (kind is int and (state[name] is True or state[name] < 0)):
+            raise CheckpointError(f"{file} is corrupt: {name} is {state.get(name, 'missing')!r}")
+    shards = Path(path) / state["shards"]
+    if not SHARDS.fullmatch(state["shards"]) or shards.is_symlink() or not shards.is_dir():
+        raise CheckpointError(f"{file}: the folder of shards {state['shards']!r} is missing or a link")
     return state
+
+
+def _saved_not(path: Path, error) -> Exception:
+    """What stands for torch's exception: the first process's that failed."""
+    first = next(iter(error.failures.values()))[0]
+    if isinstance(first, OSError):
+        return OSError(first.errno, f"{path} cannot be saved: {first.strerror or first}")
+    full = "no space left" in str(first).lower() or "unexpected pos" in str(first)  # as torch's zip writer says it
+    return (
+        OSError(errno.ENOSPC, f"{path} cannot be saved: {first}")
+        if full
+        else CheckpointError(f"{path} cannot be saved: {first}")
+    )
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processes: int | None = None) -> dict[str, Any]:
@@ -170,12 +198,20 @@ def _digests(folder: Path) -> dict[str, str]:
     if dist.is_initialized():
         dist.barrier()
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    mine = {file.name: sha256_of(file) for file in sorted(folder.iterdir())[rank::size]}
+    mine = {file.name: _digest_or_why_not(file) for file in sorted(folder.iterdir())[rank::size]}
     every = [mine]
     if dist.is_initialized():
         every = [None] * size
         dist.all_gather_object(every, mine)
     return {name: digests for part in every for name, digests in part.items()}
+
+
+def _digest_or_why_not(file: Path) -> str:
+    """An error of one process would leave the others waiting for it: it travels in place of the digest."""
+    try:
+        return sha256_of(file)
+    except (OSError, ValueError) as error:
+        return str(error)
 
 
 def _check_files(folder: Path, wanted: dict) -> None:
@@ -185,8 +221,9 @@ def _check_files(folder: Path, wanted: dict) -> None:
         if name not in digests or name not in wanted:
             raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
         if digests[name] != wanted[name]:
+            unread = "" if re.fullmatch("[0-9a-f]{64}", digests[name]) else f" ({digests[name]})"
             raise CheckpointError(
-                f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}"
+                f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}{unread}"
             )
 
 
@@ -239,7 +276,7 @@ def _finish(path: Path, state: dict) -> None:
         disk.sync(file)
     disk.sync(path / state["shards"])
     disk.sync(path)
-    disk.write_json(path / STATE, state)
+    disk.write_json(path / STATE, state | {"sha256": state_digest(state)})
     _remove_others(path, state["shards"])
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import torch
 import bench
 import retro_kernels as rk
 from bench.commands import exits
-from retro_kernels import _shipped, aot
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import aot, shipped
+from retro_kernels.compile.target import KNOWN
 from retro_kernels.testing import stub
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -60,18 +61,63 @@ def test_what_was_compiled_elsewhere_is_not_compiled_again(folder, tmp_path, mon
 
 
 def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
-    with pytest.raises(ValueError, match="cache: expected a folder that `retro-bench compile --presets --output` made"):
+    with pytest.raises(
+        ValueError, match=r"cache: expected a folder that `retro-bench compile --presets --output` made"
+    ):
         rk.warm_up(cache=tmp_path)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    manifest = json.loads((other / _shipped.MANIFEST).read_text())
+    manifest = json.loads((other / shipped.MANIFEST).read_text())
     wrong = manifest | {"triton": "3.1.4", "python": "3.99", "compiler": "another"}
-    (other / _shipped.MANIFEST).write_text(json.dumps(wrong))
+    (other / shipped.MANIFEST).write_text(json.dumps(wrong))
     with pytest.raises(ValueError, match=r"got a folder of triton 3\.1\.4 on Python 3\.99"):
         rk.warm_up(cache=other)
-    (other / _shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
+    (other / shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
     with pytest.raises(ValueError, match="expected kernels of this version of retro_kernels"):
         rk.warm_up(cache=other)
+
+
+@pytest.mark.timeout(120)
+def test_nothing_that_the_host_would_run_is_taken_over(folder, tmp_path, monkeypatch):
+    """Libraries, links, pipes, names that lead elsewhere, entries of other names."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    forged, secret = tmp_path / "forged", tmp_path / "secret.json"
+    shutil.copytree(folder, forged)
+    secret.write_text("secret")
+    entry = next(e for e in sorted(forged.iterdir()) if e.is_dir())
+    group = next(entry.glob("__grp__*.json"))
+    listing = json.loads(group.read_text())
+    listing["child_paths"] |= {"../../escaped.json": "x", "__triton_launcher.so": "x", str(secret): "x"}
+    group.write_text(json.dumps(listing))
+    honest = {file.name for file in entry.iterdir()}
+    for name in (
+        "__triton_launcher.so",
+        "cuda_utils.cpython-311-x86_64-linux-gnu.so",
+        "kernel.py",
+        "a.cubin.so",
+        ".x.json",
+    ):
+        (entry / name).write_bytes(b"host code")
+    (entry / "link.json").symlink_to(secret)
+    os.mkfifo(entry / "pipe.json")
+    for name in ("..x", "A" * 51, "a" * 52, "B" * 52):
+        shutil.copytree(folder / entry.name, forged / name)
+    shutil.rmtree(forged / ("B" * 52))
+    (forged / ("B" * 52)).symlink_to(folder / entry.name)
+    assert rk.warm_up(cache=forged) == rk.warm_up(cache=folder)
+    taken = tmp_path / "cache"
+    assert {e.name for e in taken.iterdir()} == {e.name for e in folder.iterdir() if e.is_dir()}
+    assert {file.name for file in (taken / entry.name).iterdir()} == honest
+    for file in taken.rglob("__grp__*.json"):
+        for name, path in json.loads(file.read_text())["child_paths"].items():
+            assert Path(path) == file.parent / name and Path(path).is_file() and "/" not in name
+
+
+@pytest.mark.timeout(60)
+def test_a_manifest_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / shipped.MANIFEST)
+    with pytest.raises(ValueError, match=r"cache: expected a folder that .* made; got .*no regular file"):
+        rk.warm_up(cache=tmp_path)
 
 
 def test_presets_want_a_folder(capsys):

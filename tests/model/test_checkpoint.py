@@ -144,7 +144,7 @@ def test_a_first_form_checkpoint_is_read_and_replaced(saved):
         path = tensors(saved, kind)
         state["files"][f"{kind}.safetensors"] = state["files"].pop(path.name)
         path.rename(saved / f"{kind}.safetensors")
-    state["sha256"] = checkpoint_folder._state_digest(state)
+    state["sha256"] = checkpoint_folder.state_digest(state)
     (saved / "state.json").write_text(json.dumps(state))
     for rest in (".at4.123.tmp", ".at4.77.old"):
         shutil.copytree(saved, saved.parent / rest)

@@ -74,7 +74,7 @@ def crafted(saved, change_tensors=None, change_state=None):
         state["files"][path.name] = {"bytes": path.stat().st_size, "sha256": checkpoint_folder.sha256_of(path)}
     if change_state:
         change_state(state)
-    (saved / "state.json").write_text(json.dumps(state | {"sha256": checkpoint_folder._state_digest(state)}))
+    (saved / "state.json").write_text(json.dumps(state | {"sha256": checkpoint_folder.state_digest(state)}))
 
 
 MOMENT = "state.table.weight.exp_avg"

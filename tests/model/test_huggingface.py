@@ -1,6 +1,7 @@
 """A retrofitted decoder in the Hugging Face library's hands: Trainer, generate, save_pretrained."""
 
 import copy
+import json
 import pickle
 import warnings
 
@@ -211,3 +212,50 @@ def test_weights_of_another_shape_are_named(tmp_path):
     safetensors.save_file(weights | {name: torch.zeros(3, 3)}, file)
     with pytest.raises(ValueError, match=rf"folder: expected {name} \[.*\]; got \[3, 3\]"):
         RetrofitForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_loss_is_the_mean_over_labels_that_follow_a_token(training):
+    """The first label follows nothing; the Trainer's own count is taken where it gives one."""
+    ours, batch = model().train(training), torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(1))
+    labels = batch.clone()
+    labels[0, 5:] = -100
+    labels[1, :3] = -100
+    with torch.no_grad():
+        logits = ours(batch).logits.double()
+        kept = [
+            -torch.log_softmax(logits[b, t - 1], -1)[labels[b, t]]
+            for b in range(2)
+            for t in range(1, 9)
+            if labels[b, t] != -100
+        ]
+        assert len(kept) == 4 + 6
+        assert float(ours(batch, labels=labels).loss) == pytest.approx(float(sum(kept)) / 10, rel=1e-5)
+        counted = ours(batch, labels=labels, num_items_in_batch=7).loss
+        assert float(counted) == pytest.approx(float(sum(kept)) / 7, rel=1e-5)
+        nothing = ours(batch, labels=torch.full_like(labels, -100)).loss
+        assert float(nothing) == 0
+
+
+def test_a_folder_that_was_changed_is_named(tmp_path):
+    ours = model()
+    ours.save_pretrained(tmp_path / "m", whole=True)
+    weights, config = tmp_path / "m/model.safetensors", tmp_path / "m/config.json"
+    kept, said = weights.read_bytes(), json.loads(config.read_text())
+    weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"model\.safetensors: truncated or corrupt: its SHA-256"):
+        RetrofitForCausalLM.from_pretrained(tmp_path / "m")
+    weights.write_bytes(kept[:20])
+    config.write_text(json.dumps(said | {"sha256": None}))
+    with pytest.raises(ValueError, match=r"model\.safetensors: truncated or corrupt"):
+        RetrofitForCausalLM.from_pretrained(tmp_path / "m")
+    weights.write_bytes(kept)
+    RetrofitForCausalLM.from_pretrained(tmp_path / "m")  # one that was saved before there were digests
+    wrong = {"decoder": ["llama"], "retrieval": "x", "base": 3, "sha256": 5}
+    for name, value in wrong.items():
+        config.write_text(json.dumps(said | {name: value}))
+        with pytest.raises(ValueError, match=rf"config\.json: corrupt \({name} is"):
+            RetrofitForCausalLM.from_pretrained(tmp_path / "m")
+    config.write_text(json.dumps(said | {"retrieval": said["retrieval"] | {"chunk_len": None}}))
+    with pytest.raises(ValueError, match=r"chunk_len|corrupt"):
+        RetrofitForCausalLM.from_pretrained(tmp_path / "m")

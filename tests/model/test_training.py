@@ -392,3 +392,18 @@ def test_the_papers_settings():
     )
     with pytest.raises(ValueError, match="name: expected one of 172m"):
         training.Settings.preset("1b")
+
+
+@pytest.mark.parametrize("times", [0.999, 1.0, 1.0005, 1.005, 1.5, 100.0])
+def test_a_gradient_is_clipped_from_the_limit_on(times):
+    from retro_model.training.step import clip_gradient
+
+    model = torch.nn.Linear(5, 3).double()
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    whole = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    before = [p.grad.clone() for p in model.parameters()]
+    limit = float(whole) / times
+    assert clip_gradient(model, limit) == pytest.approx(float(whole))
+    for p, old in zip(model.parameters(), before):
+        torch.testing.assert_close(p.grad, old / max(1.0, times), rtol=1e-5, atol=0)

@@ -1,8 +1,8 @@
 """RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation, a
 sample.
 
-    python -m retro_model demo                                  # minutes on two cores
-    python -m retro_model demo --preset 172m --device cuda      # the same code at the paper's sizes
+    retro-model demo                                  # minutes on two cores
+    retro-model demo --preset 172m --device cuda      # the same code at the paper's sizes
 
 A RETRO and its baseline (the same decoder, no retrieval) take the same steps over the same data in the same order; then
 both are scored on packages that training, tokeniser and database never saw.
@@ -10,13 +10,10 @@ both are scored on packages that training, tokeniser and database never saw.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import io
 import json
-import math
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,6 +29,7 @@ from retro_model.evaluation import colouring
 from retro_model.retro import copying
 
 from .corpus import Corpus, prepare, stream
+from .options import parser
 from .plan import DEFAULT, SMOKE, Plan, preset
 
 
@@ -282,18 +280,6 @@ def keep(
     folders.describe(folder, "retro", "RETRO, trained on Python's standard library", parts, plan.window, facts)
 
 
-def _at_least(low: int | float) -> Callable[[str], int | float]:
-    """For argparse: a number of low's type."""
-
-    def number(text: str) -> int | float:
-        value = type(low)(text)
-        if not low <= value < math.inf:  # NaN included
-            raise argparse.ArgumentTypeError(f"expected a number of at least {low}; got {text}")
-        return value
-
-    return number
-
-
 def _no_device(name: str) -> str | None:
     """Why nothing can run on the device; None where it can."""
     kind, _, index = name.partition(":")
@@ -306,28 +292,12 @@ def _no_device(name: str) -> str | None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m retro_model demo", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo-out"), help="folder for everything that is made (default: demo-out)"
-    )
-    parser.add_argument(
-        "--minutes",
-        type=_at_least(0.01),
-        help="train both models for so long together; default: a fixed number of steps",
-    )
-    parser.add_argument(
-        "--preset", choices=["172m", "425m", "1.5b", "7.5b"], help="a model of the paper's Table 2 and its settings"
-    )
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--seed", type=_at_least(0), default=0)
-    parser.add_argument("--steps", type=_at_least(1), help="training steps of each model")
-    parser.add_argument("--batch-size", type=_at_least(1), help="windows a step")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
-    options = parser.parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
     if options.smoke and options.preset:
-        parser.error("--smoke and --preset exclude each other")
+        made.error("--smoke and --preset exclude each other")
     if why := _no_device(options.device):  # before minutes of preparation, not after
-        parser.error(f"--device {options.device}: {why}")
+        made.error(f"--device {options.device}: {why}")
     plan = SMOKE if options.smoke else preset(options.preset) if options.preset else DEFAULT
     changes = {k: v for k, v in (("steps", options.steps), ("batch_size", options.batch_size)) if v is not None}
     if options.steps is not None:

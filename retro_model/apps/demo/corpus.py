@@ -35,7 +35,7 @@ SPARE = 4
 
 
 class Corpus(NamedTuple):
-    """What the models read. neighbours: `train_neighbours` of `train`,
+    """The demonstration's data. neighbours: `train_neighbours` of `train`,
     `validation_neighbours` of `validation`, ids of `database`.
     """
 

@@ -1,4 +1,4 @@
-"""What the parts of RETRO are worth: small models that lack one, trained as the demonstration trains and scored on its
+"""Ablations of RETRO: small models that lack one part, trained as the demonstration trains and scored on its
 held-out text. Source: appendix D of arXiv 2112.04426.
 """
 

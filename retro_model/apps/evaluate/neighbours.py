@@ -1,17 +1,17 @@
 """Documents to tokens, keys and neighbours, by any frozen encoder.
 
-    python -m retro_model neighbours run --documents corpus.jsonl --tokenizer gpt2-folder --encoder bert-folder -k 10
-    python -m retro_model neighbours run --documents "src/**/*.py" --tokenizer train:8192 --window 2048
+    retro-model neighbours run --documents corpus.jsonl --tokenizer gpt2-folder --encoder bert-folder -k 10
+    retro-model neighbours run --documents "src/**/*.py" --tokenizer train:8192 --window 2048
 
 Everything it makes lies in the folder; killed and called again it goes on.
 """
 
 from __future__ import annotations
 
-import argparse
 import glob
 import json
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +26,8 @@ from retro_model.data.store import TokenStore, build_store
 from retro_model.data.tokens import Tokenizer
 from retro_model.integrations.megatron import read_megatron
 
-TFIDF = "tfidf"
+from .options import TFIDF
+from .options import neighbours as parser
 
 
 def read_documents(patterns: list[str], text_field: str, without: list[str]) -> Iterator[Document]:
@@ -83,8 +84,8 @@ def make_embedder(name: str, store: TokenStore, tokenizer, device: str) -> Embed
     return EncoderEmbedder(AutoModel.from_pretrained(name).to(device), prepare=retokenized(tokenizer.decode, theirs))
 
 
-def run(options: argparse.Namespace, show=print) -> np.ndarray:
-    """What the command does. Returns: the neighbours."""
+def run(options: Namespace, show=print) -> np.ndarray:
+    """Run the command and return the neighbours."""
     begin = time.perf_counter()
     options.folder.mkdir(parents=True, exist_ok=True)
     what = (options.documents, options.text_field, options.without)
@@ -115,27 +116,4 @@ def run(options: argparse.Namespace, show=print) -> np.ndarray:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m retro_model neighbours", description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path, help="for everything that is made")
-    parser.add_argument(
-        "--documents",
-        nargs="+",
-        required=True,
-        help="files of JSON lines, text files (patterns, ** too), Megatron prefixes",
-    )
-    parser.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
-    parser.add_argument("--text-field", default="text", help="of JSON lines (default: text)")
-    parser.add_argument("--tokenizer", required=True, help="a folder of transformers, a saved Tokenizer, or train:SIZE")
-    parser.add_argument(
-        "--encoder", default=TFIDF, help="a folder of a transformers encoder, e.g. BERT's; tfidf (default) needs none"
-    )
-    parser.add_argument("--chunk-len", type=int, default=64)
-    parser.add_argument("--bos", action="store_true", help="the tokenizer's BOS before every document")
-    parser.add_argument("-k", type=int, default=10, help="neighbours a chunk (default: 10)")
-    parser.add_argument("--index", help="a FAISS index factory string; default: exact search")
-    parser.add_argument("--device", default="cpu", help="of the encoder and the exact search")
-    parser.add_argument(
-        "--window", type=int, help="say how many training windows of so many tokens would see their own future"
-    )
-    parser.add_argument("--shown", type=int, default=2, help="neighbours a chunk that a window is shown (default: 2)")
-    run(parser.parse_args(arguments))
+    run(parser().parse_args(arguments))

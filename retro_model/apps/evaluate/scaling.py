@@ -1,9 +1,9 @@
 """What a trained model gains from a larger database and from more neighbours, and what its parts are worth: curves and
 a table.
 
-    python -m retro_model demo --out demo-out
-    python -m retro_model scaling demo-out                              # scaling.json, scaling.png in demo-out
-    python -m retro_model scaling demo-out --ablations 600      # trains four small models for so many steps each
+    retro-model demo --out demo-out
+    retro-model scaling demo-out                              # scaling.json, scaling.png in demo-out
+    retro-model scaling demo-out --ablations 600      # trains four small models for so many steps each
 
 The model, its baseline, the database and the held-out text are those of the demonstration in the folder. Source: Figure
 1 (middle, right) and appendix D of arXiv 2112.04426.
@@ -11,7 +11,6 @@ The model, its baseline, the database and the held-out text are those of the dem
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -22,10 +21,9 @@ from retro_model import Retro, evaluation
 from retro_model.data.subset import subset_neighbours, subset_rows
 
 from .ablations import ablations
+from .options import NEIGHBOURS, SHARES
+from .options import scaling as parser
 from .trained import Trained, open_demo
-
-SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
-NEIGHBOURS = (1, 2, 5, 10, 20, 40)
 
 
 def curves(
@@ -94,25 +92,16 @@ def plot(results: dict, path: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m retro_model scaling", description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", type=Path, help="what `python -m retro_model demo --out` made")
-    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the database")
-    parser.add_argument("--neighbours", type=int, nargs="+", default=NEIGHBOURS)
-    parser.add_argument("--documents", type=int, help="of the held-out text, the first so many")
-    parser.add_argument("--ablations", type=int, metavar="STEPS", help="instead: train the ablations for so many steps")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    begin, demo = time.perf_counter(), open_demo(options.folder)
-    if options.ablations is not None:
+    given = parser().parse_args(arguments)
+    begin, demo = time.perf_counter(), open_demo(given.folder)
+    if given.ablations is not None:
         results = ablations(
-            demo, options.ablations, options.folder / "ablations", seed=options.seed, documents=options.documents
+            demo, given.ablations, given.folder / "ablations", seed=given.seed, documents=given.documents
         )
-        path = options.folder / "ablations.json"
+        path = given.folder / "ablations.json"
     else:
-        results = curves(
-            demo, shares=options.shares, ks=options.neighbours, documents=options.documents, seed=options.seed
-        )
-        path = options.folder / "scaling.json"
-        plot(results, options.folder / "scaling.png")
+        results = curves(demo, shares=given.shares, ks=given.neighbours, documents=given.documents, seed=given.seed)
+        path = given.folder / "scaling.json"
+        plot(results, given.folder / "scaling.png")
     path.write_text(json.dumps(results, indent=1) + "\n")
     print(f"{time.perf_counter() - begin:.0f} s; {path}")

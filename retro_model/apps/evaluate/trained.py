@@ -1,4 +1,4 @@
-"""What a demonstration of RETRO left in its folder, opened for the commands that go on from it."""
+"""Open the folder of a RETRO demonstration, for the commands that go on from it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,11 @@ from torch import Tensor, nn
 
 from retro_model.memory_mosaics.memory import read
 
+from .plans import PLANS
+from .plans import MoonsPlan as Plan
 from .report import Report
+
+SMOKE = PLANS["moons"]["smoke"]
 
 INVERSE_BANDWIDTH = 50.0  # beta', fixed
 PHASE = 0.3  # of every moon at time 0
@@ -33,23 +36,6 @@ JOINT_PERIODS = 3  # joint periods in a sequence
 TRAINED = ((1, 2, 4), (1, 2, 6), (1, 3, 6), (2, 3, 6), (1, 2, 5), (1, 3, 4), (1, 4, 6), (2, 3, 4))
 HELD_OUT = (1, 2, 3)
 ANALYTIC_PERIODS = (4.0, 6.0, 10.0)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes. The paper's figures: length 800, batch 64, 512 sequences; the defaults take two minutes on a core."""
-
-    length: int = 400
-    batch_size: int = 8
-    steps: int = 500
-    seeds: int = 3
-    sequences: int = 32  # scored
-    every: int = 10  # observations between scored context lengths
-    max_lr: float = 1e-2
-    min_lr: float = 5e-6
-
-
-SMOKE = Plan(length=72, batch_size=2, steps=4, seeds=1, sequences=2, every=12)
 
 
 def joint_period(triple: tuple[int, int, int]) -> int:
@@ -156,7 +142,9 @@ def analytic(contexts) -> dict[int, list[float]]:
     return {heads: generation_error(Moons(heads).double().as_identity(), x, contexts) for heads in (1, 3)}
 
 
-def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
+def run(
+    folder: Path, plan: Plan = PLANS["moons"]["default"], *, quiet: bool = False, minutes: float = math.inf
+) -> dict:
     """Trains, scores on the held-out moons, draws; the numbers of results.json. After `minutes` no training is begun:
     the same call goes on.
     """

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,48 +23,17 @@ from retro_model.memory_mosaics.config import MosaicsConfig
 from retro_model.memory_mosaics.model import MemoryMosaics
 
 from . import automata
+from .plans import PLANS
+from .plans import RegBenchPlan as Plan
 from .report import Report
 from .transformer import Transformer, TransformerConfig
+
+SMOKE = PLANS["regbench"]["smoke"]
+THOROUGH = PLANS["regbench"]["thorough"]
 
 MODELS = ("Memory Mosaics", "transformer")
 TEST_SEED, TUNING_SEED, TRAINING_SEED = 1, 2, 3
 ORDERS = (1, 2, 3, 4)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes. The paper's: words to 49 symbols, up to 40,000 training sequences, 200 epochs, tuned widths, depths and
-    rates.
-
-    rates: learning rates; of several each model takes the one that is best on other automata after as many steps.
-    """
-
-    d_model: int = 64
-    num_layers: int = 2
-    num_heads: int = 4
-    longest_word: int = 19
-    train_sequences: int = 1000
-    test_sequences: int = 100
-    steps: int = 400
-    batch_size: int = 16
-    seeds: int = 1
-    rates: tuple[float, ...] = (2e-3,)
-    scored_steps: int = 10  # times that a run is scored
-    weight_decay: float = 0.1
-
-
-SMOKE = Plan(
-    d_model=32,
-    num_layers=1,
-    num_heads=2,
-    longest_word=4,
-    train_sequences=24,
-    test_sequences=6,
-    steps=4,
-    batch_size=4,
-    scored_steps=2,
-)
-THOROUGH = Plan(steps=600, seeds=3, rates=(2e-3, 5e-3), scored_steps=20)
 
 
 def make(name: str, plan: Plan, seed: int) -> nn.Module:
@@ -144,7 +112,7 @@ def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tupl
 
 
 def last_quarter(curve: list[dict], metric: str) -> float:
-    """What a straight line through the last quarter of a run's points gains or loses over that quarter."""
+    """Slope over the last quarter of a run: the change of a fitted straight line from its start to its end."""
     points = curve[-max(2, len(curve) // 4 + 1) :]
     if len(points) < 2:
         return math.nan
@@ -152,7 +120,9 @@ def last_quarter(curve: list[dict], metric: str) -> float:
     return float(np.polyfit(steps, [point[metric] for point in points], 1)[0] * (steps[-1] - steps[0]))
 
 
-def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
+def run(
+    folder: Path, plan: Plan = PLANS["regbench"]["default"], *, quiet: bool = False, minutes: float = math.inf
+) -> dict:
     """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
     same call goes on.
     """

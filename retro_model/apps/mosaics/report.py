@@ -1,4 +1,4 @@
-"""What every demonstration leaves in its folder: report.txt, results.json and pictures."""
+"""The output of every demonstration: report.txt, results.json and pictures."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,73 +28,19 @@ from retro_model.memory_mosaics.config import MosaicsConfig
 from retro_model.memory_mosaics.model import MemoryMosaics
 
 from .corpora import CORPORA
+from .plans import PLANS
+from .plans import TextPlan as Plan
 from .report import Report
 from .transformer import Transformer, TransformerConfig
+
+SMOKE = PLANS["text"]["smoke"]
+KJV = PLANS["text"]["kjv"]
 
 NAMES = MOSAICS, LEARNED, ROTARY = "Memory Mosaics", "transformer, learned positions", "transformer, rotary"
 SCORED_STEPS = 20  # times that a run is scored on a few held-out windows
 BUCKETS = 16  # of positions, in a curve
 PIECE = 16  # tokens that a bounded memory takes in at a time
 SHOWN = 512  # tokens that a page shows at once
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context
-    512.
-
-    rates: learning rates; of several each model takes the one whose training loss is least at the end of a run of
-    `tuning_steps`.
-    """
-
-    corpus: str = "stdlib"
-    other: str = "kjv"  # scored too, without training on it; left out where this machine lacks it
-    vocab_size: int = 2048
-    d_model: int = 64
-    num_layers: int = 4
-    num_heads: int = 4
-    context: int = 256
-    longest: int = 1024
-    steps: int = 500
-    batch_size: int = 8
-    rates: tuple[float, ...] = (2e-3,)
-    tuning_steps: int = 200
-    weight_decay: float = 0.1
-    seed: int = 0
-    train_characters: int = 4_000_000
-    windows: int = 40  # scored, of `longest` tokens each
-    capacities: tuple[int, ...] = (64, 128, 256, 512)
-    bounded_windows: int = 8
-
-
-SMOKE = Plan(
-    vocab_size=300,
-    d_model=32,
-    num_layers=1,
-    num_heads=2,
-    context=32,
-    longest=64,
-    steps=3,
-    batch_size=2,
-    train_characters=60_000,
-    windows=4,
-    capacities=(8,),
-    bounded_windows=2,
-)
-
-
-KJV = Plan(
-    corpus="kjv",
-    other="stdlib",
-    vocab_size=512,
-    num_layers=2,
-    context=128,
-    batch_size=16,
-    steps=1500,
-    rates=(3e-3, 8e-3),
-    tuning_steps=150,
-    capacities=(32, 64, 128, 256),
-)
 
 
 def make(name: str, plan: Plan, vocab_size: int) -> nn.Module:
@@ -217,7 +162,7 @@ def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dic
     return {"facts": facts, "losses": tables, "weights": model.state_dict()}
 
 
-def run(folder: Path, plan: Plan = Plan(), *, quiet: bool = False, minutes: float = math.inf) -> dict:
+def run(folder: Path, plan: Plan = PLANS["text"]["default"], *, quiet: bool = False, minutes: float = math.inf) -> dict:
     """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
     same call goes on.
     """

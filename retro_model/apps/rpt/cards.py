@@ -77,7 +77,7 @@ class Plan:
 
 
 class Variant(NamedTuple):
-    """What differs: the configuration's changes, where neighbours and lessons come from, the decoder's share of the
+    """One variant: changes of the configuration, source of neighbours and lessons, the decoder's share of the
     retrieval loss.
     """
 

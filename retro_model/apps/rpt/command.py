@@ -4,7 +4,6 @@ there yet, then writes a table, a picture and the numbers.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -19,8 +18,8 @@ from retro_model.evaluation import rpt as evaluation
 
 from . import cards, text
 from .deck import Deck
+from .options import parser
 from .parts import Stopped
-from .text_corpus import CORPORA
 
 LOWER = ("layers.0.", "layers.1.", "retriever.attention.")
 #: What the two lower layers and the chunk attention learn fast is what all cues have in common; it drowns the words
@@ -40,37 +39,7 @@ READ = ("own", "teacher", "random", "off")  # whose neighbours
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="retro-model rpt", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("cards", help="made-up documents whose content returns beyond the window")
-    command.add_argument(
-        "--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)"
-    )
-    command.add_argument(
-        "--reworded", action="store_true", help="a returning cue has other tokens: BM25 cannot find it"
-    )
-    command.add_argument(
-        "--only", nargs="+", choices=list(cards.VARIANTS), metavar="VARIANT", help=f"of {', '.join(cards.VARIANTS)}"
-    )
-    command.add_argument("--steps", type=int, help="of each variant")
-    command.add_argument("--alpha", type=float, help="weight of the retrieval loss (default: 1; reworded: 30)")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
-    command = commands.add_parser("text", help="long documents: packages of the standard library, books of the Bible")
-    command.add_argument(
-        "--corpus", choices=list(CORPORA), default="stdlib", help="kjv needs the command `bible` (bible-kjv)"
-    )
-    command.add_argument(
-        "--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)"
-    )
-    command.add_argument("--steps", type=int, help="of each model")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
-    for command in commands.choices.values():
-        command.add_argument(
-            "--minutes", type=float, default=math.inf, help="stop after so many; the same command goes on where it was"
-        )
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     if options.command == "text":
         plan = dataclasses.replace(TEXT_SMOKE if options.smoke else text.Plan(), corpus=options.corpus)
         if options.steps is not None:

@@ -1,4 +1,4 @@
-"""What a build will cost: bytes on disk, memory of a worker and core-seconds of each stage, from rates that were
+"""Estimate of a build's cost: bytes on disk, memory of a worker and core-seconds of each stage, from rates that were
 measured.
 
 The times of most stages grow with the number of chunks. Those of an IVF index do not: training grows with lists times
@@ -34,7 +34,7 @@ RATES = {
 A_QUERY = 3.7e6
 # queries of text that are searched for again, their nearest chunks being their own document's: 15% once, 2% twice more
 AGAIN = 0.17
-# Of a Dask cluster: core-seconds a task (the client packs the embedder for each, the workers unpack it), cores that its
+# Dask's own cost: core-seconds a task (the client packs the embedder for each, the workers unpack it), cores that its
 # scheduler, nannies and heartbeats keep busy whatever there is to do, core-seconds of a worker that loads FAISS.
 DASK_TASK, DASK_IDLE, LOADS_FAISS = 0.2, 0.05, 1.0
 
@@ -49,7 +49,7 @@ class Stage(NamedTuple):
 
 
 def units(recipe: Recipe, chunks: int, searched: int) -> dict[str, float]:
-    """What each stage's time is proportional to: chunks of 64 tokens, or multiply-adds."""
+    """Units of work of each stage: chunks of 64 tokens, or multiply-adds."""
     d, lists = recipe.dim, recipe.lists
     tokens = chunks * recipe.chunk_len / 64
     if not recipe.index:

@@ -1,4 +1,4 @@
-"""What a database of shards is made of: sizes, and the documents of each shard."""
+"""Recipe of a sharded database: sizes, and the documents of each shard."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Recipe:
 
     @property
     def lists(self) -> int:
-        """Of the index; 0 without one."""
+        """Inverted lists of the index; 0 without one."""
         parts = [p for p in (self.index or "").split(",") if p.startswith("IVF")]
         return int(parts[0].removeprefix("IVF").split("_")[0]) if parts else 0
 
     @property
     def code_bytes(self) -> int:
-        """Of a vector in the index."""
+        """Bytes of a vector in the index."""
         codes = [p for p in (self.index or "").split(",") if p.startswith("PQ")]
         if codes:
             pieces, _, bits = codes[0].removeprefix("PQ").partition("x")
@@ -69,7 +69,7 @@ class Synthetic:
 
 
 def synthetic_documents(shard: int, chunks: int, chunk_len: int) -> Iterator[Document]:
-    """Those of one shard, of `chunks` chunks: a pure function of its number."""
+    """Documents of one shard of `chunks` chunks: a pure function of the shard's number."""
     pool = _zipf(np.random.default_rng(0), 1 << 16)
     random = np.random.default_rng([1, shard])
     for number in range(0, chunks, SYNTHETIC_CHUNKS):

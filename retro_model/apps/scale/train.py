@@ -9,9 +9,8 @@ for them is printed.
 
 from __future__ import annotations
 
-import argparse
 import os
-from pathlib import Path
+from argparse import Namespace
 
 import torch
 import torch.distributed as dist
@@ -21,20 +20,6 @@ from retro_model.parallel import SequencePart, parallelize
 from retro_model.training import Settings, WindowDataset, sharded_checkpoint
 
 from .build import opened
-
-
-def arguments_of(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, help="the folder of a build; gets `checkpoint`")
-    parser.add_argument("--preset", help="sizes of the paper's Table 2; else a tiny model")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--window", type=int, default=256, help="tokens a sequence")
-    parser.add_argument("--batch", type=int, default=4, help="sequences a step, of all processes")
-    parser.add_argument("--k", type=int, default=2, help="neighbours a chunk")
-    parser.add_argument("--sequence", type=int, default=1, help="processes that share a sequence")
-    parser.add_argument("--tensor", type=int, default=1, help="processes that share the heads")
-    parser.add_argument("--exchange", choices=("gather", "ring"), default="gather")
-    parser.add_argument("--save-every", type=int, default=0, help="steps; 0: at the end")
-    parser.add_argument("--workers", type=int, default=1, help="processes that read ahead, of each process; 0: none")
 
 
 def config_of(preset: str | None, vocab_size: int, chunk_len: int, window: int) -> RetroConfig:
@@ -59,7 +44,7 @@ def config_of(preset: str | None, vocab_size: int, chunk_len: int, window: int) 
     )
 
 
-def main(options: argparse.Namespace) -> list[dict]:
+def main(options: Namespace) -> list[dict]:
     """Runs; the results of every step. Continues from `checkpoint` where there is one."""
     device, mesh = _mesh(options)
     data, rank = mesh["data"].size(), mesh["data"].get_local_rank()
@@ -116,7 +101,7 @@ def main(options: argparse.Namespace) -> list[dict]:
     return history
 
 
-def _mesh(options: argparse.Namespace):
+def _mesh(options: Namespace):
     """This process's device, and the mesh of all."""
     gpus = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1")) and torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if gpus else torch.device("cpu")

@@ -4,25 +4,29 @@ hosts and origins, nothing from elsewhere on the page.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
-import threading
+import mimetypes
 from collections.abc import Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .reader import Options, Reader
+from .desk import Desk, Full, Stopped
+from .library import LARGEST_FILE, MOST_ADDED
+from .reader import LONGEST_TEXT, Options, Reader
 
 PAGE = Path(__file__).resolve().parent / "page"
 HOSTS = ("127.0.0.1", "localhost")
-LARGEST_BODY = 4 << 20  # bytes
+LARGEST_BODY = 2 << 20  # bytes; JSON may write a byte of a file as six
+BODY_SECONDS = 20.0
 LONGEST_NAME = 200
+LONGEST_ERROR = 400  # characters: an error may quote the question
 #: scripts, styles and data from here only; nobody may frame the page
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
@@ -81,13 +85,27 @@ class OwnOrigin:
 
 
 class Service:
-    """What the page may ask of a reader; one request at a time, for the library changes under them."""
+    """Answers to the page's questions. All but `said` are given by the desk's thread, one at a time.
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader, self.lock = reader, threading.Lock()
+    said: the answer to `about`, made anew after each change of the library, so that it never waits for the model.
+    """
 
-    def about(self, _: dict) -> dict:
-        return self.reader.about()
+    def __init__(self, reader: Reader, desk: Desk) -> None:
+        self.reader, self.limits = (
+            reader,
+            {
+                "text": LONGEST_TEXT,
+                "file": LARGEST_FILE,
+                "added": MOST_ADDED,
+                "waiting": desk.most,
+                "seconds": desk.seconds,
+            },
+        )
+        self._changed()
+
+    def _changed(self) -> dict:
+        self.said = self.reader.about() | {"limits": self.limits}
+        return {"library": self.said["library"]}
 
     def read(self, asked: dict) -> dict:
         return self.reader.read(self._tokens(asked), _options(asked)).to_dict()
@@ -98,11 +116,11 @@ class Service:
 
     def forget(self, asked: dict) -> dict:
         self._library().forget(asked.get("document"))
-        return {"library": self.reader.library_state()}
+        return self._changed()
 
     def remember(self, asked: dict) -> dict:
         self._library().remember(asked.get("document"))
-        return {"library": self.reader.library_state()}
+        return self._changed()
 
     def add(self, asked: dict) -> dict:
         """A file that was given, or a held-out document whole."""
@@ -116,11 +134,11 @@ class Service:
         else:
             name, text = _text(asked, "name")[:LONGEST_NAME] or "a file", _text(asked, "text")
         number = self._library().add(name, text)
-        return {"document": number, "library": self.reader.library_state()}
+        return {"document": number} | self._changed()
 
     def reset(self, _: dict) -> dict:
         self._library().reset()
-        return {"library": self.reader.library_state()}
+        return self._changed()
 
     def _tokens(self, asked: dict):
         return self.reader.passage(asked["passage"]) if "passage" in asked else self.reader.encode(_text(asked, "text"))
@@ -130,16 +148,17 @@ class Service:
             raise ValueError(f"a {self.reader.folder.kind} model has no library: it reads its own past")
         return self.reader.library
 
-    def answer(self, name: str, asked: dict) -> dict:
-        """The result of a method by name, alone."""
-        with self.lock:
-            return getattr(self, name)(asked)
-
 
 def _text(asked: dict, name: str) -> str:
-    if not isinstance(asked.get(name), str):
-        raise ValueError(f"{name}: expected a string; got {type(asked.get(name)).__name__}")
-    return asked[name]
+    """A string that can be written as UTF-8: JSON also has halves of characters."""
+    text = asked.get(name)
+    if not isinstance(text, str):
+        raise ValueError(f"{name}: expected a string; got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: expected text; got a lone surrogate as character {error.start + 1}") from None
+    return text
 
 
 def _options(asked: dict) -> Options:
@@ -164,22 +183,69 @@ async def _body(request: Request) -> dict:
     return asked
 
 
-def make_app(reader: Reader) -> ASGIApp:
-    """The server of one model; see `command` for how it listens."""
-    service = Service(reader)
+async def _gone(request: Request) -> None:
+    """Returns when the client leaves."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _page() -> dict[str, Response]:
+    """The page's files, read once: they are served without a thread and never wait for one."""
+    kinds = {".js": "text/javascript"}  # not every system's table says so
+    return {
+        file.name: Response(file.read_bytes(), media_type=kinds.get(file.suffix) or mimetypes.guess_type(file.name)[0])
+        for file in PAGE.iterdir()
+        if file.is_file()
+    }
+
+
+def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:
+    """The server of one model; see `command` for how it listens. desk: the queue; None: one of the usual size."""
+    desk = Desk(reader.model) if desk is None else desk
+    service, files = Service(reader, desk), _page()
+
+    async def answer(request: Request, work: Callable, ticket: str | None):
+        """The desk's answer; raises Stopped where the client leaves first."""
+        asking, leaving = (asyncio.ensure_future(c) for c in (desk.ask(work, ticket), _gone(request)))
+        try:
+            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise Stopped("the client has left")
+            return asking.result()
+        finally:
+            asking.cancel()
+            leaving.cancel()
 
     def endpoint(name: str) -> Callable:
         async def call(request: Request) -> Response:
             try:
-                asked = await _body(request) if request.method == "POST" else {}
-                return JSONResponse(await run_in_threadpool(service.answer, name, asked))
+                asked = await asyncio.wait_for(_body(request), BODY_SECONDS)
+                work = functools.partial(getattr(service, name), asked)
+                return JSONResponse(await answer(request, work, _ticket(asked)))
             except ValueError as error:
-                return JSONResponse({"error": str(error)}, 400)
+                return _refusal(400, str(error))
+            except TimeoutError:
+                late = f"expected the whole request within {BODY_SECONDS:.0f} s"
+                return _refusal(408, late, headers={"Connection": "close"})
+            except Full:
+                seconds = round(desk.wait(desk.most)) + 1
+                busy = f"busy: {desk.most} questions are before yours; try again in {seconds} s"
+                return _refusal(503, busy, {"Retry-After": str(seconds)}, place=desk.most)
+            except (Stopped, ClientDisconnect) as error:
+                return _refusal(503, str(error))
 
         return call
 
-    async def page(_: Request) -> Response:
-        return FileResponse(PAGE / "index.html")
+    async def about(_: Request) -> Response:
+        return JSONResponse(service.said)
+
+    async def queue(request: Request) -> Response:
+        place = desk.place(request.query_params.get("ticket", ""))
+        seconds = None if place is None else round(desk.wait(place))
+        return JSONResponse({"place": place, "waiting": len(desk.line), "seconds": seconds})
+
+    async def page(request: Request) -> Response:
+        return files.get(request.path_params.get("name", "index.html")) or Response("not found", 404)
 
     asked = [
         Route(f"/api/{name}", endpoint(name), methods=["POST"])
@@ -187,8 +253,19 @@ def make_app(reader: Reader) -> ASGIApp:
     ]
     routes = [
         Route("/", page),
-        Route("/api/about", endpoint("about")),
+        Route("/page/{name}", page),
+        Route("/api/about", about),
+        Route("/api/queue", queue),
         *asked,
-        Mount("/page", StaticFiles(directory=PAGE)),
     ]
     return OwnOrigin(Starlette(routes=routes))
+
+
+def _ticket(asked: dict) -> str | None:
+    """The name under which a client asks for its place."""
+    ticket = asked.get("ticket")
+    return ticket if isinstance(ticket, str) and 0 < len(ticket) <= 64 else None
+
+
+def _refusal(status: int, error: str, headers: dict | None = None, **more) -> Response:
+    return JSONResponse({"error": error[:LONGEST_ERROR], **more}, status, headers)

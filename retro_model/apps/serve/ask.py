@@ -5,7 +5,6 @@ Without a prompt it reads a held-out text; with one it continues it, with retrie
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from rich.console import Console, Group
@@ -13,6 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from retro_model.base.progress import printable
+
+from .library import LARGEST_FILE
+from .options import ask
 from .reader import Options, Reader, open_folder
 from .reading import Reading
 
@@ -32,16 +35,19 @@ def coloured(reading: Reading, first: int = 0) -> Text:
     """The text, each token coloured by what retrieval brought; from `first` on, what was written is bold."""
     text = Text()
     for i, (token, on, off, blank) in enumerate(zip(reading.texts, reading.on, reading.off, reading.blank)):
-        text.append(token, style="" if blank else f"{style(off - on)} {'bold' if first and i >= first else ''}".strip())
+        text.append(
+            printable(token),
+            style="" if blank else f"{style(off - on)} {'bold' if first and i >= first else ''}".strip(),
+        )
     return text
 
 
 def card(neighbour: dict) -> Panel:
     """What was found; what stood after it, which is what helps, is bright."""
-    text = Text("".join(neighbour["texts"][: neighbour["found"]]), style="dim")
-    text.append("".join(neighbour["texts"][neighbour["found"] :]))
+    text = Text(printable("".join(neighbour["texts"][: neighbour["found"]])), style="dim")
+    text.append(printable("".join(neighbour["texts"][neighbour["found"] :])))
     line = f"line {neighbour['line']}, " if "line" in neighbour else ""
-    title = Text(f"{neighbour['name']}, {line}score {neighbour['score']:.2f}")
+    title = Text(f"{printable(neighbour['name'])}, {line}score {neighbour['score']:.2f}")
     return Panel(Text("\n").join(text.split("\n")[:CARD_LINES]), title=title, title_align="left")
 
 
@@ -70,7 +76,7 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
         console.print(
             Group(
                 Text("Most was gained here:"),
-                Panel(Text(here)),
+                Panel(Text(printable(here))),
                 Text("It had read (dim: what resembled the text before):"),
             )
         )
@@ -79,36 +85,14 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
     if documents := reading.documents():
         table = Table("document", "chunks", "bits gained", title="What was looked up")
         for entry in documents[:8]:
-            table.add_row(Text(entry["name"]), str(entry["chunks"]), f"{entry['saved']:+.1f}")
+            table.add_row(Text(printable(entry["name"])), str(entry["chunks"]), f"{entry['saved']:+.1f}")
         console.print(table)
     console.print(verdict(reading, reader.without))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="retro-model ask", description=__doc__.split(": ", 1)[1])
-    parser.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
-    parser.add_argument(
-        "prompt", nargs="?", help="text to continue; none: a held-out text is read; -: from standard input"
-    )
-    parser.add_argument("--passage", type=int, help="which held-out text; default: the one that retrieval helps most")
-    parser.add_argument("-k", type=int, help="neighbours of a chunk")
-    parser.add_argument("--off", action="store_true", help="without retrieval")
-    parser.add_argument("--tokens", type=int, default=64, help="to write")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--forget",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave a document out of the library; may be repeated",
-    )
-    parser.add_argument(
-        "--add", action="append", default=[], metavar="FILE", help="add a file to the library; may be repeated"
-    )
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args(arguments)
+    options = ask().parse_args(arguments)
     console = Console()
     try:
         reader = open_folder(options.folder, options.device)
@@ -122,20 +106,17 @@ def main(arguments: list[str] | None = None) -> None:
         )
         if options.prompt is None:
             number = reader.start if options.passage is None else options.passage
-            ids = reader.passage(number)
-            console.print(
-                f"{reader.passages[number]['name']}, from line {reader.passages[number]['line']}: the model has not "
-                "seen it",
-                markup=False,
-            )
+            ids, passage = reader.passage(number), reader.passages[number]
+            where = f"{printable(passage['name'])}, from line {passage['line']}"
+            console.print(f"{where}: the model has not seen it", markup=False)
             show(console, reader, reader.read(ids, how))
             return
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
         reading, plain = reader.write(reader.encode(prompt), how)
         show(console, reader, reading, reading.extra["prompt_tokens"])
-        console.print(Panel(Text(plain), title=f"{reader.without} it writes", title_align="left"))
+        console.print(Panel(Text(printable(plain)), title=f"{reader.without} it writes", title_align="left"))
     except (FileNotFoundError, ValueError) as error:
-        sys.exit(f"retro-model ask: {error}")
+        sys.exit(printable(f"retro-model ask: {error}"))
 
 
 def _change(reader: Reader, forget: list[str], add: list[str]) -> None:
@@ -150,4 +131,4 @@ def _change(reader: Reader, forget: list[str], add: list[str]) -> None:
             reader.library.forget(number)
     for path in add:
         with open(path, encoding="utf-8", errors="replace") as file:
-            reader.library.add(path, file.read())
+            reader.library.add(path, file.read(LARGEST_FILE + 1))  # a longer one is refused

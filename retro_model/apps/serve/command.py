@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import socket
 import sys
 import webbrowser
 
-HOST = "127.0.0.1"
-FIRST_PORT = 8765
+from .options import FIRST_PORT, HOST, serve
+
+MOST_CONNECTIONS = 1000
 
 
 def listen(port: int | None) -> socket.socket:
@@ -30,16 +30,12 @@ def listen(port: int | None) -> socket.socket:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="retro-model serve", description=__doc__.split(": ", 1)[1])
-    parser.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
-    parser.add_argument("--port", type=int, help=f"on {HOST}; default: the first free one from {FIRST_PORT} on")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address")
-    options = parser.parse_args(arguments)
+    options = serve().parse_args(arguments)
     try:
         import uvicorn
 
         from .app import make_app
+        from .patient import Patient
     except ImportError as error:
         sys.exit(f"{error}; pip install 'retro-kernels[serve]'")
     from .reader import open_folder
@@ -53,4 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{reader.folder.title}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
         if not options.no_browser:
             webbrowser.open(address)
-        uvicorn.Server(uvicorn.Config(make_app(reader), log_level="warning", ws="none")).run(sockets=[server_socket])
+        config = uvicorn.Config(
+            make_app(reader), http=Patient, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
+        )
+        uvicorn.Server(config).run(sockets=[server_socket])

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Iterable
@@ -62,11 +61,8 @@ def describe(
     made = ModelFolder(Path(folder), kind, title, dict(parts), window, facts or {})
     if lacking := [name for name in PARTS[kind] if name not in parts or not made.part(name).exists()]:
         raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is lacking")
-    text = json.dumps(
-        {"form": FORM, "kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts},
-        indent=1,
-    )
-    (made.path / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    said = {"kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts}
+    disk.write_json(made.path / MANIFEST, {"form": FORM} | said)
     return made
 
 

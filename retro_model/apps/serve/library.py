@@ -12,6 +12,7 @@ from retro_model.data.database import ChunkDatabase
 from retro_model.data.search import DenseSearcher
 from retro_model.data.store import Entry, TokenStore
 
+LARGEST_FILE, MOST_ADDED = 256 << 10, 1 << 20  # bytes of an added file, of all of them: keys take 50 times as many
 FORGOTTEN = -2  # the number that the chunks of every forgotten document are searched under
 
 
@@ -39,19 +40,19 @@ class AddedStore:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def append(self, name: str, ids: np.ndarray, num_bytes: int) -> int:
-        """Adds a document of at least one token; gives its number."""
-        m, number = self.chunk_len, len(self.documents)
-        rows = -(-len(ids) // m)
+    def with_document(self, name: str, ids: np.ndarray, num_bytes: int) -> AddedStore:
+        """This store and one document more, of at least one token."""
+        m, rows = self.chunk_len, -(-len(ids) // self.chunk_len)
         padded = np.zeros(rows * m, np.int64)
         padded[: len(ids)] = ids
         lengths = np.full(rows, m)
         lengths[-1] = len(ids) - (rows - 1) * m
-        self.documents.append(Entry(name, "added", len(self), rows, len(ids), num_bytes))
-        self.tokens = np.concatenate([self.tokens, padded.reshape(rows, m)])
-        self.lengths = np.concatenate([self.lengths, lengths])
-        self.chunk_doc = np.concatenate([self.chunk_doc, np.full(rows, number)])
-        return number
+        made = AddedStore(m, self.vocab_size)
+        made.documents = [*self.documents, Entry(name, "added", len(self), rows, len(ids), num_bytes)]
+        made.tokens = np.concatenate([self.tokens, padded.reshape(rows, m)])
+        made.lengths = np.concatenate([self.lengths, lengths])
+        made.chunk_doc = np.concatenate([self.chunk_doc, np.full(rows, len(self.documents))])
+        return made
 
 
 class Library:
@@ -81,16 +82,16 @@ class Library:
         self.added = AddedStore(self.store.chunk_len, self.store.vocab_size)
         self.added_keys = np.zeros((0, self.keys.shape[1]), np.float32)
         self.forgotten: list[int] = []
-        self._open()
+        self.parts = self._opened(self.added, self.added_keys, self.forgotten)
 
-    def _open(self) -> None:
-        """Searchers that leave out what is forgotten."""
-        hidden, base = set(self.forgotten), len(self.store.documents)
-        self.parts = []
-        for store, keys, first in ((self.store, self.keys, 0), (self.added, self.added_keys, base)):
+    def _opened(self, added: AddedStore, added_keys: np.ndarray, forgotten: list[int]) -> list[ChunkDatabase]:
+        """Searchers of the store and of what was added that leave out what is forgotten."""
+        base, parts = len(self.store.documents), []
+        for store, keys, first in ((self.store, self.keys, 0), (added, added_keys, base)):
             owner = np.asarray(store.chunk_doc)
-            out = np.isin(owner + first, list(hidden))
-            self.parts.append(ChunkDatabase(store, DenseSearcher(self.embedder, keys, np.where(out, FORGOTTEN, owner))))
+            out = np.isin(owner + first, forgotten)
+            parts.append(ChunkDatabase(store, DenseSearcher(self.embedder, keys, np.where(out, FORGOTTEN, owner))))
+        return parts
 
     @property
     def documents(self) -> list[Entry]:
@@ -105,26 +106,40 @@ class Library:
     def forget(self, document: int) -> None:
         """Searches find nothing of it from now on."""
         if self._check(document) not in self.forgotten:
-            self.forgotten.append(document)
-            self._open()
+            self._hide([*self.forgotten, document])
 
     def remember(self, document: int) -> None:
         """Takes `forget` back."""
         if self._check(document) in self.forgotten:
-            self.forgotten.remove(document)
-            self._open()
+            self._hide([number for number in self.forgotten if number != document])
+
+    def _hide(self, forgotten: list[int]) -> None:
+        parts = self._opened(self.added, self.added_keys, forgotten)
+        self.parts, self.forgotten = parts, forgotten
 
     def add(self, name: str, text: str) -> int:
-        """Searches find it from now on; gives its number. Raises: ValueError for a text without tokens."""
+        """Searches find it from now on; gives its number. Everything that can fail is done before anything changes.
+
+        Raises: ValueError for a text without tokens, one of more than `LARGEST_FILE` bytes, or more than `MOST_ADDED`
+            in all.
+        """
+        size, held = len(text.encode("utf-8", "replace")), sum(entry.num_bytes for entry in self.added.documents)
+        if size > LARGEST_FILE:
+            raise ValueError(f"text: expected a file of at most {LARGEST_FILE >> 10} KB; got {size / 1024:,.0f} KB")
+        if held + size > MOST_ADDED:
+            raise ValueError(
+                f"text: expected at most {MOST_ADDED >> 10} KB added in all; got {size / 1024:,.0f} KB beside "
+                f"{held / 1024:,.0f}: reset the library first"
+            )
         ids = np.asarray(self.tokenizer.encode(text), np.int64)
         if not len(ids):
             raise ValueError("text: expected a file with something in it; got an empty one")
+        added = self.added.with_document(name, ids, size)
         first = len(self.added)
-        number = len(self.store.documents) + self.added.append(name, ids, len(text.encode("utf-8", "replace")))
-        made = self.embedder(self.added.tokens[first:], self.added.lengths[first:])
-        self.added_keys = np.concatenate([self.added_keys, made])
-        self._open()
-        return number
+        made = np.concatenate([self.added_keys, self.embedder(added.tokens[first:], added.lengths[first:])])
+        self.parts = self._opened(added, made, self.forgotten)
+        self.added, self.added_keys = added, made
+        return len(self.store.documents) + len(added.documents) - 1
 
     def search(self, chunks: np.ndarray, k: int, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Ids int64 [n,k] (-1: none left) and similarity float32 [n,k]:

@@ -5,6 +5,7 @@ kinds are in retro_reader.py, rpt_reader.py, mosaics_reader.py.
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ KINDS = {
 }
 MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
+LONGEST_TEXT = 64 << 10  # characters
+BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,30 @@ class Reader:
         return self.held_out.document_tokens(passage["document"])[first : first + self.folder.window]
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text that was typed, the first `window` of them. Raises: ValueError for an empty one."""
-        ids = self.tokenizer.encode(text)[: self.folder.window - 1]
+        """Token ids of a text that was typed, the first `window` of them.
+
+        Raises: ValueError for a text that is empty or longer than `LONGEST_TEXT`.
+        """
+        if len(text) > LONGEST_TEXT:
+            raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
+        ids = self._first_tokens(text, self.folder.window - 1)
         if not len(ids):
             raise ValueError("text: expected some text; got none")
         return np.concatenate([[self.bos_id], ids]) if self.begins_with_bos else np.asarray(ids)
+
+    def _first_tokens(self, text: str, count: int) -> np.ndarray:
+        """encode(text)[:count], reading no more of the text than that takes.
+
+        The part that is read ends before white space, where no tokeniser here joins what stands on both sides.
+        """
+        end = 8 * count
+        while True:
+            space = BEFORE_SPACE.search(text, end)
+            part = text[: space.start()] if space else text
+            ids = self.tokenizer.encode(part)[:count]
+            if len(ids) == count or len(part) == len(text):
+                return ids
+            end *= 2
 
     @property
     def chunk_len(self) -> int:

@@ -51,13 +51,13 @@ class Symbols:
 
     def save(self, path: str | Path) -> None:
         """To one JSON file, a list."""
-        Path(path).write_text(json.dumps(self.words) + "\n", encoding="utf-8")
+        disk.write_json(Path(path), self.words)
 
     @classmethod
     def load(cls, path: str | Path) -> Symbols:
         """From what `save` wrote. Raises: ValueError naming the file."""
-        with disk.open_plain(Path(path), "rb") as file:
-            try:
-                return cls(disk.read_json(file.read()))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{path}: corrupt or no list of words ({error})") from None
+        content = disk.read_plain(Path(path))
+        try:
+            return cls(disk.read_json(content))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: corrupt or no list of words ({error})") from None

@@ -111,6 +111,17 @@ def test_reads_fade_in_half_types():
     assert float(expected.max()) < 39 + 39  # every pair began with 1 and every token read 1, less what has faded
 
 
+@pytest.mark.parametrize("blocks", [[40], [13, 1, 26]], ids=str)
+def test_a_prompts_reads_fade_as_single_tokens_do(blocks):
+    """Whether a token was read in one call with those after it or before them, its reads are as old."""
+    model, tokens, reads = tiny.model(dtype=torch.float64), tiny.tokens(B=1, N=40), []
+    for pieces in (blocks, [1] * 40):
+        cache = model.make_cache(1, 64, evict="least_read")
+        decoded(model, tokens, pieces, cache)
+        reads.append(torch.stack([state.reads[:, state.first : state.end] for state in cache.contextual]))
+    assert relative_error(*reads) < EXACT
+
+
 def test_the_two_evictions_differ():
     model, tokens = tiny.model(dtype=torch.float64), tiny.tokens(B=1, N=40)
     logits = [decoded(model, tokens, 1, model.make_cache(1, 6, evict=evict)) for evict in ("oldest", "least_read")]

@@ -56,6 +56,7 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
         ({"origin": "null"}, "Origin"),
         ({"origin": "http://127.0.0.1:9999"}, "Origin"),
         ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site"),
+        ({"sec-fetch-site": "same-site"}, "Sec-Fetch-Site"),
         ({"content-type": "text/plain"}, "Content-Type"),
     ],
 )

@@ -253,3 +253,18 @@ def test_verdicts(off, baseline, said):
 
     for sentence, wanted in zip(evaluation.verdicts(off, baseline), said, strict=True):
         assert re.search(wanted, sentence), sentence
+
+
+def test_no_escape_of_a_text_or_a_name_reaches_the_terminal(tmp_path, capsys):
+    """A title that is set, a cursor that is moved, a line that is shown backwards."""
+    hostile = "harbour\x1b]0;taken over\x07\x1b[2J\x9b31m\u202egnihtemos\r\x00"
+    folder = folders.retro(tmp_path)
+    file = tmp_path / "a\x1b[2Jb.txt"
+    file.write_text(f"{hostile} " * 40)
+    ask.main([str(folder), f"The {hostile} moved the crane near the harbour", "--tokens", "4", "--add", str(file)])
+    said = capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        ask.main([str(folder), "--forget", hostile])
+    for text in (said, str(stopped.value)):
+        assert not set(text) & set("\x1b\x07\x9b\r\x00\u202e") and "taken over" in text
+    assert "\u241b]0;taken over\u2407" in said

@@ -1,0 +1,148 @@
+"""Ops under torch's transforms: func.grad, vjp, vmap, jvp and autograd.forward_ad.
+
+The operator itself serves none of them: an autograd function registered by `torch.library` has no `setup_context`, and
+it drops tangents. So a call under a transform goes through the two functions below, one for the op and one for its
+gradient. vmap is a call for each entry. Forward mode is a formula of the op (`register`) or an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+_FORWARD_MODE: dict[str, Callable] = {}
+
+
+def register(op: str, tangents: Callable) -> None:
+    """tangents: (call, outputs, call of the tangents, backend) -> one tangent an output, None of what has none."""
+    _FORWARD_MODE[op] = tangents
+
+
+def active() -> bool:
+    """Whether a transform that `forward` serves is on for this thread."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    if interpreter is None:
+        return forward_ad._current_level >= 0
+    return interpreter.key() != torch._C._functorch.TransformType.Functionalize
+
+
+def forward(op: str, call, backend: str | None) -> tuple[Tensor, ...]:
+    """The outputs of a resolved call."""
+    return _Forward.apply(op, type(call), backend, *call)
+
+
+def backward(op: str, call, backend: str | None, outs, grads, needs: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    """The gradients that `needs` names, as the operator `<op>_backward` lists them."""
+    return _Backward.apply(op, backend, len(call), len(outs), needs, *call, *outs, *grads)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(op: str, make: type, backend: str | None, *fields):
+        outs = getattr(torch.ops.retro_kernels, op)(*fields, backend)
+        return outs if isinstance(outs, tuple) else (outs,)
+
+    @staticmethod
+    def setup_context(ctx, inputs, outs):
+        ctx.op, ctx.make, ctx.backend, *fields = inputs
+        ctx.options = [None if isinstance(x, Tensor) else x for x in fields]
+        tensors = [x if isinstance(x, Tensor) else None for x in fields]
+        ctx.save_for_backward(*tensors, *outs)
+        ctx.save_for_forward(*tensors, *outs)
+        ctx.set_materialize_grads(False)
+        if not outs[-1].is_floating_point():  # the indices of topk_chunks
+            ctx.mark_non_differentiable(outs[-1])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        call, outs = _saved(ctx)
+        places = [call._fields.index(name) for name in call.DIFFERENTIABLE]
+        needs = tuple(ctx.needs_input_grad[3 + place] for place in places)
+        results = [None] * (3 + len(call))
+        if any(needs) and not all(grad is None for grad in grads):
+            found = iter(backward(ctx.op, call, ctx.backend, outs, grads, needs))
+            for place, needed in zip(places, needs):
+                results[3 + place] = next(found) if needed else None
+        return tuple(results)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        if ctx.op not in _FORWARD_MODE:
+            raise no_forward_mode(ctx.op)
+        call, outs = _saved(ctx)
+        return _FORWARD_MODE[ctx.op](call, outs, ctx.make(*tangents[3:]), ctx.backend)
+
+    @staticmethod
+    def vmap(info, in_dims, *values):
+        return _one_by_one(_Forward, info, in_dims, values)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(op: str, backend: str | None, fields: int, outputs: int, needs: tuple[bool, ...], *values):
+        operator = getattr(torch.ops.retro_kernels, f"{op}_backward")
+        return tuple(operator(*values[:fields], backend, *values[fields:], list(needs)))
+
+    @staticmethod
+    def setup_context(ctx, inputs, grads):
+        ctx.op = inputs[0]
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise no_second_derivative(ctx.op)
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise no_second_derivative(ctx.op)
+
+    @staticmethod
+    def vmap(info, in_dims, *values):
+        return _one_by_one(_Backward, info, in_dims, values)
+
+
+def _saved(ctx):
+    """(call, outputs) of what `setup_context` saved."""
+    tensors, fields = ctx.saved_tensors, len(ctx.options)
+    call = ctx.make(*[option if x is None else x for x, option in zip(tensors, ctx.options)])
+    return call, tensors[fields:]
+
+
+def _one_by_one(function, info, in_dims, values):
+    """A call for each entry; what an op does per batch entry does not depend on the number of entries."""
+    entries = [
+        function.apply(
+            *[x if dim is None or not isinstance(x, Tensor) else x.select(dim, i) for x, dim in zip(values, in_dims)]
+        )
+        for i in range(info.batch_size)
+    ]
+    outs = tuple(torch.stack(parts) for parts in zip(*entries, strict=True))
+    return outs, (0,) * len(outs)
+
+
+def no_second_derivative(op: str) -> Exception:
+    return RuntimeError(f"retro_kernels.{op}: second derivatives are not implemented")
+
+
+def no_forward_mode(op: str) -> Exception:
+    return NotImplementedError(
+        f"retro_kernels.{op}: forward-mode derivatives are not implemented; reverse mode is (torch.func.vjp, jacrev)"
+    )
+
+
+def refuse_tangents(op: str, values) -> None:
+    """Raise where a tensor has a tangent: an operator's kernel sees it last, and would drop it."""
+    if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+        for value in values:
+            if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+                raise no_forward_mode(op)
+
+
+def refuse_batched(op: str, grads) -> None:
+    """Raise where `is_grads_batched` hands over gradients that no custom operator can take apart."""
+    if any([grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad) for grad in grads]):
+        raise NotImplementedError(
+            f"retro_kernels.{op}: is_grads_batched is not implemented; torch.func.vmap over torch.func.vjp is"
+        )

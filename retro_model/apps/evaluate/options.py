@@ -1,0 +1,87 @@
+"""Options of the commands that score a trained model, or look up neighbours."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+TFIDF = "tfidf"
+SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
+NEIGHBOURS = (1, 2, 5, 10, 20, 40)
+CONTEXTS = 10  # of kNN-LM, a token
+
+
+def neighbours() -> argparse.ArgumentParser:
+    """The parser of `retro-model neighbours`."""
+    made = argparse.ArgumentParser(
+        prog="retro-model neighbours", description="Documents to tokens, keys and neighbours, by any frozen encoder."
+    )
+    made.add_argument("folder", type=Path, help="for everything that is made")
+    made.add_argument(
+        "--documents",
+        nargs="+",
+        required=True,
+        help="files of JSON lines, text files (patterns, ** too), Megatron prefixes",
+    )
+    made.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
+    made.add_argument("--text-field", default="text", help="of JSON lines (default: text)")
+    made.add_argument("--tokenizer", required=True, help="a folder of transformers, a saved Tokenizer, or train:SIZE")
+    made.add_argument(
+        "--encoder", default=TFIDF, help="a folder of a transformers encoder, e.g. BERT's; tfidf (default) needs none"
+    )
+    made.add_argument("--chunk-len", type=int, default=64)
+    made.add_argument("--bos", action="store_true", help="the tokenizer's BOS before every document")
+    made.add_argument("-k", type=int, default=10, help="neighbours a chunk (default: 10)")
+    made.add_argument("--index", help="a FAISS index factory string; default: exact search")
+    made.add_argument("--device", default="cpu", help="of the encoder and the exact search")
+    made.add_argument(
+        "--window", type=int, help="say how many training windows of so many tokens would see their own future"
+    )
+    made.add_argument("--shown", type=int, default=2, help="neighbours a chunk that a window is shown (default: 2)")
+    return made
+
+
+def scaling() -> argparse.ArgumentParser:
+    """The parser of `retro-model scaling`."""
+    made = argparse.ArgumentParser(
+        prog="retro-model scaling",
+        description="The gain from a larger database and from more neighbours, and the worth of the parts.",
+    )
+    made.add_argument("folder", type=Path, help="what `retro-model demo --out` made")
+    made.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the database")
+    made.add_argument("--neighbours", type=int, nargs="+", default=NEIGHBOURS)
+    made.add_argument("--documents", type=int, help="of the held-out text, the first so many")
+    made.add_argument("--ablations", type=int, metavar="STEPS", help="instead: train the ablations for so many steps")
+    made.add_argument("--seed", type=int, default=0)
+    return made
+
+
+def knn_lm() -> argparse.ArgumentParser:
+    """The parser of `retro-model knn-lm`."""
+    made = argparse.ArgumentParser(
+        prog="retro-model knn-lm",
+        description="kNN-LM, the paper's baseline, beside RETRO, over the activations of the demonstration's baseline.",
+    )
+    made.add_argument("folder", type=Path, help="what `retro-model demo --out` made")
+    made.add_argument("-k", type=int, default=CONTEXTS, help="contexts a token (default: 10)")
+    made.add_argument("--documents", type=int, help="of the training text, the first so many; default: all")
+    return made
+
+
+def lm_eval() -> argparse.ArgumentParser:
+    """The help of `retro-model lm-eval`; its options are the harness's."""
+    return argparse.ArgumentParser(
+        prog="retro-model lm-eval",
+        usage="retro-model lm-eval --model_args folder=FOLDER --tasks TASK [TASK ...] [options of lm_eval run]",
+        description="""EleutherAI's harness with a trained model in it.
+
+  retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
+  retro-model lm-eval --model_args folder=demo-out,passages=True --tasks question_answering=questions.jsonl
+  retro-model lm-eval ls tasks
+  retro-model lm-eval run --help       every option of the harness
+
+folder: what `retro-model demo` or `retrofit` left; neighbours=off or random: without retrieval, or its control.
+NAME=FILE: a task of the paper on a local file.""",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=True,
+    )

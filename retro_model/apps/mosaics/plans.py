@@ -1,0 +1,128 @@
+"""Sizes of the experiments: one class each, and the named plans that `--plan` chooses from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MoonsPlan:
+    """Sizes. The paper's figures: length 800, batch 64, 512 sequences; the defaults take two minutes on a core."""
+
+    length: int = 400
+    batch_size: int = 8
+    steps: int = 500
+    seeds: int = 3
+    sequences: int = 32  # scored
+    every: int = 10  # observations between scored context lengths
+    max_lr: float = 1e-2
+    min_lr: float = 5e-6
+
+
+@dataclass(frozen=True)
+class RegBenchPlan:
+    """Sizes. The paper's: words to 49 symbols, up to 40,000 training sequences, 200 epochs, tuned widths, depths and
+    rates.
+
+    rates: learning rates; of several each model takes the one that is best on other automata after as many steps.
+    """
+
+    d_model: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    longest_word: int = 19
+    train_sequences: int = 1000
+    test_sequences: int = 100
+    steps: int = 400
+    batch_size: int = 16
+    seeds: int = 1
+    rates: tuple[float, ...] = (2e-3,)
+    scored_steps: int = 10  # times that a run is scored
+    weight_decay: float = 0.1
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context
+    512.
+
+    rates: learning rates; of several each model takes the one whose training loss is least at the end of a run of
+    `tuning_steps`.
+    """
+
+    corpus: str = "stdlib"
+    other: str = "kjv"  # scored too, without training on it; left out where this machine lacks it
+    vocab_size: int = 2048
+    d_model: int = 64
+    num_layers: int = 4
+    num_heads: int = 4
+    context: int = 256
+    longest: int = 1024
+    steps: int = 500
+    batch_size: int = 8
+    rates: tuple[float, ...] = (2e-3,)
+    tuning_steps: int = 200
+    weight_decay: float = 0.1
+    seed: int = 0
+    train_characters: int = 4_000_000
+    windows: int = 40  # scored, of `longest` tokens each
+    capacities: tuple[int, ...] = (64, 128, 256, 512)
+    bounded_windows: int = 8
+
+
+PLANS = {
+    "moons": {
+        "default": MoonsPlan(),
+        "smoke": MoonsPlan(length=72, batch_size=2, steps=4, seeds=1, sequences=2, every=12),
+        "paper": MoonsPlan(length=800, batch_size=64, sequences=512),
+    },
+    "regbench": {
+        "default": RegBenchPlan(),
+        "smoke": RegBenchPlan(
+            d_model=32,
+            num_layers=1,
+            num_heads=2,
+            longest_word=4,
+            train_sequences=24,
+            test_sequences=6,
+            steps=4,
+            batch_size=4,
+            scored_steps=2,
+        ),
+        "thorough": RegBenchPlan(steps=600, seeds=3, rates=(2e-3, 5e-3), scored_steps=20),
+    },
+    "text": {
+        "default": TextPlan(),
+        "smoke": TextPlan(
+            vocab_size=300,
+            d_model=32,
+            num_layers=1,
+            num_heads=2,
+            context=32,
+            longest=64,
+            steps=3,
+            batch_size=2,
+            train_characters=60_000,
+            windows=4,
+            capacities=(8,),
+            bounded_windows=2,
+        ),
+        "kjv": TextPlan(
+            corpus="kjv",
+            other="stdlib",
+            vocab_size=512,
+            num_layers=2,
+            context=128,
+            batch_size=16,
+            steps=1500,
+            rates=(3e-3, 8e-3),
+            tuning_steps=150,
+            capacities=(32, 64, 128, 256),
+        ),
+    },
+}
+ABOUT = {
+    "moons": "Three moons: memories that each track one moon predict the sky before it has ever repeated.",
+    "regbench": "RegBench: learning the language of an automaton from the words before.",
+    "text": "Real text: Memory Mosaics beside transformers of equal size, within and beyond the training length.",
+}

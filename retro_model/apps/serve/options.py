@@ -1,0 +1,50 @@
+"""Options of `retro-model serve` and `ask`."""
+
+from __future__ import annotations
+
+import argparse
+
+HOST = "127.0.0.1"
+FIRST_PORT = 8765
+SERVES = "A page on this machine that shows the passages a trained model looks up, and their gain."
+ABOUT = (
+    "In the terminal: the passages that a trained model looks up, and their gain. Without a prompt it reads a held-out "
+    "text; with one it continues it, with retrieval and without."
+)
+
+
+def serve() -> argparse.ArgumentParser:
+    """The parser of `retro-model serve`."""
+    made = argparse.ArgumentParser(prog="retro-model serve", description=SERVES)
+    made.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
+    made.add_argument("--port", type=int, help=f"on {HOST}; default: the first free one from {FIRST_PORT} on")
+    made.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    made.add_argument("--no-browser", action="store_true", help="only print the address")
+    return made
+
+
+def ask() -> argparse.ArgumentParser:
+    """The parser of `retro-model ask`."""
+    made = argparse.ArgumentParser(prog="retro-model ask", description=ABOUT)
+    made.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
+    made.add_argument(
+        "prompt", nargs="?", help="text to continue; none: a held-out text is read; -: from standard input"
+    )
+    made.add_argument("--passage", type=int, help="which held-out text; default: the one that retrieval helps most")
+    made.add_argument("-k", type=int, help="neighbours of a chunk")
+    made.add_argument("--off", action="store_true", help="without retrieval")
+    made.add_argument("--tokens", type=int, default=64, help="to write")
+    made.add_argument("--temperature", type=float, default=0.0)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument(
+        "--forget",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave a document out of the library; may be repeated",
+    )
+    made.add_argument(
+        "--add", action="append", default=[], metavar="FILE", help="add a file to the library; may be repeated"
+    )
+    made.add_argument("--device", default="cpu")
+    return made

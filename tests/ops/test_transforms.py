@@ -1,0 +1,347 @@
+"""torch's transforms of every op give the right values or are refused by name. The guide's table is held here."""
+
+import functools
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+import retro_kernels as rk
+from retro_kernels.core import backends
+from retro_kernels.testing import inputs
+from tests.conftest import COMPILED, INTERPRETER, fast_backends
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "ops.md"
+CALLS = {
+    "chunked_cross_attention": lambda seed: inputs.cross_attention(seed, B=1, N=5, M=3, K=1, R=2, H=2, gate=True),
+    "relative_attention": lambda seed: inputs.self_attention(seed, B=1, N=4, H=2, causal=True),
+    "relative_logits": lambda seed: inputs.relative_logits(seed, B=1, N=3, H=2, E=4, key_len=4),
+    "topk_chunks": lambda seed: inputs.topk(seed, B=2, Q=3, S=5, D=4, k=7, shared=True, docs=True, metric="l2"),
+    "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=6, H=2, D=3, segments=2),
+}
+FORWARD_MODE = ("leaky_average", "relative_logits", "topk_chunks")
+SECOND = "retro_kernels.{op}: second derivatives are not implemented"
+FIRST = "retro_kernels.{op}: forward-mode derivatives are not implemented"
+EVERY = [
+    (op, backend)
+    for op in backends.OPS
+    for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
+]
+every = pytest.mark.parametrize("op, backend", EVERY)
+
+
+def function(op: str, backend: str, seed: int = 1):
+    """(f, primals): the first output, where finite, as a function of the call's floating tensors."""
+    kw = CALLS[op](seed)
+    names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+    def f(*values):
+        outs = getattr(rk, op)(**kw | dict(zip(names, values, strict=True)), backend=backend)
+        out = outs[0] if isinstance(outs, tuple) else outs
+        return torch.where(out.isfinite(), out, 0)
+
+    return f, tuple(kw[n] for n in names)
+
+
+def loss(f):
+    return lambda *values: f(*values).square().sum()
+
+
+def gradients(f, primals, outgoing=None) -> tuple[torch.Tensor, ...]:
+    """By autograd, without a transform."""
+    leaves = [x.detach().clone().requires_grad_() for x in primals]
+    out = f(*leaves)
+    return torch.autograd.grad(out, leaves, out.detach() * 2 if outgoing is None else outgoing)
+
+
+def close(got, want) -> None:
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def tangents_of(primals, seed: int = 5):
+    g = inputs.generator(seed)
+    return tuple(inputs.randn(g, *x.shape, dtype=x.dtype).to(x.device) for x in primals)
+
+
+# ---------------------------------------------------------------- one probe for each row of the guide's table
+
+
+def probe_grad(op, backend):
+    f, primals = function(op, backend)
+    every_one = tuple(range(len(primals)))
+    want = gradients(f, primals)
+    close(torch.func.grad(loss(f), argnums=every_one)(*primals), want)
+    out, pull = torch.func.vjp(f, *primals)
+    close([out], [f(*primals)])
+    close(pull(2 * out), want)
+    jacobians = torch.func.jacrev(f, argnums=every_one)(*primals)
+    close(
+        [torch.einsum("o,oi->i", 2 * out.flatten(), j.reshape(out.numel(), -1)) for j in jacobians],
+        [g.flatten() for g in want],
+    )
+
+
+def probe_vmap(op, backend):
+    f, primals = function(op, backend)
+    stacks = [torch.stack([x, y, x]) for x, y in zip(primals, tangents_of(primals))]
+    calls = [[x[i] for x in stacks] for i in range(3)]
+    close(torch.func.vmap(f)(*stacks), [f(*call) for call in calls])
+    firsts, rest = stacks[0].movedim(0, 1), primals[1:]
+    close(torch.func.vmap(lambda x: f(x, *rest), in_dims=1)(firsts), [f(call[0], *rest) for call in calls])
+    each = torch.func.vmap(torch.func.grad(loss(f), argnums=tuple(range(len(primals)))))(*stacks)
+    for i, call in enumerate(calls):
+        close([x[i] for x in each], gradients(f, call))
+    shared = torch.func.grad(lambda *values: torch.func.vmap(lambda x: f(x, *values))(stacks[0]).square().sum())
+    close([shared(*rest)], [sum(gradients(f, (call[0], *rest))[1] for call in calls)])
+
+
+def probe_jvp(op, backend):
+    f, primals = function(op, backend)
+    tangents = tangents_of(primals)
+    out, pushed = torch.func.jvp(f, primals, tangents)
+    close([out], [f(*primals)])
+    jacobians = torch.func.jacrev(f, argnums=tuple(range(len(primals))))(*primals)
+    want = sum(j.reshape(out.numel(), -1) @ t.flatten() for j, t in zip(jacobians, tangents))
+    close([pushed.flatten()], [want])
+    for i, (x, t) in enumerate(zip(primals, tangents)):  # one tangent, the others absent
+        alone = torch.func.jvp(lambda x, i=i: f(*primals[:i], x, *primals[i + 1 :]), (x,), (t,))[1]
+        close([alone.flatten()], [jacobians[i].reshape(out.numel(), -1) @ t.flatten()])
+        jacobian = torch.func.jacfwd(f, argnums=i)(*primals)
+        close([jacobian], [jacobians[i]])
+    with forward_ad.dual_level():
+        dual = f(*map(forward_ad.make_dual, primals, tangents))
+        close([forward_ad.unpack_dual(dual).tangent.flatten()], [want])
+
+
+def probe_hessian(op, backend):
+    f, primals = function(op, backend)
+    torch.func.hessian(loss(f))(*primals)
+
+
+def probe_grad_of_grad(op, backend):
+    f, primals = function(op, backend)
+    torch.func.grad(lambda *v: torch.func.grad(loss(f))(*v).sum())(*primals)
+
+
+def probe_batched_gradients(op, backend):
+    """As torch.autograd.functional.jacobian(vectorize=True) does."""
+    f, primals = function(op, backend)
+    leaves = [x.clone().requires_grad_() for x in primals]
+    out = f(*leaves)
+    torch.autograd.grad(out, leaves, torch.stack([out.detach(), torch.ones_like(out)]), is_grads_batched=True)
+
+
+def probe_flops(op, backend):
+    f, primals = function(op, backend)
+    leaves = [x.clone().requires_grad_() for x in primals]
+    f(*leaves).sum().backward()  # a plan may exist: counting hears of the call all the same
+    with FlopCounterMode(display=False) as counter:
+        out = f(*leaves)
+        forward = counter.get_flop_counts()["Global"][getattr(torch.ops.retro_kernels, op)]
+        out.sum().backward()
+        backward = counter.get_flop_counts()["Global"][getattr(torch.ops.retro_kernels, f"{op}_backward")]
+    want = {
+        "chunked_cross_attention": (4 * 5 * 2 * 2 * 16 + 2 * 5 * 2 * 2 * 16, 10 * 5 * 2 * 2 * 16 + 6 * 5 * 2 * 2 * 16),
+        "relative_attention": (4 * 4 * 4 * 2 * 16 + 2 * 4 * 4 * 2 * 16, 10 * 4 * 4 * 2 * 16 + 6 * 4 * 4 * 2 * 16),
+        "relative_logits": (2 * 3 * 4 * 2 * 4, 4 * 3 * 4 * 2 * 4),
+        "topk_chunks": (2 * 2 * 3 * 5 * 4, 4 * 2 * 3 * 7 * 4),
+        "leaky_average": (2 * 6 * 2 * 3, 4 * 6 * 2 * 3),
+    }
+    assert (forward, backward) == want[op]
+
+
+class Heard(torch.Tensor):
+    """A subclass that notes what it is asked to do."""
+
+    calls: ClassVar[list] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.calls.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def probe_torch_function(op, backend):
+    f, primals = function(op, backend)
+    f(*primals)  # a plan may exist: the subclass hears of the call all the same
+    for at in range(len(primals)):
+        Heard.calls.clear()
+        got = f(*[x.as_subclass(Heard) if i == at else x for i, x in enumerate(primals)])
+        assert any(op in str(func) for func in Heard.calls)
+        assert isinstance(got, Heard)
+        close([got.as_subclass(torch.Tensor)], [f(*primals)])
+
+
+def probe_saved_tensors_hooks(op, backend):
+    """Hooks that give the same values back, on the host, in a copy, or laid out in another way."""
+    f, primals = function(op, backend)
+    want = gradients(f, primals)
+
+    def apart(x):
+        return torch.stack([x, torch.full_like(x, torch.nan) if x.is_floating_point() else x], -1)[..., 0]
+
+    for pack in (lambda x: x, torch.clone, apart, lambda x: x.mT.contiguous().mT if x.dim() > 1 else x):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            got = gradients(f, primals)
+        close(got, want)
+
+
+PROBES = {
+    "`func.grad`, `vjp`, `jacrev`": probe_grad,
+    "`func.vmap`, `vmap(grad)`, `grad(vmap)`": probe_vmap,
+    "`autograd.grad(is_grads_batched=True)`": probe_batched_gradients,
+    "`func.jvp`, `jacfwd`, `autograd.forward_ad`": probe_jvp,
+    "`func.hessian`": probe_hessian,
+    "`grad` of `grad`": probe_grad_of_grad,
+    "`FlopCounterMode`": probe_flops,
+    "`__torch_function__` of subclasses": probe_torch_function,
+    "`saved_tensors_hooks`": probe_saved_tensors_hooks,
+}
+
+
+@functools.cache
+def table() -> dict[str, dict[str, str]]:
+    """The guide's: row -> op -> cell."""
+    section = GUIDE.read_text().split("## With torch's transforms\n")[1].split("\n## ")[0]
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
+    ops = [name.strip("`") for name in rows[0][1:]]
+    return {row[0]: dict(zip(ops, row[1:], strict=True)) for row in rows[2:]}
+
+
+def test_the_guides_table_is_whole():
+    assert list(table()) == list(PROBES)
+    assert all(set(row) == set(backends.OPS) for row in table().values())
+    assert {cell for row in table().values() for cell in row.values()} == {"yes", "refused"}
+
+
+@every
+@pytest.mark.parametrize("row", PROBES)
+def test_transform(row, op, backend):
+    """A cell says "yes": the probe finds the right values. "refused": an error of ours that names the op."""
+    cell = table()[row][op]
+    if cell == "yes":
+        PROBES[row](op, backend)
+    else:
+        with pytest.raises(RuntimeError, match=rf"^retro_kernels\.{op}: .* not implemented"):
+            PROBES[row](op, backend)
+
+
+# ---------------------------------------------------------------- what the table does not say
+
+
+@every
+def test_no_operator_drops_a_tangent(op, backend):
+    """The raw operators too, forward and backward: a derivative that is silently 0 is a wrong result."""
+    f, primals = function(op, backend)
+    raw = {}
+
+    class Caught(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if operator.namespace == "retro_kernels":
+                raw[operator] = args
+            return operator(*args, **(kwargs or {}))
+
+    with Caught():
+        f(*[x.clone().requires_grad_() for x in primals]).sum().backward()
+    assert len(raw) == 2
+    for operator, args in raw.items():
+        with forward_ad.dual_level(), torch.no_grad():
+            dual = [
+                forward_ad.make_dual(x.detach().clone(), torch.ones_like(x))
+                if isinstance(x, torch.Tensor) and x.is_floating_point()
+                else x
+                for x in args
+            ]
+            with pytest.raises(RuntimeError, match=f"retro_kernels.{op}.*not implemented"):
+                operator(*dual)
+
+
+@pytest.mark.skipif(INTERPRETER or COMPILED, reason="of the reference")
+@pytest.mark.parametrize("op", FORWARD_MODE)
+def test_forward_mode_agrees_with_differences(op):
+    """In float64, of every input: an oracle that shares nothing with the rule."""
+    kw = inputs.cast(CALLS[op](3), torch.float64)
+    names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    primals = tuple(kw[n] for n in names)
+
+    def f(*values):
+        outs = getattr(rk, op)(**kw | dict(zip(names, values)), backend="reference")
+        out = outs[0] if isinstance(outs, tuple) else outs
+        return torch.where(out.isfinite(), out, 0)
+
+    tangents = tangents_of(primals)
+    pushed = torch.func.jvp(f, primals, tangents)[1]
+    step = 1e-6
+    ahead, behind = (f(*[x + s * t for x, t in zip(primals, tangents)]) for s in (step, -step))
+    torch.testing.assert_close(pushed, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-7)
+    assert pushed.abs().max() > 0.1
+
+
+@pytest.mark.skipif(INTERPRETER or COMPILED, reason="of the host")
+@pytest.mark.parametrize("op", ["relative_logits", "leaky_average"])
+def test_reverse_over_forward_gives_second_derivatives_of_what_has_a_rule(op):
+    f, primals = function(op, "reference")
+    primals = tuple(x.double() for x in primals)
+    tangents = tangents_of(primals)
+
+    def pushed(*values):
+        return torch.func.jvp(f, values, tangents)[1].square().sum()
+
+    got = torch.func.grad(pushed, argnums=tuple(range(len(primals))))(*primals)
+    step = 1e-6
+    for i, grad in enumerate(got):
+        move = [torch.zeros_like(x) for x in primals]
+        move[i] = tangents_of(primals, 9)[i]
+        ahead, behind = (pushed(*[x + s * m for x, m in zip(primals, move)]) for s in (step, -step))
+        torch.testing.assert_close((grad * move[i]).sum(), (ahead - behind) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+CHANGED = {
+    "another type": lambda x: x.half() if x.is_floating_point() else x.float(),
+    "another shape": lambda x: x[..., :-1] if x.dim() else x,
+    "another device": lambda x: x.to("meta"),
+    "another layout": lambda x: x.to_sparse(),
+}
+
+
+@every
+@pytest.mark.parametrize("listening", [False, True], ids=["alone", "under a mode"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_hook_that_returns_another_tensor_is_refused(op, backend, name, listening):
+    """By the argument's name, each saved tensor alone."""
+    kw = inputs.differentiable(CALLS[op](1))
+
+    def output(pack):
+        mode = FlopCounterMode(display=False) if listening else torch.enable_grad()
+        with mode, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            outs = getattr(rk, op)(**kw, backend=backend)
+        return outs[0] if isinstance(outs, tuple) else outs
+
+    saved: list[torch.Tensor] = []
+    output(lambda x: saved.append(x) or x)
+    assert len(saved) > len(leaves_of(kw))
+    for at in range(len(saved)):
+        count = iter(range(len(saved)))
+        out = output(lambda x, at=at, count=count: CHANGED[name](x) if next(count) == at else x)
+        with pytest.raises(RuntimeError, match=rf"^retro_kernels\.{op}: a saved-tensor hook returned \w+ as "):
+            torch.where(out.isfinite(), out, 0).sum().backward()
+
+
+def leaves_of(kw):
+    return [v for v in kw.values() if isinstance(v, torch.Tensor) and v.requires_grad]
+
+
+def test_a_hook_that_returns_a_float16_copy_of_the_query():
+    kw = inputs.differentiable(CALLS["leaky_average"](1))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.half() if x.is_floating_point() else x, lambda x: x):
+        y = rk.leaky_average(**kw)
+    with pytest.raises(
+        RuntimeError,
+        match=r"^retro_kernels\.leaky_average: a saved-tensor hook returned x as torch.float16 \[1, 6, 2, 3\] on "
+        r"cpu .*; it was saved as torch.float32 \[1, 6, 2, 3\] on cpu",
+    ):
+        y.sum().backward()

@@ -1,0 +1,59 @@
+"""`retro-model`: help that comes at once, one program name, and errors before anything heavy is loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+from retro_model import __main__ as program
+
+LIGHT = [name for name, command in program.COMMANDS.items() if command.options]
+HEAVY = "torch", "numpy", "transformers", "rich", "starlette", "retro_kernels", "dask", "distributed", "matplotlib"
+CODE = f"""
+import contextlib, io, sys
+from retro_model.__main__ import main
+said = io.StringIO()
+with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+    main(sys.argv[1:])
+print(sorted({{name.split(".")[0] for name in sys.modules}} & set({HEAVY!r})))
+print(said.getvalue())
+"""
+
+
+def run(*arguments: str) -> tuple[str, str]:
+    """What heavy was loaded, and what was said."""
+    done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True)
+    loaded, _, said = done.stdout.partition("\n")
+    return loaded, said + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in LIGHT)], ids=" ".join)
+def test_help_loads_nothing_heavy_and_says_what_the_command_does(arguments):
+    loaded, said = run(*arguments)
+    assert loaded == "[]"
+    assert said.startswith("usage: retro-model") and "python -m" not in said
+    about = said.split("\n\n")[1]
+    assert len(about) > 30 and "show this help" not in about
+    if arguments == ("--help",):
+        for name, command in program.COMMANDS.items():
+            assert f"  {name} " in said and command.about in said
+
+
+@pytest.mark.parametrize("sub", ["scale plan", "scale build", "scale train", "mosaics text", "rpt cards"])
+def test_subcommands_too(sub):
+    loaded, said = run(*sub.split(), "--help")
+    assert loaded == "[]" and said.startswith(f"usage: retro-model {sub}")
+
+
+def test_a_command_that_is_not_there_names_the_nearest(capsys):
+    with pytest.raises(SystemExit, match=r"expected one of demo.*got dmo \(did you mean demo\?\)"):
+        program.main(["dmo"])
+    with pytest.raises(SystemExit) as stopped:
+        program.main([])
+    assert stopped.value.code == 2 and "usage: retro-model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_a_commands_parser_is_the_one_that_it_runs_with(name):
+    parser = program.parser(name)
+    assert parser.prog == f"retro-model {name}" and parser.description
