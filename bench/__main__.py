@@ -10,6 +10,7 @@ import os
 import sys
 import textwrap
 import traceback
+import warnings
 from pathlib import Path
 
 from . import registry
@@ -84,6 +85,7 @@ def described(name: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     # the profiler announces every start and stop on stderr otherwise; read when its library is first used
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # advice to whoever configures Triton
     words = sys.argv[1:] if argv is None else argv
     try:
         for name in plugins(words):  # before the parser is made: its help names their kernels
@@ -95,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench: {e}", file=sys.stderr)
         return exits.USAGE
     try:
-        if getattr(arguments, "kernel", ...) is None and arguments.plugin:
+        if getattr(arguments, "kernel", ...) is None and arguments.plugin and not getattr(arguments, "launch", None):
             arguments.kernel = tuple(dict.fromkeys(k for name in arguments.plugin for k in registry.BY_PLUGIN[name]))
         return arguments.execute(arguments)
     except SystemExit as e:  # whoever called it, no verdict was reached

@@ -149,7 +149,18 @@ class Contender:
     outputs: Callable[..., tuple] | None = None  # all outputs, for the check; None: `function` alone
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A call that launches Triton kernels, made on CPU tensors: `static`, `emulate` and `estimate` see its launches."""
+
+    kernel: str
+    name: str
+    dtype: str
+    call: Callable[[], Any]
+
+
 OPERATORS: dict[str, Operator] = {}
+LAUNCHES: list[Launch] = []
 CASES: dict[tuple[str, str], Case] = {}
 CONTENDERS: dict[tuple[str, str], Contender] = {}
 #: plug-in -> the kernels that it registered something of, in order
@@ -188,6 +199,18 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     for name in _loading[-1:]:
         kernel = item.name if isinstance(item, Operator) else item.kernel
         BY_PLUGIN[name] = list(dict.fromkeys([*BY_PLUGIN[name], kernel]))
+
+
+def launch(kernel: str, name: str, call: Callable[[], Any], dtype: str = "float32") -> None:
+    """Register the Triton launches of one call, e.g. `launch("scale", "wide", lambda: scale(torch.ones(8, 4096)))`.
+
+    Raises: ValueError for a kernel that is no operator, or a name with a slash.
+    """
+    if kernel not in OPERATORS:
+        raise ValueError(f"launch: kernel {kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
+    if not name or "/" in name:
+        raise ValueError(f"launch: expected a name without '/'; got {name!r}")
+    LAUNCHES.append(Launch(kernel, name, dtype, call))
 
 
 @contextlib.contextmanager

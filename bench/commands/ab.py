@@ -63,10 +63,14 @@ def execute(arguments: argparse.Namespace) -> int:
     outcomes, slower, compared = [], None, None
     try:
         with ab.checked_out(arguments.base, root) as base:
-            timed = [] if arguments.static_only else _items(selection, arguments, plugins, base, root)
+            timed = [] if arguments.static_only else _items(selection, arguments, plugins, root)
+            if (timed or arguments.build) and not arguments.no_build:
+                _build(arguments.build, base, root)
+            narrowed = arguments.from_diff and environment.ours(root)
+            if timed and not narrowed and any(not Path(folder).is_absolute() for _, folder in plugins):
+                fields = dataclasses.asdict(selection)
+                timed += [item for item in ab.listed(base, root, fields, plugins) if item not in timed]
             if timed:
-                if not arguments.no_build:
-                    _build(arguments.build, base, root)
                 threads = arguments.threads or environment.environment()["threads"]
                 outcomes = ab.compare(base, root, timed, threads, say, arguments.pairs)
                 if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # what is wrong is not timed
@@ -126,13 +130,9 @@ def _build(command: str | None, base: Path, root: Path) -> None:
 
 
 def _items(
-    selection: choose.Selection,
-    arguments: argparse.Namespace,
-    plugins: tuple[tuple[str, str], ...],
-    base: Path,
-    root: Path,
+    selection: choose.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...], root: Path
 ) -> list[ab.Item]:
-    """What to time: of the head, and what only the base's plug-ins have; with --from-diff what a change can affect."""
+    """What to time of the head; with --from-diff only what the changed files can affect, which may be nothing."""
     if arguments.from_diff:
         changed = affected.changed_files(root, arguments.base)
         known = affected.kernels(changed, OPERATORS, root) if environment.ours(root) else OPERATORS if changed else ()
@@ -141,10 +141,7 @@ def _items(
         if not names:
             return []
         selection = dataclasses.replace(selection, kernels=names)
-    found = items(selection, plugins)
-    if any(not Path(folder).is_absolute() for _, folder in plugins):
-        found += [i for i in ab.listed(base, root, dataclasses.asdict(selection), plugins) if i not in found]
-    return found
+    return items(selection, plugins)
 
 
 def _write(path: Path, outcomes: list[ab.Outcome], sides: dict[str, Path]) -> None:

@@ -203,7 +203,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
         "every": f"--case {small}" if rehearse else "",
         "tests": shlex.join(tests(rehearse)),
         "counted": "--no-instructions" if rehearse else "",  # minutes under valgrind
-        "launches": "--kernel relative_delta" if rehearse else "",
+        "launches": "--launch relative_delta" if rehearse else "",
         "graphs": "" if rehearse else "--cuda-graph",
         **{name: records(arguments, name) for name in ("run", "baselines", "all")},
         "out": str(arguments.out),

@@ -60,6 +60,25 @@ def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
         )
 
 
+def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    """Parts of the ids of launches that --launch and --kernel select. Raises UsageError for an unknown kernel."""
+    for pattern in arguments.kernel or ():
+        if not any(choose.matches(name, (pattern,)) for name in OPERATORS):
+            raise exits.UsageError(
+                f"--kernel {pattern}: matches none of {', '.join(OPERATORS)}; --launch takes parts of a launch's id"
+            )
+    kernels = [f"{name}/" for name in OPERATORS if arguments.kernel and choose.matches(name, arguments.kernel)]
+    if arguments.launch and kernels:
+        raise exits.UsageError("--kernel, --launch: name one of them; a launch's id begins with its kernel")
+    return arguments.launch or tuple(kernels) or None
+
+
+def launch_matches(launch, arguments: argparse.Namespace) -> bool:
+    """Whether a launch is of --case and --dtype; by default ours are in bfloat16, a plug-in's in every type."""
+    dtype = arguments.dtype or (launch.dtype if launch.recorded else "bfloat16")
+    return launch.dtype == dtype and choose.matches(launch.case.split(":")[1], arguments.case)
+
+
 def _known(role: str) -> list[str]:
     wanted = [c for c in CONTENDERS.values() if (c.role == "baseline") == (role == "baseline")]
     return list(dict.fromkeys(c.name for c in wanted))
