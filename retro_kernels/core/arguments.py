@@ -97,7 +97,7 @@ def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula
 
 def rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int, rows_formula: str) -> int:
     tensor("rel_key", rel_key)
-    if rel_key.dim() == 3:
+    if rel_key.dim() == 3 and rel_key.shape[0] != 1:  # one table for all heads says nothing of the layout
         check_heads("query", query, "rel_key", rel_key.shape[0])
     if rel_key.dim() != 3 or rel_key.shape[0] not in (1, sizes["H"]):
         raise ValueError(f"rel_key: expected [H or 1,T,E] with H={sizes['H']}; got shape {list(rel_key.shape)}")

@@ -304,3 +304,12 @@ def test_another_layout_or_chunk_len_is_named_first(op, change, message, biases)
     kw |= {name: new(kw[name]) if callable(new) else new for name, new in change.items()}
     with pytest.raises(ValueError, match=message):
         getattr(rk, op)(**kw)
+
+
+def test_one_token_and_one_table_for_all_heads_are_no_other_layout():
+    for op, kw in (
+        ("relative_attention", inputs.self_attention(1, N=1, heads="shared")),
+        ("chunked_cross_attention", inputs.cross_attention(1, N=1, heads="shared", extra_chunks=1)),
+        ("relative_logits", inputs.relative_logits(1, N=1, heads="shared")),
+    ):
+        getattr(rk, op)(**kw)
