@@ -23,7 +23,8 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class Result:
     """A contender's scores of the first held-out documents, with random neighbours too where it retrieves.
 
-    facts: of: the settings; made: settings and cost of its making, training included; documents, cpu_seconds: by "true" and "random"; peak_mb.
+    facts: of: the settings. made: what it is made with, and the cost of that, training included. documents,
+    cpu_seconds: by "true" and "random". peak_mb.
     """
 
     true: Scores
