@@ -148,6 +148,8 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     again = Line()
     facts = fit(again, stream, how, tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
+    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), tmp_path / "stopped", said.append)
+    assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
     kept = sorted((tmp_path / "stopped").glob("model*"))
     assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
     minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), tmp_path / "minutes", said.append)

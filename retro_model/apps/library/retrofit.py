@@ -23,7 +23,7 @@ from retro_model.apps.serve import folder as folders
 
 from . import texts
 from .compare import show_line
-from .fitting import fit
+from .fitting import changes, fit
 from .library import Library, prepare, stream
 from .options import ATTENTION, RATES, Fit, Plan
 from .options import retrofit as parser
@@ -42,8 +42,8 @@ def run(
 ) -> str:
     """Everything, into `folder`; gives the verdict.
 
-    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers: that
-    attend, from 1; None: all of "own", every third of the upper half of "new".
+    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers: see
+    `fitting.changes`.
     Raises: FileNotFoundError, ValueError naming what is wrong.
     """
     if not (decoder / "config.json").exists():
@@ -97,13 +97,8 @@ def retrofitted(decoder: Path, attention: str, layers: tuple[int, ...] | None, p
     local = {"local_files_only": True, "trust_remote_code": False}
     model = AutoModelForCausalLM.from_pretrained(decoder.resolve(), dtype=torch.float32, **local)
     torch.manual_seed(seed)
-    options = {"cca_layers": layers, "chunk_len": plan.chunk_len}
-    if attention == "own":
-        return RetrofitForCausalLM.from_decoder(model, neighbours="own", **options)
-    count, width = model.config.num_hidden_layers, 128
-    options["cca_layers"] = layers or tuple(range(count // 2 + 1, count + 1, 3))
-    sizes = {"encoder_layers": 1, "encoder_d_model": width, "encoder_d_ff": 2 * width}
-    return RetrofitForCausalLM.from_decoder(model, **options, **sizes, encoder_heads=2, encoder_head_dim=width // 2)
+    options = changes(attention, layers, plan.chunk_len, model.config.num_hidden_layers)
+    return RetrofitForCausalLM.from_decoder(model, **options)
 
 
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
