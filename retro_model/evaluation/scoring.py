@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from retro_model.data.tokens import BOS
-from retro_model.retro import NeighbourEncoder
+from retro_model.retro import NeighbourEncoder, OwnAttention
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 from .decoders import as_ours, check_takes_neighbours
@@ -117,14 +117,14 @@ def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode; encodings of neighbours are kept, for windows overlap and retrieve the same again. Yields the
+    """Evaluation mode; states of neighbours are kept, for windows overlap and retrieve the same again. Yields the
     model's device."""
     training = model.training
     model.eval()
     try:
         with contextlib.ExitStack() as stack:
             for module in model.modules():
-                if isinstance(module, NeighbourEncoder):
+                if isinstance(module, (NeighbourEncoder, OwnAttention)):
                     stack.enter_context(module.keeping())
             yield next(model.parameters()).device
     finally:
