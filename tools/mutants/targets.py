@@ -72,6 +72,7 @@ TARGETS = (
     Target("retro_model/data/database.py", ("tests/model/test_database.py", "tests/model/test_neighbours.py"), 2),
     Target("retro_model/data/mixture.py", ("tests/model/test_mixture.py",), 2),
     Target("retro_model/data/dedup.py", ("tests/model/test_dedup.py",), 2),
+    Target("retro_model/evaluation/in_context.py", ("tests/model/test_decoder_scores.py",), 2),
     Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py",), 2),
     Target("retro_model/evaluation/scoring.py", ("tests/model/test_evaluation.py",), 2),
     Target("retro_model/evaluation/suffixes.py", ("tests/model/test_suffixes.py",), 2),
