@@ -19,8 +19,8 @@ from retro_model.evaluation import knn_lm
 from retro_model.retro.retrofit import retrofit
 
 from .fitting import changes, fit
-from .library import Library, stream
-from .options import DATASTORE_TOKENS, RATES, Fit, Plan
+from .library import Library, read_decoder, stream
+from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,7 @@ class Setting:
 
     def decoder(self) -> nn.Module:
         """Read anew, for retrofits leave their hooks in a decoder."""
-        from transformers import AutoModelForCausalLM
-
-        local = {"local_files_only": True, "trust_remote_code": False}
-        return AutoModelForCausalLM.from_pretrained(self.decoder_folder, dtype=torch.float32, **local).eval()
+        return read_decoder(self.decoder_folder)
 
     @functools.cached_property
     def near(self) -> np.ndarray:
@@ -106,13 +103,14 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def retrofitted(s: Setting, attention: str, trained: bool = True) -> tuple[Scorer, dict]:
-    """The decoder with RETRO's new layers, or reading neighbours by its own attention."""
+def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0) -> tuple[Scorer, dict]:
+    """The decoder with RETRO's new layers, or reading neighbours by its own attention; rank: of its low-rank maps."""
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder()
-    model = retrofit(decoder, **changes(attention, None, s.plan.chunk_len, decoder.config.num_hidden_layers))
-    how = s.fit if attention == "own" else dataclasses.replace(s.fit, max_lr=RATES["new"])
-    facts = _fit(s, model, how, attention) if trained else {}
+    model = retrofit(decoder, **changes(attention, s.plan.chunk_len, decoder.config.num_hidden_layers, rank=rank))
+    rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
+    how = dataclasses.replace(s.fit, max_lr=rate)
+    facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
@@ -136,6 +134,7 @@ MAKERS: dict[str, Callable[[Setting], tuple[Scorer, dict]]] = {
     "new": functools.partial(retrofitted, attention="new"),
     "own": functools.partial(retrofitted, attention="own", trained=False),
     "own-gates": functools.partial(retrofitted, attention="own"),
+    "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control
