@@ -66,7 +66,7 @@ void bind_repeated(py::module_& m, const char* name, AttentionForward<Call> tabl
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
-  m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/cpu/*.py are their only callers.";
+  m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/ops/*/cpu.py are their only callers.";
   m.attr("abi") = 4;  // `_native.ABI`; the two change together
   m.attr("fields") = py::dict(py::arg("ChunkedCrossAttention") = retro::FIELDS<retro::CrossAttention>,
                               py::arg("RelativeAttention") = retro::FIELDS<retro::RelativeAttention>,

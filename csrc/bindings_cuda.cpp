@@ -66,7 +66,7 @@ std::pair<int, int> versions() {
 }  // namespace
 
 PYBIND11_MODULE(_cuda, m) {
-  m.doc() = "CUDA kernels over raw pointers; retro_kernels/cuda/*.py are their only callers.";
+  m.doc() = "CUDA kernels over raw pointers; retro_kernels/ops/*/cuda.py are their only callers.";
   m.attr("abi") = 2;  // `_native.ABI`; the two change together
   m.attr("architectures") = RETRO_CUDA_ARCHES;
   m.def("versions", &versions);

@@ -1,6 +1,6 @@
 // Python's calls and tensors, as structs and Views.
 //
-// Python's (address, type code, sizes, strides), or None, to a View; see `retro_kernels/_native.py: view`.
+// Python's (address, type code, sizes, strides), or None, to a View; see `retro_kernels/core/native.py: view`.
 #pragma once
 #include <pybind11/pybind11.h>
 

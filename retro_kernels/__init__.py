@@ -7,16 +7,16 @@
 Importing this package imports no triton and touches no device.
 """
 
-from . import _native  # noqa: F401  it notes which process this is; extensions are loaded later
-from ._dispatch import BackendStatus, backends, use_backend
 from ._version import __version__
-from ._warm_up import warm_up
+from .compile.warm_up import warm_up
+from .core import native  # noqa: F401  it notes which process this is; extensions are loaded later
+from .core.backends import BackendStatus, backends, use_backend
 from .ops.chunked_cross_attention import chunked_cross_attention
 from .ops.leaky_average import leaky_average
 from .ops.relative_attention import relative_attention
 from .ops.relative_logits import relative_logits
 from .ops.topk_chunks import topk_chunks
-from .ops.topk_stream import TopkStream, topk_merge, topk_rescore
+from .ops.topk_chunks.stream import TopkStream, topk_merge, topk_rescore
 
 __all__ = [
     "BackendStatus",

@@ -8,8 +8,8 @@ import platform
 
 import torch
 
-from . import _dispatch, _native
 from ._version import __version__
+from .core import backends, native
 
 
 def lines() -> list[str]:
@@ -19,8 +19,7 @@ def lines() -> list[str]:
         f"{platform.python_version()}"
     ]
     out.append(
-        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, "
-        f"kernels for {_native.cpu_isa()}"
+        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {native.cpu_isa()}"
     )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
@@ -31,8 +30,8 @@ def lines() -> list[str]:
             )
     else:
         out.append("cuda: none (torch.cuda.is_available() is False)")
-    out.append(f"cuda extension: {_native.cuda_built()}")
-    for op, statuses in _dispatch.backends().items():
+    out.append(f"cuda extension: {native.cuda_built()}")
+    for op, statuses in backends.backends().items():
         out += ["", op]
         for name, status in statuses.items():
             out.append(f"  {name:<10} {'yes' if status else 'no:  ' + str(status.reason)}")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _eager
+from retro_kernels.core import eager
 from retro_kernels.testing import inputs
 from tests import browser
 
@@ -79,7 +79,7 @@ def chromium():
 @pytest.fixture(autouse=True)
 def _afresh():
     torch.manual_seed(0)
-    _eager.forget()  # what another test patched while a plan was made
+    eager.forget()  # what another test patched while a plan was made
 
 
 @pytest.fixture(autouse=True)

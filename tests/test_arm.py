@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import torch
 
-from retro_kernels import _native
+from retro_kernels.core import native
 from retro_kernels.testing import compare
 from tools.arm import cases, emulated
 
@@ -50,7 +50,7 @@ def test_functions_of_a_vector(extension):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_values_and_gradients(extension, monkeypatch, dtype):
-    monkeypatch.setattr(_native, "extension", lambda name: extension)
+    monkeypatch.setattr(native, "extension", lambda name: extension)
     before = extension.calls
     for _, op, arguments in cases.small(dtype):
         if op in KERNELS[extension.isa]:
@@ -60,9 +60,9 @@ def test_values_and_gradients(extension, monkeypatch, dtype):
 
 @pytest.mark.parametrize(("transposed_a", "transposed_b"), [(False, False), (True, False), (False, True)])
 def test_products(extension, monkeypatch, transposed_a, transposed_b):
-    from retro_kernels.cpu import _matmul
+    from retro_kernels.cpu_lib import matmul as _matmul
 
-    monkeypatch.setattr(_native, "extension", lambda name: extension)
+    monkeypatch.setattr(native, "extension", lambda name: extension)
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(139, 41, generator=generator).T if transposed_a else torch.randn(41, 139, generator=generator)
     b = torch.randn(75, 139, generator=generator).T if transposed_b else torch.randn(139, 75, generator=generator)
@@ -70,9 +70,9 @@ def test_products(extension, monkeypatch, transposed_a, transposed_b):
 
 
 def test_norms(extension, monkeypatch):
-    from retro_kernels.cpu import _rms_norm
+    from retro_kernels.cpu_lib import rms_norm as _rms_norm
 
-    monkeypatch.setattr(_native, "extension", lambda name: extension)
+    monkeypatch.setattr(native, "extension", lambda name: extension)
     x, weight, grad = torch.randn(70, 43, requires_grad=True), torch.randn(43, requires_grad=True), torch.randn(70, 43)
     expected = torch.nn.functional.rms_norm(x, (43,), weight, 1e-6)
     y, rstd = _rms_norm.forward(x.detach(), weight.detach(), 1e-6)
@@ -82,9 +82,9 @@ def test_norms(extension, monkeypatch):
 
 
 def test_losses(extension, monkeypatch):
-    from retro_kernels.cpu import _softmax_losses
+    from retro_kernels.cpu_lib import softmax_losses as _softmax_losses
 
-    monkeypatch.setattr(_native, "extension", lambda name: extension)
+    monkeypatch.setattr(native, "extension", lambda name: extension)
     logits, targets, weights = torch.randn(5, 139, requires_grad=True), torch.arange(5), torch.rand(5)
     expected = torch.nn.functional.cross_entropy(logits, targets, reduction="none") * weights
     got = logits.detach().clone()
@@ -97,4 +97,4 @@ def test_a_store_outside_a_tensor_is_reported(extension):
     x = torch.zeros(1, 3, 1, 4)
     y = torch.zeros(1, 2, 1, 4)  # a row too few
     with pytest.raises(RuntimeError, match="outside a tensor"):
-        extension.leaky_average_forward(*map(_native.view, (x, torch.zeros(1), None, None, y)), 1)
+        extension.leaky_average_forward(*map(native.view, (x, torch.zeros(1), None, None, y)), 1)

@@ -53,7 +53,7 @@ def test_sdist_holds_what_a_build_needs(sdist):
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     sources = {path for path in run("git", "ls-files", "csrc", cwd=ROOT).split() if (ROOT / path).exists()}
     assert sources <= names
-    assert {"LICENSE", "setup.py", "retro_kernels/py.typed", "retro_kernels/configs/topk_chunks.json"} <= names
+    assert {"LICENSE", "setup.py", "retro_kernels/py.typed", "retro_kernels/ops/topk_chunks/tiles.json"} <= names
     assert not [name for name in names if name.endswith((".so", ".o", ".jsonl"))]
 
 
@@ -73,7 +73,7 @@ def test_wheel_works_outside_the_tree(sdist, tmp_path):
         "retro_bench/__main__.py",
         "retro_bench/ops/topk_chunks.py",
         "retro_bench/emulate/emulator.cpp",
-        "retro_kernels/configs/topk_chunks.json",
+        "retro_kernels/ops/topk_chunks/tiles.json",
     } <= names
     assert not [name for name in names if name.startswith(("bench/", "tests/", "csrc/", "docs/", "examples/"))]
 

@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from retro_kernels import _native
+    from retro_kernels.core import native
 
-    if why := _native.unavailable("_cpu"):
+    if why := native.unavailable("_cpu"):
         raise exits.UsageError(why)
     from ..measure import ceilings, parts
 
@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if unknown := set(arguments.case) - known:
         raise exits.UsageError(f"--case: expected some of {', '.join(sorted(known))}; got {', '.join(sorted(unknown))}")
     measured = parts.Parts(arguments.threads)
-    product = "float32" if _native.cpu_isa() == "avx2" else arguments.dtype
+    product = "float32" if native.cpu_isa() == "avx2" else arguments.dtype
     rows, rate = [], ceilings.products("cpu", product) or 0.0
     for kernel, names in HEADLINES.items():
         for case in cases_of(kernel):
@@ -54,9 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
                 modes = [mode for mode in case.modes if not embeddings or (mode, arguments.dtype) == ("fwd", "float32")]
                 rows += [_row(measured, case, mode, arguments.dtype) for mode in modes]
                 rate = max(rate, ceilings.products("cpu", product) or 0.0)
-    print(
-        f"{_native.cpu_isa()}, {arguments.threads} threads, {arguments.dtype}; best library product {rate:.3g} FLOP/s"
-    )
+    print(f"{native.cpu_isa()}, {arguments.threads} threads, {arguments.dtype}; best library product {rate:.3g} FLOP/s")
     columns = f"{'measured':>10} {'its parts':>10} {'reached':>8} {'share':>6} {'at bound':>9}"
     print(f"{'case':<16} {'mode':<7} {columns}  parts")
     for row in rows:
@@ -64,7 +62,7 @@ def execute(arguments: argparse.Namespace) -> int:
         row |= {"share": least / row["seconds"], "at_bound": least / row["bound"]}
         _show(row)
     if arguments.json:
-        where = {"git": environment.git_state(), "device": environment.device("cpu"), "isa": _native.cpu_isa()}
+        where = {"git": environment.git_state(), "device": environment.device("cpu"), "isa": native.cpu_isa()}
         report = {"at": record.now(), "dtype": arguments.dtype, **where, "flops_per_s": rate, "rows": rows}
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     return exits.OK if rows else exits.NOTHING_MEASURED

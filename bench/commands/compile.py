@@ -42,11 +42,11 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _presets(arguments: argparse.Namespace) -> int:
-    from retro_kernels import _shipped
+    from retro_kernels.compile import shipped
 
     begun, kernels = time.monotonic(), arguments.kernel or (None,)
     count = sum(
-        _shipped.export(
+        shipped.export(
             arguments.output,
             options.arches(arguments.arch),
             kernel,

@@ -14,7 +14,7 @@ import time
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _native
+from retro_kernels.core import native
 
 from ..measure import samples
 from ..records import environment
@@ -66,7 +66,7 @@ def installed(package: str) -> bool:
 def remedies(spread: float | None) -> list[str]:
     """What is amiss, and what mends it, a line each."""
     advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
-    if why := _native.unavailable("_cpu"):
+    if why := native.unavailable("_cpu"):
         advice.append(f"the C++ kernels: {why}")
     if environment.compiler_version() is None:
         advice.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
-    from retro_kernels import aot
-    from retro_kernels._target import KNOWN
+    from retro_kernels.compile import aot
+    from retro_kernels.compile.target import KNOWN
 
     from ..emulate import counters
     from ..emulate.parse import PtxError

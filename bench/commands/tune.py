@@ -1,7 +1,7 @@
 """GPU: the fastest tile of each Triton kernel of a case, checked before it is timed; --write keeps it
 
 Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are
-retro_kernels/configs/<op>.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
+retro_kernels/ops/<op>/tiles.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
 committing what --write changed.
 
 --static needs no GPU: tiles of a shipped case (`static` names them) are compiled, none that spills is kept, and `model`
@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from retro_kernels import configs
+from retro_kernels.compile import configs
 
 from ..measure import choose, runner, timing, tune
 from ..measure.pace import Pace

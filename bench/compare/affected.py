@@ -19,13 +19,14 @@ UNRELATED = (
     "bench/",
     "tests/",
     "retro_model/",
-    "retro_kernels/triton/",
-    "retro_kernels/cuda/",
-    "retro_kernels/configs/",
+    "retro_kernels/triton_lib/",
+    "retro_kernels/compile/",
     "csrc/cuda/",
     "csrc/text/",
 )
 CODE = ("retro_kernels/", "csrc/", "setup.py", "pyproject.toml")
+#: in the folder of an op: what another backend runs through
+ELSEWHERE = re.compile(r"retro_kernels/ops/\w+/(triton/.*|cuda\.py|tiles\.json|cases\.py)")
 INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
@@ -48,9 +49,11 @@ def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[s
     operators = tuple(operators)
     touched: set[str] = set()
     for path in files:
-        if path.startswith(UNRELATED) or not path.startswith(CODE):
+        if path.startswith(UNRELATED) or not path.startswith(CODE) or ELSEWHERE.fullmatch(path):
             continue
-        own = {name for name in operators if name in Path(path).name}
+        own = {
+            name for name in operators if name in (Path(path).name, Path(path).parent.name) or name in Path(path).stem
+        }
         if not own and path.startswith("csrc/cpu/") and path.endswith(".h"):
             own = {name for name in operators if path in _headers(name, root)}
         touched |= own or set(operators)

@@ -1,14 +1,27 @@
-"""Compiled kernels executed without a GPU: an emulator of the PTX that Triton makes of ours, thread by thread, with
-checks and counters.
+"""Compiled kernels executed without a GPU: an emulator of the PTX that Triton makes, thread by thread, with checks and
+counters.
 
-    parse.py      text -> statements           machine.h     registers, memory, what is known of each byte
-    assemble.py   statements -> bytecode       arithmetic.h  instructions on numbers in registers
-    program.py    a kernel, run over a grid    bits.h        instructions on their bits
-    launches.py   the launches of our ops      memory.h      loads, copies, shuffles, matrices to and from shared memory
-    counters.py   what one CTA does            matrix.h      mma and wgmma
-                                               emulator.cpp  the loop; compiled at first use
+    with emulate.gpu(90) as log:                  # 80, 90, 100
+        my_kernel[grid](x, y, n, BLOCK=1024)      # any @triton.jit function, on CPU tensors
+    log.launches[-1].counters()
+
+    context.py    `gpu`: launches inside it     program.py    a kernel, run over a grid
+    driver.py     the device that Triton sees    kernel.py     a compiled kernel on a launch's arguments
+    cuda_is_cpu.py  what torch.cuda answers      memory.py     arguments -> parameters and regions
+    launches.py   the launches of our ops        counters.py   what CTAs do
+    parse.py      text -> statements             machine.h     registers, memory, what is known of each byte
+    assemble.py   statements -> bytecode         arithmetic.h  instructions on numbers in registers
+    bits.h        instructions on their bits     memory.h      loads, copies, shuffles, matrices of shared memory
+    matrix.h      mma and wgmma                  atomics.h     atomic updates
+    emulator.cpp  the loop; compiled at setup or at first use
 
 It sees what an interpreter cannot: bounds, alignment, uninitialised shared memory, races between warps, waits and
 fences that are missing. It does not see time, ptxas, forward progress; sums of a tensor product and ex2 are
 approximate.
 """
+
+from .context import Launched, Log, gpu
+from .parse import PtxError
+from .program import EmulationError
+
+__all__ = ["EmulationError", "Launched", "Log", "PtxError", "gpu"]

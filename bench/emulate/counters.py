@@ -82,8 +82,7 @@ def count(launch, arch: int, ctas: int = 1) -> tuple[dict[str, Any], list[Line]]
     Raises:
         EmulationError: what the kernel did wrong. PtxError: an instruction that is not emulated.
     """
-    kernel = launches.compiled(launch, arch)
-    kernel = dataclasses.replace(kernel, program=type(kernel.program)(kernel.program.kernel))  # counters of its own
+    kernel = launches.compiled(launch, arch).fresh()
     number = launch.grid[0] * (*launch.grid, 1)[1] * (*launch.grid, 1, 1)[2]
     first = max(0, (number - ctas) // 2)
     launches.run(materialised(launch), arch, only=range(first, min(number, first + ctas)), kernel=kernel)

@@ -316,7 +316,9 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
   m.scratch.resize(threads);
   m.shared.resize(size_t(shared_bytes));
   m.granules.resize(size_t(shared_bytes + 1) / 2);
-  for (int k = 0; k < nregions; ++k) m.regions.push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), sizes[k]});
+  for (int k = 0; k < nregions; ++k)
+    (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? m.hosts : m.regions)
+        .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), sizes[k]});
   ptx::Run run(program, m);
   std::vector<std::pair<int, uint64_t>> constants;
   for (int k = 0; k < nconstants; ++k) constants.push_back({constant_registers[k], constant_values[k]});

@@ -16,7 +16,9 @@ constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
 constexpr uint64_t SHARED_BASE = 1024;  // so that address 0 is nobody's
 constexpr int64_t IDLE = 1 << 20;       // atomic updates that change nothing, in a row: a wait without end
-constexpr int REGION_BITS = 40;         // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
+constexpr uint64_t FIRST_REGION =
+    256;                         // below are addresses of the host itself: pointers that a kernel finds in memory
+constexpr int REGION_BITS = 40;  // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
 
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -122,7 +124,7 @@ struct Machine {
   bool all = true;  // every thread executes the current instruction
   std::vector<uint8_t> shared;
   std::vector<Granule> granules;
-  std::vector<Region> regions;
+  std::vector<Region> regions, hosts;
   int32_t epoch = 0;
   int64_t time = 0, barriers = 0;
   int64_t idle = 0;                            // atomic updates in a row that changed nothing
@@ -167,14 +169,26 @@ struct Machine {
     }
   }
 
+  // A pointer that a kernel found in memory: into a tensor whose address the program asked for
+  uint8_t* host(uint64_t address, int bytes, int thread) {
+    for (const Region& region : hosts)
+      if (address >= region.base && address + bytes <= region.base + region.bytes) {
+        if (address % bytes) fault("misaligned global address: " + std::to_string(bytes) + " bytes", thread);
+        return region.host + (address - region.base);
+      }
+    fault("global address outside every tensor", thread);
+  }
+
   uint8_t* global(uint64_t address, int bytes, int thread) {
     uint64_t index = address >> REGION_BITS;
-    if (index == 0 || index > regions.size()) fault("global address outside every tensor", thread);
-    const Region& region = regions[index - 1];
+    if (index < FIRST_REGION) return host(address, bytes, thread);
+    index -= FIRST_REGION;
+    if (index >= regions.size()) fault("global address outside every tensor", thread);
+    const Region& region = regions[index];
     int64_t offset = int64_t(address - region.base);
     if (offset < 0 || offset + bytes > region.bytes)
-      fault("out of bounds of argument tensor " + std::to_string(index - 1) + ": byte " + std::to_string(offset) +
-                " of " + std::to_string(region.bytes),
+      fault("out of bounds of argument tensor " + std::to_string(index) + ": byte " + std::to_string(offset) + " of " +
+                std::to_string(region.bytes),
             thread);
     if (address % bytes)
       fault("misaligned global address: " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset),

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -15,12 +16,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
+
 from . import assemble, parse, products, tensor_memory  # noqa: F401, the last two register opcodes
 from .parse import Constant, Kernel, Memory, PtxError, Register, Symbol
 
 _HERE = Path(__file__).parent
 SHARED_BASE = 1024  # as in machine.h
-REGION_BITS = 40  # as in machine.h
+REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
 _MESSAGE_BYTES = 400
 _SPECIALS = ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z")
 
@@ -120,6 +123,8 @@ class Program:
         arguments: Sequence,
         *,
         regions: Sequence[tuple[int, int]] = (),
+        names: Sequence[str] = (),
+        known: Sequence[tuple[int, int]] = (),
         threads: int | None = None,
         block: Sequence[int] | None = None,
         shared_bytes: int = 0,
@@ -129,8 +134,10 @@ class Program:
         """Execute every CTA of the grid; the number of barriers that were passed.
 
         Args:
-            arguments: the parameters in order: ints for integers and addresses, floats for f32, a `Structure`.
+            arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.
             regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
+            names: of the regions, for messages.
+            known: (host address, bytes) of memory whose address a kernel may find in memory, as it is.
             threads, block: of a CTA; None: as the kernel was compiled for.
             shared_bytes: dynamic shared memory.
             only: some CTAs, by their number, x fastest.
@@ -161,6 +168,7 @@ class Program:
             for name, value in ((f"%ntid.{letter}", block[axis]), (f"%nctaid.{letter}", grid[axis])):
                 if name in self._registers:
                     values[self._registers[name]] = value
+        regions, bases = [*regions, *known], [*bases, *(address for address, _ in known)]
         static = max((start + size for start, size in self.kernel.shared.values()), default=0)
         number = grid[0] * grid[1] * grid[2]
         first, last = (only.start, only.stop) if only else (0, number)
@@ -191,18 +199,21 @@ class Program:
             statement = self.kernel.statements[failed]
             n = where.value
             cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
+            said = _with_names(message.value.decode(), names)
             raise EmulationError(
-                f"{self.kernel.name}: {message.value.decode()}\n  at {statement.line}: {statement.text[:120]}\n  CTA "
-                f"{cta} of {grid}"
+                f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
             )
         return barriers.value
 
     def counts(self) -> list[Counted]:
         """Every instruction with what was counted in all runs so far."""
-        size = library().ptx_size(ctypes.c_void_p(self.handle))
-        raw = (ctypes.c_int64 * (4 * size))()
-        library().ptx_counts(ctypes.c_void_p(self.handle), raw)
-        return [Counted(s.opcode, s.line, *raw[4 * k : 4 * k + 4]) for k, s in enumerate(self.kernel.statements)]
+        return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(self.kernel.statements, self.raw_counts())]
+
+    def raw_counts(self) -> numpy.ndarray:
+        """int64 [instructions, 4]: the numbers of `counts`."""
+        raw = numpy.zeros((library().ptx_size(ctypes.c_void_p(self.handle)), 4), numpy.int64)
+        library().ptx_counts(ctypes.c_void_p(self.handle), raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        return raw
 
     def trace(self) -> list[int]:
         """The numbers of the instructions executed since the first call, which begins to keep them."""
@@ -298,6 +309,16 @@ class Structure:
     fields: tuple[tuple[str, object], ...]
 
 
+def _with_names(message: str, names: Sequence[str]) -> str:
+    """The message with the argument's name in place of its number."""
+
+    def name(found: re.Match) -> str:
+        number = int(found[1])
+        return f"argument {names[number]}" if number < len(names) else found[0]
+
+    return re.sub(r"argument tensor (\d+)", name, message)
+
+
 def _packed(size: int, argument, bases: list[int]) -> bytes:
     """The bytes of an argument."""
     if isinstance(argument, Structure):
@@ -310,12 +331,16 @@ def _packed(size: int, argument, bases: list[int]) -> bytes:
         return struct.pack("<Q", bases[argument.index])
     if isinstance(argument, float):
         return struct.pack("<f", argument)
+    if isinstance(argument, bytes):
+        if len(argument) > size:
+            raise ValueError(f"argument: expected {size} bytes; got {len(argument)}")
+        return argument.ljust(size, b"\0")
     return (int(argument) & (2 ** (8 * size) - 1)).to_bytes(size, "little")
 
 
 def region_base(index: int, host: int) -> int:
     """The address that a kernel sees of a tensor: far from every other, aligned as the tensor is."""
-    return ((index + 1) << REGION_BITS) + (1 << 20) + host % 256
+    return ((index + FIRST_REGION) << REGION_BITS) + (1 << 20) + host % 256
 
 
 def _array(kind, values):

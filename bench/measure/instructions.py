@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from retro_kernels import _native
+from retro_kernels.core import native
 
 ISA = "avx2"
-ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 4, 7: 2, 8: 1, 9: 1}  # by the type codes of retro_kernels/_native.py
+ITEM_BYTES = {1: 4, 2: 2, 3: 2, 4: 1, 5: 8, 6: 4, 7: 2, 8: 1, 9: 1}  # by the type codes of retro_kernels/core/native.py
 WORKER = Path(__file__).resolve().parent / "instructions_worker.py"
 TIMEOUT_S = 300
 # two starts of the interpreter differ by some thousand instructions, which a long call drowns
@@ -34,7 +34,7 @@ Call = tuple[str, list[Any]]
 
 def unavailable() -> str | None:
     """Why nothing can be counted here; None if it can."""
-    return _native.unavailable("_cpu") or (None if shutil.which("valgrind") else "valgrind is not installed")
+    return native.unavailable("_cpu") or (None if shutil.which("valgrind") else "valgrind is not installed")
 
 
 def count(call: Callable[[], Any]) -> dict[str, Any] | None:
@@ -69,7 +69,7 @@ def count(call: Callable[[], Any]) -> dict[str, Any] | None:
 
 def record(call: Callable[[], Any]) -> list[Call]:
     """Every call into the C++ extension that `call` makes, in order, inputs as they were before it."""
-    extension, calls = _native.extension, []
+    extension, calls = native.extension, []
 
     class Recorder:
         def __getattr__(self, name: str):
@@ -81,11 +81,11 @@ def record(call: Callable[[], Any]) -> list[Call]:
 
             return recorded
 
-    _native.extension = lambda name: Recorder() if name == "_cpu" else extension(name)
+    native.extension = lambda name: Recorder() if name == "_cpu" else extension(name)
     try:
         call()
     finally:
-        _native.extension = extension
+        native.extension = extension
     return calls
 
 
@@ -102,7 +102,7 @@ def _saved(argument: Any) -> Any:
 
 
 def _replay(dump: Path, repeats: int) -> int | None:
-    extension = _native.extension("_cpu").__file__
+    extension = native.extension("_cpu").__file__
     command = [
         "valgrind",
         "--tool=callgrind",

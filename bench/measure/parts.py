@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from retro_kernels import _native
+from retro_kernels.core import native
 
 from ..registry import OPERATORS, Case
 from . import host
@@ -41,7 +41,7 @@ class Parts:
     """Measures parts, each once."""
 
     def __init__(self, threads: int):
-        self.threads, self.native = threads, _native.extension("_cpu")
+        self.threads, self.native = threads, native.extension("_cpu")
         self._known: dict[tuple, float] = {}
 
     def _once(self, key: tuple, run: Callable[[int], Any]) -> float:
@@ -71,7 +71,7 @@ class Parts:
     def reading(self, size: int) -> float:
         """Bytes a second of reading `size` bytes again and again."""
         x = torch.ones(max(size // 4096, self.threads), 1024)
-        view = _native.view(x)
+        view = native.view(x)
 
         def run(repeats: int) -> None:
             for _ in range(repeats):

@@ -1,6 +1,6 @@
 """Which tile is fastest on this GPU: the committed one against its neighbours, each checked before it is timed.
 
-A call is served by rows of `retro_kernels/configs/<op>.json`, one a kernel. Rows are tuned one after the other, each
+A call is served by rows of `retro_kernels/ops/<op>/tiles.json`, one a kernel. Rows are tuned one after the other, each
 with the best of those before it in place, in steps from the best tile so far until none of its neighbours is faster.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import retro_kernels
-from retro_kernels import configs
+from retro_kernels.compile import configs
 
 from ..check import numerics, oracle
 from ..registry import OPERATORS, Case, Contender, contenders_of

@@ -46,7 +46,7 @@ def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
 
 def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
     """A row a __global__ function. Raises NoToolchain with nvcc's last words."""
-    from retro_kernels import aot
+    from retro_kernels.compile import aot
 
     cubin = folder / f"{source.path.stem}-cuda-sm{source.arch}.cubin"
     flags = ["-std=c++17", "-O3", "-cubin", "-DRETRO_CUDA_HOPPER=1", f"-arch={TARGET[source.arch]}", "-o", str(cubin)]

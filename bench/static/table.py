@@ -1,5 +1,5 @@
 """Static metrics of every kernel and configuration we ship: Triton by
-`retro_kernels.aot`, CUDA C++ by nvcc. Needs no GPU.
+`retro_kernels.compile.aot`, CUDA C++ by nvcc. Needs no GPU.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from retro_kernels import aot, configs
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import aot, configs
+from retro_kernels.compile.target import KNOWN
 
 from ..commands import exits
 from ..emulate.parse import PtxError
@@ -57,7 +57,7 @@ def rows_of(op: str, case: str, dtype: str, arch: int) -> list[dict]:
 def _shipped(op: str, arch: int) -> Iterator[aot.Case]:
     if op not in aot.ops():
         raise exits.UsageError(f"--kernel {op}: expected one of {', '.join(aot.ops())}")
-    return importlib.import_module(f"retro_kernels.triton.{op}").aot_cases(KNOWN[arch])
+    return importlib.import_module(f"retro_kernels.ops.{op}.triton").aot_cases(KNOWN[arch])
 
 
 def identity(launch) -> tuple:

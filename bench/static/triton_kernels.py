@@ -1,4 +1,4 @@
-"""Static metrics of the Triton kernels, by `retro_kernels.aot` of whichever tree was imported."""
+"""Static metrics of the Triton kernels, by `retro_kernels.compile.aot` of whichever tree was imported."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Launch:
 
 def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
     """Everything that aot compiles for `arches`; those that `parts` select are fingerprinted."""
-    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("retro_kernels.aot") is None:
-        raise entry.NoToolchain("static: needs triton and retro_kernels.aot; pip install triton")
-    from retro_kernels import aot
-    from retro_kernels._target import KNOWN
+    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("retro_kernels.compile.aot") is None:
+        raise entry.NoToolchain("static: needs triton and retro_kernels.compile.aot; pip install triton")
+    from retro_kernels.compile import aot
+    from retro_kernels.compile.target import KNOWN
 
     every, seen = [], collections.Counter()
     for arch in arches:
@@ -65,7 +65,7 @@ def rows(
 
     counters: execute one CTA of each on the emulator, too.
     """
-    from retro_kernels import aot
+    from retro_kernels.compile import aot
 
     ids = {launch.id for launch in selected}
     flags = iter([launch.id in ids for launch in every])  # compile_each asks in the order in which `launches` listed
@@ -82,7 +82,7 @@ def rows(
 
 
 def _row(launch: Launch, compiled, folder: Path, counters: bool) -> dict[str, Any]:
-    from retro_kernels import aot
+    from retro_kernels.compile import aot
 
     cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.cubin[:8]}.cubin"))
     code = max(sass.functions(sass.disassemble(cubin, aot.tool("cuobjdump"))).values(), key=len)

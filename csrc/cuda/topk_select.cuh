@@ -2,7 +2,7 @@
 //
 // A candidate is one int64: the score's bits, mapped so that signed comparison orders them, above the inverted key
 // index. Larger is a higher score or, at equal scores, a lower index; no two keys pack to the same value.
-// retro_kernels/triton packs the same way, and a test holds the two together.
+// retro_kernels/ops/topk_chunks/triton packs the same way, and a test holds the two together.
 #pragma once
 
 #include "simt.cuh"

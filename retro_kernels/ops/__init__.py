@@ -1,5 +1,12 @@
-"""The public ops, one a file: signature, docstring, schema, fake. Start reading here.
+"""One folder an op. Start reading here.
 
-A call goes  ops/<op>.py -> _validate.py -> _eager.py or _register.py -> _dispatch.py -> <backend>/<op>.py  and the
-gradient comes back through the operator `<op>_backward`, from the last three.
+    __init__      the public function: signature and docstring
+    call          its arguments as a value: shapes, checks, outputs, what differentiates
+    reference     the definition, in plain PyTorch
+    cpu, cuda, triton   backends; each is there or not
+    tiles.json    tile sizes of the Triton kernels
+    cases         calls that stand for what users launch, for compilation ahead of time
+
+A call goes  __init__ -> core.eager -> core.backends -> a backend of the op,  or through torch's operator where a
+tracer, a transform or the profiler is active (core.operator).
 """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_kernels.reference import _attention
+from retro_kernels.reference_lib import attention
 
 from . import inputs
 from .errors import assert_passes
@@ -21,7 +21,7 @@ from .memory import poisoned
 @contextmanager
 def eager_types():
     """The reference computed wholly in the inputs' own type: the eager formulation a kernel is held against."""
-    with mock.patch.object(_attention, "accumulator", lambda tensor: tensor.dtype):
+    with mock.patch.object(attention, "accumulator", lambda tensor: tensor.dtype):
         yield
 
 
@@ -88,4 +88,4 @@ def check_layout(op: str, kw: dict, backend: str, view: Callable[[Tensor], Tenso
 
 
 def module(op: str, backend: str):
-    return importlib.import_module(f"retro_kernels.{backend}.{op}")
+    return importlib.import_module(f"retro_kernels.ops.{op}.{backend}")

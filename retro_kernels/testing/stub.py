@@ -24,10 +24,11 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from retro_kernels import _dispatch, _eager, _target
-    from retro_kernels import triton as backend
+    from retro_kernels import triton_lib as backend
+    from retro_kernels.compile import target
+    from retro_kernels.core import backends, eager
 
-    known = _target.KNOWN[arch]
+    known = target.KNOWN[arch]
 
     class Utilities:
         def load_binary(self, name, kernel, shared, device):
@@ -60,22 +61,22 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
             return GPUTarget("cuda", arch, 32)
 
     number = next(_NUMBERS)  # Triton keeps what it compiled, launcher and all, by the device's number
-    status = _dispatch._status
+    status = backends._status
 
-    def serves(op: str, name: str) -> _dispatch.BackendStatus:
-        return _dispatch.BackendStatus(True) if name == "triton" else status(op, name)
+    def serves(op: str, name: str) -> backends.BackendStatus:
+        return backends.BackendStatus(True) if name == "triton" else status(op, name)
 
     patches = (
         mock.patch.object(driver, "_active", Driver()),
         mock.patch.object(backend, "device_type", lambda: "cpu"),
         mock.patch.object(backend, "unavailable", lambda: None),
-        mock.patch.object(_dispatch, "_status", serves),
-        mock.patch.object(_target, "INTERPRETED", known),
+        mock.patch.object(backends, "_status", serves),
+        mock.patch.object(target, "INTERPRETED", known),
     )
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        for forget in (_eager.forget, _dispatch._available.cache_clear):
+        for forget in (eager.forget, backends._available.cache_clear):
             forget()
             stack.callback(forget)
         yield

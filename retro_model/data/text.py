@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from retro_kernels import _native as _extensions
+from retro_kernels.core import native as _extensions
 
 ABI = 1  # what the bindings of csrc/text take, as they state it in `abi`; the two change together
 NO_TOKEN = -1  # what a masked token becomes: it equals no token of a chunk

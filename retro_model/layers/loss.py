@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from retro_kernels import _native
-from retro_kernels.cpu import _softmax_losses
+from retro_kernels.core import native
+from retro_kernels.cpu_lib import softmax_losses
 from retro_model.base import checks
 
 from .products import matmul
@@ -111,8 +111,8 @@ def _softmax_losses_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: b
     """Weighted losses [T] of logits [T,V], which become the losses' gradient if it is wanted."""
     if logits.device.type != "cpu":
         return _by_torch_(logits, targets, weights, wanted)
-    if logits.dtype is torch.float32 and logits.numel() and _native.unavailable("_cpu") is None:
-        return _softmax_losses.softmax_losses_(logits, targets.contiguous(), weights.contiguous(), wanted)
+    if logits.dtype is torch.float32 and logits.numel() and native.unavailable("_cpu") is None:
+        return softmax_losses.softmax_losses_(logits, targets.contiguous(), weights.contiguous(), wanted)
     rows = max(1, LOGITS_IN_CACHE // max(1, logits.shape[-1]))
     parts = zip(logits.split(rows), targets.split(rows), weights.split(rows))
     return torch.cat([_by_torch_(*part, wanted) for part in parts])

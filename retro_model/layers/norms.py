@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_kernels import _native
-from retro_kernels.cpu import _rms_norm
+from retro_kernels.core import native
+from retro_kernels.cpu_lib import rms_norm as _rms_norm
 
 from .products import plain
 
@@ -19,7 +19,7 @@ class RMSNorm(nn.RMSNorm):
     """`nn.RMSNorm` of a width whose float32 rows on a CPU are normalised in one pass over memory, and differentiated in
     one, where torch takes five and ten: same parameters, names, initial weights and hooks.
 
-    Where `retro_kernels.cpu` can't run, and for all else (GPUs, other types, `torch.compile`, DTensors, transforms), it
+    Where the `cpu` backend can't run, and for all else (GPUs, other types, `torch.compile`, DTensors, transforms), it
     is torch's.
     """
 
@@ -71,5 +71,5 @@ def _serves(x: Tensor, weight: Tensor | None, shape: tuple[int, ...]) -> bool:
         and x.numel() >= LEAST_ELEMENTS
         and x.shape[-1:] == weight.shape == shape
         and weight.is_contiguous()
-        and _native.unavailable("_cpu") is None
+        and native.unavailable("_cpu") is None
     )

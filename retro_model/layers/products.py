@@ -1,7 +1,7 @@
 """Linear maps by the fastest product of float32 matrices that there is on this processor.
 
 torch multiplies float32 matrices on x86 by MKL, which takes AVX2 on every processor that is not Intel's. Where such a
-processor has AVX-512, the products of `linear`, and those of its gradients, are made by `retro_kernels.cpu`, or without
+processor has AVX-512, the products of `linear`, and those of its gradients, are made by the `cpu` backend, or without
 its extension by oneDNN, which torch brings along: twice as fast on a Zen 5 (docs/lab/models.md has the numbers and
 the command). The kernels read matrices whichever way they lie, where oneDNN has a gradient copied for a weight's.
 All else is `torch.nn.functional.linear`: GPUs, other types, autocast, `torch.compile`, DTensors, transforms.
@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from retro_kernels import _native
-from retro_kernels.cpu import _matmul
+from retro_kernels.core import native
+from retro_kernels.cpu_lib import matmul as _matmul
 
 #: Multiply-adds below which a call costs more than the better product gains.
 LEAST_MULTIPLY_ADDS = 2**21
@@ -125,12 +125,12 @@ def _preferred() -> str:
     onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if not onednn or wish == "torch":
         return "torch"
-    kernels = _native.unavailable("_cpu") is None
+    kernels = native.unavailable("_cpu") is None
     if wish:
         return wish if wish != "kernels" or kernels else "onednn"
     if platform.machine() not in ("x86_64", "AMD64") or _intel():
         return "torch"
-    return "kernels" if kernels and _native.cpu_isa().startswith("avx512") else "onednn"
+    return "kernels" if kernels and native.cpu_isa().startswith("avx512") else "onednn"
 
 
 def _intel() -> bool:

@@ -112,10 +112,17 @@ class Sharing:
         self.rows = torch.tensor([first[key] for key in self.new], dtype=torch.int64, device=device)
         self.place = torch.tensor([place[key] for key in keys], dtype=torch.int64, device=device)
 
+    def pool(self, read: Tensor | None) -> Tensor:
+        """Readings of the distinct neighbours, in the order that `place` counts: those in `rows` as they were `read`
+        (None: none were), then those known before."""
+        parts = [] if read is None else [read]
+        if self.kept is not None:
+            if read is not None:
+                self.kept.keep(self.new, read, self.state)
+            if self.known:
+                parts.append(torch.stack(list(self.known.values())))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
     def spread(self, read: Tensor) -> Tensor:
         """Encodings of the S neighbours [S,R,d'], gathered from the encodings of `rows`."""
-        if self.kept is not None:
-            self.kept.keep(self.new, read, self.state)
-            if self.known:
-                read = torch.cat([read, torch.stack(list(self.known.values()))])
-        return read.index_select(0, self.place)
+        return self.pool(read).index_select(0, self.place)

@@ -19,15 +19,19 @@ from retro_model.layers import ChunkedCrossAttention
 from .config import RetroConfig
 from .decoders import check_blocks, config_of, find_blocks
 from .model import Retro
+from .own_attention import retrofit_own
 from .retrofitted_decoder import RetrofittedDecoder
 
 #: Fields that the decoder fixes; ours also has its heads, another's chunked cross-attention may have more or fewer.
 FIXED = ("vocab_size", "d_model", "d_ff", "num_layers")
 FIXED_IN_OURS = (*FIXED, "num_heads", "head_dim")
+#: Who reads and attends neighbours: layers of RETRO's that are added, or the decoder itself.
+NEIGHBOURS = ("new", "own")
 
 
 def retrofit(
     decoder: nn.Module,
+    neighbours: str = "new",
     *,
     blocks: Sequence[nn.Module] | None = None,
     attention: str | None = None,
@@ -45,6 +49,11 @@ def retrofit(
         decoder: a `Retro` without retrieval, or a causal decoder of pre-norm blocks that add their attention's output
             to their input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin), which is tried out; with or
             without PEFT adapters, which go on training.
+        neighbours: "new": RETRO's layers are added, an encoder of neighbours and chunked cross-attentions, which know
+            nothing before they are trained. "own": the decoder reads and attends neighbours by itself, see
+            `OwnAttention`; its changes are cca_layers (None: all), chunk_len=32, neighbour_len=64, bias=-1.0 (the start
+            of every head's) and sink_token (the token before each neighbour; None: the decoder's bos_token_id, else 0).
+            All arguments below but `backend` are of "new".
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.
         cca_output: "zero": the output projection of every chunked cross-attention starts at zero, so that training
@@ -55,11 +64,15 @@ def retrofit(
             it is not.
 
     Returns:
-        A `Retro` where the decoder is one, with shared weights; else a `RetrofittedDecoder`.
+        A `Retro` where the decoder is one, with shared weights; else a `RetrofittedDecoder` or an `OwnAttention`.
 
     Raises:
         TypeError, ValueError: naming the argument.
     """
+    if neighbours not in NEIGHBOURS:
+        raise ValueError(f"neighbours: expected 'new' or 'own'; got {neighbours!r}")
+    if neighbours == "own":
+        return retrofit_own(decoder, backend=backend, **changes)
     if cca_output not in ("zero", "fresh"):
         raise ValueError(f"cca_output: expected 'zero' or 'fresh'; got {cca_output!r}")
     if isinstance(decoder, Retro):

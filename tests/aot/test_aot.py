@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from retro_kernels import aot
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import aot
+from retro_kernels.compile.target import KNOWN
 from tests.conftest import INTERPRETER
 
 if INTERPRETER:
@@ -86,7 +86,7 @@ _TILE = "the tile that would not spill makes products twice or reads keys twice 
 _RARE = "heads this wide are no preset"
 _FASTER = "what the loop keeps is read once a tile; the tile that would not takes two to four times as long (predicted)"
 
-#: every launch that may spill; `python -m retro_kernels.aot --combinations` compiles every set of options
+#: every launch that may spill; `python -m retro_kernels.compile.aot --combinations` compiles every set of options
 SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 24}, _TILE),
     Spill("cca_forward", "head of 256", "bfloat16", {80: 216, 90: 248, 100: 256}, _RARE),

@@ -8,12 +8,13 @@ import json
 import pytest
 import torch
 
-from retro_kernels import configs
-from retro_kernels._target import KNOWN
-from retro_kernels.triton import chunked_cross_attention, relative_attention
-from retro_kernels.triton.common.combinations import WIDTHS
+from retro_kernels.compile import configs
+from retro_kernels.compile.target import KNOWN
+from retro_kernels.ops.chunked_cross_attention import triton as chunked_cross_attention
+from retro_kernels.ops.relative_attention import triton as relative_attention
+from retro_kernels.triton_lib.combinations import WIDTHS
 
-TABLES = sorted(path.stem for path in configs._TABLES.glob("*.json"))
+TABLES = sorted(path.parent.name for path in configs._OPS.glob("*/tiles.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)
 #: the dearest first: the order of rows in a table
 OPTIONS = ("bounded", "dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "apart")
@@ -27,26 +28,26 @@ def call(**options):
 
 
 def test_options_of_a_call():
-    assert relative_attention.plan.options(call(D=64)) == ()
-    assert relative_attention.plan.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
-    assert relative_attention.plan.options(call(**EVERYTHING, causal=False)) == (
+    assert relative_attention.launch.options(call(D=64)) == ()
+    assert relative_attention.launch.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
+    assert relative_attention.launch.options(call(**EVERYTHING, causal=False)) == (
         "dropout",
         "edges",
         "masked",
         "window",
         "narrow",
     )
-    assert relative_attention.plan.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
-    assert relative_attention.plan.options(call(D=64, segments=True)) == ("masked",)
-    assert relative_attention.plan.options(call(D=64, rel=False, biases=False)) == ()
-    assert chunked_cross_attention.plan.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64)) == ()
-    assert chunked_cross_attention.plan.options(
+    assert relative_attention.launch.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
+    assert relative_attention.launch.options(call(D=64, segments=True)) == ("masked",)
+    assert relative_attention.launch.options(call(D=64, rel=False, biases=False)) == ()
+    assert chunked_cross_attention.launch.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64)) == ()
+    assert chunked_cross_attention.launch.options(
         chunked_cross_attention.cases.call(torch.bfloat16, D=64, E=16, gate=True)
     ) == (
         "masked",
         "narrow",
     )
-    assert chunked_cross_attention.plan.options(
+    assert chunked_cross_attention.launch.options(
         chunked_cross_attention.cases.call(torch.bfloat16, rel=False, biases=False, dropout_p=0.1)
     ) == ("dropout", "masked", "plain")
 
@@ -55,7 +56,7 @@ def test_a_bounded_table_has_tiles_of_its_own_for_keys():
     """Blocks of 64 queries and more have registers for one walk: 176 to 632 bytes of stack with three."""
 
     def tile(kernel, **options):
-        return relative_attention.plan.choose_tile(call(**options), kernel, KNOWN[90])
+        return relative_attention.launch.choose_tile(call(**options), kernel, KNOWN[90])
 
     assert tile("keys", D=64).block_m == tile("query", D=64, T=1024).block_m == 64 <= tile("keys", D=128).block_m
     for width, option in itertools.product((64, 128), ({}, dict(dropout_p=0.1), dict(segments=True), dict(E=16))):
@@ -125,7 +126,7 @@ def test_every_row_with_an_option_serves_some_call(op, cases, arch):
         for options in MORE if op is relative_attention else ():
             list(relative_attention._cases("", call(**options), KNOWN[arch]))
     assert len({launch.case for launch in launches}) == len(WIDTHS) * len(cases.POSITIONS) * 2 ** len(cases.OPTIONS)
-    name = op.__name__.rpartition(".")[2]
+    name = op.__name__.split(".")[-2]
     used = [row for _, row in seen]
     mine = [
         row

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _dispatch, _eager
+from retro_kernels.core import backends, eager
 from retro_kernels.testing import inputs, stub
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -17,8 +17,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from retro_kernels.triton.common import launcher, moving, tape
-from retro_kernels.triton.common.launch import Launch
+from retro_kernels.triton_lib import launcher, moving, tape
+from retro_kernels.triton_lib.launch import Launch
 
 CALLS = {
     "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
@@ -42,7 +42,7 @@ def test_bound_launches_are_tritons(op, monkeypatch):
         seen = {}
         for kind in ("bound", "anew"):
             monkeypatch.setattr(launcher, "known", lambda kind=kind: kind == "bound")
-            _eager.forget()
+            eager.forget()
             kept = []  # or memory that one call gave back would be another's
             for _ in range(4):
                 outs = getattr(rk, op)(**kw, backend="triton")
@@ -50,7 +50,7 @@ def test_bound_launches_are_tritons(op, monkeypatch):
                 kept += [out, *torch.autograd.grad(out, leaf, torch.ones_like(out))]
                 seen[kind] = [addresses(launch) for launch in heard]
                 heard.clear()
-            plan = next(plan for plan in _eager._PLANS.values() if plan.op == op)
+            plan = next(plan for plan in eager._PLANS.values() if plan.op == op)
             assert plan.forward.replays and all(run.replays for run in plan.backwards.values())
     inputs = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
     assert len(seen["bound"]) == len(seen["anew"]) > 1
@@ -82,7 +82,7 @@ def test_sixty_four_decode_steps_are_planned_three_times(op, monkeypatch):
     """Once as it is, once recorded, and once more where a plan goes another way (a table that the first positions don't
     reach). Every launch has the numbers that a plan of its own would have given it."""
     make, name = STEPS[op]
-    module, planned, heard = _dispatch._module(op, "triton"), [], []
+    module, planned, heard = backends._module(op, "triton"), [], []
     forward = module.forward
     monkeypatch.setattr(module, "forward", lambda call: planned.append(call) or forward(call))
     with stub.device(90, heard.append):
@@ -92,9 +92,9 @@ def test_sixty_four_decode_steps_are_planned_three_times(op, monkeypatch):
             getattr(rk, op)(**kw | {name: position}, backend="triton")
             got.append(named([addresses(launch) for launch in heard], given))
             heard.clear()
-        assert len(planned) <= 3 and len(_eager._PLANS) == 1
+        assert len(planned) <= 3 and len(eager._PLANS) == 1
         for position in range(64):
-            _eager.forget()
+            eager.forget()
             getattr(rk, op)(**kw | {name: position}, backend="triton")
             want.append(named([addresses(launch) for launch in heard], given))
             heard.clear()

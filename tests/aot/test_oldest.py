@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from retro_kernels import aot
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import aot
+from retro_kernels.compile.target import KNOWN
 from tests.conftest import INTERPRETER
 
 ROOT = Path(__file__).resolve().parents[2]

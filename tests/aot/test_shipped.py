@@ -12,8 +12,8 @@ import torch
 import bench
 import retro_kernels as rk
 from bench.commands import exits
-from retro_kernels import _shipped, aot
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import aot, shipped
+from retro_kernels.compile.target import KNOWN
 from retro_kernels.testing import stub
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -67,12 +67,12 @@ def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
         rk.warm_up(cache=tmp_path)
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    manifest = json.loads((other / _shipped.MANIFEST).read_text())
+    manifest = json.loads((other / shipped.MANIFEST).read_text())
     wrong = manifest | {"triton": "3.1.4", "python": "3.99", "compiler": "another"}
-    (other / _shipped.MANIFEST).write_text(json.dumps(wrong))
+    (other / shipped.MANIFEST).write_text(json.dumps(wrong))
     with pytest.raises(ValueError, match=r"got a folder of triton 3\.1\.4 on Python 3\.99"):
         rk.warm_up(cache=other)
-    (other / _shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
+    (other / shipped.MANIFEST).write_text(json.dumps(manifest | {"kernels": "another"}))
     with pytest.raises(ValueError, match="expected kernels of this version of retro_kernels"):
         rk.warm_up(cache=other)
 
@@ -115,7 +115,7 @@ def test_nothing_that_the_host_would_run_is_taken_over(folder, tmp_path, monkeyp
 
 @pytest.mark.timeout(60)
 def test_a_manifest_that_is_no_file(tmp_path):
-    os.mkfifo(tmp_path / _shipped.MANIFEST)
+    os.mkfifo(tmp_path / shipped.MANIFEST)
     with pytest.raises(ValueError, match=r"cache: expected a folder that .* made; got .*no regular file"):
         rk.warm_up(cache=tmp_path)
 

@@ -75,9 +75,9 @@ def test_what_is_no_call_is_refused_and_no_triton_is_no_work():
 @pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
 def test_training_launches_what_was_compiled_ahead_of_time(op):
     """A loss of `out` alone gives lse no gradient: without that argument kernels have registers of their own."""
-    from retro_kernels import aot
-    from retro_kernels._target import KNOWN
-    from retro_kernels.triton.common import plan
+    from retro_kernels.compile import aot
+    from retro_kernels.compile.target import KNOWN
+    from retro_kernels.triton_lib import plan
 
     def leaf(*sizes):
         return torch.empty(*sizes, dtype=torch.bfloat16, requires_grad=True)

@@ -14,7 +14,10 @@ from pathlib import Path
 from bench.records import environment
 from tests import trees
 
-LOGITS, LEAKY = "retro_kernels/triton/relative_logits/kernels.py", "retro_kernels/triton/leaky_average/kernels.py"
+LOGITS, LEAKY = (
+    "retro_kernels/ops/relative_logits/triton/kernels.py",
+    "retro_kernels/ops/leaky_average/triton/kernels.py",
+)
 CPU = "csrc/cpu/topk_chunks.cpp"
 #: git must neither ask who commits nor sign
 GIT = ["git", "-c", "user.name=proof", "-c", "user.email=proof@localhost", "-c", "commit.gpgsign=false"]
@@ -61,7 +64,7 @@ EXP = Plant(
 )
 SPILL = Plant(
     "a configuration that spills",
-    "retro_kernels/configs/relative_logits.json",
+    "retro_kernels/ops/relative_logits/tiles.json",
     '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, '
     '"num_warps": 4,',
     '{"kernel": "forward", "arch": 90, "bytes": 2, "width": 128, "rows": 1073741824, "block_m": 64, "block_n": 64, '
@@ -71,7 +74,7 @@ SPILL = Plant(
 )
 VANISHED = Plant(
     "a kernel that vanished",
-    "retro_kernels/triton/leaky_average/__init__.py",
+    "retro_kernels/ops/leaky_average/triton/__init__.py",
     '{"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}',
     '{"wide": (16, 2048, 16, 64)}',
     launch="leaky_ends:long:sm90/bfloat16",
@@ -89,7 +92,7 @@ HARMLESS = Plant(
 )
 WRONG = Plant(
     "a result wrong by a part in ten thousand",
-    "retro_kernels/cpu/leaky_average.py",
+    "retro_kernels/ops/leaky_average/cpu.py",
     "    return (y,)\n",
     "    return (y.mul_(1.0001),)\n",
 )

@@ -9,9 +9,9 @@ import bench.__main__ as bench
 from bench import registry
 from bench.measure import parts
 from bench.ops import chunked_cross_attention, topk_chunks
-from retro_kernels import _native
+from retro_kernels.core import native
 
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
 
 def case(name):

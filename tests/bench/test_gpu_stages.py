@@ -193,7 +193,7 @@ def test_compile_passes_over_what_no_gpu_kernel_serves(capsys):
 def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatch):
     """A rehearsal: launches go nowhere. One that changed since, and one that is gone, are told apart."""
     pytest.importorskip("triton")
-    from retro_kernels import aot
+    from retro_kernels.compile import aot
 
     monkeypatch.setattr(aot, "ops", lambda: ["leaky_average"])
     row = {"mode": "model", "machine": "H200", "fingerprint": "another", "predicted_us": 10.0, "bound": "L2"}

@@ -7,9 +7,9 @@ import torch
 
 import retro_kernels as rk
 from bench.measure import instructions
-from retro_kernels import _native
+from retro_kernels.core import native
 
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
 
 
 def average(steps):
@@ -24,7 +24,7 @@ def test_calls_are_recorded_with_their_inputs():
     assert name == "leaky_average_forward" and arguments[2] is None and isinstance(arguments[-1], int)
     word, memory, kind, sizes, _ = arguments[0]
     assert (word, kind, sizes, len(memory)) == ("view", 1, (1, 8, 2, 64), 8 * 128 * 4)
-    assert torch.equal(call(), before) and _native.extension("_cpu").__name__.endswith("_cpu")
+    assert torch.equal(call(), before) and native.extension("_cpu").__name__.endswith("_cpu")
     assert instructions.record(lambda: None) == []
 
 

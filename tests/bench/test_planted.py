@@ -11,7 +11,7 @@ from bench.commands import ab as ab_command
 from bench.compare import ab_static, affected
 from bench.records import environment
 from bench.registry import OPERATORS
-from retro_kernels import _native
+from retro_kernels.core import native
 from tests.bench import plants
 from tests.conftest import INTERPRETER
 
@@ -58,7 +58,7 @@ def test_a_comment_is_not_even_compiled(base, tmp_path):
     assert ab_command.exit_code([], changes) == 0
 
 
-@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
+@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
 def test_a_wrong_result_is_numerics(base, tmp_path):
     head = planted(tmp_path, plants.WRONG)
     command = [
@@ -91,12 +91,15 @@ def test_every_plant_still_finds_its_place(tmp_path):
     ("files", "expected"),
     [
         (["README.md", "tests/ops/test_leaky_average.py", "bench/compare/ab.py"], ""),
-        (["retro_kernels/triton/leaky_average/kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
+        (["retro_kernels/ops/leaky_average/triton/kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
         (["csrc/cpu/leaky_average.cpp"], "leaky_average"),
-        (["retro_kernels/cpu/topk_chunks.py", "retro_kernels/ops/relative_logits.py"], "topk_chunks relative_logits"),
+        (
+            ["retro_kernels/ops/topk_chunks/cpu.py", "retro_kernels/ops/relative_logits/__init__.py"],
+            "topk_chunks relative_logits",
+        ),
         (["csrc/cpu/partition.h"], "relative_attention relative_logits"),
         (["csrc/cpu/simd.h"], "all"),
-        (["retro_kernels/_dispatch.py"], "all"),
+        (["retro_kernels/core/backends.py"], "all"),
         (["setup.py"], "all"),
     ],
 )

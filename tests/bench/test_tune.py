@@ -13,8 +13,8 @@ from bench.measure import samples, timing, tune
 from bench.records import environment
 from bench.static import estimate as model
 from bench.static import tiles
-from retro_kernels import configs
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import configs
+from retro_kernels.compile.target import KNOWN
 
 OP = "leaky_average"
 ROW = configs.table(OP)[0]
@@ -123,13 +123,14 @@ def test_watched_and_replaced():
 
 
 def test_keep_changes_one_line(tmp_path, monkeypatch):
-    text = (configs._TABLES / f"{OP}.json").read_text()
-    (tmp_path / f"{OP}.json").write_text(text)
-    monkeypatch.setattr(configs, "_TABLES", tmp_path)
+    text = (configs._OPS / OP / "tiles.json").read_text()
+    (tmp_path / OP).mkdir()
+    (tmp_path / OP / "tiles.json").write_text(text)
+    monkeypatch.setattr(configs, "_OPS", tmp_path)
     configs.keep(OP, ROW, {**ROW, "num_warps": 1})
     changed = [
         pair
-        for pair in zip(text.splitlines(), (tmp_path / f"{OP}.json").read_text().splitlines(), strict=True)
+        for pair in zip(text.splitlines(), (tmp_path / OP / "tiles.json").read_text().splitlines(), strict=True)
         if pair[0] != pair[1]
     ]
     assert len(changed) == 1 and json.loads(changed[0][1].rstrip(","))["num_warps"] == 1
@@ -197,8 +198,9 @@ def test_only_tiles_that_are_named_are_tried_and_those_cut_to_the_problem_not_tw
 
 
 def test_a_row_that_is_predicted_serves_as_any_other(tmp_path, monkeypatch):
-    (tmp_path / f"{OP}.json").write_text((configs._TABLES / f"{OP}.json").read_text())
-    monkeypatch.setattr(configs, "_TABLES", tmp_path)
+    (tmp_path / OP).mkdir()
+    (tmp_path / OP / "tiles.json").write_text((configs._OPS / OP / "tiles.json").read_text())
+    monkeypatch.setattr(configs, "_OPS", tmp_path)
     configs.keep(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
     problem = configs.Problem(ROW["kernel"], ROW["bytes"], ROW["width"], ROW["rows"], 64)
     assert configs.choose(OP, problem, KNOWN[ROW["arch"]]).num_warps == 1

@@ -13,11 +13,13 @@ from unittest import mock
 import pytest
 import torch
 
-from retro_kernels import _native, aot, cuda
-from retro_kernels._problem import TopkChunks
-from retro_kernels._target import KNOWN
-from retro_kernels.cuda import topk_chunks as backend
-from retro_kernels.reference import topk_chunks as reference
+from retro_kernels import cuda
+from retro_kernels.compile import aot
+from retro_kernels.compile.target import KNOWN
+from retro_kernels.core import native
+from retro_kernels.ops.topk_chunks import cuda as backend
+from retro_kernels.ops.topk_chunks import reference as reference
+from retro_kernels.ops.topk_chunks.call import TopkChunks
 from retro_kernels.testing import inputs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,7 +179,7 @@ def test_infinities_nan_and_both_zeros(emulation):
 
 
 def test_packing(emulation):
-    """The layout that csrc/cuda/topk_select.cuh and retro_kernels/triton/topk_chunks/selection.py both draw."""
+    """The layout that csrc/cuda/topk_select.cuh and retro_kernels/ops/topk_chunks/triton/selection.py both draw."""
     key = torch.zeros(1, 10, 8)
     key[0, 7, 0], key[0, 3, 0] = 1.5, -1.5
     query = torch.zeros(1, 1, 8)
@@ -330,6 +332,6 @@ def check_binding(library):
     indices = torch.zeros(1, 8, 2, dtype=torch.int64)
     tensors = (query, key, None, None, None, indices, torch.zeros(1, 8, 2), indices)
     no_device = {35, 100}  # cudaErrorInsufficientDriver, cudaErrorNoDevice
-    assert module.topk_chunks(*map(_native.view, tensors), 2, False, True, 0, 1, 300, 1, 0) in no_device
+    assert module.topk_chunks(*map(native.view, tensors), 2, False, True, 0, 1, 300, 1, 0) in no_device
     with pytest.raises(TypeError):
-        module.topk_chunks(*map(_native.view, tensors))
+        module.topk_chunks(*map(native.view, tensors))

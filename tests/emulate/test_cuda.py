@@ -10,7 +10,7 @@ import torch
 
 from bench.emulate import cuda, parse
 from bench.emulate.program import EmulationError, Program, Region, Structure
-from retro_kernels.reference import topk_chunks as reference
+from retro_kernels.ops.topk_chunks import reference as reference
 from tests.conftest import COMPILED, INTERPRETER
 from tests.cuda.test_topk_chunks import SOURCE, launched, problem
 from tests.emulate import planted

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from bench.emulate import launches
-from retro_kernels.triton.common.launch import Launch
+from retro_kernels.triton_lib.launch import Launch
 from tests.conftest import COMPILED, INTERPRETER
 
 if INTERPRETER or COMPILED:

@@ -101,7 +101,7 @@ def test_counters_see_a_lost_coalescing():
     import triton
     import triton.language as tl
 
-    from retro_kernels.triton.common.launch import Launch
+    from retro_kernels.triton_lib.launch import Launch
 
     @triton.jit
     def copy_kernel(x_ptr, y_ptr, STRIDE: tl.constexpr):

@@ -57,7 +57,7 @@ def test_a_copy_is_bound_by_its_bytes():
     import triton
     import triton.language as tl
 
-    from retro_kernels.triton.common.launch import Launch
+    from retro_kernels.triton_lib.launch import Launch
 
     @triton.jit
     def copy_kernel(x_ptr, y_ptr):

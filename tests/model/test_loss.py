@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from retro_kernels import _native
-from retro_kernels.cpu import _softmax_losses
+from retro_kernels.core import native
+from retro_kernels.cpu_lib import softmax_losses as _softmax_losses
 from retro_model.layers import linear_cross_entropy, loss, next_token_loss
 from tests.model import tiny
 
@@ -134,10 +134,8 @@ def test_refuses():
     ).losses.shape == (1, 2)
 
 
-@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
-@pytest.mark.parametrize(
-    "isa", [] if _native.unavailable("_cpu") else _native.extension("_cpu").supported_isas().split()
-)
+@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
+@pytest.mark.parametrize("isa", [] if native.unavailable("_cpu") else native.extension("_cpu").supported_isas().split())
 @pytest.mark.parametrize("vocabulary", [1, 7, 64, 1001, 32000])
 def test_the_kernels_losses(isa, vocabulary):
     """Rows of every remainder, logits far from 0, weights of 0 and more than 1; without a gradient they stay."""
@@ -150,12 +148,12 @@ def test_the_kernels_losses(isa, vocabulary):
     want = F.cross_entropy(exact, targets, reduction="none") * weights
     (want_grad,) = torch.autograd.grad(want.sum(), exact)
     got, before = logits.clone(), logits.clone()
-    _native.extension("_cpu").set_isa(isa)
+    native.extension("_cpu").set_isa(isa)
     try:
         alone = _softmax_losses.softmax_losses_(logits, targets, weights, False)
         losses = _softmax_losses.softmax_losses_(got, targets, weights, True)
     finally:
-        _native.extension("_cpu").set_isa("")
+        native.extension("_cpu").set_isa("")
     assert torch.equal(logits, before) and torch.equal(alone, losses)
     torch.testing.assert_close(losses.double(), want.detach(), rtol=2e-6, atol=2e-5)
     torch.testing.assert_close(got.double(), want_grad, rtol=1e-5, atol=1e-6)
@@ -166,7 +164,7 @@ def test_the_kernels_losses(isa, vocabulary):
 def test_without_the_kernels_it_is_torchs(monkeypatch):
     x, weight, targets, counted = inputs(torch.float32)
     ours = linear_cross_entropy(x, weight, targets, counted)
-    monkeypatch.setattr(_native, "unavailable", lambda name: "absent")
+    monkeypatch.setattr(native, "unavailable", lambda name: "absent")
     monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 3 * V)
     theirs = linear_cross_entropy(x, weight, targets, counted)
     for a, b in zip(

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from retro_kernels import _native
-from retro_kernels.cpu import _rms_norm
+from retro_kernels.core import native
+from retro_kernels.cpu_lib import rms_norm as _rms_norm
 from retro_model import layers
 from retro_model.layers import norms
 
-WHY = _native.unavailable("_cpu")
+WHY = native.unavailable("_cpu")
 needs_kernels = pytest.mark.skipif(WHY is not None, reason=str(WHY))
-ISAS = [] if WHY else _native.extension("_cpu").supported_isas().split()
+ISAS = [] if WHY else native.extension("_cpu").supported_isas().split()
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def test_outputs_and_gradients_are_those_of_float64(served, isa, shape):
     norm, x = build(shape[-1]), torch.randn(shape) * 0.1  # eps counts
     x.requires_grad_()
     grad = torch.randn(shape)
-    _native.extension("_cpu").set_isa(isa)
+    native.extension("_cpu").set_isa(isa)
     try:
         out = norm(x)
         results = (out, *torch.autograd.grad(out, (x, norm.weight), grad))
     finally:
-        _native.extension("_cpu").set_isa("")
+        native.extension("_cpu").set_isa("")
     assert len(served) == 1
     for ours, theirs in zip(results, exact(norm, x, grad)):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=2e-6 * theirs.abs().max().item())

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from retro_kernels import _native
-from retro_kernels.cpu import _matmul
+from retro_kernels.core import native
+from retro_kernels.cpu_lib import matmul as _matmul
 from retro_model import layers
 from retro_model.layers import products
 
@@ -18,7 +18,7 @@ def served(monkeypatch, request):
     """oneDNN or the kernels wherever they can serve, and how often they did."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch was built without oneDNN")
-    if request.param == "kernels" and (why := _native.unavailable("_cpu")):
+    if request.param == "kernels" and (why := native.unavailable("_cpu")):
         pytest.skip(why)
     calls = []
     plain = products._product
@@ -101,7 +101,7 @@ def test_compiled_and_eager_agree(served):
 
 def test_the_environment_decides(monkeypatch):
     onednn = "onednn" if torch.backends.mkldnn.is_available() else "torch"
-    kernels = onednn if _native.unavailable("_cpu") or onednn == "torch" else "kernels"
+    kernels = onednn if native.unavailable("_cpu") or onednn == "torch" else "kernels"
     for wish, expected in (("torch", "torch"), ("onednn", onednn), ("kernels", kernels)):
         monkeypatch.setenv("RETRO_MODEL_GEMM", wish)
         assert products._preferred.__wrapped__() == expected
@@ -119,17 +119,15 @@ def test_a_linear_layer_is_nn_linear():
     assert torch.equal(ours.weight, theirs.weight)
 
 
-@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
-@pytest.mark.parametrize(
-    "isa", [] if _native.unavailable("_cpu") else _native.extension("_cpu").supported_isas().split()
-)
+@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
+@pytest.mark.parametrize("isa", [] if native.unavailable("_cpu") else native.extension("_cpu").supported_isas().split())
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (37, 130, 67), (1100, 257, 40), (9, 128, 1100)], ids=str)
 def test_the_kernels_products(isa, sizes):
     """Tiles and blocks of every kind, matrices that lie either way, a bias, gaps between rows."""
     rows, depth, columns = sizes
     generator = torch.Generator().manual_seed(0)
     bias = torch.randn(columns, generator=generator)
-    _native.extension("_cpu").set_isa(isa)
+    native.extension("_cpu").set_isa(isa)
     try:
         for a_lies in (1, -1):
             for b_lies in (1, -1):
@@ -141,11 +139,11 @@ def test_the_kernels_products(isa, sizes):
                 with_bias = _matmul.matmul(a, b, bias).double()
                 torch.testing.assert_close(with_bias, exact + bias.double(), rtol=1e-5, atol=1e-4)
     finally:
-        _native.extension("_cpu").set_isa("")
+        native.extension("_cpu").set_isa("")
 
 
 def test_bits_of_products_do_not_depend_on_threads():
-    if why := _native.unavailable("_cpu"):
+    if why := native.unavailable("_cpu"):
         pytest.skip(why)
     a, b, threads = torch.randn(500, 300), torch.randn(300, 700), torch.get_num_threads()
     try:

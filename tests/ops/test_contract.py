@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _dispatch, _problem, _register, _validate
+from retro_kernels.core import backends, operator
+from retro_kernels.core.arguments import CALLS
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
@@ -28,20 +29,19 @@ OPTIONS = {
     "topk_chunks": {"docs": True, "mask": True, "causal_gap": 1, "query_offset": 9},
 }
 SMALL = {op: functools.partial(build, 1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
-PROBLEM = {op: getattr(_problem, "".join(part.title() for part in op.split("_"))) for op in _dispatch.OPS}
 EVERY = [
-    (op, backend) for op in _dispatch.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]
+    (op, backend) for op in backends.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]
 ]
 every = pytest.mark.parametrize("op, backend", EVERY)
 
 
 def resolved(op, kw):
     """The arguments of the raw operator."""
-    problem = PROBLEM[op]
+    problem = CALLS[op]
     defaults = {"causal": False, "causal_gap": 0, "dropout_p": 0.0, "query_start": 0, "metric": "dot"}
     if op in ("topk_chunks", "relative_logits"):
         defaults["query_offset"] = 0
-    return getattr(_validate, op)(problem(**{f: kw.get(f, defaults.get(f)) for f in problem._fields}))
+    return problem(**{f: kw.get(f, defaults.get(f)) for f in problem._fields}).checked()
 
 
 def floats(kw):
@@ -237,7 +237,7 @@ def test_meta_tensors_give_shapes():
     assert out.shape == (1, 9, 2, 16) and lse.shape == (1, 2, 9) and out.is_meta and lse.dtype == torch.float32
 
 
-@pytest.mark.parametrize("op", _dispatch.OPS)
+@pytest.mark.parametrize("op", backends.OPS)
 def test_float64_falls_to_the_reference(op):
     kw = inputs.cast(SMALL[op](), torch.float64)
     out = getattr(rk, op)(**kw)
@@ -250,13 +250,13 @@ def test_float64_falls_to_the_reference(op):
 def test_use_backend_sets_and_restores_the_default():
     kw = SMALL["chunked_cross_attention"]()
     with rk.use_backend("reference"):
-        assert _dispatch.named(None) == "reference"
+        assert backends.named(None) == "reference"
         out = rk.chunked_cross_attention(**kw)
         with pytest.raises(ZeroDivisionError), rk.use_backend(None):
-            assert _dispatch.named(None) is None
+            assert backends.named(None) is None
             raise ZeroDivisionError
-        assert _dispatch.named(None) == "reference"
-    assert _dispatch.named(None) is None
+        assert backends.named(None) == "reference"
+    assert backends.named(None) is None
     assert torch.equal(out, rk.chunked_cross_attention(**kw, backend="reference"))
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.use_backend("cublas")
@@ -267,9 +267,9 @@ def test_contexts_of_two_threads_may_close_in_any_order():
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert _dispatch.named(None) == "reference"
+    assert backends.named(None) == "reference"
     second.__exit__(None, None, None)
-    assert _dispatch.named(None) is None
+    assert backends.named(None) is None
 
 
 def test_use_backend_inside_a_compiled_function():
@@ -278,8 +278,8 @@ def test_use_backend_inside_a_compiled_function():
 
     def both(kw):
         with rk.use_backend("reference"):
-            inside = _dispatch.named(None), rk.leaky_average(**kw)
-        return *inside, _dispatch.named(None)
+            inside = backends.named(None), rk.leaky_average(**kw)
+        return *inside, backends.named(None)
 
     inside, y, after = torch.compile(both, fullgraph=True, backend="eager")(kw)
     assert (inside, after) == ("reference", None) and torch.equal(y, rk.leaky_average(**kw, backend="reference"))
@@ -295,13 +295,13 @@ def test_a_backend_that_is_not_there_says_why():
 
 def test_a_backend_that_is_slower_serves_whoever_names_it(monkeypatch):
     call = resolved("leaky_average", SMALL["leaky_average"]())
-    fastest = _dispatch.choose("leaky_average", call, None)
+    fastest = backends.choose("leaky_average", call, None)
     name = fastest.__name__.split(".")[1]
     if name == "reference":
         pytest.skip("nothing but the reference runs here")
     monkeypatch.setattr(fastest, "slower", lambda call: "another is faster", raising=False)
-    assert _dispatch.choose("leaky_average", call, None) is not fastest
-    assert _dispatch.choose("leaky_average", call, name) is fastest
+    assert backends.choose("leaky_average", call, None) is not fastest
+    assert backends.choose("leaky_average", call, name) is fastest
 
 
 def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
@@ -309,10 +309,10 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     tensor = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: ("current inside", device.index))
-    assert _register._on_device(tensor) == ("current inside", 1)
+    assert operator._on_device(tensor) == ("current inside", 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    assert isinstance(_register._on_device(tensor), contextlib.nullcontext)
-    assert isinstance(_register._on_device(torch.ones(1)), contextlib.nullcontext)
+    assert isinstance(operator._on_device(tensor), contextlib.nullcontext)
+    assert isinstance(operator._on_device(torch.ones(1)), contextlib.nullcontext)
 
 
 def test_errors_of_relative_error_are_seen():

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _native
+from retro_kernels.core import native
 from retro_kernels.testing import assert_passes, compare, inputs
 
-from .test_cpu_infrastructure import isas, native  # noqa: F401
+from .test_cpu_infrastructure import isas
 
 OP = "chunked_cross_attention"
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
 # sizes at the edges of what the kernel cuts: 64 queries a unit, 132 keys a block, 12 rows a slice, 16 lanes
 CASES = {
@@ -30,15 +30,15 @@ CASES = {
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(native, name, dtype, isa):  # noqa: F811
-    native.set_isa(isa)
+def test_values_and_gradients(kernels, name, dtype, isa):
+    kernels.set_isa(isa)
     compare.check(OP, inputs.cross_attention(3, dtype=dtype, **CASES[name]), "cpu")
 
 
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("N", [1, 30])
-def test_positions_of_each_entry(native, N, isa):  # noqa: F811
-    native.set_isa(isa)
+def test_positions_of_each_entry(kernels, N, isa):
+    kernels.set_isa(isa)
     kw = inputs.cross_attention(3, B=3, N=N, M=5, R=7, G=2, E=5, mask="token", gate=True, extra_chunks=9 - N // 5)
     compare.check(OP, kw | {"query_start": torch.tensor([0, 13, 42])}, "cpu")
 

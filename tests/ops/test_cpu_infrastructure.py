@@ -15,33 +15,34 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _native, cpu
+from retro_kernels import cpu_lib as cpu
+from retro_kernels.core import native
 from retro_kernels.testing import inputs
 
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
 
 def isas() -> list[str]:
-    return [] if _native.unavailable("_cpu") else _native.extension("_cpu").supported_isas().split()
+    return [] if native.unavailable("_cpu") else native.extension("_cpu").supported_isas().split()
 
 
 @pytest.fixture
-def native():
-    native = _native.extension("_cpu")
-    yield native
-    native.set_isa("")
+def kernels():
+    kernels = native.extension("_cpu")
+    yield kernels
+    kernels.set_isa("")
 
 
-def test_set_isa(native):
+def test_set_isa(kernels):
     for name in isas():
-        native.set_isa(name)
-        assert native.isa_name() == name
+        kernels.set_isa(name)
+        assert kernels.isa_name() == name
     with pytest.raises(ValueError, match="unknown instruction set mmx"):
-        native.set_isa("mmx")
+        kernels.set_isa("mmx")
 
 
 def test_environment_chooses_the_isa():
-    code = "from retro_kernels import _native; print(_native.extension('_cpu').isa_name())"
+    code = "from retro_kernels.core import native; print(native.extension('_cpu').isa_name())"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "portable"}, capture_output=True, text=True
     )
@@ -123,13 +124,13 @@ def test_thousands_of_threads_are_not_started():
 
 
 def test_a_stale_extension_is_a_reason_like_any_other():
-    fields, abi = _native.extension("_cpu").fields, _native.ABI["_cpu"]
-    assert _native._stale(SimpleNamespace(abi=abi, fields=fields), abi) is None
-    assert "abi is 1, the package's" in _native._stale(SimpleNamespace(abi=1), abi)
-    assert "abi is None" in _native._stale(SimpleNamespace(), 1)
+    fields, abi = native.extension("_cpu").fields, native.ABI["_cpu"]
+    assert native._stale(SimpleNamespace(abi=abi, fields=fields), abi) is None
+    assert "abi is 1, the package's" in native._stale(SimpleNamespace(abi=1), abi)
+    assert "abi is None" in native._stale(SimpleNamespace(), 1)
     fewer = fields | {"RelativeAttention": 18}
     assert (
-        _native._stale(SimpleNamespace(abi=abi, fields=fewer), abi)
+        native._stale(SimpleNamespace(abi=abi, fields=fewer), abi)
         == "it takes 18 fields of RelativeAttention, the package has 20"
     )
 
@@ -139,13 +140,13 @@ def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path):
     """The loader maps what the file's header promises, and the process dies where it touches what
     is missing (SIGBUS).
     """
-    package, library = Path(rk.__file__).parent, Path(_native.extension("_cpu").__file__)
+    package, library = Path(rk.__file__).parent, Path(native.extension("_cpu").__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     whole, cut = library.read_bytes(), tmp_path / package.name / library.name
     for share in (0, 1e-4, 0.01, 0.99, 0.5):
         cut.write_bytes(whole[: int(len(whole) * share)])
-        assert _native._damage(cut), share
-    assert _native._damage(library) is None
+        assert native._damage(cut), share
+    assert native._damage(library) is None
     code = "import retro_kernels as rk; print(rk.backends()['topk_chunks']['cpu'].reason)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith("the extension retro_kernels._cpu is damaged: "), done.stderr
@@ -165,12 +166,12 @@ def advised(address: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages here")
-def test_large_outputs_ask_for_huge_pages(native):
+def test_large_outputs_ask_for_huge_pages(kernels):
     """The price otherwise: a page fault every 4 KiB, in every call."""
     with mmap.mmap(-1, 8 << 20) as memory:
         begin, page = np.frombuffer(memory, np.uint8).ctypes.data, mmap.PAGESIZE
         assert not advised(begin)
-        native.advise_huge_pages(begin + 1, 4 << 20)  # whole pages only
+        kernels.advise_huge_pages(begin + 1, 4 << 20)  # whole pages only
         assert [advised(begin + x) for x in (0, page, (4 << 20) - 1, 4 << 20)] == [False, True, True, False]
     large = cpu.empty((8 << 20,), torch.float32)
     assert large.shape == (8 << 20,) and large.dtype == torch.float32 and advised(large.data_ptr() + large.nbytes // 2)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _native
+from retro_kernels.core import native
 from retro_kernels.testing import compare, inputs
 
-from .test_cpu_infrastructure import isas, native  # noqa: F401
+from .test_cpu_infrastructure import isas
 
 OP = "leaky_average"
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
 CASES = {
     "small": dict(),
@@ -33,8 +33,8 @@ CASES = {
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(native, name, dtype, isa):  # noqa: F811
-    native.set_isa(isa)
+def test_values_and_gradients(kernels, name, dtype, isa):
+    kernels.set_isa(isa)
     compare.check(OP, inputs.leaky(3, dtype=dtype, **CASES[name]), "cpu")
 
 

@@ -4,28 +4,28 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import cpu
-from retro_kernels.cpu import _recycled
+from retro_kernels import cpu_lib as cpu
+from retro_kernels.cpu_lib import recycled
 from retro_kernels.testing import inputs
 
-SHAPE = (_recycled.FROM // 4,)
+SHAPE = (recycled.FROM // 4,)
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(_recycled, "_blocks", [])
+    monkeypatch.setattr(recycled, "_blocks", [])
 
 
 def made():
     return cpu.empty(SHAPE, torch.float32)
 
 
-@pytest.mark.skipif(_recycled._users is None, reason="this torch does not tell who uses a storage")
+@pytest.mark.skipif(recycled._users is None, reason="this torch does not tell who uses a storage")
 def test_memory_given_back_is_taken_again():
     first = made()
     place = first.data_ptr()
     del first
-    second = cpu.empty((2, _recycled.FROM // 4), torch.bfloat16)  # as many bytes
+    second = cpu.empty((2, recycled.FROM // 4), torch.bfloat16)  # as many bytes
     assert second.data_ptr() == place and second.is_contiguous() and not second._is_view()
 
 
@@ -47,17 +47,17 @@ def test_shared_memory_is_left_to_its_other_process():
 
 
 def test_no_more_is_kept_than_promised(monkeypatch):
-    monkeypatch.setattr(_recycled, "KEPT", 3 * _recycled.FROM)
+    monkeypatch.setattr(recycled, "KEPT", 3 * recycled.FROM)
     held = [made() for _ in range(5)]
-    assert len(_recycled._blocks) == 3
+    assert len(recycled._blocks) == 3
     places = {x.data_ptr() for x in held}
     del held
-    other = [cpu.empty((_recycled.FROM // 2,), torch.float32), made()]  # twice the bytes: two blocks go
-    assert sum(block.nbytes() for block in _recycled._blocks) <= _recycled.KEPT and other[1].data_ptr() in places
+    other = [cpu.empty((recycled.FROM // 2,), torch.float32), made()]  # twice the bytes: two blocks go
+    assert sum(block.nbytes() for block in recycled._blocks) <= recycled.KEPT and other[1].data_ptr() in places
 
 
 def test_gradients_that_are_kept_keep_their_values(monkeypatch):
-    monkeypatch.setattr(_recycled, "FROM", 1)
+    monkeypatch.setattr(recycled, "FROM", 1)
     kw = inputs.self_attention(0)
     leaves = [kw[name].requires_grad_() for name in ("query", "key", "value")]
 

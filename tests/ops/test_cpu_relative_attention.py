@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _native
+from retro_kernels.core import native
 from retro_kernels.testing import compare, inputs
 
-from .test_cpu_infrastructure import isas, native  # noqa: F401
+from .test_cpu_infrastructure import isas
 
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
 # blocks are 64 queries by 128 keys, tasks 256 queries
 BLOCKS = {
@@ -73,8 +73,8 @@ def test_block_edges(name):
     ],
     ids=str,
 )
-def test_every_isa(native, isa, dtype, case):  # noqa: F811
-    native.set_isa(isa)
+def test_every_isa(kernels, isa, dtype, case):
+    kernels.set_isa(isa)
     compare.check("relative_attention", inputs.self_attention(4, dtype=dtype, **{"B": 1, "H": 2, **case}), "cpu")
     logits = dict(B=1, N=70, H=2, key_len=90, E=case.get("E", 16))
     compare.check("relative_logits", inputs.relative_logits(4, dtype=dtype, **logits), "cpu")

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _native
+from retro_kernels.core import native
 from retro_kernels.testing import compare, inputs
 
-from .test_cpu_infrastructure import isas, native  # noqa: F401
+from .test_cpu_infrastructure import isas
 
 OP = "topk_chunks"
-pytestmark = pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
 CASES = {
     "a tile and a rest": dict(Q=17, S=29),
@@ -30,16 +30,16 @@ CASES = {
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients(native, name, dtype, isa, metric):  # noqa: F811
-    native.set_isa(isa)
+def test_values_and_gradients(kernels, name, dtype, isa, metric):
+    kernels.set_isa(isa)
     compare.check(OP, inputs.topk(3, dtype=dtype, metric=metric, integers=True, **CASES[name]), "cpu")
 
 
 @pytest.mark.parametrize("k", [4, 40])
 @pytest.mark.parametrize("isa", isas())
-def test_every_place_of_the_causal_limit(native, isa, k):  # noqa: F811
+def test_every_place_of_the_causal_limit(kernels, isa, k):
     """Keys are taken 6 at a time, query tiles drop out one by one: the limit falls everywhere inside a part."""
-    native.set_isa(isa)
+    kernels.set_isa(isa)
     for offset in range(6):
         kw = inputs.topk(9, B=1, Q=70, S=80, D=3, k=k, integers=True, causal_gap=0, query_offset=offset)
         want = rk.topk_chunks(**kw, backend="reference")
@@ -48,9 +48,9 @@ def test_every_place_of_the_causal_limit(native, isa, k):  # noqa: F811
 
 
 @pytest.mark.parametrize("isa", isas())
-def test_nan_and_infinity_on_every_isa(native, isa):  # noqa: F811
+def test_nan_and_infinity_on_every_isa(kernels, isa):
     """The vector maximum must not let a NaN hide a score, nor a masked key's infinity."""
-    native.set_isa(isa)
+    kernels.set_isa(isa)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for metric in ("dot", "l2"):
             kw = inputs.topk(4, Q=20, S=100, D=7, dtype=dtype, metric=metric, integers=True, mask=True)
@@ -63,9 +63,9 @@ def test_nan_and_infinity_on_every_isa(native, isa):  # noqa: F811
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("isa", isas())
-def test_bits_do_not_depend_on_where_queries_lie(native, isa, metric):  # noqa: F811
+def test_bits_do_not_depend_on_where_queries_lie(kernels, isa, metric):
     """Queries are turned where they lie, but copied where their pairs of elements are no whole words."""
-    native.set_isa(isa)
+    kernels.set_isa(isa)
     for dtype in (torch.float32, torch.bfloat16):
         kw = inputs.topk(6, B=2, Q=37, S=50, D=24, dtype=dtype, metric=metric)
         want = rk.topk_chunks(**kw, backend="cpu")

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
-from retro_kernels import _dispatch, _eager, _native
+from retro_kernels.core import backends, eager, native
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
@@ -25,7 +25,7 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def _forgotten():
-    _eager._PLANS.clear()
+    eager._PLANS.clear()
 
 
 def outputs(op, kw, **options):
@@ -40,13 +40,13 @@ def test_later_calls_equal_the_first(op):
     """
     for differentiable in (inputs.differentiable, dict):  # an int position is of the plan where a gradient is wanted
         outputs(op, differentiable(CALLS[op](1)))
-    plans = list(_eager._PLANS.values())
+    plans = list(eager._PLANS.values())
     for seed in (2, 3):
         kw = CALLS[op](seed)
         got, want = outputs(op, kw), outputs(op, inputs.differentiable(kw))
         for a, b in zip(got, want, strict=True):
             assert torch.equal(a, b)
-    assert list(_eager._PLANS.values()) == plans
+    assert list(eager._PLANS.values()) == plans
 
 
 DECODING = {
@@ -58,7 +58,7 @@ DECODING = {
 }
 
 
-@pytest.mark.skipif(_native.unavailable("_cpu") is not None, reason=str(_native.unavailable("_cpu")))
+@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", DECODING)
 def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_position(op, dtype, monkeypatch):
@@ -67,14 +67,14 @@ def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_positi
     build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
     calls = [build(seed, dtype=dtype, **sizes) | {position: at} for seed, at in enumerate((23, 9, 16))]
     got = [outputs(op, kw, backend="cpu", return_lse=True) for kw in calls]
-    assert len(_eager._PLANS) == 1
-    monkeypatch.setattr(_dispatch, "again", lambda *call: None)
+    assert len(eager._PLANS) == 1
+    monkeypatch.setattr(backends, "again", lambda *call: None)
     for kw, outs in zip(calls, got):
-        _eager._PLANS.clear()
+        eager._PLANS.clear()
         for a, b in zip(outs, outputs(op, kw, backend="cpu", return_lse=True), strict=True):
             assert torch.equal(a, b)
     monkeypatch.undo()
-    _eager._PLANS.clear()
+    eager._PLANS.clear()
     outputs(op, calls[0], backend="cpu")
     query, first = weakref.ref(calls[0]["query"]), calls.pop(0)
     del first, kw
@@ -86,7 +86,7 @@ def test_one_tensor_given_for_several_arguments():
     x, rest = torch.randn(1, 8, 2, 16), [torch.randn(1, 8, 2, 16) for _ in range(3)]
     rk.relative_attention(x, x, x)
     got = rk.relative_attention(*rest)
-    assert len(_eager._PLANS) == 1
+    assert len(eager._PLANS) == 1
     torch.testing.assert_close(got, rk.relative_attention(*rest, backend="reference"))
 
 
@@ -123,7 +123,7 @@ def test_the_backend_is_part_of_the_plan():
     for name in ("reference", None, "reference"):
         with rk.use_backend(name):
             rk.leaky_average(**kw)
-        served.append(len(_eager._PLANS))
+        served.append(len(eager._PLANS))
     assert served == [2, 2, 2]
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.leaky_average(**kw, backend="mkl")
@@ -166,7 +166,7 @@ def test_autocast_is_served_by_plans_and_stays_on():
         with pytest.raises(ValueError, match="rel_key: expected"):
             rk.relative_logits(**kw | {"rel_key": kw["rel_key"][:, 1:]})
         assert torch.is_autocast_enabled("cpu")
-    assert logits.dtype == torch.bfloat16 and len(_eager._PLANS) == 1
+    assert logits.dtype == torch.bfloat16 and len(eager._PLANS) == 1
     (grad,) = torch.autograd.grad(logits.float().sum(), kw["query"])
     narrow = {name: x.detach().bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
     query = narrow["query"].requires_grad_()
@@ -186,7 +186,7 @@ def test_dropout_draws_another_seed_every_time():
 
 
 def test_plans_are_bounded(monkeypatch):
-    monkeypatch.setattr(_eager, "_MOST_PLANS", 3)
+    monkeypatch.setattr(eager, "_MOST_PLANS", 3)
     for n in range(1, 9):
         rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
-        assert 1 <= len(_eager._PLANS) <= 3
+        assert 1 <= len(eager._PLANS) <= 3

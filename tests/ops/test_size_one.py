@@ -7,7 +7,7 @@ the outputs too. The results are the same bits, and no value from beyond a tenso
 import pytest
 import torch
 
-from retro_kernels import _dispatch
+from retro_kernels.core import backends
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
@@ -57,7 +57,7 @@ BUILD = {
 STEPS = [0, 5, 2**44]
 CASES = [
     (op, name, backend)
-    for op in _dispatch.OPS
+    for op in backends.OPS
     for name in SMALL[op]
     for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
 ]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from retro_kernels.ops.topk_stream import TopkStream, topk_merge, topk_rescore
+from retro_kernels.ops.topk_chunks.stream import TopkStream, topk_merge, topk_rescore
 from retro_kernels.testing import inputs
 
 
@@ -76,7 +76,7 @@ def test_rescoring_bfloat16_candidates(metric, shared, monkeypatch):
     assert not torch.equal(rk.topk_chunks(**half, backend="reference")[1], want[1])
     _, candidates = stream(half, [100], keep=16, backend="reference").candidates()
     assert candidates.shape[-1] == 16
-    monkeypatch.setattr("retro_kernels.ops.topk_stream.RESCORE_ELEMENTS", 10000)  # several blocks of queries
+    monkeypatch.setattr("retro_kernels.ops.topk_chunks.stream.RESCORE_ELEMENTS", 10000)  # several blocks of queries
     scores, indices = topk_rescore(kw["query"], kw["key"], candidates, 8, metric=metric)
     assert torch.equal(indices, want[1])
     torch.testing.assert_close(scores, want[0])

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
-from retro_kernels import _dispatch
+from retro_kernels.core import backends
 from retro_kernels.testing import inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
@@ -27,7 +27,7 @@ SECOND = "retro_kernels.{op}: second derivatives are not implemented"
 FIRST = "retro_kernels.{op}: forward-mode derivatives are not implemented"
 EVERY = [
     (op, backend)
-    for op in _dispatch.OPS
+    for op in backends.OPS
     for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
 ]
 every = pytest.mark.parametrize("op, backend", EVERY)
@@ -214,7 +214,7 @@ def table() -> dict[str, dict[str, str]]:
 
 def test_the_guides_table_is_whole():
     assert list(table()) == list(PROBES)
-    assert all(set(row) == set(_dispatch.OPS) for row in table().values())
+    assert all(set(row) == set(backends.OPS) for row in table().values())
     assert {cell for row in table().values() for cell in row.values()} == {"yes", "refused"}
 
 

@@ -5,15 +5,16 @@ blocks, splits and launches. Needs the interpreter.
 import pytest
 import torch
 
-from retro_kernels import _problem
+from retro_kernels.ops.chunked_cross_attention.call import ChunkedCrossAttention
 from retro_kernels.testing import compare, inputs
 from tests.conftest import INTERPRETER
 
 if not INTERPRETER:
     pytest.skip("needs TRITON_INTERPRET=1, in a process of its own", allow_module_level=True)
 
-from retro_kernels._target import KNOWN, Target
-from retro_kernels.triton.chunked_cross_attention import backward_plan, cases, plan
+from retro_kernels.compile.target import KNOWN, Target
+from retro_kernels.ops.chunked_cross_attention import cases
+from retro_kernels.ops.chunked_cross_attention.triton import launch
 
 OP = "chunked_cross_attention"
 
@@ -23,17 +24,17 @@ OP = "chunked_cross_attention"
 )
 def test_slabs_of_one_chunk(monkeypatch, options):
     """The workspace bound only cuts the work into more launches: values stay within the table's bound."""
-    monkeypatch.setattr(backward_plan, "SLAB_BYTES", 1)
+    monkeypatch.setattr(launch, "SLAB_BYTES", 1)
     compare.check(OP, inputs.cross_attention(21, **{"B": 1, "N": 9, "H": 2, **options}), "triton")
 
 
 def test_decoding_is_split_over_keys_and_training_is_not():
     target = KNOWN[90]
-    decode = plan.forward(cases.call(torch.bfloat16, B=1, N=1, query_start=2047, H=16, D=64), target).launches
-    assert [launch.name for launch in decode] == ["cca_forward", "merge"]
+    decode = launch.forward(cases.call(torch.bfloat16, B=1, N=1, query_start=2047, H=16, D=64), target).launches
+    assert [each.name for each in decode] == ["cca_forward", "merge"]
     x, y, z = decode[0].grid
     assert x * y * z > 16  # more programs than (batch, head) pairs
-    assert [launch.name for launch in plan.forward(cases.call(torch.bfloat16), target).launches] == ["cca_forward"]
+    assert [each.name for each in launch.forward(cases.call(torch.bfloat16), target).launches] == ["cca_forward"]
 
 
 def test_workspace_is_bounded_and_launches_are_pure():
@@ -41,10 +42,10 @@ def test_workspace_is_bounded_and_launches_are_pure():
     call = cases.call(torch.bfloat16, B=64)
     b, n, h, _ = call.query.shape
     outputs = (call.query, torch.empty(b, h, n, device="meta"))
-    needs = tuple(getattr(call, name) is not None for name in _problem.ChunkedCrossAttention.DIFFERENTIABLE)
-    plans = [backward_plan.backward(call, outputs, outputs, needs, Target(90, 232448)) for _ in range(2)]
+    needs = tuple(getattr(call, name) is not None for name in ChunkedCrossAttention.DIFFERENTIABLE)
+    plans = [launch.backward(call, outputs, outputs, needs, Target(90, 232448)) for _ in range(2)]
     band = plans[0].launches[0].arguments["band_ptr"]
-    assert band.numel() * band.element_size() <= backward_plan.SLAB_BYTES
+    assert band.numel() * band.element_size() <= launch.SLAB_BYTES
     assert [(x.name, x.grid) for x in plans[0].launches] == [(x.name, x.grid) for x in plans[1].launches]
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import _eager, configs
+from retro_kernels.compile import configs
+from retro_kernels.core import eager
 from retro_kernels.testing import inputs
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -49,7 +50,7 @@ def operator(op):
 
     def run(kw):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_eager, "_key", lambda *call: (None, False, None))
+            patch.setattr(eager, "_key", lambda *call: (None, False, None))
             return getattr(rk, op)(**kw, backend="triton")
 
     return run
@@ -60,7 +61,7 @@ def test_replayed_calls_equal_the_operator(op):
     for seed in (1, 2, 3, 4):
         got = results(op, CALLS[op](seed), lambda kw: getattr(rk, op)(**kw, backend="triton"))
         if seed == 2:
-            (plan,) = _eager._PLANS.values()
+            (plan,) = eager._PLANS.values()
             assert len(plan.forward.replays) == 1
             assert [len(run.replays) for run in plan.backwards.values()] == [1]
         if seed != 2:
@@ -157,7 +158,7 @@ def test_launches_by_address_equal_the_operator(op, monkeypatch):
     """Scratch memory is one allocation then, and results are apart from it and from one another."""
     from triton.runtime import driver
 
-    from retro_kernels.triton.common import launch
+    from retro_kernels.triton_lib import launch
 
     execute, compiled = launch.Launch.run, []
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels import configs
-from retro_kernels._target import KNOWN
+from retro_kernels.compile import configs
+from retro_kernels.compile.target import KNOWN
+from retro_kernels.ops.chunked_cross_attention import triton as chunked_cross_attention
+from retro_kernels.ops.relative_attention import triton as relative_attention
 from retro_kernels.testing import compare, inputs
-from retro_kernels.triton import chunked_cross_attention, relative_attention
-from retro_kernels.triton.common import plan
-from retro_kernels.triton.common.combinations import WIDTHS, combinations
-from retro_kernels.triton.common.launch import Launch
+from retro_kernels.triton_lib import plan
+from retro_kernels.triton_lib.combinations import WIDTHS, combinations
+from retro_kernels.triton_lib.launch import Launch
 from tests.conftest import INTERPRETER
 
 OP = "relative_attention"
@@ -67,9 +68,9 @@ def rows_that_serve(name: str, call: dict) -> list[dict]:
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("op", CALLS, ids=lambda op: op.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("op", CALLS, ids=lambda op: op.__name__.split(".")[-2])
 def test_every_tile_with_an_option_computes_right(op, arch):
-    name = op.__name__.rpartition(".")[2]
+    name = op.__name__.split(".")[-2]
     make, options = CALLS[op]
     left = [
         row

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels._problem import TopkChunks
+from retro_kernels.ops.topk_chunks.call import TopkChunks
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -54,20 +54,20 @@ def test_every_width_of_embedding(D):
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_tiles_and_splits_change_nothing(metric):
     """Every tile of the table, one launch or a scan and a merge: the same bits, and what the reference says."""
-    plan = pytest.importorskip("retro_kernels.triton.topk_chunks.plan")
-    from retro_kernels._target import KNOWN
+    launch = pytest.importorskip("retro_kernels.ops.topk_chunks.triton.launch")
+    from retro_kernels.compile.target import KNOWN
 
     kw = inputs.topk(
         4, B=1, Q=21, S=200, D=16, k=10, integers=True, metric=metric, docs=True, causal_gap=0, query_offset=185
     )
     call = problem(kw)
     want = rk.topk_chunks(**on_device(kw), backend="reference")
-    for tile in {plan.tile_of(row) for target in KNOWN.values() for row in plan.rows(call, target)}:
+    for tile in {launch.tile_of(row) for target in KNOWN.values() for row in launch.rows(call, target)}:
         for count in (1, 3):
             length = -(-200 // count // tile.block_s) * tile.block_s
-            parts = plan.Split(-(-200 // length), length)
+            parts = launch.Split(-(-200 // length), length)
             with memory.poisoned():
-                made = plan.forward(call, KNOWN[90], tile, parts)
+                made = launch.forward(call, KNOWN[90], tile, parts)
             assert len(made.launches) == (1 if parts.count == 1 else 2)
             scores, indices = made.run().outputs
             assert torch.equal(scores, want[0]) and torch.equal(indices, want[1]), (tile, parts)
@@ -116,9 +116,9 @@ def test_layouts_give_the_same_bits(view):
 
 
 def test_packing():
-    """The layout that retro_kernels/triton/topk_chunks/selection.py and csrc/cuda/topk_select.cuh both draw."""
-    from retro_kernels._target import KNOWN
-    from retro_kernels.triton.topk_chunks import plan
+    """The layout that retro_kernels/ops/topk_chunks/triton/selection.py and csrc/cuda/topk_select.cuh both draw."""
+    from retro_kernels.compile.target import KNOWN
+    from retro_kernels.ops.topk_chunks.triton import launch
 
     key = torch.zeros(1, 10, 8)
     key[0, 7, 0], key[0, 3, 0] = 1.5, -1.5
@@ -127,11 +127,11 @@ def test_packing():
     query = torch.zeros(1, 1, 8)
     query[..., 0] = 1.0
     call = problem({"query": query, "key": key, "k": 2, "key_mask": mask})
-    launches = plan.forward(
-        call, KNOWN[90], plan.choose_tile(call, KNOWN[90]), plan.Split(2, 2**20)
+    launches = launch.forward(
+        call, KNOWN[90], launch.choose_tile(call, KNOWN[90]), launch.Split(2, 2**20)
     ).launches  # the second part is empty
-    for launch in launches:
-        launch.run()
+    for each in launches:
+        each.run()
     packed = sorted(launches[0].arguments["partial_ptr"][0, 0, 0].tolist(), reverse=True)
     assert [hex(value & (2**64 - 1)) for value in packed] == ["0x3fc000007ffffff8", "0xc03fffff7ffffffc"]
 
@@ -145,18 +145,18 @@ def test_repeats_bitwise():
 
 def test_the_plan_fills_the_device_and_bounds_its_scratch():
     """Pure sizes: splits cover the keys, their lists stay below a bound that doesn't depend on S."""
-    plan = pytest.importorskip("retro_kernels.triton.topk_chunks.plan")
-    cases = pytest.importorskip("retro_kernels.triton.topk_chunks.cases")
-    from retro_kernels._target import KNOWN
+    launch = pytest.importorskip("retro_kernels.ops.topk_chunks.triton.launch")
+    cases = pytest.importorskip("retro_kernels.ops.topk_chunks.cases")
+    from retro_kernels.compile.target import KNOWN
 
     for target, queries, keys, k in itertools.product(
         KNOWN.values(), (1, 64, 4096, 20000), (1, 5000, 10**6, 2 * 10**9), (4, 128)
     ):
         call = cases.call(torch.bfloat16, Q=queries, S=keys, D=64, k=k)
-        tile = plan.choose_tile(call, target)
+        tile = launch.choose_tile(call, target)
         blocks = -(-queries // tile.block_q)
         places = target.multiprocessors * tile.resident
-        parts = plan.split(keys, tile.block_s, blocks, places)
+        parts = launch.split(keys, tile.block_s, blocks, places)
         assert (
             parts.length % tile.block_s == 0 and (parts.count - 1) * parts.length < keys <= parts.count * parts.length
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from retro_kernels.reference._attention import dropout_keep, philox_word
+from retro_kernels.reference_lib.attention import dropout_keep, philox_word
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import sys
 import time
 from unittest import mock
 
-from retro_kernels import _native
+from retro_kernels.core import native
 from retro_kernels.testing import compare
 
 from . import cases, emulated
@@ -25,7 +25,7 @@ def run(isa: str) -> int:
     extension = emulated.Extension(emulated.build(isa, FOLDER), isa)
     print(f"{isa}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
     failed = count = 0
-    with mock.patch.object(_native, "extension", lambda name: extension):
+    with mock.patch.object(native, "extension", lambda name: extension):
         extension.check_primitives()
         for name, op, arguments in cases.every():
             count += 1

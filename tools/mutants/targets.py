@@ -18,6 +18,7 @@ def _cpu(op: str, count: int, *sources: str) -> list[Target]:
     return [Target(f"csrc/cpu/{source}", tests, count) for source in sources]
 
 
+OPS = "retro_kernels/ops"
 TARGETS = (
     *_cpu("leaky_average", 3, "leaky_average.cpp"),
     *_cpu("topk_chunks", 2, "topk_scan.h", "topk_chunks.cpp", "topk_chunks_backward.cpp"),
@@ -39,20 +40,23 @@ TARGETS = (
     Target("csrc/text/match.cpp", ("tests/model/test_text.py",), 2),
     Target("csrc/text/minhash.cpp", ("tests/model/test_text.py",), 2),
     Target("csrc/text/suffix_automaton.h", ("tests/model/test_text.py",), 2),
-    Target("retro_kernels/_validate.py", ("tests/ops/test_validation.py", "tests/ops/test_contract.py"), 4),
+    Target("retro_kernels/core/arguments.py", ("tests/ops/test_validation.py", "tests/ops/test_contract.py"), 4),
     Target(
-        "retro_kernels/_dispatch.py",
+        "retro_kernels/core/backends.py",
         ("tests/ops/test_validation.py", "tests/ops/test_contract.py", "tests/ops/test_fallback.py"),
         3,
     ),
-    Target("retro_kernels/_register.py", ("tests/ops/test_contract.py",), 2),
-    Target("retro_kernels/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
-    Target("retro_kernels/reference/_attention.py", ("tests/reference",), 3),
-    Target("retro_kernels/reference/topk_chunks.py", ("tests/reference",), 2),
+    Target("retro_kernels/core/operator.py", ("tests/ops/test_contract.py",), 2),
+    Target("retro_kernels/compile/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
+    Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
+    Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
     Target("retro_kernels/testing/errors.py", ("tests/reference/test_errors.py",), 2),
-    Target("retro_kernels/triton/leaky_average/kernels.py", ("tests/ops/test_leaky_average.py",), 2, interpreted=True),
+    Target(f"{OPS}/leaky_average/triton/kernels.py", ("tests/ops/test_leaky_average.py",), 2, interpreted=True),
     Target(
-        "retro_kernels/triton/relative_logits/kernels.py", ("tests/ops/test_relative_logits.py",), 2, interpreted=True
+        "retro_kernels/ops/relative_logits/triton/kernels.py",
+        ("tests/ops/test_relative_logits.py",),
+        2,
+        interpreted=True,
     ),
     Target("retro_model/layers/attention.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
     Target("retro_model/layers/positions.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),

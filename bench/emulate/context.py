@@ -1,0 +1,195 @@
+"""`gpu`: inside it every Triton kernel that is launched on CPU tensors is compiled for an architecture and executed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy
+import torch
+from torch import Tensor
+
+from . import counters
+from .kernel import Compiled, execute, until_ptx
+from .memory import Known
+from .program import Counted
+
+
+@dataclasses.dataclass
+class Launched:
+    """One launch that was executed. It holds the arguments themselves: what was changed since is changed here too."""
+
+    name: str
+    arch: int
+    kernel: Any  # the @triton.jit function
+    grid: tuple[int, int, int]
+    arguments: dict[str, Any]
+    options: dict[str, Any]  # num_warps, num_stages, ...
+    configuration: str | None  # the autotuner's, where there is one
+    compiled: Compiled = dataclasses.field(repr=False)
+    counts: numpy.ndarray | None = dataclasses.field(default=None, repr=False)  # [instructions, 4]
+
+    @property
+    def num_warps(self) -> int:
+        return self.options["num_warps"]
+
+    @property
+    def num_stages(self) -> int:
+        return self.options["num_stages"]
+
+    def counted(self) -> list[Counted]:
+        """What every instruction of the whole grid did."""
+        if self.counts is None:
+            raise ValueError(f"{self.name}: the launch did not finish, or `gpu` was told not to count")
+        statements = self.compiled.program.kernel.statements
+        return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(statements, self.counts, strict=True)]
+
+    def counters(self) -> dict[str, Any]:
+        """Instructions by kind, sectors and wavefronts over the fewest possible, barriers: of the whole grid."""
+        return counters.summary(self.counted()) | {"ctas": math.prod(self.grid)}
+
+    def lines(self) -> list[counters.Line]:
+        """The counters by line of source, those that execute most first."""
+        return counters.by_line(self.counted())
+
+    def estimate(self, machine: str = "H200"):
+        """The static model's time of this launch on a machine; its `seconds`, and what bounds it.
+
+        Compiles the kernel to machine code and executes some of its CTAs again, on copies of the arguments.
+        """
+        from . import modelled
+
+        return modelled.estimate(self, machine)
+
+
+@dataclasses.dataclass
+class Log:
+    """What was launched inside `gpu`, in order, and which configuration each autotuner took."""
+
+    launches: list[Launched] = dataclasses.field(default_factory=list)
+    choices: list[str] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = False) -> Iterator[Log]:
+    """Inside, Triton launches are compiled for a GPU and executed on CPU tensors, with every check of the emulator.
+
+    Args:
+        arch: 80, 90 or 100.
+        checks: report races, uninitialised shared memory and missing waits, not only accesses out of bounds.
+        counts: keep every launch's counters, for `Launched.counters`.
+        cuda: the device "cuda" is the CPU, and CPU tensors say that they are on it: `cuda_is_cpu` says how.
+
+    Raises, where a kernel is launched:
+        EmulationError: the kernel does something wrong; the line of source. DeviceAssertion: its own assertion failed.
+        PtxError: an instruction or a feature that is not emulated, by name.
+    """
+    import triton
+
+    from . import cuda_is_cpu
+    from .driver import DEVICES, Driver
+
+    if arch not in DEVICES:
+        raise ValueError(f"arch: expected one of {sorted(DEVICES)}; got {arch}")
+    if triton.knobs.runtime.interpret:
+        raise ValueError("TRITON_INTERPRET is set: kernels are interpreted in this process, not compiled")
+    log, known = Log(), Known()
+    state = _State(arch, checks, counts, log, known)
+    previous = triton.runtime.driver._active
+    with contextlib.ExitStack() as stack:
+        triton.runtime.driver.set_active(Driver(DEVICES[arch], state.launched))
+        stack.callback(setattr, triton.runtime.driver, "_active", previous)
+        for patch in (
+            mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx),
+            mock.patch.object(Tensor, "data_ptr", _noting(known)),
+            *state.autotuner_patches(),
+            *cuda_is_cpu.answers(DEVICES[arch]),
+        ):
+            stack.enter_context(patch)
+        if cuda:
+            stack.enter_context(cuda_is_cpu.mapped())
+        yield log
+
+
+def _noting(known: Known):
+    """Tensor.data_ptr, which also remembers whose address it gave."""
+
+    def data_ptr(self) -> int:
+        known.note(self)
+        return torch._C.TensorBase.data_ptr(self)
+
+    return data_ptr
+
+
+class _State:
+    """What the patches of one `gpu` share."""
+
+    def __init__(self, arch: int, checks: bool, counts: bool, log: Log, known: Known):
+        self.arch, self.checks, self.counts, self.log, self.known = arch, checks, counts, log, known
+        self._caches: dict[int, dict] = {}  # the autotuners' choices: of this device
+        self._tuners: list = []  # that are running
+        self._chosen: dict | None = None  # the arguments for which the last choice was made
+
+    def launched(self, source, metadata, compiled: Compiled, grid: tuple[int, int, int], values: Sequence) -> None:
+        names = list(compiled.signature)
+        options = {key: getattr(metadata, key, None) for key in ("num_warps", "num_stages", "maxnreg")}
+        launch = Launched(
+            metadata.name,
+            self.arch,
+            getattr(source, "fn", None),
+            grid,
+            dict(zip(names, values, strict=True)),
+            {key: value for key, value in options.items() if value is not None},
+            str(self._tuners[-1].best_config) if self._tuners else None,
+            compiled,
+        )
+        self.log.launches.append(launch)
+        before = compiled.program.raw_counts() if self.counts else None
+        execute(compiled, grid, values, checks=self.checks, known=self.known.regions())
+        if before is not None:
+            launch.counts = compiled.program.raw_counts() - before
+
+    def autotuner_patches(self) -> list:
+        """An autotuner takes the first configuration that compiles and fits: there is nothing to time."""
+        from triton.runtime.autotuner import Autotuner
+
+        run = Autotuner.run
+
+        def of_this_device(tuner, *args, **kwargs):
+            kept = tuner.cache
+            tuner.cache = self._caches.setdefault(id(tuner), {})
+            self._tuners.append(tuner)
+            try:
+                return run(tuner, *args, **kwargs)
+            finally:
+                self._tuners.pop()
+                tuner.cache = kept
+
+        return [
+            mock.patch.object(Autotuner, "_bench", self._bench()),
+            mock.patch.object(Autotuner, "run", of_this_device),
+        ]
+
+    def _bench(self):
+        from triton.compiler.errors import CompileTimeAssertionFailure
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        def bench(tuner, *args, config, **meta):
+            if self._chosen is tuner.nargs:  # in this choice another one compiled
+                return [math.inf] * 3
+            options = {**meta, **config.all_kwargs()}
+            if config.pre_hook is not None:
+                config.pre_hook({**tuner.nargs, **options})
+            try:
+                tuner.fn.run(*args, **{**options, "warmup": True}).run  # noqa: B018, it says whether the kernel fits
+            except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
+                return [math.inf] * 3
+            self._chosen = tuner.nargs
+            self.log.choices.append(f"{tuner.base_fn.__name__}: {config}")
+            return [0.0] * 3
+
+        return bench

@@ -1,0 +1,205 @@
+"""What programs ask of `torch.cuda`, answered for an emulated GPU; and, on request, the device "cuda" as the CPU.
+
+`answers` alone leaves devices as they are: a program that asks for a GPU's name, capability or properties gets them,
+and tensors stay on the CPU. `mapped` is for programs that put their tensors on "cuda": every function of torch that
+takes a device takes the CPU in its place, and CPU tensors answer that they are on cuda:0. Not mapped: extensions that
+read a tensor's device in C++, CUDA graphs, torch.compile for a GPU, autocast inside torch's own operators, other
+processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+_CUDA = torch.device("cuda", 0)
+
+
+def _nothing(*_, **__) -> None:
+    return None
+
+
+class Stream:
+    """A stream on which everything is done at once."""
+
+    cuda_stream = stream_id = device_index = 0
+    device = _CUDA
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event=None):
+        return event or Event()
+
+    synchronize = wait_stream = wait_event = _nothing
+
+
+class Event:
+    """An event that is over; no time passes between two."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def elapsed_time(self, other) -> float:
+        return 0.0
+
+    def query(self) -> bool:
+        return True
+
+    record = wait = synchronize = _nothing
+
+
+def answers(device) -> list:
+    """Patches under which `torch.cuda` describes a `driver.Device`."""
+    properties = types.SimpleNamespace(
+        name=device.name,
+        major=device.capability[0],
+        minor=device.capability[1],
+        total_memory=device.memory,
+        multi_processor_count=device.multiprocessors,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=device.shared_memory,
+        shared_memory_per_multiprocessor=device.shared_memory + 1024,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        warp_size=32,
+        L2_cache_size=device.l2,
+        clock_rate=device.clock_khz,
+        memory_clock_rate=device.memory_clock_khz,
+        memory_bus_width=device.bus_bits,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+    )
+    functions = {
+        "is_available": lambda: True,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_initialized": lambda: False,  # nothing of torch's own is to be seeded or saved there
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: device.name,
+        "get_device_capability": lambda *_: device.capability,
+        "get_device_properties": lambda *_: properties,
+        "get_arch_list": lambda: [f"sm_{device.arch}"],
+        "mem_get_info": lambda *_: (device.memory, device.memory),
+        "current_stream": Stream,
+        "default_stream": Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "Stream": Stream,
+        "Event": Event,
+        "device": lambda *_: contextlib.nullcontext(),
+        "device_of": lambda *_: contextlib.nullcontext(),
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
+        **dict.fromkeys(("synchronize", "empty_cache", "set_device", "init", "_lazy_init"), _nothing),
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect"), _nothing),
+        **dict.fromkeys(
+            ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), lambda *_: 0
+        ),
+    }
+    patches = [mock.patch.object(torch.cuda, name, answer) for name, answer in functions.items()]
+    patches.append(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        patches.append(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True))
+    return patches
+
+
+def _is_cuda(value) -> bool:
+    if isinstance(value, str):
+        return value.partition(":")[0] == "cuda"
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+class CudaIsCpu(TorchFunctionMode):
+    """Functions of torch get the CPU where they are given "cuda"; tensors on the CPU say that they are on cuda:0."""
+
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        answer = _ANSWERS.get(function)
+        if answer is not None:
+            return answer(self, function, args, kwargs)
+        if any(_is_cuda(value) for value in args):
+            args = tuple("cpu" if _is_cuda(value) else value for value in args)
+        if any(_is_cuda(value) for value in kwargs.values()):
+            kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
+        if isinstance(kwargs.get("device"), int):
+            kwargs = {**kwargs, "device": "cpu"}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return function(*args, **kwargs)
+
+
+def _itself(mode, function, args, kwargs):
+    return args[0]
+
+
+def _device(mode, function, args, kwargs):
+    found = function(*args, **kwargs)
+    return _CUDA if found.type == "cpu" else found
+
+
+def _to_device_of(mode, function, args, kwargs):
+    """Tensor.to: its device may be anywhere among the arguments; one of another tensor is the CPU already."""
+    args = tuple("cpu" if _is_cuda(value) or type(value) is int else value for value in args)
+    kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
+    return function(*args, **kwargs)
+
+
+_ANSWERS = {
+    torch.device: lambda mode, function, args, kwargs: function(*args, **kwargs),
+    Tensor.device.__get__: _device,
+    Tensor.is_cuda.__get__: lambda mode, function, args, kwargs: not function(*args, **kwargs) and args[0].is_cpu,
+    Tensor.is_cpu.__get__: lambda mode, function, args, kwargs: False,
+    Tensor.get_device: lambda mode, function, args, kwargs: 0,
+    Tensor.cuda: _itself,
+    Tensor.pin_memory: _itself,
+    Tensor.record_stream: lambda mode, function, args, kwargs: None,
+    Tensor.to: _to_device_of,
+}
+
+
+class Generator(torch.Generator):
+    """A generator of random numbers for "cuda" is one of the CPU."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu" if _is_cuda(device) else device)
+
+
+@contextlib.contextmanager
+def mapped() -> Iterator[None]:
+    """Inside, "cuda" is the CPU for torch, in a backward pass too."""
+    mode = CudaIsCpu()
+    backward, default = torch.autograd._engine_run_backward, torch.set_default_device
+
+    def with_mode(*args, **kwargs):  # `backward` and `grad` are called with modes switched off
+        if any(isinstance(one, CudaIsCpu) for one in _get_current_function_mode_stack()):
+            return backward(*args, **kwargs)
+        with mode:
+            return backward(*args, **kwargs)
+
+    with (
+        mode,
+        mock.patch.object(torch.autograd, "_engine_run_backward", with_mode),
+        mock.patch.object(torch, "set_default_device", lambda device: default("cpu" if _is_cuda(device) else device)),
+        mock.patch.object(torch, "Generator", Generator),
+    ):
+        yield

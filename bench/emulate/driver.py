@@ -1,0 +1,152 @@
+"""A Triton driver whose device is the emulator: its binary is PTX, and a launch executes that on CPU tensors.
+
+Triton's own launch path stays as it is: heuristics, autotuners, hooks, caches and specialisation are its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+
+from .kernel import Compiled
+from .program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a program may ask of a GPU. Sources: the data sheets of A100 SXM 80 GB, H200 SXM and B200."""
+
+    name: str
+    arch: int
+    multiprocessors: int
+    shared_memory: int  # bytes that one block may have
+    memory: int
+    l2: int
+    clock_khz: int
+    memory_clock_khz: int
+    bus_bits: int
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return divmod(self.arch, 10)
+
+
+DEVICES = {
+    80: Device("NVIDIA A100-SXM4-80GB", 80, 108, 166912, 80 << 30, 40 << 20, 1410000, 1593000, 5120),
+    90: Device("NVIDIA H200", 90, 132, 232448, 141 << 30, 50 << 20, 1980000, 3201000, 6144),
+    100: Device("NVIDIA B200", 100, 148, 232448, 180 << 30, 126 << 20, 1965000, 3996000, 8192),
+}
+_THREADS = 1024  # of a block, at most
+#: Triton keeps compiled kernels by device; a real one has a small number
+_NUMBER = 1000
+
+
+class Utilities:
+    """What Triton calls the driver's utilities."""
+
+    def __init__(self, device: Device):
+        self._device = device
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int):
+        """(module, function, registers, spills, most threads); nothing is unloaded, so that there is no module."""
+        return None, loaded(binary), 0, 0, _THREADS
+
+    def unload_module(self, module) -> None:
+        pass
+
+    def get_device_properties(self, device=None) -> dict[str, int]:
+        return {
+            "max_shared_mem": self._device.shared_memory,
+            "max_num_regs": 65536,
+            "multiprocessor_count": self._device.multiprocessors,
+            "warpSize": 32,
+            "sm_clock_rate": self._device.clock_khz,
+            "mem_clock_rate": self._device.memory_clock_khz,
+            "mem_bus_width": self._device.bus_bits,
+        }
+
+    def set_printf_fifo_size(self, size: int) -> None:
+        pass
+
+
+@functools.lru_cache(maxsize=200)  # some megabytes each
+def loaded(binary: bytes):
+    """The program of a PTX module; PtxError: what in it is not emulated."""
+    return Program(binary.decode())
+
+
+class Launcher:
+    """What Triton calls to launch a kernel that it compiled."""
+
+    def __init__(self, source, metadata):
+        self.source, self.metadata = source, metadata
+
+    def __call__(self, x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *arguments):
+        if enter_hook is not None:
+            enter_hook(launch_metadata)
+        kernel = Compiled.of(function, self.source, self.metadata)
+        triton.runtime.driver.active.launched(self.source, self.metadata, kernel, (x, y, z), arguments)
+        if exit_hook is not None:
+            exit_hook(launch_metadata)
+
+
+class Driver(DriverBase):
+    """The emulator as the device that Triton compiles for and launches on."""
+
+    launcher_cls = Launcher
+
+    def __init__(self, device: Device, launched):
+        super().__init__()
+        self.device, self.launched = device, launched
+        self.utils = Utilities(device)
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return False
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.device.arch, 32)
+
+    def get_device_capability(self, device=None) -> tuple[int, int]:
+        return self.device.capability
+
+    def get_current_device(self) -> int:
+        return _NUMBER + self.device.arch
+
+    def set_current_device(self, device) -> None:
+        pass
+
+    def get_current_stream(self, device=None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        from triton.backends.nvidia.driver import ty_to_cpp
+
+        return ty_to_cpp(kind)
+
+    def get_benchmarker(self):
+        return once
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    def clear_cache(self, cache) -> None:
+        pass
+
+
+def once(call, *, quantiles=None, **_):
+    """Triton's benchmarker: nothing is timed, so every configuration that runs is as good as another."""
+    call()
+    return [0.0] * len(quantiles) if quantiles else 0.0

@@ -1,0 +1,83 @@
+"""A kernel as Triton compiled it, and its execution on a launch's arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .memory import Arguments
+from .parse import PtxError
+from .program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A kernel as a launch executes it."""
+
+    program: Program
+    signature: dict[str, Any]  # Triton's type of every argument in order; "constexpr" is no parameter
+    shared_bytes: int
+    threads: int
+    scratch: tuple[int, int] = (0, 1)  # bytes of global memory a CTA, alignment
+    descriptors: tuple = ()  # how each tensor descriptor lies in shared memory
+
+    @classmethod
+    def of(cls, program: Program, source, metadata) -> Compiled:
+        """What Triton compiled; PtxError: what of it is not emulated."""
+        if getattr(metadata, "num_ctas", 1) > 1:
+            raise PtxError(f"{metadata.name}: not emulated: clusters of {metadata.num_ctas} CTAs (num_ctas)")
+        return cls(
+            program,
+            dict(source.signature),
+            metadata.shared,
+            program.kernel.threads or 32 * metadata.num_warps,
+            (metadata.global_scratch_size, metadata.global_scratch_align),
+            tuple(getattr(metadata, "tensordesc_meta", None) or ()),
+        )
+
+    def fresh(self) -> Compiled:
+        """The same with counters of its own."""
+        return dataclasses.replace(self, program=type(self.program)(self.program.kernel))
+
+
+def until_ptx(backend=None, stages=None, *_):
+    """Triton's hook: no ptxas, for the emulator executes PTX. Without arguments it says what its cache's key gets."""
+    if stages is None:
+        return ("ptx as the binary", "ptx as the binary")
+    stages["cubin"] = lambda module, metadata: module.encode()
+
+
+def execute(
+    kernel: Compiled,
+    grid: Sequence[int],
+    values: Sequence,
+    *,
+    checks: bool = True,
+    only: range | None = None,
+    known: Sequence[tuple[int, int]] = (),
+) -> None:
+    """Execute a kernel over a grid. values: of every argument, constants included; known: as in `Program.run`."""
+    made = Arguments()
+    descriptors = iter(kernel.descriptors)
+    for (name, kind), value in zip(kernel.signature.items(), values, strict=True):
+        made.add(kind, value, name, descriptors)
+    size, alignment = kernel.scratch
+    if size:
+        from triton.runtime import _allocation
+
+        scratch = _allocation._allocator.get()(math.prod(grid) * size, alignment, 0)
+        made.packed.append(made.region(scratch, "of the global scratch memory"))
+    spare = len(kernel.program.kernel.parameters) - len(made.packed)  # Triton's scratch memory: unused
+    kernel.program.run(
+        grid,
+        [*made.packed, *[0] * spare],
+        regions=list(made.regions),
+        names=list(made.regions.values()),
+        known=known,
+        threads=kernel.threads,
+        shared_bytes=kernel.shared_bytes,
+        checks=checks,
+        only=only,
+    )

@@ -1,0 +1,130 @@
+"""The arguments of a launch as a kernel's parameters: bytes, and the regions of memory that addresses in them mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .parse import PtxError
+from .program import Region, region_base
+
+#: how `struct` packs a scalar of Triton's types; an integer is cut to its bytes
+_FORMATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
+_INTEGERS = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
+DESCRIPTOR_BYTES = 128
+
+
+def extent(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to its last, whatever its strides."""
+    if tensor.numel() == 0:
+        return 0
+    return (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
+
+
+@dataclasses.dataclass
+class Arguments:
+    """A launch's parameters while they are packed: bytes or `Region` each, and the regions."""
+
+    packed: list = dataclasses.field(default_factory=list)
+    regions: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)  # (host, bytes): the argument's name
+
+    def add(self, kind: Any, value: Any, name: str, descriptors: Iterator) -> None:
+        """Pack a value of one of Triton's types; a tuple's parts, and a descriptor with its shape and strides."""
+        if kind == "constexpr":
+            return
+        if isinstance(kind, tuple):
+            for part, inner in zip(kind, value, strict=True):
+                self.add(part, inner, name, descriptors)
+        elif kind.startswith("tensordesc"):
+            self._descriptor(kind, value, name, descriptors)
+        elif kind.startswith("*"):
+            self.packed.append(self._pointer(value, name))
+        elif kind in _INTEGERS:
+            size = _INTEGERS[kind]
+            self.packed.append((int(value) & (2 ** (8 * size) - 1)).to_bytes(size, "little"))
+        elif kind in _FORMATS:
+            self.packed.append(struct.pack(_FORMATS[kind], value))
+        elif kind == "bf16":
+            self.packed.append(torch.tensor(value, dtype=torch.bfloat16).view(torch.int16).numpy().tobytes())
+        else:
+            raise PtxError(f"argument {name}: not emulated: type {kind}")
+
+    def region(self, tensor: Tensor, name: str) -> Region:
+        place = tensor.data_ptr(), extent(tensor)
+        self.regions.setdefault(place, name)
+        return Region(list(self.regions).index(place))
+
+    def _pointer(self, value: Any, name: str):
+        if value is None or isinstance(value, int):
+            return struct.pack("<Q", value or 0)
+        return self.region(getattr(value, "base", value) if not isinstance(value, Tensor) else value, name)
+
+    def _descriptor(self, kind: str, value: Any, name: str, descriptors: Iterator) -> None:
+        layout = next(descriptors, None)
+        shape, strides = list(value.shape), list(value.strides)
+        if layout is None:
+            self.packed.append(self.region(value.base, name))
+            for number in (*shape, *strides):
+                self.packed.append(struct.pack("<q", number))
+            for flag in (value.padding == "nan", getattr(value, "round_f32_to_tf32", False)):
+                self.packed.append(bytes([flag]))
+        else:
+            region = self.region(value.base, name)
+            host = list(self.regions)[region.index][0]
+            self.packed.append(descriptor(region_base(region.index, host), value, layout))
+        for number in shape:
+            self.packed.append(struct.pack("<i", number))
+        for number in strides:
+            self.packed.append(struct.pack("<q", number))
+
+
+def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
+    """A tensor map as tensor_map.h reads it; dimensions innermost first."""
+    if layout.get("is_im2col"):
+        raise PtxError("not emulated: a tensor descriptor of im2col")
+    size, shape, box = layout["elem_size"], list(value.shape), list(layout["block_size"])
+    if layout.get("fp4_padded"):
+        raise PtxError("not emulated: a tensor descriptor of padded fp4")
+    rank = len(shape)
+    extents = shape[::-1]
+    strides = [stride * size for stride in value.strides[::-1]]
+    box = box[::-1]
+
+    def five(numbers: Sequence[int]) -> list[int]:
+        return [*numbers, *[0] * (5 - rank)]
+
+    raw = struct.pack(
+        "<QII5Q5Q5IIII",
+        address,
+        rank,
+        size,
+        *five(extents),
+        *five(strides),
+        *five(box),
+        layout["swizzle"],
+        int(value.padding == "nan"),
+        int(getattr(value, "round_f32_to_tf32", False)),
+    )
+    return raw.ljust(DESCRIPTOR_BYTES, b"\0")
+
+
+class Known:
+    """Memory whose address a program asked for: a kernel may find it in memory, as in a list of pointers."""
+
+    def __init__(self):
+        self._storages: dict[int, weakref.ref] = {}
+
+    def note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._storages[storage.data_ptr()] = weakref.ref(storage)
+
+    def regions(self) -> list[tuple[int, int]]:
+        """(address, bytes) of what is still there."""
+        self._storages = {address: ref for address, ref in self._storages.items() if ref() is not None}
+        return [(address, ref().nbytes()) for address, ref in self._storages.items()]

@@ -1,0 +1,42 @@
+"""A recorded launch for the static model of time."""
+
+from __future__ import annotations
+
+import dataclasses
+from unittest import mock
+
+import triton
+from torch import Tensor
+
+
+def estimate(launch, machine: str):
+    """`static.estimate.estimate` of a `context.Launched`, on copies of its tensors."""
+    from ..static import estimate as model
+    from ..static import tiles
+
+    machines = {one.name: one for one in model.MACHINES.values()}
+    if machine not in machines:
+        raise ValueError(f"machine: expected one of {sorted(machines)}; got {machine!r}")
+    if machines[machine].arch != launch.arch:
+        raise ValueError(
+            f"machine: {machine} is sm_{machines[machine].arch}; the launch was compiled for sm_{launch.arch}"
+        )
+    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):  # to machine code this time
+        static = tiles.static_record(launch, launch.arch)
+    return model.estimate(copied(launch), static, machines[machine])
+
+
+def copied(launch):
+    """The launch on copies of its tensors, each once: executing it again changes nothing of the program's."""
+    copies: dict[int, Tensor] = {}
+
+    def copy(value):
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in copies:
+            size = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride())) if value.numel() else 0
+            flat = value.detach().as_strided((size,), (1,)).clone()
+            copies[id(value)] = flat.as_strided(value.shape, value.stride(), 0)
+        return copies[id(value)]
+
+    return dataclasses.replace(launch, arguments={name: copy(value) for name, value in launch.arguments.items()})

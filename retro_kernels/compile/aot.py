@@ -1,0 +1,238 @@
+"""Every Triton kernel we ship, compiled without a GPU: registers, stack (spills), shared memory, per architecture.
+
+    python -m retro_kernels.compile.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
+
+Each `ops/<op>/triton` names its launches in `aot_cases(target)` (and those with every set of options, where
+tiles depend on them, in `aot_combinations(target)`), made by the code that launches on a GPU, on meta tensors;
+signature and divisibility come from Triton's own launch path. A process under TRITON_INTERPRET can't compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import importlib
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from ..core.backends import OPS, exists
+from .target import KNOWN, Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one compiled kernel needs. stack: bytes a thread, above 0 where registers spill; shared_*: bytes a block."""
+
+    op: str
+    kernel: str
+    case: str
+    config: str
+    dtype: str
+    arch: int
+    registers: int
+    stack: int
+    shared_static: int
+    shared_dynamic: int
+    num_warps: int
+    num_stages: int
+    cubin: str  # sha256
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One launch to compile: `case` says for which call, `launch` is a
+    `triton.common.launch.Launch` on meta tensors.
+    """
+
+    case: str
+    dtype: str
+    launch: object
+
+
+def ops() -> list[str]:
+    """The ops that have Triton kernels with `aot_cases`."""
+    return [op for op in OPS if exists(op, "triton") and hasattr(_module(op), "aot_cases")]
+
+
+def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, Case]]:
+    """(op, case) of every launch shipped, each distinct compile once; `only` selects kernels by a part of their name.
+
+    listing: the function of an op's module that lists them.
+    """
+    seen = set()
+    for op in ops():
+        if only and "/" in only and not op.endswith(only.partition("/")[0]):
+            continue
+        for case in getattr(_module(op), listing, lambda target: ())(target):
+            if only and only not in f"{op}/{case.launch.name}":
+                continue
+            key = _key(case, target)
+            if key not in seen:
+                seen.add(key)
+                yield op, case
+
+
+def source(launch, target: Target):
+    """(ASTSource, options) exactly as a launch of these arguments on such a GPU would build them."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    kernel = launch.kernel
+    backend = make_backend(GPUTarget("cuda", target.arch, 32))
+    kwargs = {**launch.arguments, **launch.options}
+    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**kwargs)
+    options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
+    return ASTSource(kernel, signature, constants, attributes), options
+
+
+def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) -> Row:
+    """Compile one launch and read back what it needs."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    src, options = source(case.launch, target)
+    compiled = triton.compile(src, target=GPUTarget("cuda", target.arch, 32), options=options.__dict__)
+    cubin = compiled.asm["cubin"]
+    digest = hashlib.sha256(cubin).hexdigest()
+    usage = resources(cubin)
+    config = _config(case.launch)
+    if keep is not None:
+        (
+            keep
+            / f"{op}-{case.launch.name}-{case.case}-{case.dtype}-sm{target.arch}-{digest[:8]}.cubin".replace(" ", "_")
+        ).write_bytes(cubin)
+    return Row(
+        op,
+        case.launch.name,
+        case.case,
+        config,
+        case.dtype,
+        target.arch,
+        usage["REG"],
+        usage["STACK"],
+        usage["SHARED"],
+        compiled.metadata.shared,
+        case.launch.num_warps,
+        case.launch.num_stages,
+        digest,
+    )
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """REG, STACK, SHARED, LOCAL of the one kernel in a cubin, by the cuobjdump that Triton bundles."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool("cuobjdump"), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text)}
+
+
+def tool(name: str) -> str:
+    """Path of a CUDA binary tool that comes with Triton: cuobjdump, nvdisasm, ptxas."""
+    import triton
+
+    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
+
+
+def compile_each(
+    arches: Iterable[int],
+    only: str | None = None,
+    keep: Path | None = None,
+    jobs: int | None = None,
+    select: Callable[[str, Case], bool] | None = None,
+    listing: str = "aot_cases",
+) -> Iterator[Row]:
+    """Rows of every launch shipped on every architecture, in the order of enumeration, each as soon as it and those
+    before it are done.
+
+    `select(op, case)` keeps some of them.
+    """
+    listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only, listing)]
+    work = [item for item in listed if select is None or select(item[0], item[1])]
+    jobs = min(jobs or os.cpu_count() or 1, len(work))
+    if jobs <= 1:
+        yield from (compile_case(*item) for item in work)
+        return
+    # fork: the work, kernels and all, is in the children's memory already and only indices and rows travel
+    global _WORK
+    _WORK = work
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap(_compile_nth, range(len(work)))
+
+
+_WORK: list[tuple] = []
+
+
+def _compile_nth(index: int) -> Row:
+    return compile_case(*_WORK[index])
+
+
+def _module(op: str):
+    return importlib.import_module(f"retro_kernels.ops.{op}.triton")
+
+
+def _key(case: Case, target: Target):
+    src, options = source(case.launch, target)
+    return case.launch.name, src.hash(), str(sorted(options.__dict__.items(), key=str))
+
+
+def _config(launch) -> str:
+    blocks = {k.removeprefix("BLOCK_").lower(): v for k, v in launch.arguments.items() if k.startswith("BLOCK_")}
+    return " ".join(f"{k}{v}" for k, v in blocks.items()) + f" w{launch.num_warps} s{launch.num_stages}"
+
+
+def table(rows: list[Row]) -> str:
+    width = max([34, *(len(r.case) for r in rows)])
+    head = f"{'kernel':<26} {'case':<{width}} {'config':<30} {'dtype':<9} arch  regs stack  shared"
+    lines = [
+        f"{r.kernel:<26} {r.case:<{width}} {r.config:<30} {r.dtype:<9} {r.arch:>4} {r.registers:>5} {r.stack:>5} "
+        f"{r.shared_static + r.shared_dynamic:>7}"
+        for r in rows
+    ]
+    return "\n".join([head, *lines])
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m retro_kernels.compile.aot", description="Compile every Triton kernel without a GPU."
+    )
+    parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
+    parser.add_argument("--kernel", help="only kernels whose op/name contains this")
+    parser.add_argument(
+        "--combinations",
+        action="store_true",
+        help="every set of options of both attentions instead of what users launch",
+    )
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--keep", type=Path, help="leave the cubins in this folder")
+    parser.add_argument("--jobs", type=int, help="processes; default one a core")
+    options = parser.parse_args(argv)
+    arches = [int(arch) for arch in options.arch.split(",")]
+    if unknown := [arch for arch in arches if arch not in KNOWN]:
+        parser.error(f"--arch: expected some of {sorted(KNOWN)}; got {unknown}")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+    listing = "aot_combinations" if options.combinations else "aot_cases"
+    rows = list(compile_each(arches, options.kernel, options.keep, options.jobs, listing=listing))
+    print(table(rows))
+    print(f"{len(rows)} launches, {sum(row.stack > 0 for row in rows)} with stack")
+    if options.json:
+        options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Tile configurations as data: `ops/<op>/tiles.json`, one row a (kernel, architecture, element size, width, rows).
+
+No autotuning: tables are tuned offline (`python -m bench tune`) and committed, so that neither a first call waits nor a
+sum's order changes. `replaced` tries other rows, `watched` tells which ones served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from .target import Target
+
+_OPS = Path(__file__).resolve().parent.parent / "ops"
+_watching: list[list[tuple[str, dict]]] = []
+_replaced: dict[str, tuple[dict, ...]] = {}
+_epochs = itertools.count(1)
+_epoch = 0
+
+
+def epoch() -> int:
+    """A number that is another one whenever a choice could be: for whoever keeps what followed from one."""
+    return _epoch
+
+
+def _begin_epoch() -> None:
+    global _epoch
+    _epoch = next(_epochs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What a tile may depend on. width: the widest row that is
+    multiplied; rows, keys: queries and keys per neighbour.
+    """
+
+    kernel: str
+    bytes: int  # of an element
+    width: int
+    rows: int
+    keys: int
+    options: tuple[str, ...] = ()  # of the call, as far as they cost registers: what a row's "with" may name
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """block_m queries by block_n keys. precision: how float32 products are made ("tf32x3": three
+    tensor-core products). max_registers: of a thread, None for as many as there are: fewer let a multiprocessor hold
+    another block.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    precision: str = "ieee"
+    max_registers: int | None = None
+
+
+def choose(op: str, problem: Problem, target: Target) -> Tile:
+    """The committed tile: the newest architecture not past the target's, then the narrowest row that fits.
+
+    A row that names options, "with": "dropout+masked", serves only calls that have all of them. Of those that serve a
+    call the one that names most goes first, then the one that stands first in the table. A pure function of its
+    arguments and the table. Blocks are never larger than the problem (but at least 16, the smallest product of a tensor
+    core).
+
+    >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
+    64
+    """
+    rows = _replaced.get(op)
+    row, tile = _choice(problem, target, rows) if rows is not None else _committed_choice(op, problem, target)
+    served(op, row)
+    return tile
+
+
+@functools.lru_cache(maxsize=4096)
+def _committed_choice(op: str, problem: Problem, target: Target) -> tuple[dict, Tile]:
+    """Looked up once: reading the table takes longer than launching a kernel."""
+    return _choice(problem, target, _committed(op))
+
+
+def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
+    """The row that serves a problem, and its tile, no larger than the problem."""
+    ours = [row for row in rows if row["kernel"] == problem.kernel and row["bytes"] == problem.bytes]
+    known = [row["arch"] for row in ours]
+    arch = max((a for a in known if a <= target.arch), default=min(known))
+    fits = [
+        row for row in ours if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows
+    ]
+    fits = [row for row in fits if set(named(row)) <= set(problem.options)]
+    best = min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"]))
+    names = ("block_m", "block_n", "num_warps", "num_stages", "precision")
+    tile = Tile(*(best[name] for name in names), best.get("max_registers"))
+    return best, _within(tile, problem)
+
+
+def named(row: dict) -> list[str]:
+    """The options that a call must have for the row to serve it."""
+    return row["with"].split("+") if "with" in row else []
+
+
+def served(op: str, row: dict) -> dict:
+    """The row, noted for whoever watches."""
+    for seen in _watching:
+        if (op, row) not in seen:
+            seen.append((op, row))
+    return row
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[tuple[str, dict]]]:
+    """The (op, row) pairs that serve the calls made inside, each once; it fills as they come. Not for threads."""
+    seen: list[tuple[str, dict]] = []
+    _watching.append(seen)
+    _begin_epoch()
+    try:
+        yield seen
+    finally:
+        _watching.pop()
+        _begin_epoch()
+
+
+@contextlib.contextmanager
+def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
+    """Inside, `rows` are the op's table. Not for threads."""
+    before = _replaced.get(op)
+    _replaced[op] = rows
+    _begin_epoch()
+    try:
+        yield
+    finally:
+        _begin_epoch()
+        _replaced.pop(op)
+        if before is not None:
+            _replaced[op] = before
+
+
+def table(op: str) -> tuple[dict, ...]:
+    """The rows of an op, as they stand in its file, or as `replaced`."""
+    return _replaced.get(op) or _committed(op)
+
+
+def keep(op: str, old: dict, new: dict) -> None:
+    """Replace a row of the op's file; every other line stays as it is.
+
+    Raises ValueError where the file has no such line.
+    """
+    path = _OPS / op / "tiles.json"
+    lines = path.read_text().splitlines(keepends=True)
+    at = [i for i, line in enumerate(lines) if line.startswith("{") and json.loads(line.rstrip().rstrip(",")) == old]
+    if len(at) != 1:
+        raise ValueError(f"{op}/{path.name}: expected one row {old}; got {len(at)}")
+    lines[at[0]] = lines[at[0]].replace(json.dumps(old), json.dumps(new))
+    path.write_text("".join(lines))
+    reread()
+
+
+def reread() -> None:
+    """Read the files again: they have changed."""
+    _begin_epoch()
+    _committed.cache_clear()
+    _committed_choice.cache_clear()
+
+
+@functools.cache
+def _committed(op: str) -> tuple[dict, ...]:
+    return tuple(json.loads((_OPS / op / "tiles.json").read_text()))
+
+
+def _within(tile: Tile, problem: Problem) -> Tile:
+    block_m = min(tile.block_m, max(16, 1 << (problem.rows - 1).bit_length()))
+    block_n = min(tile.block_n, max(16, 1 << (problem.keys - 1).bit_length()))
+    return dataclasses.replace(tile, block_m=block_m, block_n=block_n)

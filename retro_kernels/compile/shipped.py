@@ -1,0 +1,143 @@
+"""Compiled kernels as a folder that travels: made on any machine, taken over where the same Triton runs.
+
+Triton finds what it compiled by a key of its own sources, the kernel's, the types and the options, so a folder serves
+the very version of Triton (and of Python, for which Triton is built) that made it. Its entries name each other by
+absolute paths: a copy of a cache is of no use elsewhere until these are rewritten, which `take_over` does.
+
+Trusted are the GPU's code and the numbers that Triton launches it with. Triton's cache also holds shared libraries that
+the host loads: they are never taken over, nor are links, nor files of any name that a compiled kernel does not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import stat
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+MANIFEST = "retro-kernels.json"
+_GROUP = "__grp__"  # of Triton's files, those that name the others of their entry
+_ENTRY = re.compile(r"[A-Z2-7]{52}")  # a SHA-256 in base 32
+_FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|json)", re.ASCII)  # one that the host does not run
+
+
+def identity() -> dict[str, str]:
+    """What a compiled kernel's key depends on, apart from the kernel's own arguments."""
+    import triton
+    from triton.runtime.cache import triton_key
+
+    sources = hashlib.sha256()
+    package = Path(__file__).resolve().parent.parent
+    for path in sorted([*package.glob("ops/*/triton/*.py"), *package.glob("triton_lib/*.py")]):
+        sources.update(path.read_bytes())
+    return {
+        "triton": triton.__version__,
+        "python": platform.python_version().rpartition(".")[0],
+        "compiler": hashlib.sha256(triton_key().encode()).hexdigest(),
+        "kernels": sources.hexdigest(),
+    }
+
+
+def export(
+    folder: Path,
+    arches: Iterable[int],
+    only: str | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> int:
+    """Compile what the published models launch for GPUs of `arches` into `folder`; how many launches that are. Goes on
+    where it was interrupted. `only` selects kernels by a part of their name."""
+    from . import aot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    held, count = os.environ.get("TRITON_CACHE_DIR"), 0
+    os.environ["TRITON_CACHE_DIR"] = str(folder.resolve())
+    try:
+        for _ in aot.compile_each(arches, only, jobs=jobs):
+            count += 1
+            progress(count)
+    finally:
+        if held is None:
+            del os.environ["TRITON_CACHE_DIR"]
+        else:
+            os.environ["TRITON_CACHE_DIR"] = held
+    (folder / MANIFEST).write_text(json.dumps(identity(), indent=1))
+    return count
+
+
+def take_over(folder: str | os.PathLike) -> int:
+    """Make what `export` left in `folder` part of this machine's Triton cache; how many kernels are there then."""
+    import triton
+
+    entries = _checked(Path(folder))
+    for name, files in entries.items():
+        _copied(files, Path(triton.knobs.cache.dir) / name)
+    return sum(any(name.endswith(".cubin") for name in files) for files in entries.values())
+
+
+def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
+    """The entries of a folder that fits this machine, with their files."""
+    try:
+        made = json.loads(_content(folder / MANIFEST))
+        said = f"triton {made['triton']} on Python {made['python']}"
+        keys = made["compiler"], made["kernels"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"cache: expected a folder that `retro-bench compile --presets --output` made; got {folder} ({error})"
+        ) from error
+    here = identity()
+    if keys[0] != here["compiler"]:
+        raise ValueError(
+            f"cache: expected kernels compiled by triton {here['triton']} on Python {here['python']}, as here; got a "
+            f"folder of {said}"
+        )
+    if keys[1] != here["kernels"]:
+        raise ValueError("cache: expected kernels of this version of retro_kernels; got a folder of another's")
+    entries = [entry for entry in sorted(folder.iterdir()) if _ENTRY.fullmatch(entry.name)]
+    return {entry.name: _files(entry) for entry in entries if entry.is_dir() and not entry.is_symlink()}
+
+
+def _files(entry: Path) -> dict[str, bytes]:
+    """The regular files of an entry whose names a compiled kernel's have."""
+    found = {}
+    for file in sorted(entry.iterdir()):
+        if _FILE.fullmatch(file.name):
+            try:
+                found[file.name] = _content(file)
+            except ValueError:
+                continue
+    return found
+
+
+def _content(file: Path) -> bytes:
+    """Of a regular file, never through a link. Raises: ValueError, FileNotFoundError."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{file} is no regular file") from None
+    with open(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{file} is no regular file")
+        return opened.read()
+
+
+def _copied(files: dict[str, bytes], target: Path) -> None:
+    """An entry of Triton's cache in another place, whole or not at all as far as Triton can tell: what names the other
+    files comes last."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in sorted(files, key=lambda name: name.startswith(_GROUP)):
+        content = files[name]
+        if name.startswith(_GROUP):
+            children = json.loads(content)["child_paths"]
+            kept = {child: str(target / child) for child in children if child in files}
+            content = json.dumps({"child_paths": kept}).encode()
+        new = target / f"{name}.{uuid.uuid4().hex}"
+        new.write_bytes(content)
+        new.replace(target / name)

@@ -1,0 +1,170 @@
+"""Compiling ahead of a first step, in parallel: Triton compiles one kernel after another, where it meets them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from ..core import eager
+from . import shipped
+
+_WORK = f"from {__name__} import compile_share; compile_share()"
+
+
+def warm_up(
+    *calls: Callable[[], object] | tuple, jobs: int | None = None, cache: str | os.PathLike | None = None
+) -> int:
+    """Compile the Triton kernels that `calls` will launch, in parallel processes, into Triton's cache on disk.
+
+    Each call is made once with its launches left out: outputs and gradients of our ops are then zeros, all else runs as
+    it is. So give what leaves nothing behind, a forward and backward pass without the optimizer, on tensors of the
+    shapes and types to come:
+
+        rk.warm_up(lambda: torch.autograd.grad(loss(model(tokens), targets), list(model.parameters())))
+        rk.warm_up((model, tokens))  # the same for a model and its inputs; without gradients in evaluation mode
+
+        rk.warm_up(cache="kernels")  # compiled elsewhere: retro-bench compile --presets --arch 90 --output kernels
+
+    Args:
+        calls: functions of no arguments, or tuples of a module and what it is called with: its floating outputs are
+            then differentiated by its parameters, unless it is in evaluation mode.
+        jobs: processes; default one a core.
+        cache: a folder of compiled kernels, of the same versions of triton, Python and this package, that becomes part
+            of this machine's cache first. The GPU will run its code: take only folders that you trust. Libraries that
+            the host would load, links and files of other names are left out.
+
+    Returns:
+        How many distinct kernels of the calls were compiled or found in the cache, 0 where no call is served by Triton;
+        without calls, how many `cache` holds.
+
+    Raises:
+        TypeError: a call can't be called. ValueError: `cache` is no such folder, or of other versions. RuntimeError: a
+            kernel doesn't compile, with the compiler's last words.
+    """
+    calls = [_pass(*call) if isinstance(call, tuple) and call else call for call in calls]
+    for call in calls:
+        if not callable(call):
+            raise TypeError(f"calls: expected functions of no arguments; got {type(call).__name__}")
+    if jobs is not None and (not isinstance(jobs, int) or jobs < 1):
+        raise ValueError(f"jobs: expected None or an int >= 1; got {jobs!r}")
+    held = 0 if cache is None else shipped.take_over(cache)
+    if not calls:
+        return held
+    wanted = _collected(calls)
+    shares = [wanted[i::count] for count in [min(jobs or os.cpu_count() or 1, len(wanted))] for i in range(count)]
+    workers = []
+    for share in shares:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
+        )
+        worker.stdin.write(pickle.dumps(share))
+        worker.stdin.close()
+        workers.append(worker)
+    failed = [words for words in [_last_words(worker) for worker in workers] if words]
+    if failed:
+        raise RuntimeError(f"a kernel does not compile: {failed[0]}")
+    return len(wanted)
+
+
+def _pass(module, *arguments) -> Callable[[], object]:
+    """A forward pass of the module, in training with a backward pass to its parameters."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"calls: expected a torch.nn.Module first in a tuple; got {type(module).__name__}")
+
+    def run() -> None:
+        with torch.set_grad_enabled(module.training):
+            outputs = torch.utils._pytree.tree_leaves(module(*arguments))
+        sums = [x.float().sum() for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
+        if sums:
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            torch.autograd.grad(torch.stack(sums).sum(), parameters, allow_unused=True)
+
+    return run
+
+
+def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
+    """Each distinct kernel once, as (module, name, arguments, options, arch)."""
+    from .. import triton_lib as backend
+
+    if backend.unavailable() or backend.interpreted():
+        return []
+    from ..triton_lib import plan
+    from . import aot
+
+    distinct: dict[tuple, tuple] = {}
+    eager.forget()  # what is replayed makes no plan
+    try:
+        with plan.collecting() as collected:
+            for call in calls:
+                call()
+    finally:
+        eager.forget()  # what was recorded now has no launches
+    for launch, target in collected:
+        arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
+        key = aot._key(aot.Case("", "", launch), target)
+        module, name = launch.kernel.__module__, launch.kernel.__name__
+        options = (launch.num_warps, launch.num_stages, launch.max_registers)
+        distinct.setdefault(key, (module, name, arguments, options, target.arch))
+    return list(distinct.values())
+
+
+def _type_of(value):
+    """What stands for an argument in another process: of a tensor its
+    type, and whether it starts at a multiple of 16 bytes.
+    """
+    return (
+        (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
+        if isinstance(value, torch.Tensor)
+        else value
+    )
+
+
+class _Stand:
+    """For a tensor: all that Triton asks of one."""
+
+    def __init__(self, dtype, aligned: bool):
+        self.dtype, self.address = dtype, 0 if aligned else 1
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def compile_share() -> None:
+    """The work of one process; its share comes over stdin."""
+    import importlib
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from ..triton_lib.launch import Launch
+    from . import aot
+    from .target import Target
+
+    failed = None
+    for module, name, arguments, options, arch in pickle.load(sys.stdin.buffer):
+        values = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
+        launch = Launch(getattr(importlib.import_module(module), name), (1,), values, *options)
+        src, options = aot.source(launch, Target(arch, 0))
+        try:
+            triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
+        except Exception as error:  # the rest of the share is compiled all the same
+            failed = f"{name}: {error}"
+    if failed:
+        sys.exit(failed)
+
+
+def _environment() -> dict[str, str]:
+    """The worker finds this very package."""
+    root = str(Path(__file__).resolve().parents[2])
+    return os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def _last_words(worker: subprocess.Popen) -> str | None:
+    text = worker.stderr.read().decode(errors="replace")
+    return (text.strip().splitlines() or [f"exit code {worker.returncode}"])[-1] if worker.wait() else None

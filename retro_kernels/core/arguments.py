@@ -1,0 +1,197 @@
+"""Checks that several ops share, what compiled backends refuse, and the types that autocast asks for.
+
+Every message names the argument, says what was expected in the letters of the docstrings, and what came.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..checks import (
+    HEAD_DIM_MAX,
+    HEAD_DIM_MIN,
+    HEAD_DIM_STEP,
+    INTEGERS,
+    dense_rows,
+    floating,
+    has_rows,
+    like,
+    number,
+    position,
+    shape,
+    tensor,
+)
+
+REL_WIDTH_MAX = 256  # E, width of the relative keys
+#: float types of every compiled backend; the reference alone takes float64
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: tensors that the kernels read element by element, whatever the stride
+ANY_STRIDE = ("neighbour_gate", "decay")
+#: the class of each op's calls
+CALLS: dict[str, type] = {}
+#: asked here once: torch 2.11 can't trace the question
+_AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
+
+
+def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[int, Tensor | None]:
+    """A position, one for all or a tensor with one a batch entry, as (int, tensor or None) that add up."""
+    if not isinstance(value, Tensor):
+        return position(name, value), None
+    shape(name, value, "B", sizes)
+    like(name, value, query, (torch.int64,))
+    return 0, value
+
+
+def _attention_sizes(call, sizes: dict[str, int]) -> None:
+    head_dim = sizes["D"]
+    if head_dim % HEAD_DIM_STEP or not HEAD_DIM_MIN <= head_dim <= HEAD_DIM_MAX:
+        raise ValueError(
+            f"query: expected D (the head dimension) to be a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to "
+            f"{HEAD_DIM_MAX}; "
+            f"got D={head_dim}"
+        )
+    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
+        raise ValueError(
+            f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}"
+        )
+
+
+def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):
+    """rel_key, rel_query, rel_start, position_bias; returns rel_start resolved (0 where there are no relative keys)."""
+    if call.rel_key is None:
+        for name in ("rel_query", "rel_start", "position_bias"):
+            if getattr(call, name) is not None:
+                raise ValueError(f"{name}: expected None without rel_key; got a value")
+        return 0
+    start = rel_table(call.rel_key, call.rel_start, call.query, sizes, smallest, rows, rows_formula)
+    if call.rel_query is not None:
+        shape("rel_query", call.rel_query, "B,N,H,E", sizes)
+        like("rel_query", call.rel_query, call.query)
+        dense_rows("rel_query", call.rel_query)
+    elif sizes["E"] != sizes["D"]:
+        raise ValueError(
+            f"rel_key: expected [H or 1,T,E] with E=D={sizes['D']} where rel_query is None; got E={sizes['E']}"
+        )
+    bias("position_bias", call.position_bias, "H,E", call.query, sizes)
+    return start
+
+
+def rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int, rows_formula: str) -> int:
+    tensor("rel_key", rel_key)
+    if rel_key.dim() != 3 or rel_key.shape[0] not in (1, sizes["H"]):
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with H={sizes['H']}; got shape {list(rel_key.shape)}")
+    like("rel_key", rel_key, query)
+    dense_rows("rel_key", rel_key)
+    _, sizes["T"], width = rel_key.shape
+    if sizes.setdefault("E", width) != width:
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with E={sizes['E']}; got E={width}")
+    if not 1 <= width <= REL_WIDTH_MAX:
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with E from 1 to {REL_WIDTH_MAX}; got E={width}")
+    if rel_start is not None:
+        if sizes["T"] < 1:
+            raise ValueError("rel_key: expected [H or 1,T,E] with T >= 1; got T=0")
+        return position("rel_start", rel_start)
+    rows = max(rows, 0)  # no queries or no keys: no displacement occurs
+    if sizes["T"] != rows:
+        raise ValueError(
+            f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is "
+            f"None; got T={sizes['T']}"
+        )
+    return smallest
+
+
+def bias(name: str, value, dims: str, query: Tensor, sizes: dict[str, int]) -> None:
+    if value is not None:
+        shape(name, value, dims, sizes)
+        like(name, value, query)
+        dense_rows(name, value)
+
+
+def default_scale(scale, head_dim: int) -> float:
+    return head_dim**-0.5 if scale is None else number("scale", scale)
+
+
+def attention_inputs(call, key_dims: str, sizes: dict[str, int]) -> None:
+    shape("query", call.query, "B,N,H,D", sizes)
+    floating("query", call.query)
+    shape("key", call.key, key_dims, sizes)
+    shape("value", call.value, key_dims, sizes)
+    for name in ("query", "key", "value"):
+        value = getattr(call, name)
+        like(name, value, call.query)
+        dense_rows(name, value)
+    _attention_sizes(call, sizes)
+    bias("content_bias", call.content_bias, "H,D", call.query, sizes)
+
+
+def pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:
+    """Two integer tensors that only make sense together."""
+    if (a is None) != (b is None):
+        present, absent = (name_b, name_a) if a is None else (name_a, name_b)
+        raise ValueError(f"{absent}: expected a tensor where {present} is given; got None")
+    if a is not None:
+        for name, value, dims in ((name_a, a, dims_a), (name_b, b, dims_b)):
+            shape(name, value, dims, sizes)
+            like(name, value, query, INTEGERS)
+        if a.dtype != b.dtype:
+            raise TypeError(f"{name_b}: expected {a.dtype} (the type of {name_a}); got {b.dtype}")
+
+
+def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str | None:
+    """Why no compiled backend on `device` takes these float tensors:
+    elsewhere, of another or a mixed type, strided rows.
+    """
+    expected = None
+    for name, value in tensors.items():
+        if value is None:
+            continue
+        expected = expected or value.dtype
+        if value.device.type != device:
+            return f"{name} is on {value.device}, not on a {device} device"
+        if value.dtype not in KERNEL_DTYPES:
+            return f"{name} is {value.dtype}; have float32, bfloat16, float16"
+        if value.dtype != expected:
+            return f"{name} is {value.dtype} among {expected}"
+        if name not in ANY_STRIDE and not has_rows(value):
+            return f"the last dimension of {name} is not contiguous"
+    return None
+
+
+def cast(call):
+    """The call in the types that autocast asks for: the call's own choice, or that of all floating tensors."""
+    return call.cast() if hasattr(call, "cast") else autocast(call)
+
+
+def autocast(call):
+    """The call with its floating tensors in autocast's type, where autocast is on for the first tensor's device.
+
+    What torch does for its own attention. float64 is left alone, as autocast does.
+    """
+    if not autocast_on(call[0]):
+        return call
+    dtype = torch.get_autocast_dtype(call[0].device.type)
+    return type(call)(*(_cast(value, dtype) for value in call))
+
+
+def autocast_to_first(call, may_stay_float32: tuple[str, ...] = ()):
+    """The call with its floating tensors in the type of the first, where autocast is on; those named may stay float32.
+
+    For a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may come out of layers
+    that autocast narrowed, or be parameters, which it left.
+    """
+    if not autocast_on(call[0]):
+        return call
+    named = call._asdict()
+    stay = [name for name in may_stay_float32 if isinstance(named[name], Tensor) and named[name].dtype == torch.float32]
+    return type(call)(**{name: value if name in stay else _cast(value, call[0].dtype) for name, value in named.items()})
+
+
+def autocast_on(first) -> bool:
+    device = first.device.type if isinstance(first, Tensor) else None
+    return device in _AUTOCAST and torch.is_autocast_enabled(device)
+
+
+def _cast(value, dtype: torch.dtype):
+    narrow = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+    return value.to(dtype) if narrow else value

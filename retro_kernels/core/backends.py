@@ -1,0 +1,186 @@
+"""Which backend serves a call: the one named, else the first of ORDER that can.
+
+A backend of an op is a module or package `ops/<op>/<backend>` with `unsupported(call)`, `forward(call)` and
+`backward(call, outputs, grads, needs)`; its presence is its registration. `unsupported(call)` says why it can't serve a
+call, `unavailable(backend)` why this machine can't run the backend at all. A module may also have `slower(call)`: why
+another backend serves the call faster, which keeps it out of the automatic choice only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from .. import triton_lib
+from . import native
+
+_FOLDER = Path(__file__).resolve().parent.parent / "ops"
+#: names of the ops: the folders
+OPS = tuple(sorted(folder.name for folder in _FOLDER.iterdir() if (folder / "call.py").exists()))
+ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` leaves to `triton` what that does faster
+_KERNELS = {"cpu": "cpu", "cuda": "triton"}  # device type -> the backend that has a kernel of every op
+
+#: the contexts of `use_backend` that are open, each a list of its one name: the one opened last decides
+_open: list[list[str | None]] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendStatus:
+    """Whether this machine can run one backend of one op; `reason` says why not, and is None where it can."""
+
+    available: bool
+    reason: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.available
+
+
+def backends() -> dict[str, dict[str, BackendStatus]]:
+    """For each op and backend: can this machine run it, and if not, why.
+
+    Examples:
+        >>> backends()["topk_chunks"]["reference"].available
+        True
+    """
+    return {op: {name: _status(op, name) for name in ORDER} for op in OPS}
+
+
+def use_backend(name: str | None) -> contextlib.AbstractContextManager[None]:
+    """Context manager: calls without `backend=` use `name` inside it (None: choose the fastest again).
+
+    Process-wide, like every default of torch that `torch.compile` can see. Raises ValueError for an unknown name.
+    """
+    return _using(None if name is None else named(name))
+
+
+@contextlib.contextmanager
+def _using(name: str | None) -> Iterator[None]:
+    mine = [name]
+    _open.append(mine)
+    try:
+        yield
+    finally:  # contexts of other threads may have opened and not closed since
+        _open[:] = [other for other in _open if other is not mine]
+
+
+def named(backend: str | None) -> str | None:
+    """`backend`, or the default where it is None; ValueError if there is no backend of that name."""
+    if backend is None:
+        return _open[-1][0] if _open else None
+    if not isinstance(backend, str):
+        raise TypeError(f"backend: expected None or a str; got {type(backend).__name__}")
+    if backend not in ORDER:
+        raise ValueError(f"backend: expected None or one of {', '.join(map(repr, ORDER))}; got {backend!r}")
+    return backend
+
+
+def choose(op: str, call, backend: str | None) -> ModuleType:
+    """The module that serves `call`. ValueError, with the reason, if the backend named cannot."""
+    for value in call:
+        if isinstance(value, Tensor) and value.numel() == 0:
+            return _module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
+    for name in _available(op) if backend is None else (backend,):
+        why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
+        if why is None:
+            if name == "reference" and backend is None:
+                _warn_of_fallback(op, call)
+            return _module(op, name)
+    raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
+
+
+def repeat(module: ModuleType) -> Callable[[Callable], Callable]:
+    """What the module's backend makes of a function that will be called again with tensors of the same layouts: often
+    the function.
+    """
+    return triton_lib.repeat if module.__name__.endswith(".triton") else lambda function: function
+
+
+def again(module: ModuleType, call, given) -> Callable | None:
+    """What the module itself has in the place of `forward` for calls that differ from `call` in the fields `given`: a
+    function of those, in tensors of the same layouts.
+    """
+    made = getattr(module, "again", None)
+    return made and made(call, given)
+
+
+def _warn_of_fallback(op: str, call) -> None:
+    """The reference serves a call that a kernel would serve, were it there: say so, once an op."""
+    tensor = next(t for t in call if isinstance(t, Tensor))
+    status = _status(op, _KERNELS[tensor.device.type]) if tensor.device.type in _KERNELS else None
+    if status is not None and not status and tensor.dtype != torch.float64:
+        _warn_once(
+            f"retro_kernels: the reference, plain PyTorch and slow, serves {op} on {tensor.device.type}: "
+            f"{status.reason}"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _unsupported(op: str, name: str, call) -> str | None:
+    status = _status(op, name)
+    return _module(op, name).unsupported(call) if status else status.reason
+
+
+def _slower(op: str, name: str, call) -> str | None:
+    slower = getattr(_module(op, name), "slower", None)
+    return slower(call) if slower else None
+
+
+@functools.cache
+def _available(op: str) -> tuple[str, ...]:
+    return tuple(name for name in ORDER if _status(op, name))
+
+
+def exists(op: str, name: str) -> bool:
+    """Whether the op has a module of that backend."""
+    return (_FOLDER / op / name).is_dir() or (_FOLDER / op / f"{name}.py").exists()
+
+
+def unavailable(name: str) -> str | None:
+    """Why this machine can't run the backend at all; None if it can."""
+    if name == "triton":
+        return triton_lib.unavailable()
+    if name == "reference":
+        return None
+    if why := native.unavailable(f"_{name}"):
+        return why
+    if name == "cpu":
+        return None
+    return driver_too_old(*native.extension("_cuda").versions()) if torch.cuda.is_available() else "no CUDA GPU"
+
+
+def driver_too_old(runtime: int, driver: int) -> str | None:
+    """Why the driver cannot run the CUDA runtime that the extension carries, both as 1000 major + 10 minor.
+
+    A driver runs every minor version of its major version.
+    """
+    if driver // 1000 >= runtime // 1000:
+        return None
+    of = "CUDA {}.{}".format
+    have, need = (of(version // 1000, version % 1000 // 10) for version in (driver, runtime))
+    return (
+        f"the extension was built with {need}, the driver runs {have}: update the driver, or build with an older CUDA"
+    )
+
+
+@functools.cache
+def _status(op: str, name: str) -> BackendStatus:
+    why = unavailable(name) if exists(op, name) else f"{op} has no {name} kernel"
+    return BackendStatus(why is None, why)
+
+
+@functools.cache
+def _module(op: str, name: str) -> ModuleType:
+    return importlib.import_module(f"retro_kernels.ops.{op}.{name}")

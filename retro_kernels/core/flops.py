@@ -1,0 +1,52 @@
+"""Floating-point operations of every op, for `torch.utils.flop_counter.FlopCounterMode`.
+
+They are counted as torch counts its own attention: 2 a multiply-add of the matrix products, every query with every key.
+Masks, windows and causality lower no count. A backward pass counts the products that it computes again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+#: operator -> formula of its arguments, as `register_flop_formula(get_raw=True)` takes it
+_FORMULAS: dict[object, Callable[..., int]] = {}
+
+
+def register(op: str, problem: type) -> None:
+    """Give the counter the formulas of an op, from `flops` of its call."""
+    operators = torch.ops.retro_kernels
+    fields = len(problem._fields)
+    _FORMULAS[getattr(operators, op)] = lambda *args, **_: problem(*args[:fields]).flops()[0]
+    _FORMULAS[getattr(operators, f"{op}_backward")] = lambda *args, **_: problem(*args[:fields]).flops()[1]
+    announce()
+
+
+def announce() -> None:
+    """Give the formulas to torch's counter, and to the counters that are open.
+
+    Importing the counter's module imports Triton, so this waits until somebody else has imported it.
+    """
+    counting = sys.modules.get("torch.utils.flop_counter")
+    if counting is None:
+        return
+    for operator, formula in _FORMULAS.items():
+        if operator not in counting.flop_registry:
+            counting.register_flop_formula(operator, get_raw=True)(formula)
+    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        counter = getattr(mode, "counter", None)
+        if isinstance(counter, counting.FlopCounterMode):
+            for operator in _FORMULAS:
+                counter.flop_registry.setdefault(operator, counting.flop_registry[operator])
+
+
+def attention(call, keys: int, displacements: int) -> tuple[int, int]:
+    """keys: that a query attends; displacements: of each query, those that a relative key serves."""
+    b, n, h, d = call.query.shape
+    content = b * n * h * keys * d
+    rows = 0 if call.rel_key is None else min(displacements, call.rel_key.shape[1])
+    position = b * n * h * rows * (0 if call.rel_key is None else call.rel_key.shape[2])
+    # logits and output, position logits; backward their 4 and 2 gradients, and the logits again
+    return 4 * content + 2 * position, 10 * content + 6 * position

@@ -1,0 +1,188 @@
+"""torch.library registration, one function for every op: schema, implementation, fake, autograd.
+
+For an op `f` it registers `retro_kernels::f(<arguments>, str? backend)` and `retro_kernels::f_backward`, whose fake and
+implementation follow from the NamedTuple of the call. These are the raw operators: the public functions validate
+first, the raw ones trust what they are given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..checks import has_rows
+from . import backends, flops, transforms
+from .arguments import ANY_STRIDE, CALLS, cast
+
+NAMESPACE = "retro_kernels"
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_DEVICES = ("CPU", "CUDA")
+_SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
+
+
+def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None, ...]] | None = None) -> None:
+    """Register `op`.
+
+    problem   NamedTuple of the call; its fields are the arguments, in the order of the schema
+    tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
+    """
+    CALLS[op] = problem
+    returns = problem.RETURNS
+    fields, arguments = len(problem._fields), schema(problem)
+    where = [problem._fields.index(name) for name in problem.DIFFERENTIABLE]
+    count = len(returns)
+    outputs = ", ".join(f"Tensor {name}" for name in returns)
+    grads = ", ".join(f"Tensor? grad_{name}" for name in returns)
+    result = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
+    forward_name, backward_name = f"{NAMESPACE}::{op}", f"{NAMESPACE}::{op}_backward"
+    _LIBRARY.define(f"{op}({arguments}, str? backend) -> {result}")
+    _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}, {grads}, bool[] needs) -> Tensor[]")
+
+    def forward(*args):
+        transforms.refuse_tangents(op, args)
+        call = problem(*args[:fields])
+        with _full_precision(call), _on_device(call[0]):
+            outs = tuple(out.contiguous() for out in backends.choose(op, call, args[fields]).forward(call))
+        return outs if count > 1 else outs[0]
+
+    def forward_fake(*args):
+        transforms.refuse_tangents(op, args)
+        outs = problem(*args[:fields]).empty_outputs()
+        return outs if count > 1 else outs[0]
+
+    def backward(*args):
+        transforms.refuse_tangents(op, args)
+        call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
+        values = readable(call, args[fields + 1 : fields + 1 + count], args[fields + 1 + count : -1])
+        with _full_precision(call), _on_device(call[0]):
+            results = backends.choose(op, call, backend).backward(*values, needs)
+        return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
+
+    def backward_fake(*args):
+        inputs = [args[i] for i in where]
+        return [
+            torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            for t, needed in zip(inputs, args[-1], strict=True)
+            if needed
+        ]
+
+    for device in _DEVICES:
+        _LIBRARY.impl(op, forward, device)
+        _LIBRARY.impl(f"{op}_backward", backward, device)
+    torch.library.register_fake(forward_name, forward_fake, lib=_LIBRARY)
+    torch.library.register_fake(backward_name, backward_fake, lib=_LIBRARY)
+    _register_autograd(op, forward_name, backward_name, problem._fields, where, returns)
+    flops.register(op, problem)
+    if tangents is not None:
+        transforms.register(op, tangents)
+
+
+def schema(problem: type) -> str:
+    """The arguments of an op as `torch.library` writes them: "Tensor x, SymInt? window, ...".
+
+    >>> schema(CALLS["relative_logits"])
+    'Tensor query, Tensor rel_key, SymInt key_len, SymInt rel_start, Tensor? position_bias, SymInt query_offset'
+    """
+    annotations = {name: problem.__annotations__[name].__forward_arg__.split(" | ") for name in problem._fields}
+    return ", ".join(f"{_SCHEMA_TYPE[kind]}{'?' if rest else ''} {name}" for name, (kind, *rest) in annotations.items())
+
+
+def _register_autograd(
+    op: str, forward_name: str, backward_name: str, names: Sequence[str], where: list[int], returns: Sequence[str]
+) -> None:
+    fields, count = len(names), len(returns)
+
+    def setup_context(ctx, inputs, output):
+        outs = (output,) if count == 1 else output
+        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+        ctx.save_for_backward(*tensors, *outs)
+        ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.layouts = layouts((*tensors, *outs))
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx, *grads):
+        grads_in = [None] * (fields + 1)
+        needs = [ctx.needs_input_grad[i] for i in where]
+        if not any(needs) or all(g is None for g in grads):
+            return tuple(grads_in)
+        saved = ctx.saved_tensors
+        transforms.refuse_batched(op, grads)
+        check_saved(op, (*names, "backend", *returns), saved, ctx.layouts)
+        args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
+        results = iter(
+            getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs)
+        )
+        for i, needed in zip(where, needs, strict=True):
+            grads_in[i] = next(results) if needed else None
+        return tuple(grads_in)
+
+    def no_second_derivative(ctx, *grads):
+        raise transforms.no_second_derivative(op)
+
+    torch.library.register_autograd(forward_name, differentiate, setup_context=setup_context, lib=_LIBRARY)
+    torch.library.register_autograd(backward_name, no_second_derivative, lib=_LIBRARY)
+
+
+def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+    """Type, shape and place of each: what a backward pass relies on of the tensors that its forward pass saved."""
+    return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
+
+
+def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
+    """Raise where a saved-tensor hook gave another kind of tensor back."""
+    found = layouts(saved)
+    if found == expected:
+        return
+    name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
+    got, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (got, was))
+    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {got}; it was saved as {was}")
+
+
+def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
+    """The same values as a backward pass can read them: a copy of what has no rows.
+
+    An expanded gradient (out.sum().backward()) has none; an input or output that a saved-tensor hook laid out anew may
+    have none.
+    """
+    strided = {
+        name: x.contiguous()
+        for name in call.DIFFERENTIABLE
+        if name not in ANY_STRIDE and (x := getattr(call, name)) is not None and not has_rows(x)
+    }
+    call = call._replace(**strided) if strided else call
+    outs = tuple([out.contiguous() for out in outs])
+    return call, outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
+
+
+def _full_precision(call) -> contextlib.AbstractContextManager:
+    """Autocast off: it would narrow the float32 products inside a backend, which chose its types itself."""
+    device = call[0].device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
+def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
+    """The tensor's GPU current, for kernels launch on the current device and its stream; nothing to do where it is."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(tensor.device)
+
+
+def dropout_seed(device: torch.device, dropout_p: float) -> Tensor | None:
+    """A fresh seed [1] from torch's generator of that device (so `torch.manual_seed` governs it), or None at p = 0."""
+    return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device) if dropout_p > 0 else None
+
+
+def registered(op: str, part: str = ""):
+    """The operator that torch knows, or its backward."""
+    return getattr(torch.ops.retro_kernels, op + part)
+
+
+def resolve(call):
+    """The call checked, in autocast's types, with its defaults filled in and a fresh seed where it draws."""
+    call = cast(call).checked()
+    if "seed" in call._fields:
+        call = call._replace(seed=dropout_seed(call[0].device, call.dropout_p))
+    return call

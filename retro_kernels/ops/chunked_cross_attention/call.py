@@ -1,0 +1,107 @@
+"""A call of `chunked_cross_attention` as a value: its arguments, their checks and the outputs they make.
+
+Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
+D head dimension, E width of the relative keys, T their rows, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...core import arguments, flops
+
+
+class ChunkedCrossAttention(NamedTuple):
+    """`rel_query` None means the query itself; `seed` is an int64 tensor [1] when dropout_p > 0.
+
+    Query 0 of batch entry b is at position query_start + batch_start[b].
+    """
+
+    query: Tensor  # [B,N,H,D]
+    key: Tensor  # [B,L,K,R,G,D]
+    value: Tensor  # [B,L,K,R,G,D]
+    chunk_len: int
+    rel_key: Tensor | None  # [H or 1,T,E]
+    rel_query: Tensor | None  # [B,N,H,E]
+    rel_start: int
+    content_bias: Tensor | None  # [H,D]
+    position_bias: Tensor | None  # [H,E]
+    neighbour_mask: Tensor | None  # bool [B,L,K] or [B,L,K,R]
+    neighbour_gate: Tensor | None  # [B,L,K]
+    scale: float
+    query_start: int
+    dropout_p: float
+    seed: Tensor | None
+    batch_start: Tensor | None = None  # int64 [B]; the host never reads it
+
+    #: inputs that take a gradient, in the order in which `backward` returns them
+    DIFFERENTIABLE = (
+        "query",
+        "key",
+        "value",
+        "rel_key",
+        "rel_query",
+        "content_bias",
+        "position_bias",
+        "neighbour_gate",
+    )
+    #: the int that moves from call to call where tokens are decoded one by one; a tensor or None does not
+    MOVES = "query_start"
+    #: names of the outputs
+    RETURNS = ("out", "lse")
+
+    def checked(self) -> ChunkedCrossAttention:
+        """The call checked, with rel_start and scale filled in."""
+        sizes: dict[str, int] = {}
+        chunk_len = checks.integer("chunk_len", self.chunk_len, 1, checks.POSITION_MAX)
+        if not isinstance(self.query_start, Tensor):
+            checks.integer("query_start", self.query_start, 0, checks.POSITION_MAX)
+        arguments.attention_inputs(self, "B,L,K,R,G,D", sizes)
+        query_start, batch_start = arguments.positions("query_start", self.query_start, self.query, sizes)
+        needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
+        if batch_start is None and sizes["L"] < needed:
+            start = f", query_start={query_start}" if query_start else ""
+            raise ValueError(
+                f"key: expected [B,L,K,R,G,D] with L >= {needed} chunks for N={sizes['N']}, "
+                f"chunk_len={chunk_len}{start}; "
+                f"got L={sizes['L']}"
+            )
+        rows = chunk_len + sizes["R"] - 1
+        rel_start = arguments.relative(self, sizes, 1 - sizes["R"], rows, "chunk_len+R-1")
+        if self.neighbour_mask is not None:
+            mask = checks.tensor("neighbour_mask", self.neighbour_mask)
+            if mask.dim() not in (3, 4):
+                raise ValueError(f"neighbour_mask: expected [B,L,K] or [B,L,K,R]; got shape {list(mask.shape)}")
+            checks.shape("neighbour_mask", mask, "B,L,K" if mask.dim() == 3 else "B,L,K,R", sizes)
+            checks.like("neighbour_mask", mask, self.query, (torch.bool,))
+        if self.neighbour_gate is not None:
+            checks.shape("neighbour_gate", self.neighbour_gate, "B,L,K", sizes)
+            checks.like("neighbour_gate", self.neighbour_gate, self.query)
+        return self._replace(
+            query_start=query_start,
+            batch_start=batch_start,
+            rel_start=rel_start,
+            scale=arguments.default_scale(self.scale, sizes["D"]),
+            dropout_p=checks.probability("dropout_p", self.dropout_p),
+        )
+
+    def empty_outputs(self) -> tuple[Tensor, Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        b, n, h, _ = self.query.shape
+        acc_dtype = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return self.query.new_empty(self.query.shape), self.query.new_empty((b, h, n), dtype=acc_dtype)
+
+    def movable(self) -> range:
+        """Range of positions for which a checked call stays valid. Empty if the position also determines another
+        argument's shape.
+        """
+        return range(0, min(checks.POSITION_MAX + 1, (self.key.shape[1] + 1) * self.chunk_len - self.query.shape[1]))
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        _, _, k, r, _, _ = self.key.shape  # one row of rel_key serves all K neighbours
+        return flops.attention(self, keys=k * r, displacements=r)

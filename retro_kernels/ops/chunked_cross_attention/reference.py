@@ -1,0 +1,128 @@
+"""Chunked cross-attention, by its definition: one softmax per query over all tokens of its chunk's neighbours.
+
+Borgeaud et al., "Improving language models by retrieving from trillions of tokens" (arXiv 2112.04426), section 2.4 and
+Listing 1; positions as in its appendix B.1.2, Transformer-XL's form.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...reference_lib import attention, autograd
+
+
+def forward(call) -> tuple[Tensor, Tensor]:
+    """out [B,N,H,D] in the query's type, lse [B,H,N] float32 (float64 for float64 inputs)."""
+    narrow, call = call.query.dtype, attention.widened(call)
+    out, lse = (_by_chunk if call.batch_start is None or call.key.shape[1] == 0 else _by_row)(call)
+    return out.to(narrow), lse
+
+
+def _by_chunk(call) -> tuple[Tensor, Tensor]:
+    b, n, h, _ = call.query.shape
+    out = torch.zeros_like(call.query)
+    lse = torch.full((b, h, n), -torch.inf, dtype=out.dtype, device=out.device)
+    outs, lses, covered = [], [], 0
+    for chunk in range(call.key.shape[1]):
+        first = (chunk + 1) * call.chunk_len - 1 - call.query_start
+        rows = range(max(first, 0), min(first + call.chunk_len, n))
+        if len(rows) == 0:
+            continue
+        if not outs:  # rows before the first complete chunk attend nothing
+            outs, lses = [out[:, : rows.start]], [lse[:, :, : rows.start]]
+        mine = {
+            name: None if (t := getattr(call, name)) is None else t[:, rows.start : rows.stop]
+            for name in ("query", "rel_query")
+        }
+        mine |= {name: None if (t := getattr(call, name)) is None else t[:, chunk] for name in _OF_CHUNK}
+        index = torch.arange(rows.start - first, rows.stop - first, device=out.device)  # i in the attending chunk
+        chunk_out, chunk_lse = _attend(call._replace(**mine), index.view(-1, 1), _keep(call, rows))
+        outs.append(chunk_out)
+        lses.append(chunk_lse)
+        covered = rows.stop
+    if outs:
+        assert covered == n  # holds for every call that passed validation: the keys cover all attended chunks
+        out, lse = torch.cat(outs, 1), torch.cat(lses, 2)
+    return out, lse
+
+
+def _by_row(call) -> tuple[Tensor, Tensor]:
+    """Every batch entry at a position of its own: each token becomes
+    a batch entry of one, with its chunk's neighbours gathered.
+    """
+    b, n, h, d = call.query.shape
+    chunks = call.key.shape[1]
+    position = attention.positions(n, call.query_start, call.batch_start, call.query.device)  # [B,N]
+    chunk = (position + 1) // call.chunk_len - 1
+    exists = ((chunk >= 0) & (chunk < chunks)).flatten()
+    at = (torch.arange(b, device=chunk.device).unsqueeze(1), chunk.clamp(0, chunks - 1))
+    mine = {
+        name: None if (t := getattr(call, name)) is None else t.flatten(0, 1).unsqueeze(1)
+        for name in ("query", "rel_query")
+    }
+    mine |= {name: None if (t := getattr(call, name)) is None else t[at].flatten(0, 1) for name in _OF_CHUNK}
+    mask = mine["neighbour_mask"]
+    mask = torch.ones_like(mine["key"][..., 0, 0], dtype=torch.bool) if mask is None else mask
+    mine["neighbour_mask"] = mask & exists.view(-1, *[1] * (mask.dim() - 1))
+    keep = _keep(call, range(n))
+    keep = None if keep is None else keep.transpose(1, 2).flatten(0, 1).unsqueeze(2)  # [B*N,H,1,K*R]
+    index = (position + 1) % call.chunk_len
+    out, lse = _attend(call._replace(**mine), index.view(-1, 1, 1, 1), keep)
+    return out.view(b, n, h, d), lse.view(b, n, h).transpose(1, 2)
+
+
+#: arguments with one entry a chunk
+_OF_CHUNK = ("key", "value", "neighbour_mask", "neighbour_gate")
+
+
+def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The queries of `call` against one chunk's neighbours
+    [B,K,R,G,D]; index [n,1] or [B,1,n,1]: i in the attending chunk.
+    """
+    b, _, h, _ = call.query.shape
+    neighbours, length, groups = call.key.shape[1:4]
+    key, value = call.key, call.value
+    visible = torch.ones(b, neighbours, length, dtype=torch.bool, device=key.device)
+    if call.neighbour_mask is not None:
+        visible = visible & (
+            call.neighbour_mask if call.neighbour_mask.dim() == 3 else call.neighbour_mask.unsqueeze(-1)
+        )
+        # what a masked token holds must not matter, NaN included
+        hidden = ~visible[..., None, None]
+        key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
+    if call.neighbour_gate is not None:
+        gate = call.neighbour_gate.masked_fill(~visible.any(-1), 0)[..., None, None, None]
+        key, value = key * gate, value * gate
+    key = key.flatten(1, 2).repeat_interleave(h // groups, dim=2)
+    value = value.flatten(1, 2).repeat_interleave(h // groups, dim=2)
+
+    content_query = call.query if call.content_bias is None else call.query + call.content_bias
+    logits = torch.einsum("bnhd,bshd->bhns", content_query, key)
+    if call.rel_key is not None:
+        rel_query = call.query if call.rel_query is None else call.rel_query
+        if call.position_bias is not None:
+            rel_query = rel_query + call.position_bias
+        displacement = index - torch.arange(length, device=key.device)
+        position = attention.position_logits(rel_query, call.rel_key, displacement, call.rel_start)
+        logits = logits + position.repeat(1, 1, 1, neighbours)  # the same rows serve all K neighbours
+    return attention.softmax_attend(
+        logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p
+    )
+
+
+def _keep(call, rows: range) -> Tensor | None:
+    """Which probabilities of these rows of the query dropout keeps, bool [B,H,len(rows),K*R]; None: all."""
+    if call.dropout_p == 0:
+        return None
+    b, _, h, _ = call.query.shape
+    queries = torch.arange(rows.start, rows.stop, device=call.query.device)
+    return attention.dropout_keep(call.seed, call.dropout_p, b, h, queries, call.key.shape[2] * call.key.shape[3])
+
+
+def unsupported(call) -> None:
+    """Why the reference cannot serve a call: it always can."""
+    return None
+
+
+backward = autograd.backward_of(forward)

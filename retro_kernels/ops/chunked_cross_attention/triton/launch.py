@@ -1,0 +1,401 @@
+"""Host side of chunked cross-attention: which launches serve a call,
+as values. Nothing here runs or waits for the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ....compile import configs
+from ....compile.target import Target
+from ....triton_lib import beyond, dropout
+from ....triton_lib.launch import Launch, power_of_two, settled, strides
+from ....triton_lib.merge import _merge_kernel
+from ....triton_lib.plan import Plan, needed
+from ....triton_lib.sums import summed
+from ..call import ChunkedCrossAttention
+from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
+from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
+from .forward import _cca_forward_kernel
+
+OP = "chunked_cross_attention"
+_MERGE_SPLITS = 8  # parts that one step of the merge loads
+WAVES = 2  # programs per multiprocessor below which the keys are split
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The chunks that a call's rows attend, [first, first + count); first is -1 where rows before chunk 0 attend
+    nothing.
+
+    Where batch entries have starts of their own each has its own first chunk, and `count` is the most that a row's
+    entry can attend.
+    """
+
+    first: int
+    count: int
+
+
+def span(call: ChunkedCrossAttention) -> Span:
+    if call.batch_start is not None:
+        return Span(0, (call.query.shape[1] - 2) // call.chunk_len + 2)
+    first = (call.query_start + 1) // call.chunk_len - 1
+    return Span(first, (call.query_start + call.query.shape[1]) // call.chunk_len - first)
+
+
+def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
+    """The committed tile of a kernel."""
+    width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
+    rows = min(call.chunk_len, call.query.shape[1]) if rows is None else rows
+    problem = configs.Problem(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
+    return configs.choose(OP, problem, target)
+
+
+def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
+    """What of a call costs a tile registers, for `configs.choose`."""
+    mask, gate = call.neighbour_mask is not None, call.neighbour_gate is not None
+    flags = {
+        "dropout": call.dropout_p > 0,
+        "masked": call.dropout_p > 0 or mask or gate,
+        "gated_mask": mask and gate,
+        "plain": call.rel_key is None,
+        "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
+    }
+    return tuple(name for name, present in flags.items() if present)
+
+
+def inputs(call: ChunkedCrossAttention) -> dict:
+    """Arguments that every kernel takes: tensors, their strides, and sizes."""
+    n, h = call.query.shape[1:3]
+    neighbours, keys, groups = call.key.shape[2:5]
+    rel = call.rel_key
+    mask = None if call.neighbour_mask is None else call.neighbour_mask.view(torch.uint8)  # the same memory
+    rel_rows = 0 if rel is None else rel.shape[1]
+    rel_strides = strides(rel, "r", "ht")
+    if rel is not None and rel.shape[0] == 1:
+        rel_strides["stride_rh"] = 0  # one table for all heads
+    has_rel = rel is not None
+    relative_query = call.rel_query if has_rel else None
+    position_bias = call.position_bias if has_rel else None
+    return {
+        "q_ptr": call.query,
+        "k_ptr": call.key,
+        "v_ptr": call.value,
+        "rel_ptr": rel,
+        "rq_ptr": relative_query,
+        "content_ptr": call.content_bias,
+        "position_ptr": position_bias,
+        "mask_ptr": mask,
+        "gate_ptr": call.neighbour_gate,
+        "seed_ptr": call.seed if call.dropout_p > 0 else None,
+        "batch_start_ptr": call.batch_start,
+        "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
+        **strides(call.query, "q", "bnh"),
+        **strides(call.key, "k", "blkrg"),
+        **strides(call.value, "v", "blkrg"),
+        **rel_strides,
+        **strides(relative_query, "rq", "bnh"),
+        **strides(call.content_bias, "c", "h"),
+        **strides(position_bias, "p", "h"),
+        **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
+        "stride_mr": 0 if mask is None or mask.dim() == 3 else mask.stride(3),
+        **strides(call.neighbour_gate, "g", "blk"),
+        "N": n,
+        "M": call.chunk_len,
+        "K": neighbours,
+        "R": keys,
+        "H": h,
+        "L": call.key.shape[1],
+        "T": rel_rows,
+        "HEADS_PER_GROUP": h // groups,
+        "rel_start": call.rel_start,
+        "query_start": call.query_start,
+        "scale": call.scale,
+        "dropout_limit": dropout.threshold(call.dropout_p),
+        "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
+    }
+
+
+def constants(call: ChunkedCrossAttention, tile: configs.Tile) -> dict:
+    d = call.query.shape[-1]
+    e = d if call.rel_key is None else call.rel_key.shape[-1]
+    return {
+        "D": d,
+        "E": e,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": power_of_two(d),
+        "BLOCK_E": power_of_two(e),
+        "MASK_TOKENS": call.neighbour_mask is not None and call.neighbour_mask.dim() == 4,
+        "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0,
+        "PRECISION": tile.precision,
+    }
+
+
+def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int, int, int]:
+    """(keys per split, neighbours per split, splits over neighbours, splits): one split unless the machine would stand
+    idle.
+
+    Keys are split before neighbours, because the neighbours of a key block share its position logits.
+    """
+    neighbours, keys = call.key.shape[2:4]
+    want = -(-WAVES * target.multiprocessors // programs) if programs < target.multiprocessors else 1
+    blocks = -(-keys // tile.block_n)
+    per_split = -(-blocks // min(blocks, want)) * tile.block_n
+    key_splits = -(-keys // per_split)
+    neighbours_per_split = -(-neighbours // min(neighbours, -(-want // key_splits)))
+    neighbour_splits = -(-neighbours // neighbours_per_split)
+    return per_split, neighbours_per_split, neighbour_splits, key_splits * neighbour_splits
+
+
+def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | None = None) -> Plan:
+    """out and lse, and the launches that fill them."""
+    b, n, h, d = call.query.shape
+    tile = choose_tile(call, "forward", target) if tile is None else tile
+    part = span(call)
+    blocks = -(-min(call.chunk_len, n) // tile.block_m)
+    per_split, neighbours_per_split, neighbour_splits, count = splits(call, tile, part.count * blocks * h * b, target)
+    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
+    lse = torch.empty((b, h, n), dtype=torch.float32, device=out.device)
+    into = {"out_ptr": out, "lse_ptr": lse}
+    merge = []
+    if count > 1:
+        into = {
+            "out_ptr": torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device),
+            "lse_ptr": torch.empty((count, b, h, n), dtype=torch.float32, device=out.device),
+        }
+        arguments = {
+            "part_ptr": into["out_ptr"],
+            "part_lse_ptr": into["lse_ptr"],
+            "out_ptr": out,
+            "lse_ptr": lse,
+            "N": n,
+            "H": h,
+            "splits": count,
+            "D": d,
+            "BLOCK_D": power_of_two(d),
+            "BLOCK_S": _MERGE_SPLITS,
+        }
+        merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+    arguments = {
+        **inputs(call),
+        **into,
+        "first_chunk": part.first,
+        "blocks": blocks,
+        "keys_per_split": per_split,
+        "neighbours_per_split": neighbours_per_split,
+        "neighbour_splits": neighbour_splits,
+        **constants(call, tile),
+    }
+    grid = (part.count * blocks * h, b, count)
+    main = Launch(_cca_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages, tile.max_registers)
+    return Plan([main, *merge], (out, lse))
+
+
+#: bound of the band workspace: it should stay in the second-level cache (50 MB on sm_90) from one kernel to the next
+SLAB_BYTES = 48 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Tiles of the kernels, all of core.block_m rows, and how the work
+    is cut: items of one (batch, chunk, time block), slabs of items.
+    """
+
+    core: configs.Tile  # of the query kernel, which writes the keys too where `fused`
+    key: configs.Tile
+    band: configs.Tile
+    rel: configs.Tile
+    fused: bool
+    blocks: int  # time blocks a chunk
+    key_blocks: int
+    band_keys: int  # columns of the band workspace: R, rounded up to whole blocks of every kernel
+    items: int
+    slab: int
+    diagonals: int
+    items_per_split: int
+
+    @property
+    def splits(self) -> int:
+        return -(-self.slab // self.items_per_split)
+
+
+def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Target) -> Layout:
+    b, _, heads, _ = call.query.shape
+    keys, groups = call.key.shape[3:5]
+    # tiles start at index 0 of the attending chunk, however few of its rows this call brings
+    whole = choose_tile(call, "backward", target, rows=call.chunk_len)
+    fused = need_keys and groups == heads and call.chunk_len <= whole.block_m
+    core = whole if fused else choose_tile(call, "backward_query", target, rows=call.chunk_len)
+    block_m = core.block_m  # of every kernel: the workspace is laid out in tiles of it
+    others = (choose_tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel"))
+    key, band, rel = (dataclasses.replace(t, block_m=block_m) for t in others)
+    blocks = -(-call.chunk_len // block_m)
+    if blocks > 1:  # the bands of a chunk's time blocks must meet the table in whole blocks of rows
+        band = dataclasses.replace(band, block_n=min(band.block_n, block_m))
+    rel = dataclasses.replace(rel, block_n=band.block_n)
+    widest = max(t.block_n for t in (core, key, band))
+    band_keys = -(-keys // widest) * widest
+    items = slab = b * part.count * blocks
+    if call.rel_key is not None:
+        tile_bytes = heads * block_m * band_keys * call.query.element_size()
+        most = max(SLAB_BYTES // tile_bytes // blocks, 1) * blocks  # whole chunks
+        slab = -(-items // -(-items // most) // blocks) * blocks  # of equal size
+    bands = (block_m + band.block_n - 2) // band.block_n + 1
+    diagonals = (blocks - 1) * (block_m // band.block_n) + bands + band_keys // band.block_n - 1
+    want = -(-WAVES * target.multiprocessors // (diagonals * heads))
+    return Layout(
+        core,
+        key,
+        band,
+        rel,
+        fused,
+        blocks,
+        -(-keys // core.block_n),
+        band_keys,
+        items,
+        slab,
+        diagonals,
+        -(-slab // min(slab, want)),
+    )
+
+
+@dataclasses.dataclass
+class Buffers:
+    """What kernels write, under the kernels' own argument names; None where nobody needs it."""
+
+    dq_ptr: Tensor
+    drq_ptr: Tensor | None
+    dk_ptr: Tensor | None
+    dv_ptr: Tensor | None
+    dgate_ptr: Tensor | None
+    dcontent_ptr: Tensor | None
+    dposition_ptr: Tensor | None
+    delta_ptr: Tensor | None
+    band_ptr: Tensor | None
+    ds_ptr: Tensor | None
+    part_ptr: Tensor | None
+
+
+def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut: Layout) -> Buffers:
+    dtype, device = call.query.dtype, call.query.device
+
+    def new(wanted: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+        return torch.empty(shape, dtype=dtype, device=device) if wanted else None
+
+    b, n, h, d = call.query.shape
+    chunks, neighbours = call.key.shape[1:3]
+    has_rel, need_keys = call.rel_key is not None, need["key"] or need["value"]
+    e = call.rel_key.shape[-1] if has_rel else d
+    band = new(has_rel, cut.slab, h, cut.core.block_m, cut.band_keys, dtype=dtype)
+    made = Buffers(
+        dq_ptr=new(True, b, n, h, d, dtype=dtype),
+        drq_ptr=new(has_rel and call.rel_query is not None, b, n, h, e, dtype=dtype),
+        dk_ptr=new(need_keys, *call.key.shape, dtype=dtype),
+        dv_ptr=new(need_keys, *call.key.shape, dtype=dtype),
+        dgate_ptr=new(need["neighbour_gate"], b, chunks, neighbours, cut.blocks * h * cut.key_blocks),
+        dcontent_ptr=new(need["content_bias"], cut.items, h, d),
+        dposition_ptr=new(has_rel and need["position_bias"], cut.items, h, e),
+        delta_ptr=new(need_keys and not cut.fused, b, h, n),
+        band_ptr=band,
+        # the key kernel comes after the query kernel and still needs the logits: then dS may not replace them
+        ds_ptr=None if cut.fused or not need_keys or band is None else torch.empty_like(band),
+        part_ptr=new(has_rel and need["rel_key"], cut.splits, h, cut.diagonals * cut.band.block_n, e),
+    )
+    # chunks that nothing attends: any may be one where batch entries have starts of their own
+    first, last = (chunks, chunks) if call.batch_start is not None else (max(part.first, 0), part.first + part.count)
+    for grad in (made.dk_ptr, made.dv_ptr, made.dgate_ptr):
+        if grad is not None and first > 0:
+            grad[:, :first].zero_()
+        if grad is not None and last < chunks:
+            grad[:, last:].zero_()
+    return made
+
+
+def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target) -> Plan:
+    """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
+    need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
+    (out, lse), (grad_out, grad_lse) = outputs, grads
+    part = span(call)
+    cut = layout(call, need["key"] or need["value"], part, target)
+    made = buffers(call, need, part, cut)
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    elif call.neighbour_mask is not None or call.batch_start is not None:
+        grad_out = settled(grad_out, lse)
+    elif beyond(grad_out, 1, call.chunk_len):  # nobody can be asked for another gradient
+        grad_out = grad_out.contiguous()
+    arguments = {
+        **inputs(call),
+        **constants(call, cut.core),
+        **vars(made),
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "do_ptr": grad_out,
+        **strides(grad_out, "do", "bnh"),
+        "dlse_ptr": grad_lse,
+        **strides(grad_lse, "dl", "bhn"),
+        "first_chunk": part.first,
+        "chunks": part.count,
+        "blocks": cut.blocks,
+        "key_blocks": cut.key_blocks,
+        "band_keys": cut.band_keys,
+        "items_per_split": cut.items_per_split,
+        "WRITE_KEYS": cut.fused,
+    }
+    launches = []
+    for first in range(0, cut.items, cut.slab):
+        launches += _slab(call, need, cut, made, {**arguments, "first_item": first}, min(cut.slab, cut.items - first))
+    input_grads = {"query": made.dq_ptr, "key": made.dk_ptr, "value": made.dv_ptr, "rel_query": made.drq_ptr}
+    for name, partial in {"content_bias": made.dcontent_ptr, "position_bias": made.dposition_ptr}.items():
+        if partial is not None:
+            input_grads[name], total = summed(partial, getattr(call, name))
+            launches.append(total)
+    if made.part_ptr is not None:
+        # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
+        shift = call.rel_start + cut.band_keys - 1
+        input_grads["rel_key"], total = summed(
+            made.part_ptr, call.rel_key, call.rel_key.shape[0], made.part_ptr.shape[2], shift
+        )
+        launches.append(total)
+
+    def gradients() -> list[Tensor | None]:
+        if made.dgate_ptr is not None:
+            input_grads["neighbour_gate"] = made.dgate_ptr.sum(-1).to(out.dtype)
+        return needed(call, need, input_grads)
+
+    return Plan(launches, gradients=gradients)
+
+
+def _slab(
+    call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, made: Buffers, arguments: dict, count: int
+) -> Iterator[Launch]:
+    """The launches of `count` items, from arguments["first_item"] on."""
+    h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
+    has_rel = call.rel_key is not None
+    ds = made.band_ptr if made.ds_ptr is None else made.ds_ptr
+    if has_rel:
+        yield _launch(_cca_backward_logits_kernel, (count * h,), arguments, cut.band)
+    yield _launch(_cca_backward_query_kernel, (count * h,), arguments, cut.core)
+    if (need["key"] or need["value"]) and not cut.fused:
+        key_blocks = -(-keys // cut.key.block_n)
+        grid = (count // cut.blocks * neighbours * key_blocks * groups,)
+        extra = {"key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
+        yield _launch(_cca_backward_key_kernel, grid, {**arguments, **extra}, cut.key)
+    if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
+        extra = {"band_ptr": ds, "EVEN_KEYS": keys % cut.band.block_n == 0}
+        yield _launch(_cca_backward_band_kernel, (count * h,), {**arguments, **extra}, cut.band)
+    if made.part_ptr is not None:
+        last, band_blocks = arguments["first_item"] + count, cut.band_keys // cut.band.block_n
+        extra = {"band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
+        yield _launch(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), {**arguments, **extra}, cut.rel)
+
+
+def _launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
+    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
+    taken = {name: value for name, value in {**arguments, **blocks}.items() if name in kernel.arg_names}
+    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)

@@ -1,0 +1,132 @@
+"""What the kernels of chunked cross-attention share: visible keys, gates, places and one tile's gradients."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_lib.gradients import dropped
+from ....triton_lib.positions import position_of
+
+
+@triton.jit
+def visible_keys(mask_ptr, stride_mr, j, R, MASK_TOKENS: tl.constexpr):
+    """bool [BLOCK_N]: which tokens of a neighbour can be attended. mask_ptr points at the neighbour's first entry."""
+    if mask_ptr is None:
+        visible = j < R
+    elif MASK_TOKENS:
+        visible = tl.load(mask_ptr + j * stride_mr, mask=j < R, other=0) != 0
+    else:
+        visible = j < tl.where(tl.load(mask_ptr) != 0, R, 0)
+    return visible
+
+
+@triton.jit
+def load_gate(gate_ptr, visible, MASKED: tl.constexpr):
+    """float32 gate of a neighbour; 0 where none of its tile is
+    visible, for a masked neighbour's gate may be anything.
+    """
+    gate = tl.load(gate_ptr).to(tl.float32)
+    if MASKED:
+        gate = tl.where(tl.max(visible.to(tl.int32), 0) > 0, gate, 0.0)
+    return gate
+
+
+@triton.jit
+def load_band(band_at, band_keys, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """float32 [BLOCK_M, BLOCK_N] tile of a workspace with band_keys columns; `zero` as in `position_logits`."""
+    row = (tl.arange(0, BLOCK_M) + zero)[:, None] * band_keys
+    return tl.load(band_at + (row + tl.arange(0, BLOCK_N)[None, :])).to(tl.float32)
+
+
+@triton.jit
+def first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch):
+    """(position of query 0, chunk that the first row attends): the
+    call's, or the batch entry's own, which only the device knows.
+    """
+    if batch_start_ptr is not None:
+        query_start = position_of(query_start, batch_start_ptr, stride_batch_start, batch)
+        following = query_start + 1
+        # rounded down; the division rounds to 0
+        first_chunk = tl.where(following < 0, following - M + 1, following) // M - 1
+    return query_start, first_chunk
+
+
+@triton.jit
+def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
+    """Whether the chunk is one of the key tensor: tokens before the first complete chunk attend nothing, nor do those
+    past the last.
+
+    Of the latter there are none where the host knows the positions and has counted the chunks.
+    """
+    if OWN_STARTS:
+        return (chunk >= 0) & (chunk < L)
+    else:
+        return chunk >= 0
+
+
+@triton.jit
+def locate(
+    pid,
+    H,
+    M,
+    first_item,
+    first_chunk,
+    chunks,
+    blocks,
+    query_start,
+    batch_start_ptr,
+    stride_batch_start,
+    BLOCK_M: tl.constexpr,
+):
+    """head, slot in the slab, item, block, chunk, batch (int64), first row of the chunk, first row of the tile."""
+    head, slot = pid % H, pid // H
+    item = first_item + slot
+    block = item % blocks
+    batch = (item // (blocks * chunks)).to(tl.int64)
+    query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
+    chunk = first_chunk + (item // blocks) % chunks
+    # tiles start at index 0 of the attending chunk, so that every chunk's band meets the table at the same rows
+    first_row = (chunk + 1) * M - 1 - query_start
+    return head, slot, item, block, chunk, batch, first_row, first_row + block * BLOCK_M
+
+
+@triton.jit
+def tile_gradients(
+    content,
+    dp_raw,
+    position,
+    lse2,
+    delta,
+    visible,
+    gate,
+    scale2,
+    seed_ptr,
+    dropout_limit,
+    dropout_scale,
+    key_index,
+    n,
+    head,
+    batch,
+    HAS_POSITION: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_GATE: tl.constexpr,
+):
+    """One tile of the backward: probabilities that met the values, and the gradient of the logits.
+
+    content = (q + u) k^T and dp_raw = do v^T are the tile's raw products;
+    scale2 = scale * log2(e); lse2 in base 2, +inf for a row that attends nothing (its probabilities are then 0).
+    """
+    logits = content
+    if HAS_GATE:
+        logits = logits * gate
+    if HAS_POSITION:
+        logits = logits + position
+    p = tl.exp2(logits * scale2 - lse2[:, None])
+    if MASKED:
+        p = tl.where(visible[None, :], p, 0.0)
+    kept, dp = dropped(p, dp_raw, seed_ptr, dropout_limit, dropout_scale, key_index[None, :], n[:, None], head, batch)
+    if HAS_GATE:
+        dp = dp * gate
+    ds = p * (dp - delta[:, None])
+    return kept, ds

@@ -1,0 +1,57 @@
+"""A call of `leaky_average` as a value: its arguments, their checks and the outputs they make.
+
+Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
+D head dimension, E width of the relative keys, T their rows, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...core import arguments
+
+
+class LeakyAverage(NamedTuple):
+    x: Tensor  # [B,N,H,D]
+    decay: Tensor  # [H]
+    initial: Tensor | None  # [B,H,D]
+    segment: Tensor | None = None  # int [B,N]
+
+    DIFFERENTIABLE = ("x", "decay", "initial")
+    MOVES = None
+    #: names of the outputs
+    RETURNS = ("y",)
+
+    def checked(self) -> LeakyAverage:
+        """The call checked; not the values of decay: outside [0, 1) the recurrence is computed all the same."""
+        sizes: dict[str, int] = {}
+        checks.shape("x", self.x, "B,N,H,D", sizes)
+        checks.floating("x", self.x)
+        checks.shape("decay", self.decay, "H", sizes)
+        # bfloat16 rounds 0.999 to 1.0, so a decay may stay float32 beside a narrower x
+        checks.like("decay", self.decay, self.x, tuple({self.x.dtype: None, torch.float32: None}), first="x")
+        if self.initial is not None:
+            checks.shape("initial", self.initial, "B,H,D", sizes)
+        if self.segment is not None:
+            checks.shape("segment", self.segment, "B,N", sizes)
+            checks.like("segment", self.segment, self.x, checks.INTEGERS, first="x")
+        for name, value in (("x", self.x), ("initial", self.initial)):
+            if value is not None:
+                checks.like(name, value, self.x, first="x")
+                checks.dense_rows(name, value)
+        return self
+
+    def empty_outputs(self) -> tuple[Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        return (self.x.new_empty(self.x.shape),)
+
+    def cast(self) -> LeakyAverage:
+        return arguments.autocast_to_first(self, may_stay_float32=("decay",))
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        return 2 * self.x.numel(), 4 * self.x.numel()

@@ -1,0 +1,41 @@
+"""Leaky average on the CPU: one pass over memory, float32 state, lanes h,d side by side
+(csrc/cpu/leaky_average.cpp).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core import native
+from ...cpu_lib import empty, unsupported_tensors
+
+
+def unsupported(call) -> str | None:
+    return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
+
+
+def forward(call) -> tuple[Tensor]:
+    y = empty(call.x.shape, call.x.dtype)
+    run = native.extension("_cpu").leaky_average_forward
+    run(*map(native.view, (call.x, call.decay, call.initial, call.segment, y)), torch.get_num_threads())
+    return (y,)
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    """d decay sums dx_t * y_{t-1} over the saved y, which is rounded to the type of x."""
+    dy = grads[0]
+    if dy is None:
+        return [
+            None if not need else torch.zeros_like(t)
+            for need, t in zip(needs, (call.x, call.decay, call.initial), strict=True)
+        ]
+    dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
+    ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
+    dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None
+    run = native.extension("_cpu").leaky_average_backward
+    run(
+        *map(native.view, (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)),
+        torch.get_num_threads(),
+    )
+    return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

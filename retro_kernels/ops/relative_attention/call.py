@@ -1,0 +1,108 @@
+"""A call of `relative_attention` as a value: its arguments, their checks and the outputs they make.
+
+Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
+D head dimension, E width of the relative keys, T their rows, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...core import arguments, flops
+
+
+class RelativeAttention(NamedTuple):
+    """`rel_query` None means the query itself; `window` and `window_block` None mean unbounded.
+
+    Query 0 of batch entry b is at position query_offset + batch_offset[b].
+    """
+
+    query: Tensor  # [B,N,H,D]
+    key: Tensor  # [B,S,G,D]
+    value: Tensor  # [B,S,G,D]
+    rel_key: Tensor | None  # [H or 1,T,E]
+    rel_query: Tensor | None  # [B,N,H,E]
+    rel_start: int
+    content_bias: Tensor | None  # [H,D]
+    position_bias: Tensor | None  # [H,E]
+    causal: bool
+    causal_gap: int
+    window: int | None
+    query_offset: int
+    key_mask: Tensor | None  # bool [B,S]
+    query_segment: Tensor | None  # int [B,N]
+    key_segment: Tensor | None  # int [B,S]
+    scale: float
+    dropout_p: float
+    seed: Tensor | None
+    window_block: int | None = None
+    batch_offset: Tensor | None = None  # int64 [B]; the host never reads it
+
+    DIFFERENTIABLE = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
+    MOVES = "query_offset"
+    #: names of the outputs
+    RETURNS = ("out", "lse")
+
+    def checked(self) -> RelativeAttention:
+        """The call checked, with query_offset, rel_start and scale filled in."""
+        sizes: dict[str, int] = {}
+        causal = checks.flag("causal", self.causal)
+        # a limit past every displacement hides nothing, or everything, and so does the least of those
+        gap = min(checks.integer("causal_gap", self.causal_gap, low=0), 2 * checks.POSITION_MAX)
+        if gap and not causal:
+            raise ValueError(f"causal_gap: expected 0 where causal is False; got {gap}")
+        window = (
+            None if self.window is None else min(checks.integer("window", self.window, low=1), 2 * checks.POSITION_MAX)
+        )
+        block = (
+            None
+            if self.window_block is None
+            else min(checks.integer("window_block", self.window_block, low=1), 2 * checks.POSITION_MAX)
+        )
+        if window is not None and block is not None:
+            raise ValueError(f"window_block: expected None where window is given; got {block}")
+        arguments.attention_inputs(self, "B,S,G,D", sizes)
+        default = sizes["S"] - sizes["N"] if causal else 0
+        offset, batch_offset = arguments.positions(
+            "query_offset", default if self.query_offset is None else self.query_offset, self.query, sizes
+        )
+        if batch_offset is not None and self.rel_key is not None and self.rel_start is None:
+            raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
+        rel_start = arguments.relative(self, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
+        if self.key_mask is not None:
+            checks.shape("key_mask", self.key_mask, "B,S", sizes)
+            checks.like("key_mask", self.key_mask, self.query, (torch.bool,))
+        arguments.pair(
+            "query_segment", self.query_segment, "B,N", "key_segment", self.key_segment, "B,S", self.query, sizes
+        )
+        return self._replace(
+            query_offset=offset,
+            batch_offset=batch_offset,
+            rel_start=rel_start,
+            causal_gap=gap,
+            window=window,
+            window_block=block,
+            scale=arguments.default_scale(self.scale, sizes["D"]),
+            dropout_p=checks.probability("dropout_p", self.dropout_p),
+        )
+
+    def empty_outputs(self) -> tuple[Tensor, Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        b, n, h, _ = self.query.shape
+        acc_dtype = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return self.query.new_empty(self.query.shape), self.query.new_empty((b, h, n), dtype=acc_dtype)
+
+    def movable(self) -> range:
+        """Range of positions for which a checked call stays valid. Empty if the position also determines another
+        argument's shape.
+        """
+        follows = self.rel_key is not None and self.rel_start is None
+        return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        return flops.attention(self, keys=self.key.shape[1], displacements=self.key.shape[1])

@@ -1,0 +1,279 @@
+"""Backward of relative attention along the queries; the keys and the table have kernels of their own.
+
+With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. Nothing
+is added
+atomically: each program owns what it writes, and sums over query blocks (the biases) are stored apart and added
+afterwards.
+
+Tiles are flat, few queries by many keys, so that all accumulators fit the registers; products are made transposed,
+because a warp group multiplies 64 rows at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_lib.gradients import load_queries
+from ....triton_lib.loads import load_keys, load_query
+from ....triton_lib.position_logits import band_block, rel_rows, reverse_skew, table_product
+from ....triton_lib.positions import position_of
+from ....triton_lib.products import rows_product
+from ....triton_lib.softmax import LOG2E
+from .backward_tall import walk_tall
+from .forward import SIZES
+from .gradient import tile_gradient
+from .tile import (
+    TALL,
+    load_segments,
+    narrow,
+    row_limits,
+    scalar_position,
+    seen_keys,
+    table_span,
+    visible_pairs,
+    walk_step,
+)
+
+
+@triton.jit
+def _walk_gradient(
+    begin, end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
+    k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
+    stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
+    i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    POSITION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq [BLOCK_D, BLOCK_M] and drq [BLOCK_E, BLOCK_M] after the keys [begin, end), both transposed and without the
+    factor `scale`.
+
+    A block of the band is complete after two tiles, the one whose lower block it is and the next, whose upper block it
+    is: `held` is the gradient that waits for its other half.
+    """
+    WALK: tl.constexpr = POSITION and E > 1
+    upper, held = 0.0, 0.0
+    if WALK:
+        base = start + shift - begin - (BLOCK_N - 1)
+        upper = table_product(  # [BLOCK_M, BLOCK_N]
+            rq,
+            rq_from,
+            position_at,
+            rel_base,
+            base + BLOCK_N,
+            T,
+            stride_rt,
+            begin >> 30,
+            E,
+            BLOCK_N,
+            BLOCK_E,
+            PRECISION,
+            True,
+        )
+        held = tl.zeros([BLOCK_M, BLOCK_N], rq.dtype)
+    for j0 in range(begin, end, BLOCK_N):
+        j = j0 + tl.arange(0, BLOCK_N)
+        seen = seen_keys(j, S, mask_at, stride_ms)
+        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        zero = j0 >> 30  # S is far below 2**30
+        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        logits = rows_product(  # [BLOCK_M, BLOCK_N]
+            q, q_from, content_at, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+        )
+        base = start + shift - j0 - (BLOCK_N - 1)
+        t = (i + shift)[:, None] - j[None, :]
+        if WALK:
+            lower = table_product(  # [BLOCK_M, BLOCK_N]
+                rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
+            )
+            logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+            upper = lower
+        elif POSITION:
+            # [BLOCK_M, BLOCK_N]
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
+        dp = rows_product(  # [BLOCK_M, BLOCK_N]
+            do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+        )
+        visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
+        _, ds = tile_gradient(
+            logits,
+            dp,
+            lse2,
+            delta,
+            visible,
+            scale2,
+            seed_ptr,
+            dropout_limit,
+            dropout_scale,
+            j[None, :],
+            i[:, None],
+            head,
+            batch,
+        )
+        dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)  # [BLOCK_D, BLOCK_M]
+        if WALK:
+            folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+            narrowed = folded.to(rq.dtype)
+            rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)  # [BLOCK_N, BLOCK_E]
+            whole = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 0, held, narrowed)
+            drq += tl.dot(tl.trans(rel), tl.trans(whole), input_precision=PRECISION)  # [BLOCK_E, BLOCK_M]
+            held = narrowed
+        elif POSITION:
+            inside = (t >= 0) & (t < T)
+            # [BLOCK_M, BLOCK_N]
+            rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
+            drq += tl.sum(ds * rel, 1)[None, :]
+    if WALK:  # noqa: SIM102, WALK is decided at compile time
+        if end > begin:
+            last = begin + (end - begin - 1) // BLOCK_N * BLOCK_N
+            # [BLOCK_N, BLOCK_E]
+            rel = rel_rows(rel_base, start + shift - last - (BLOCK_N - 1), T, stride_rt, E, BLOCK_N, BLOCK_E)
+            rest = tl.where(band_block(0, BLOCK_M, BLOCK_N) == 0, held, 0.0).to(rq.dtype)
+            drq += tl.dot(tl.trans(rel), tl.trans(rest), input_precision=PRECISION)  # [BLOCK_E, BLOCK_M]
+    return dq, drq
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _relative_query_kernel(
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
+    seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr, dtotal_ptr,
+    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
+    stride_dob, stride_don, stride_doh,
+    N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks,
+    scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq [B,N,H,D] of one query block and head; drq [B,N,H,E], or added to dq where the relative query is the query.
+
+    dcontent [B, blocks, H, D] and dposition [B, blocks, H, E] float32 get the sums over the block's queries, dtotal
+    that of both together.
+    """
+    FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_ptr is None
+    # nobody wants the two parts of the query's gradient, nor their sums
+    APART: tl.constexpr = drq_ptr is not None or dcontent_ptr is not None or dposition_ptr is not None
+    MERGED: tl.constexpr = not FLAT and E > 1 and not APART
+    head = tl.program_id(0) % H
+    block = blocks - 1 - tl.program_id(0) // H
+    start = block * BLOCK_M
+    batch = tl.program_id(1).to(tl.int64)
+    group = head // HEADS_PER_GROUP
+    head64, group64 = head.to(tl.int64), group.to(tl.int64)
+    i = start + tl.arange(0, BLOCK_M)
+    row_mask = i < N
+    offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
+    first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
+    last_key = tl.where(row_mask, last_key, -1)  # of a row past the end nothing may count, its logits may be NaN
+    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+    mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
+    query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
+    segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
+    rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
+    rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
+    q_base, do_base = q_ptr + batch * stride_qb + head64 * stride_qh, do_ptr + batch * stride_dob + head64 * stride_doh
+    statistics = (batch * H + head) * N
+    q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
+        q_base,
+        do_base,
+        content_at,
+        lse_ptr + statistics,
+        delta_ptr + statistics,
+        i,
+        row_mask,
+        stride_qn,
+        stride_don,
+        D,
+        BLOCK_D,
+    )
+    rq = q
+    if rel_ptr is not None and E > 1:
+        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+    q_from, rq_from = (
+        (q_base, i, row_mask, stride_qn),
+        (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None,
+    )
+    do_from = (do_base, i, row_mask, stride_don)
+    query_segment, smallest, largest = 0, 0, 0
+    if key_segment_ptr is not None:
+        query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_qsn)
+
+    begin = tl.min(first_key, 0)
+    end = tl.max(last_key, 0) + 1
+    if mask_ptr is not None or key_segment_ptr is not None:
+        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
+    begin = begin // BLOCK_N * BLOCK_N
+    shift = offset - rel_start
+    table_begin, table_end = table_span(
+        begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED
+    )
+    if FLAT:
+        dq = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+        drq = tl.zeros([BLOCK_E, BLOCK_M], tl.float32)
+    else:
+        dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        drq = dq if MERGED else tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    for part in tl.static_range(3 if BOUNDED else 1):
+        part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
+        part_end = table_end if part == 0 else (table_begin if part == 1 else end)
+        if FLAT:
+            dq, drq = _walk_gradient(
+                part_begin, part_end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
+                k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
+                rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
+                stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+                i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
+                dropout_scale, head, batch,
+                D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
+            )  # fmt: skip
+        else:
+            dq, drq = walk_tall(
+                part_begin, part_end, start, q, rq, do, lse2, delta, dq, drq,
+                k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
+                rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+                stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+                i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
+                dropout_scale, head, batch,
+                D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, MERGED, PRECISION,
+            )  # fmt: skip
+    if FLAT:
+        dq, drq = tl.trans(dq), tl.trans(drq)
+    some = lse2 != float("inf")  # else 0 times keys that are not seen, which may be NaN
+    dq = tl.where(some[:, None], dq, 0.0) * scale
+    if not MERGED:
+        drq = tl.where(some[:, None], drq, 0.0) * scale
+
+    column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    if not FLAT:
+        # places anew, past an addition of 0 that the compiler can't see through: else they take registers in the loops
+        pid = tl.program_id(0) + tl.minimum(H, 0)
+        head = pid % H
+        block = blocks - 1 - pid // H
+        batch = (tl.program_id(1) + tl.minimum(H, 0)).to(tl.int64)
+        i = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        row_mask = i < N
+    slot = (batch * blocks + block) * H + head
+    if dcontent_ptr is not None:
+        tl.store(dcontent_ptr + slot * D + column, tl.sum(dq, 0), mask=column < D)
+    if dposition_ptr is not None:
+        tl.store(dposition_ptr + slot * E + wide, tl.sum(drq, 0), mask=wide < E)
+    row = (batch * N + i) * H + head
+    if drq_ptr is not None:
+        tl.store(
+            drq_ptr + row[:, None] * E + wide[None, :],
+            drq.to(drq_ptr.dtype.element_ty),
+            mask=row_mask[:, None] & (wide < E)[None, :],
+        )
+    elif rel_ptr is not None and not MERGED:
+        dq += drq  # the relative query is the query, and E = D
+    if dtotal_ptr is not None:
+        tl.store(dtotal_ptr + slot * D + column, tl.sum(dq, 0), mask=column < D)
+    tl.store(
+        dq_ptr + row[:, None] * D + column[None, :],
+        dq.to(dq_ptr.dtype.element_ty),
+        mask=row_mask[:, None] & (column < D)[None, :],
+    )

@@ -1,0 +1,149 @@
+"""The biases added to copies of the query, both in one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ....triton_lib.launch import Launch, power_of_two, strides
+from ....triton_lib.loads import add_bias, load_rows
+from ..call import RelativeAttention
+
+_ROWS, _WARPS = 32, 4
+
+
+@triton.jit
+def _add(
+    x_ptr,
+    bias_ptr,
+    out_ptr,
+    i,
+    row_mask,
+    batch,
+    head,
+    N,
+    H,
+    stride_b,
+    stride_n,
+    stride_h,
+    stride_bias,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of one head's rows, with its bias, into out [B,N,H,WIDTH], contiguous."""
+    x = load_rows(x_ptr + batch * stride_b + head * stride_h, i.to(tl.int64), row_mask, stride_n, WIDTH, BLOCK)
+    x = add_bias(x, bias_ptr + head * stride_bias, WIDTH, BLOCK)  # [BLOCK_M, BLOCK]
+    column = tl.arange(0, BLOCK)
+    out_at = out_ptr + (((batch * N + i) * H + head) * WIDTH)[:, None] + column[None, :]
+    tl.store(out_at, x, mask=row_mask[:, None] & (column < WIDTH)[None, :])
+
+
+@triton.jit(do_not_specialize=("N", "H"))
+def _relative_biases_kernel(
+    q_ptr,
+    rq_ptr,
+    content_ptr,
+    position_ptr,
+    query_ptr,
+    rel_query_ptr,
+    stride_qb,
+    stride_qn,
+    stride_qh,
+    stride_rqb,
+    stride_rqn,
+    stride_rqh,
+    stride_ch,
+    stride_ph,
+    N,
+    H,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """One (query block, head) and batch: query = q + content bias, rel_query = rq + position bias, where there are."""
+    head, batch = (tl.program_id(0) % H).to(tl.int64), tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) // H * BLOCK_M + tl.arange(0, BLOCK_M)
+    if content_ptr is not None:
+        _add(
+            q_ptr,
+            content_ptr,
+            query_ptr,
+            i,
+            i < N,
+            batch,
+            head,
+            N,
+            H,
+            stride_qb,
+            stride_qn,
+            stride_qh,
+            stride_ch,
+            D,
+            BLOCK_D,
+        )
+    if position_ptr is not None:
+        _add(
+            rq_ptr,
+            position_ptr,
+            rel_query_ptr,
+            i,
+            i < N,
+            batch,
+            head,
+            N,
+            H,
+            stride_rqb,
+            stride_rqn,
+            stride_rqh,
+            stride_ph,
+            E,
+            BLOCK_E,
+        )
+
+
+def biased(call: RelativeAttention) -> tuple[RelativeAttention, list[Launch]]:
+    """The call with its biases added to copies of the query, one for the content and one for the position logits, and
+    the launch that fills them.
+
+    A query that is computed stays in registers as the operand of the product (32 a thread at D = 128, twice), and the
+    kernels spill; a query that is loaded is read from shared memory. Two copies of the query are little beside the keys
+    that each block reads. Decoding, N = 1, adds the biases in the kernel and saves a launch.
+    """
+    query, rel_query, content = call.query, call.rel_query, call.content_bias
+    position = None if call.rel_key is None else call.position_bias
+    if query.shape[1] == 1 or (content is None and position is None):
+        return call, []
+    rel_query = query if rel_query is None else rel_query
+    b, n, h, d = query.shape
+    e = rel_query.shape[-1]
+    added = [
+        None if bias is None else torch.empty((b, n, h, width), dtype=query.dtype, device=query.device)
+        for bias, width in ((content, d), (position, e))
+    ]
+    arguments = {
+        "q_ptr": query,
+        "rq_ptr": rel_query,
+        "content_ptr": content,
+        "position_ptr": position,
+        "query_ptr": added[0],
+        "rel_query_ptr": added[1],
+        **strides(query, "q", "bnh"),
+        **strides(rel_query, "rq", "bnh"),
+        **strides(content, "c", "h"),
+        **strides(position, "p", "h"),
+        "N": n,
+        "H": h,
+        "D": d,
+        "E": e,
+        "BLOCK_M": _ROWS,
+        "BLOCK_D": power_of_two(d),
+        "BLOCK_E": power_of_two(e),
+    }
+    launch = Launch(_relative_biases_kernel, (-(-n // _ROWS) * h, b), arguments, _WARPS, 1)
+    new = {"query": query if added[0] is None else added[0]}
+    if call.rel_key is not None:
+        new["rel_query"] = rel_query if added[1] is None else added[1]
+    return call._replace(**new, content_bias=None, position_bias=None), [launch]

@@ -1,0 +1,201 @@
+"""Forward kernel of relative attention: flash attention whose logits also take a walk along the relative keys."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_lib.dropout import dropout_keep
+from ....triton_lib.loads import load_keys, load_query
+from ....triton_lib.position_logits import band_block, table_product
+from ....triton_lib.positions import position_of
+from ....triton_lib.products import rows_product
+from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
+from .tile import (
+    load_segments,
+    narrow,
+    row_limits,
+    scalar_position,
+    seen_keys,
+    table_span,
+    visible_pairs,
+    walk_step,
+    whole_tiles,
+)
+
+#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+SIZES = (
+    "N",
+    "S",
+    "T",
+    "H",
+    "HEADS_PER_GROUP",
+    "offset",
+    "causal_gap",
+    "window",
+    "rel_start",
+    "blocks",
+    "keys_per_split",
+    "dropout_limit",
+)
+
+
+@triton.jit
+def _walk_keys(
+    begin, end, start, q, rq, q_from, rq_from, row_max, row_sum, acc,
+    k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
+    stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
+    i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    POSITION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end)."""
+    WALK: tl.constexpr = POSITION and E > 1
+    upper, uppermost = 0.0, 0.0
+    if WALK:
+        base = start + shift - begin - (BLOCK_N - 1)
+        upper = table_product(  # [BLOCK_M, BLOCK_N]
+            rq,
+            rq_from,
+            position_at,
+            rel_base,
+            base + BLOCK_N,
+            T,
+            stride_rt,
+            begin >> 30,
+            E,
+            BLOCK_N,
+            BLOCK_E,
+            PRECISION,
+        )
+        if BLOCK_M > BLOCK_N:
+            uppermost = table_product(  # [BLOCK_M, BLOCK_N]
+                rq,
+                rq_from,
+                position_at,
+                rel_base,
+                base + 2 * BLOCK_N,
+                T,
+                stride_rt,
+                begin >> 30,
+                E,
+                BLOCK_N,
+                BLOCK_E,
+                PRECISION,
+            )
+    for j0 in range(begin, end, BLOCK_N):
+        j = j0 + tl.arange(0, BLOCK_N)
+        seen = seen_keys(j, S, mask_at, stride_ms)
+        if WALK:  # before the content product: their registers need not live together
+            base = start + shift - j0 - (BLOCK_N - 1)
+            lower = table_product(  # [BLOCK_M, BLOCK_N]
+                rq, rq_from, position_at, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION
+            )
+            # [BLOCK_M, BLOCK_N]; j0 >> 30 is 0: S is far below 2**30
+            position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)
+            if BLOCK_M > BLOCK_N:
+                # a bare copy would be carried over two rounds, and such loops are not pipelined
+                uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
+            upper = lower
+        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        logits = rows_product(  # [BLOCK_M, BLOCK_N]
+            q, q_from, content_at, k, k_base, j0, S, stride_ks, j0 >> 30, D, BLOCK_N, BLOCK_D, PRECISION
+        )
+        if WALK:
+            logits = logits + position
+        elif POSITION:
+            t = (i + shift)[:, None] - j[None, :]
+            # [BLOCK_M, BLOCK_N]
+            logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
+        visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
+        logits = tl.where(visible, logits * scale2, float("-inf"))
+        p, row_max, row_sum, acc = softmax_step(logits, row_max, row_sum, acc, True)
+        if seed_ptr is not None:
+            keep = dropout_keep(tl.load(seed_ptr), dropout_limit, j[None, :], i[:, None], head, batch)
+            p = tl.where(keep, p * dropout_scale, 0.0)
+        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+    return row_max, row_sum, acc
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _relative_forward_kernel(
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
+    seed_ptr, batch_offset_ptr, out_ptr, lse_ptr,
+    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
+    N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks, keys_per_split,
+    scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One (query block, head), batch and split of the keys: out
+    [split, B, N, H, D] and lse [split, B, H, N], both contiguous.
+    """
+    # heads vary fastest, so programs that run together share keys;
+    # late blocks, which see the most keys if causal, go first
+    head = tl.program_id(0) % H
+    start = (blocks - 1 - tl.program_id(0) // H) * BLOCK_M
+    batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    group = head // HEADS_PER_GROUP
+    head64, group64 = head.to(tl.int64), group.to(tl.int64)
+    i = start + tl.arange(0, BLOCK_M)
+    row_mask = i < N
+    offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
+    first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
+
+    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+    mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
+    query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
+    segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
+    q_base = q_ptr + batch * stride_qb + head64 * stride_qh
+    rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
+    rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
+    _, q = load_query(q_base, content_at, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    rq = q
+    if rel_ptr is not None and E > 1:
+        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+    q_from, rq_from = (
+        (q_base, i, row_mask, stride_qn),
+        (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None,
+    )
+    query_segment, smallest, largest = 0, 0, 0
+    if key_segment_ptr is not None:
+        query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_qsn)
+
+    begin = tl.maximum(tl.min(first_key, 0), split * keys_per_split)
+    end = tl.minimum(tl.max(tl.where(row_mask, last_key, -1), 0) + 1, (split + 1) * keys_per_split)
+    if mask_ptr is not None or key_segment_ptr is not None:
+        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
+    begin, end = whole_tiles(begin, end, BLOCK_N)
+    shift = offset - rel_start
+    table_begin, table_end = table_span(
+        begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED
+    )
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for part in tl.static_range(3 if BOUNDED else 1):  # keys that the table reaches, keys before those, keys after
+        part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
+        part_end = table_end if part == 0 else (table_begin if part == 1 else end)
+        row_max, row_sum, acc = _walk_keys(
+            part_begin, part_end, start, q, rq, q_from, rq_from, row_max, row_sum, acc,
+            k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
+            rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
+            stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
+            dropout_scale, head, batch,
+            D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
+        )  # fmt: skip
+
+    acc, lse = softmax_end(row_max, row_sum, acc, True)
+    slot = split * tl.num_programs(1) + batch  # int64
+    column = tl.arange(0, BLOCK_D)
+    out_at = out_ptr + (slot * N + i)[:, None] * (H * D) + head * D + column[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=row_mask[:, None] & (column < D)[None, :])
+    tl.store(lse_ptr + (slot * H + head) * N + i, lse, mask=row_mask)

@@ -1,0 +1,84 @@
+"""What the kernels of the backward pass share: delta, and the gradient of one tile's logits.
+
+With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_lib.gradients import dropped, row_products
+from ....triton_lib.loads import load_rows
+
+
+@triton.jit(do_not_specialize=("N", "H"))
+def _relative_delta_kernel(
+    out_ptr,
+    do_ptr,
+    lse_ptr,
+    dlse_ptr,
+    delta_ptr,
+    stride_ob,
+    stride_on,
+    stride_oh,
+    stride_dob,
+    stride_don,
+    stride_doh,
+    stride_dlb,
+    stride_dlh,
+    stride_dln,
+    N,
+    H,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """delta [B,H,N] of BLOCK_M queries; 0 where a query sees nothing."""
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head64 = head.to(tl.int64)
+    i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_mask = i < N
+    out_base, do_base = (
+        out_ptr + batch * stride_ob + head64 * stride_oh,
+        do_ptr + batch * stride_dob + head64 * stride_doh,
+    )
+    out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
+    out_from, do_from = (out_base, i, row_mask, stride_on), (do_base, i, row_mask, stride_don)
+    zero = tl.program_id(0) >> 30
+    # [BLOCK_M], in the order of dP's
+    delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)
+    if dlse_ptr is not None:
+        delta -= tl.load(
+            dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0
+        )
+    at = (batch * H + head) * N + i
+    lse = tl.load(lse_ptr + at, mask=row_mask, other=0.0)
+    tl.store(delta_ptr + at, tl.where(lse == float("-inf"), 0.0, delta), mask=row_mask)
+
+
+@triton.jit
+def tile_gradient(
+    logits,
+    dp,
+    lse2,
+    delta,
+    visible,
+    scale2,
+    seed_ptr,
+    dropout_limit,
+    dropout_scale,
+    key_index,
+    query_index,
+    head,
+    batch,
+):
+    """(probabilities that met the values, gradient of the scaled
+    logits) of one tile. key_index, query_index broadcast together.
+    """
+    p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
+    kept, dp = dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch)
+    # 0 * NaN would be NaN: what an invisible key holds must not matter
+    return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)

@@ -1,0 +1,353 @@
+"""Host side of relative attention: which launches serve a call, as
+values. Nothing here runs or waits for the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ....compile import configs
+from ....compile.target import Target
+from ....triton_lib import dropout
+from ....triton_lib.launch import Launch, power_of_two, settled, strides
+from ....triton_lib.merge import _merge_kernel
+from ....triton_lib.plan import Plan, needed
+from ....triton_lib.sums import summed
+from ..call import RelativeAttention
+from .backward_keys import _relative_keys_kernel
+from .backward_query import _relative_query_kernel
+from .backward_table import _relative_table_kernel
+from .biases import biased
+from .forward import _relative_forward_kernel
+from .gradient import _relative_delta_kernel
+from .tile import NO_WINDOW, TALL
+
+OP = "relative_attention"
+_MERGE_SPLITS = 8  # parts that one step of the merge loads
+_WAVES = 2  # programs per multiprocessor that splitting the keys, or the items of a table, aims at
+_DELTA_ROWS, _DELTA_WARPS = 32, 4
+
+
+def launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
+    """The launch with those of `arguments` that the kernel takes."""
+    taken = {name: arguments[name] for name in kernel.arg_names}
+    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
+
+
+def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: bool = False) -> configs.Tile:
+    """The committed tile of `<kernel>_<rel|plain>`; apart: content and position part of a gradient are kept apart."""
+    width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
+    kernel += "_plain" if call.rel_key is None else "_rel"
+    sizes = call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1]
+    names = options(call)
+    if kernel == "keys_rel" and bounded(call):
+        names += ("bounded",)  # the kernel walks three times: tall tiles have registers for one walk
+    if apart:
+        names += ("apart",)
+    tile = configs.choose(OP, configs.Problem(kernel, *sizes, names), target)
+    if call.rel_key is None:
+        return tile
+    # a walk keeps at most two upper blocks of the band forward, one backward; tall tiles of the backward keep none
+    least = tile.block_m // 2 if kernel.startswith("forward") else tile.block_m if tile.block_m < TALL.value else 16
+    return dataclasses.replace(tile, block_n=max(tile.block_n, least, 16))
+
+
+def options(call: RelativeAttention) -> tuple[str, ...]:
+    """What of a call costs a tile registers, for `configs.choose`."""
+    windowed = call.window is not None or call.window_block is not None
+    edges = windowed and not call.causal  # two comparisons an element more, and so as dear as a mask
+    flags = {
+        "dropout": call.dropout_p > 0,
+        "edges": edges,
+        "masked": edges or call.key_mask is not None or call.query_segment is not None,
+        "window": windowed,
+        "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
+    }
+    return tuple(name for name, present in flags.items() if present)
+
+
+def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> bool:
+    """Whether the query's gradient is one sum, its content and position parts together, of which the biases want the
+    two: then the keys' kernel sums up the content part, and the rest is the position part.
+
+    Two accumulators with rows of 64 fit the registers of tall tiles, with rows of 128 they don't.
+    """
+    width = power_of_two(call.query.shape[-1])
+    if not (need["content_bias"] or need["position_bias"]) or not (need["key"] or need["value"]) or width <= 64:
+        return False
+    if call.rel_key is None or call.rel_query is not None or call.rel_key.shape[-1] != call.query.shape[-1]:
+        return False
+    tiles = [choose_tile(call, kernel, target) for kernel in ("query", "keys")]
+    return all(tile.block_m >= TALL.value and tile.precision != "tf32x3" for tile in tiles)
+
+
+def bounded(call: RelativeAttention) -> bool:
+    """Whether some visible pair may lie outside the table: then tiles that miss it are walked without it."""
+    if call.rel_key is None:
+        return False
+    if call.batch_offset is not None:
+        return True
+    n, s = call.query.shape[1], call.key.shape[1]
+    smallest, largest = call.query_offset - (s - 1), call.query_offset + n - 1
+    if call.causal:
+        smallest = max(smallest, call.causal_gap)
+    if call.window is not None:
+        largest = min(largest, call.window - 1)
+    if call.window_block is not None:
+        largest = min(largest, 2 * call.window_block - 1)
+    return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
+
+
+def may_see_nothing(call: RelativeAttention) -> bool:
+    """Whether some query may see no key."""
+    if call.key_mask is not None or call.query_segment is not None or call.batch_offset is not None:
+        return True
+    n, s, window, block = call.query.shape[1], call.key.shape[1], call.window, call.window_block
+    # the first query sees keys before the first, the last after the last
+    early = call.causal and call.query_offset < call.causal_gap
+    late = window is not None and (call.query_offset + n - s >= window or (call.causal and call.causal_gap >= window))
+    if block is not None:
+        late = ((call.query_offset + n - 1) // block - 1) * block >= s or (call.causal and call.causal_gap > block)
+    return early or late
+
+
+def inputs(call: RelativeAttention) -> dict:
+    """Arguments that kernels take: tensors, their strides, sizes and options."""
+    n, h = call.query.shape[1:3]
+    keys, groups = call.key.shape[1:3]
+    rel = call.rel_key
+    rel_query = None if rel is None else call.query if call.rel_query is None else call.rel_query
+    position_bias = None if rel is None else call.position_bias
+    rel_strides = strides(rel, "r", "ht")
+    if rel is not None and rel.shape[0] == 1:
+        rel_strides["stride_rh"] = 0  # one table for all heads
+    mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
+    return {
+        "q_ptr": call.query,
+        "k_ptr": call.key,
+        "v_ptr": call.value,
+        "rel_ptr": rel,
+        "rq_ptr": rel_query,
+        "content_ptr": call.content_bias,
+        "position_ptr": position_bias,
+        "mask_ptr": mask,
+        "query_segment_ptr": call.query_segment,
+        "key_segment_ptr": call.key_segment,
+        "seed_ptr": call.seed if call.dropout_p > 0 else None,
+        "batch_offset_ptr": call.batch_offset,
+        "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
+        **strides(call.query, "q", "bnh"),
+        **strides(call.key, "k", "bsg"),
+        **strides(call.value, "v", "bsg"),
+        **rel_strides,
+        **strides(rel_query, "rq", "bnh"),
+        **strides(call.content_bias, "c", "h"),
+        **strides(position_bias, "p", "h"),
+        **strides(mask, "m", "bs"),
+        **strides(call.query_segment, "qs", "bn"),
+        **strides(call.key_segment, "ks", "bs"),
+        "N": n,
+        "S": keys,
+        "T": 0 if rel is None else rel.shape[1],
+        "H": h,
+        "HEADS_PER_GROUP": h // groups,
+        "offset": call.query_offset,
+        "causal_gap": call.causal_gap,
+        "window": call.window or call.window_block or NO_WINDOW.value,
+        "rel_start": call.rel_start,
+        "scale": call.scale,
+        "dropout_limit": dropout.threshold(call.dropout_p),
+        "dropout_scale": 1 / (1 - call.dropout_p),
+    }
+
+
+def constants(call: RelativeAttention, tile: configs.Tile) -> dict:
+    d = call.query.shape[-1]
+    e = d if call.rel_key is None else call.rel_key.shape[-1]
+    return {
+        "D": d,
+        "E": e,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": power_of_two(d),
+        "BLOCK_E": power_of_two(e),
+        "CAUSAL": call.causal,
+        "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none",
+        "BOUNDED": bounded(call),
+        "PRECISION": tile.precision,
+    }
+
+
+def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
+    """(keys per split, splits): one split unless the queries alone leave most of the machine idle, as in decoding."""
+    want = -(-_WAVES * target.multiprocessors // programs) if 2 * programs < target.multiprocessors else 1
+    key_blocks = -(-call.key.shape[1] // tile.block_n)
+    per_split = -(-key_blocks // min(key_blocks, want)) * tile.block_n
+    return per_split, -(-call.key.shape[1] // per_split)
+
+
+def forward(call: RelativeAttention, target: Target) -> Plan:
+    """out and lse, and the launches that fill them."""
+    b, n, h, d = call.query.shape
+    tile = choose_tile(call, "forward", target)
+    blocks = -(-n // tile.block_m)
+    per_split, count = splits(call, tile, blocks * h * b, target)
+    device, acc_dtype = call.query.device, torch.float32
+    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    lse = torch.empty((b, h, n), dtype=acc_dtype, device=device)
+    into, merge = {"out_ptr": out, "lse_ptr": lse}, []
+    if count > 1:
+        parts = (
+            torch.empty((count, b, n, h, d), dtype=acc_dtype, device=device),
+            torch.empty((count, b, h, n), dtype=acc_dtype, device=device),
+        )
+        into = dict(zip(("out_ptr", "lse_ptr"), parts, strict=True))
+        arguments = {
+            "part_ptr": parts[0],
+            "part_lse_ptr": parts[1],
+            "out_ptr": out,
+            "lse_ptr": lse,
+            "N": n,
+            "H": h,
+            "splits": count,
+            "D": d,
+            "BLOCK_D": power_of_two(d),
+            "BLOCK_S": _MERGE_SPLITS,
+        }
+        merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+    with_biases, first = biased(call)
+    arguments = {**inputs(with_biases), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
+    main = launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
+    return Plan([*first, main, *merge], (out, lse))
+
+
+def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Plan:
+    """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
+    need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
+    (out, lse), (grad_out, grad_lse) = outputs, grads
+    b, n, h, d = call.query.shape
+    same, acc_dtype, device = call.query.dtype, torch.float32, call.query.device
+    if grad_out is None:
+        grad_out = torch.zeros(call.query.shape, dtype=same, device=device)
+    elif may_see_nothing(call):
+        grad_out = settled(grad_out, lse)
+    delta = torch.empty((b, h, n), dtype=acc_dtype, device=device)
+    with_biases, first = biased(call)
+    shared = {
+        **inputs(with_biases),
+        "do_ptr": grad_out,
+        **strides(grad_out, "do", "bnh"),
+        "lse_ptr": lse,
+        "delta_ptr": delta,
+        "out_ptr": out,
+        **strides(out, "o", "bnh"),
+        "dlse_ptr": grad_lse,
+        **strides(grad_lse, "dl", "bhn"),
+    }
+    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1)
+    sizes = {
+        "D": d,
+        "BLOCK_D": power_of_two(d),
+        "BLOCK_M": rows.block_m,
+        "PRECISION": choose_tile(call, "query", target).precision,
+    }
+    launches = [*first, launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
+    input_grads = {}
+    has_rel = call.rel_key is not None
+    whole = joint(call, need, target)
+    if whole:
+        _bias_sums(call, need, input_grads, target)
+    if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])):
+        launches.append(_query_launch(call, shared, need, input_grads, target, whole))
+    if need["key"] or need["value"]:
+        launches.append(_keys_launch(call, shared, need, input_grads, target, whole))
+    if has_rel and need["rel_key"]:
+        launches.append(_table_launch(call, shared, input_grads, target))
+    for name in ("content_bias", "position_bias", "rel_key"):
+        if name in input_grads:
+            input_grads[name], total = summed(input_grads[name], getattr(call, name))
+            launches.append(total)
+
+    return Plan(launches, gradients=lambda: needed(call, need, input_grads))
+
+
+def _bias_sums(call: RelativeAttention, need: dict, input_grads: dict, target: Target) -> None:
+    """Where the query's gradient is one sum: the biases' parts, of each key block and, of the position bias, of each
+    query block before them."""
+    b, n, h, d = call.query.shape
+    blocks = -(-n // choose_tile(call, "query", target).block_m)
+    key_blocks = -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n)
+    for name, count in (("content_bias", key_blocks), ("position_bias", blocks + key_blocks)):
+        if need[name]:
+            input_grads[name] = torch.empty((b * count, h, d), dtype=torch.float32, device=call.query.device)
+
+
+def _query_launch(
+    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
+) -> Launch:
+    b, n, h, d = call.query.shape
+    apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
+    tile = choose_tile(call, "query", target, call.rel_key is not None and apart)
+    blocks, acc_dtype, device = -(-n // tile.block_m), torch.float32, call.query.device
+    input_grads["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    if need["content_bias"] and not whole:
+        input_grads["content_bias"] = torch.empty((b, blocks, h, d), dtype=acc_dtype, device=device)
+    if call.rel_key is not None:
+        e = call.rel_key.shape[-1]
+        if call.rel_query is not None:
+            input_grads["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
+        if need["position_bias"] and not whole:
+            input_grads["position_bias"] = torch.empty((b, blocks, h, e), dtype=acc_dtype, device=device)
+    arguments = {
+        **shared,
+        "blocks": blocks,
+        "dq_ptr": input_grads["query"],
+        "drq_ptr": input_grads.get("rel_query"),
+        "dcontent_ptr": None if whole else input_grads.get("content_bias"),
+        "dposition_ptr": None if whole else input_grads.get("position_bias"),
+        "dtotal_ptr": input_grads["position_bias"][: b * blocks] if whole and need["position_bias"] else None,
+        **constants(call, tile),
+    }
+    return launch(_relative_query_kernel, (blocks * h, b), arguments, tile)
+
+
+def _keys_launch(
+    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
+) -> Launch:
+    b, s, groups, _ = call.key.shape
+    tile = choose_tile(call, "keys", target)
+    key_blocks = -(-s // tile.block_n)
+    input_grads["key"], input_grads["value"] = (
+        torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2)
+    )
+    arguments = {
+        **shared,
+        "dk_ptr": input_grads["key"],
+        "dv_ptr": input_grads["value"],
+        "dcontent_ptr": input_grads.get("content_bias") if whole else None,
+        "dposition_ptr": input_grads["position_bias"][-b * key_blocks :] if whole and need["position_bias"] else None,
+        **constants(call, tile),
+    }
+    return launch(_relative_keys_kernel, (key_blocks * groups, b), arguments, tile)
+
+
+def _table_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
+    b, _, h, _ = call.query.shape
+    tables, rows, e = call.rel_key.shape
+    tile = choose_tile(call, "table", target)
+    items, blocks = b * h // tables, -(-rows // tile.block_n)
+    splits = min(items, -(-_WAVES * target.multiprocessors // (blocks * tables)))
+    per_split = -(-items // splits)
+    splits = -(-items // per_split)
+    input_grads["rel_key"] = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    arguments = {
+        **shared,
+        "drel_ptr": input_grads["rel_key"],
+        "items": items,
+        "items_per_split": per_split,
+        "heads_per_table": h // tables,
+        **constants(call, tile),
+    }
+    return launch(_relative_table_kernel, (blocks, tables, splits), arguments, tile)

@@ -1,0 +1,142 @@
+"""What the kernels of relative attention share: which keys a query block sees, and position logits along a row of
+tiles.
+
+Query i and key j are displaced by d = i + offset - j and meet table row t = d - rel_start. Three things bound what is
+visible:
+
+    first_key(i) <= j <= last_key(i)     the window, the causal gap, and the number of keys, as two integers a row
+    seen[j]                              the key mask
+    query_segment[i] == key_segment[j]   packed documents
+
+Along a row of tiles (fixed queries, keys ascending by BLOCK_N) the band of table rows moves down by BLOCK_N, and the
+upper block of one tile's band is the lower block of the tile before (see `common.position_logits`). So the walk keeps
+that product: one product a tile with BLOCK_N new table rows, no more than the content logits cost.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_lib.position_logits import band_block, reverse_skew
+
+NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
+# Queries that a warp group multiplies at a time. The backward's products of fewer are made transposed (keys along the
+# rows); of these queries stand along the rows, and what belongs to one (its lse, delta, first and last key) takes two
+# registers a thread and not a column each.
+TALL = tl.constexpr(64)
+
+
+@triton.jit
+def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """(first_key, last_key) of each query, int32 [BLOCK_M]; none visible where the first is past the last.
+
+    WINDOW: "none", "sliding" (the last `window` positions) or "blocks" (the block of `window` positions and the one
+    before it).
+    """
+    last = tl.zeros_like(i) + (S - 1)
+    if CAUSAL:
+        last = tl.minimum(last, i + offset - causal_gap)
+    first = tl.zeros_like(i)
+    if WINDOW == "sliding":
+        first = tl.maximum(first, i + offset - window + 1)
+    if WINDOW == "blocks":  # a position below 0 sees every key from the first on, however its division rounds
+        first = tl.maximum(first, ((i + offset) // window - 1) * window)
+    return first, last
+
+
+@triton.jit
+def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smallest, largest, BLOCK: tl.constexpr):
+    """The part of [low, high) from the first to the last index that
+    is unmasked and whose segment is in [smallest, largest].
+    """
+    # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
+    high = tl.maximum(low, high)
+    first, last = high, low
+    for start in range(low, high, BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        hit = j < high
+        if mask_ptr is not None:
+            hit = hit & (tl.load(mask_ptr + j * stride_mask, mask=j < high, other=0) != 0)
+        if segment_ptr is not None:
+            segment = tl.load(segment_ptr + j * stride_segment, mask=j < high, other=0)
+            hit = hit & (segment >= smallest) & (segment <= largest)
+        first = tl.minimum(first, tl.min(tl.where(hit, j, high), 0))
+        last = tl.maximum(last, tl.max(tl.where(hit, j + 1, low), 0))
+    return first, tl.maximum(first, last)
+
+
+@triton.jit
+def whole_tiles(begin, end, BLOCK: tl.constexpr):
+    """[begin, end) widened to begin with a tile. An empty range stays
+    empty: the tile it lies in may belong to another split.
+    """
+    start = begin // BLOCK * BLOCK
+    return start, tl.where(begin < end, end, start)
+
+
+@triton.jit
+def load_segments(segment_ptr, index, inside, start, stride):
+    """(segments, smallest, largest) of a block; an index not inside gets the first one's, so it widens nothing."""
+    first = tl.load(segment_ptr + start * stride)
+    segments = tl.where(inside, tl.load(segment_ptr + index * stride, mask=inside, other=0), first)
+    return segments, tl.min(segments, 0), tl.max(segments, 0)
+
+
+@triton.jit
+def seen_keys(j, S, mask_ptr, stride_mask):
+    """bool [BLOCK_N]: keys that exist and are not masked."""
+    if mask_ptr is None:
+        return j < S
+    else:
+        return tl.load(mask_ptr + j * stride_mask, mask=j < S, other=0) != 0
+
+
+@triton.jit
+def visible_pairs(
+    j, seen, first_key, last_key, query_segment, segment_ptr, S, stride_segment, MASKED: tl.constexpr = True
+):
+    """bool [BLOCK_M, BLOCK_N]. Not MASKED: all keys up to last_key are seen."""
+    visible = (j[None, :] <= last_key[:, None]) & (j[None, :] >= first_key[:, None])
+    if MASKED:
+        visible = visible & seen[None, :]
+    if segment_ptr is not None:
+        key_segment = tl.load(segment_ptr + j * stride_segment, mask=j < S, other=0)
+        visible = visible & (query_segment[:, None] == key_segment[None, :])
+    return visible
+
+
+@triton.jit
+def table_span(begin, end, low, high, BLOCK: tl.constexpr, BOUNDED: tl.constexpr):
+    """Of the tiles begin, begin + BLOCK, ... < end: where those start that reach [low, high), and where they stop.
+
+    A tile at x reaches the table where low <= x < high. Tiles before and after add no position logits.
+    """
+    start, stop = begin, end
+    if BOUNDED:
+        start = tl.minimum(begin + tl.cdiv(tl.maximum(low - begin, 0), BLOCK) * BLOCK, end)
+        stop = tl.maximum(start, tl.minimum(begin + tl.cdiv(tl.maximum(high - begin, 0), BLOCK) * BLOCK, end))
+    return start, stop
+
+
+@triton.jit
+def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, stride_t):
+    """float32 [BLOCK_M, BLOCK_N] for E = 1: a table of numbers, looked up at t [BLOCK_M, BLOCK_N] and multiplied."""
+    rq = tl.load(rq_ptr + i.to(tl.int64) * stride_rq, mask=row_mask, other=0.0)
+    if bias_ptr is not None:
+        rq = (rq.to(tl.float32) + tl.load(bias_ptr).to(tl.float32)).to(rq.dtype)
+    inside = (t >= 0) & (t < rows)
+    rel = tl.load(rel_ptr + tl.where(inside, t, 0) * stride_t, mask=inside, other=0.0)
+    return rq.to(tl.float32)[:, None] * rel.to(tl.float32)
+
+
+@triton.jit
+def walk_step(lower, upper, uppermost, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Position logits of a tile from the blocks of its band; BLOCK_M
+    at most 2 * BLOCK_N, and one upper block if at most BLOCK_N.
+    """
+    block_of = band_block(zero, BLOCK_M, BLOCK_N)
+    folded = tl.where(block_of == 0, lower, upper)
+    if BLOCK_M > BLOCK_N:
+        folded = tl.where(block_of == 2, uppermost, folded)
+    return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)

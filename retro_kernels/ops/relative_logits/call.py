@@ -1,0 +1,66 @@
+"""A call of `relative_logits` as a value: its arguments, their checks and the outputs they make.
+
+Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
+D head dimension, E width of the relative keys, T their rows, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ... import checks
+from ...core import arguments
+
+
+class RelativeLogits(NamedTuple):
+    query: Tensor  # [B,N,H,E]
+    rel_key: Tensor  # [H or 1,T,E]
+    key_len: int
+    rel_start: int
+    position_bias: Tensor | None  # [H,E]
+    query_offset: int
+
+    DIFFERENTIABLE = ("query", "rel_key", "position_bias")
+    MOVES = "query_offset"
+    #: names of the outputs
+    RETURNS = ("logits",)
+
+    def checked(self) -> RelativeLogits:
+        """The call checked, with rel_start filled in."""
+        sizes: dict[str, int] = {}
+        key_len = checks.integer("key_len", self.key_len, 0, checks.POSITION_MAX)
+        offset = checks.position("query_offset", self.query_offset)
+        checks.shape("query", self.query, "B,N,H,E", sizes)
+        checks.floating("query", self.query)
+        checks.like("query", self.query, self.query)
+        checks.dense_rows("query", self.query)
+        start = arguments.rel_table(
+            self.rel_key,
+            self.rel_start,
+            self.query,
+            sizes,
+            offset - (key_len - 1),
+            sizes["N"] + key_len - 1,
+            "N+key_len-1",
+        )
+        arguments.bias("position_bias", self.position_bias, "H,E", self.query, sizes)
+        return self._replace(rel_start=start)
+
+    def empty_outputs(self) -> tuple[Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        b, n, h, _ = self.query.shape
+        return (self.query.new_empty((b, h, n, self.key_len)),)
+
+    def movable(self) -> range:
+        """Range of positions for which a checked call stays valid. Empty if the position also determines another
+        argument's shape.
+        """
+        follows = self.rel_key is not None and self.rel_start is None
+        return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        pairs = self.query.numel() * min(self.key_len, self.rel_key.shape[1])
+        return 2 * pairs, 4 * pairs

@@ -1,0 +1,31 @@
+"""Position logits on the CPU (csrc/cpu/relative_logits.cpp): the band lives in scratch, a chunk at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core import native
+from ...cpu_lib import empty, unsupported_tensors
+
+
+def unsupported(call) -> str | None:
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
+
+
+def forward(call) -> tuple[Tensor]:
+    b, n, h, _ = call.query.shape
+    logits = empty((b, h, n, call.key_len), call.query.dtype)
+    run = native.extension("_cpu").relative_logits_forward
+    run(native.problem(call), native.view(logits), torch.get_num_threads())
+    return (logits,)
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    wanted = [
+        empty(tensor.shape, tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
+        for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
+    ]
+    run = native.extension("_cpu").relative_logits_backward
+    run(native.problem(call), *map(native.view, (grads[0], *wanted)), torch.get_num_threads())
+    return wanted

@@ -1,0 +1,130 @@
+"""Host side of relative_logits: which launches serve a call, as values. Nothing here runs or waits for the device."""
+
+from __future__ import annotations
+
+import torch
+
+from ....compile import configs
+from ....compile.target import Target
+from ....triton_lib.launch import Launch, power_of_two, strides
+from ....triton_lib.plan import Plan
+from ....triton_lib.sums import summed
+from ..call import RelativeLogits
+from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
+
+OP = "relative_logits"
+_WAVES = 2  # programs per multiprocessor that the splits of the table's gradient aim at
+
+
+def forward(call: RelativeLogits, target: Target) -> Plan:
+    """out, and the launch that fills it."""
+    b, n, h, _ = call.query.shape
+    tile = _tile(call, "forward", target)
+    out = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype, device=call.query.device)
+    blocks = _blocks(call, tile)
+    arguments = {
+        "q_ptr": call.query,
+        **strides(call.query, "q", "bnh"),
+        **_table(call),
+        **_bias(call),
+        "out_ptr": out,
+        **_sizes(call),
+        "H": h,
+        "blocks": blocks,
+        **_constants(call, tile),
+    }
+    grid = (-(-n // tile.block_m) * blocks, h, b)
+    return Plan([Launch(_logits_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages)], (out,))
+
+
+def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Plan:
+    """dq, and partial sums of the gradients of the table [splits, H or 1, T, E] and of the bias [B, blocks, H, E]."""
+    (grad,) = grads
+    b, n, h, e = call.query.shape
+    tables, rows, _ = call.rel_key.shape
+    device, acc_dtype = call.query.device, torch.float32
+    gradient = {"grad_ptr": grad, **strides(grad, "d", "bhn")}
+    launches, dq, drel, dbias = [], None, None, None
+    if needs[0] or needs[2]:
+        tile = _tile(call, "query", target)
+        count = -(-n // tile.block_m)
+        dq = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if needs[0] else None
+        bias = torch.empty((b, count, h, e), dtype=acc_dtype, device=device) if needs[2] else None
+        arguments = {
+            **gradient,
+            **_table(call),
+            "dq_ptr": dq,
+            "bias_ptr": bias,
+            **_sizes(call),
+            "H": h,
+            "blocks": _blocks(call, tile),
+        }
+        arguments |= _constants(call, tile)
+        launches.append(Launch(_logits_query_kernel, (count, h, b), arguments, tile.num_warps, tile.num_stages))
+        if bias is not None:
+            dbias, total = summed(bias, call.position_bias)
+            launches.append(total)
+    if needs[1]:
+        tile = _tile(call, "table", target)
+        items, count = b * h // tables, -(-rows // tile.block_n)
+        splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
+        per_split = -(-items // splits)
+        splits = -(-items // per_split)
+        part = torch.empty((splits, tables, rows, e), dtype=acc_dtype, device=device)
+        arguments = {
+            **gradient,
+            "q_ptr": call.query,
+            **strides(call.query, "q", "bnh"),
+            **_bias(call),
+            "drel_ptr": part,
+            **_sizes(call),
+            "items": items,
+            "items_per_split": per_split,
+            "heads_per_table": h // tables,
+            **_constants(call, tile),
+        }
+        launches.append(
+            Launch(_logits_table_kernel, (count, tables, splits), arguments, tile.num_warps, tile.num_stages)
+        )
+        drel, total = summed(part, call.rel_key)
+        launches.append(total)
+    return Plan(launches, gradients=lambda: [dq, drel, dbias])
+
+
+def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
+    _, n, _, e = call.query.shape
+    return configs.choose(
+        OP, configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len), target
+    )
+
+
+def _blocks(call: RelativeLogits, tile: configs.Tile) -> int:
+    """Blocks of displacements that block_m queries and all keys have between them."""
+    return -(-(call.key_len + tile.block_m - 1) // tile.block_n)
+
+
+def _table(call: RelativeLogits) -> dict:
+    table_strides = strides(call.rel_key, "r", "ht")
+    if call.rel_key.shape[0] == 1:
+        table_strides["stride_rh"] = 0  # one table for all heads
+    return {"rel_ptr": call.rel_key, **table_strides}
+
+
+def _bias(call: RelativeLogits) -> dict:
+    return {"position_ptr": call.position_bias, **strides(call.position_bias, "p", "h")}
+
+
+def _sizes(call: RelativeLogits) -> dict:
+    n, shift = call.query.shape[1], call.query_offset - call.rel_start
+    return {"N": n, "S": call.key_len, "T": call.rel_key.shape[1], "shift": shift}
+
+
+def _constants(call: RelativeLogits, tile: configs.Tile) -> dict:
+    e = call.query.shape[-1]
+    return {
+        "E": e,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_E": power_of_two(e),
+        "PRECISION": tile.precision,
+    }

@@ -1,0 +1,84 @@
+"""A call of `topk_chunks` as a value: its arguments, their checks and the outputs they make.
+
+Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
+D head dimension, E width of the relative keys, T their rows, S keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import checks
+from ...core import arguments
+
+EMBEDDING_MAX = 4096  # D of topk_chunks
+TOPK_MAX = 128
+INDEX_MAX = 2**61  # keys may be numbered through a database of many blocks: sums fit 64 bits
+
+
+class TopkChunks(NamedTuple):
+    query: Tensor  # [B,Q,D]
+    key: Tensor  # [B or 1,S,D]
+    k: int
+    metric: str  # "dot" or "l2"
+    causal_gap: int | None
+    query_offset: int
+    query_doc: Tensor | None  # int [B,Q]
+    key_doc: Tensor | None  # int [B or 1,S]
+    key_mask: Tensor | None  # bool [B or 1,S]
+
+    DIFFERENTIABLE = ("query", "key")
+    MOVES = "query_offset"
+    #: names of the outputs
+    RETURNS = ("scores", "indices")
+
+    def checked(self) -> TopkChunks:
+        """The call checked."""
+        sizes: dict[str, int] = {}
+        checks.integer("k", self.k, low=1, high=TOPK_MAX)
+        if not isinstance(self.metric, str):
+            raise TypeError(f"metric: expected a str; got {type(self.metric).__name__}")
+        if self.metric not in ("dot", "l2"):
+            raise ValueError(f"metric: expected 'dot' or 'l2'; got {self.metric!r}")
+        if self.causal_gap is not None:
+            checks.position("causal_gap", self.causal_gap, INDEX_MAX)
+        checks.position("query_offset", self.query_offset, INDEX_MAX)
+        if self.query_offset and self.causal_gap is None:
+            raise ValueError(f"query_offset: expected 0 where causal_gap is None; got {self.query_offset}")
+        checks.shape("query", self.query, "B,Q,D", sizes)
+        checks.floating("query", self.query)
+        checks.shape("key", self.key, "B or 1,S,D", sizes)
+        if not 1 <= sizes["D"] <= EMBEDDING_MAX:
+            raise ValueError(
+                f"query: expected [B,Q,D] with D (the embedding width) from 1 to {EMBEDDING_MAX}; got D={sizes['D']}"
+            )
+        for name in ("query", "key"):
+            checks.like(name, getattr(self, name), self.query)
+            checks.dense_rows(name, getattr(self, name))
+        arguments.pair("query_doc", self.query_doc, "B,Q", "key_doc", self.key_doc, "B or 1,S", self.query, sizes)
+        if self.key_mask is not None:
+            checks.shape("key_mask", self.key_mask, "B or 1,S", sizes)
+            checks.like("key_mask", self.key_mask, self.query, (torch.bool,))
+        return self
+
+    def empty_outputs(self) -> tuple[Tensor, Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        b, q, _ = self.query.shape
+        acc_dtype = torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return self.query.new_empty((b, q, self.k), dtype=acc_dtype), self.query.new_empty(
+            (b, q, self.k), dtype=torch.int64
+        )
+
+    def movable(self) -> range:
+        """Range of positions for which a checked call stays valid. Empty if the position also determines another
+        argument's shape.
+        """
+        return range(0) if self.causal_gap is None else range(-INDEX_MAX, INDEX_MAX + 1)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        queries = self.query.numel()
+        return 2 * queries * self.key.shape[1], 4 * queries * self.k

@@ -1,0 +1,66 @@
+"""The calls whose kernels are compiled ahead of time: between them
+every row of the tile table, every mask and both metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from .call import TopkChunks
+
+_MILLION = 10**6
+_HALF, _SINGLE = torch.bfloat16, torch.float32
+
+#: name -> (types, gradients too, sizes and options)
+_CALLS = {
+    # RPT: 256 chunks of one document, each looks for 4 before it
+    "RPT, B=8": ((_HALF, _SINGLE), True, dict(B=8, Q=256, S=256, k=4, causal=True)),
+    "RPT, B=32": ((_HALF, _SINGLE), False, dict(B=32, Q=256, S=256, k=4, causal=True)),
+    # RETRO: a few chunks against a database, L2, never the own document
+    "64 of a million": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, k=16)),
+    "64 of a million, RETRO": ((_HALF, _SINGLE), True, dict(Q=64, S=_MILLION, k=16, metric="l2", docs=True)),
+    "64 of a million, k=40": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, k=40, docs=True)),
+    "64 of a million, k=128": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, k=128)),
+    "1 of a million": ((_HALF, _SINGLE), False, dict(Q=1, S=_MILLION, k=10, mask=True)),
+    "1 of a million, k=40, L2": ((_HALF, _SINGLE), False, dict(Q=1, S=_MILLION, k=40, metric="l2", mask=True)),
+    "1 of a million, k=128, L2": (
+        (_HALF, _SINGLE),
+        False,
+        dict(Q=1, S=_MILLION, k=128, metric="l2", mask=True, docs=True),
+    ),
+    "4096 of a million": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=16)),
+    "4096 of a million, RETRO": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=16, metric="l2", docs=True)),
+    "4096 of a million, k=40": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=40, docs=True, mask=True)),
+    "4096 of a million, k=128": ((_HALF, _SINGLE), False, dict(Q=4096, S=_MILLION, k=128)),
+    "every mask": ((_HALF, torch.float16), False, dict(Q=4096, S=_MILLION, k=10, causal=True, docs=True, mask=True)),
+    "every mask, L2": (
+        (_HALF, torch.float16),
+        False,
+        dict(B=4, Q=4096, S=50000, k=10, causal=True, docs=True, mask=True, metric="l2"),
+    ),
+    "width 1008": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, D=1008, k=10, docs=True)),
+    "width 100": (
+        (_HALF, _SINGLE),
+        True,
+        dict(Q=256, S=100000, D=100, k=10, docs=True, mask=True, causal=True, metric="l2"),
+    ),
+}
+
+
+def call(dtype: torch.dtype, *, B=1, Q, S, D=1024, k, metric="dot", causal=False, docs=False, mask=False) -> TopkChunks:
+    """A call on the meta device, keys shared where B is 1."""
+    empty = {"device": "meta"}
+    query, key = torch.empty(B, Q, D, dtype=dtype, **empty), torch.empty(B, S, D, dtype=dtype, **empty)
+    query_doc = torch.empty(B, Q, dtype=torch.int64, **empty) if docs else None
+    key_doc = torch.empty(B, S, dtype=torch.int64, **empty) if docs else None
+    key_mask = torch.empty(B, S, dtype=torch.bool, **empty) if mask else None
+    return TopkChunks(query, key, k, metric, 1 if causal else None, 7 if causal else 0, query_doc, key_doc, key_mask)
+
+
+def calls() -> Iterator[tuple[str, str, TopkChunks, bool]]:
+    """(name, type, call, gradients too) of every case."""
+    for name, (types, gradients, options) in _CALLS.items():
+        for dtype in types:
+            yield name, str(dtype).removeprefix("torch."), call(dtype, **options), gradients

@@ -1,0 +1,43 @@
+"""Exact top-k on the CPU: 16 queries a register, keys broadcast,
+survivors into sorted lists (csrc/cpu/topk_chunks.cpp).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core import native
+from ...cpu_lib import empty, unsupported_tensors
+
+
+def unsupported(call) -> str | None:
+    docs = {"query_doc": call.query_doc, "key_doc": call.key_doc, "key_mask": call.key_mask}
+    for name, tensor in docs.items():
+        if tensor is not None and tensor.device.type != "cpu":
+            return f"{name} is on {tensor.device}, not on the CPU"
+    return unsupported_tensors({"query": call.query, "key": call.key})
+
+
+def forward(call) -> tuple[Tensor, Tensor]:
+    b, q, _ = call.query.shape
+    scores = empty((b, q, call.k), torch.float32)
+    indices = empty((b, q, call.k), torch.int64)
+    causal = call.causal_gap is not None
+    shift = call.query_offset - call.causal_gap if causal else 0
+    # beyond these every key or none is visible, and 64 bits might not do
+    shift = max(-q, min(call.key.shape[1], shift))
+    views = map(native.view, (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, scores, indices))
+    native.extension("_cpu").topk_chunks_forward(*views, call.metric == "l2", causal, shift, torch.get_num_threads())
+    return scores, indices
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    """Gradients of the chosen slots alone; O(B*Q*k + S) integers beside them, no [B,Q,S] tensor."""
+    inputs = (call.query, call.key)
+    if grads[0] is None:
+        return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
+    results = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
+    views = map(native.view, (*inputs, outputs[1], grads[0], *results))
+    native.extension("_cpu").topk_chunks_backward(*views, call.metric == "l2", torch.get_num_threads())
+    return results

@@ -1,0 +1,1 @@
+"""What the ops' definitions in plain PyTorch share. Imports nothing but torch."""

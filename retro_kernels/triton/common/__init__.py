@@ -1,1 +1,0 @@
-"""What kernels of several ops share: loads, products, position logits, softmax, dropout, merge, launches."""

@@ -1,0 +1,71 @@
+"""Fused Triton kernels; one package per op, of the same name as everywhere, and `common` for what ops share."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..compile.target import OLDEST_ARCH, current_target
+from ..core import arguments
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on CPU tensors: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def device_type() -> str:
+    """Of the tensors that the backend takes."""
+    return "cpu" if interpreted() else "cuda"
+
+
+def unavailable() -> str | None:
+    """Why this machine can't run the backend at all; None if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if interpreted():
+        return None
+    if not torch.cuda.is_available():
+        return "no CUDA GPU (TRITON_INTERPRET=1 interprets the kernels on CPU tensors, for tests)"
+    found = [current_target(torch.device("cuda", index)).arch for index in range(torch.cuda.device_count())]
+    return None if max(found) >= OLDEST_ARCH else too_old(max(found))
+
+
+def too_old(arch: int) -> str:
+    return f"the kernels need sm_{OLDEST_ARCH} (A100, RTX 30) or newer; the GPU is sm_{arch}"
+
+
+def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
+    """What every op of this backend refuses."""
+    if why := arguments.unsupported_tensors(tensors, device_type()):
+        return why
+    arch = min(current_target(tensor.device).arch for tensor in tensors.values() if tensor is not None)
+    return too_old(arch) if arch < OLDEST_ARCH else None
+
+
+def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:
+    """Rows that kernels reach from one address by 32-bit offsets:
+    name -> (tensor, dimension, rows), all within 2**31 elements.
+    """
+    for name, (tensor, dimension, rows) in spans.items():
+        if tensor is not None and beyond(tensor, dimension, rows):
+            return f"{name}: {rows} rows, {tensor.stride(dimension)} elements apart, span 2**31 elements or more"
+    return None
+
+
+def beyond(tensor: Tensor, dimension: int, rows: int) -> bool:
+    """Whether so many rows, or all there are, are further apart than 32-bit offsets from the first of them reach."""
+    return (min(rows, tensor.shape[dimension]) - 1) * tensor.stride(dimension) >= 2**31
+
+
+def repeat(function: Callable) -> Callable:
+    """`function` of a list of tensors and options, to be called again
+    with tensors of the same layouts: recorded, then replayed.
+    """
+    from .tape import Repeated
+
+    return Repeated(function)

@@ -1,0 +1,293 @@
+"""A frozen decoder of another library inside a model that retrieves: calls, padding, caches, losses, checkpointing."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from retro_model.base import checks
+from retro_model.layers import NextTokenLoss, next_token_loss
+
+from .cache import ChunkCache, left_mask
+from .decoders import adapters, base_of, freeze, readout_of, warn_in_generate
+from .inputs import check_inputs, row_starts
+
+#: What the Hugging Face library does with its models, and with `RetrofitForCausalLM`.
+THEIRS = ("generate", "save_pretrained", "push_to_hub")
+ABROAD = "its Trainer, generate and save_pretrained take huggingface.RetrofitForCausalLM.from_decoder(decoder, ...)"
+HALF = (torch.float16, torch.bfloat16)
+
+
+class FrozenDecoder(nn.Module):
+    """Base class of the models that `retrofit` makes of a decoder that is no `Retro`. A subclass says how it retrieves,
+    in `_with_neighbours`.
+
+    What PEFT has added to the decoder trains on beside what is added here; so PEFT goes first,
+    `retrofit(get_peft_model(...))`. The frozen decoder stays in evaluation mode: its dropout would only add noise to
+    what it has learnt. What is added is float32 at least, whatever the decoder's type: small steps of an optimiser
+    vanish in half precision.
+
+    `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours, and warns. For the Hugging Face
+    library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`, which holds one.
+
+    Args:
+        decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
+        config: sizes of what is added.
+    """
+
+    sums_losses = True  # takes `loss_mask`
+    pads_prompts = True  # rows of different lengths go in together under `attention_mask`
+
+    def __init__(self, decoder: nn.Module, config):
+        super().__init__()
+        self.config = config
+        self.decoder = decoder.eval()
+        freeze(decoder)
+        warn_in_generate(
+            decoder,
+            "decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and retro_model.generate(model, ...)",
+        )
+        weight = next(decoder.parameters())
+        #: of what is added
+        self.where = {
+            "device": weight.device,
+            "dtype": torch.float32 if weight.dtype in HALF else weight.dtype,
+        }
+        self._readout: str | None = readout_of(decoder)  # its name: the module itself belongs to the decoder
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.decoder.eval()
+        for adapter in adapters(self.decoder):
+            adapter.train(mode)
+        for module in self.decoder.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = mode  # its own flag, which checkpointing asks for, not its dropout's
+        return self
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
+        """Recompute the decoder's blocks in the backward pass, and with them what is added.
+
+        Raises: ValueError for use_reentrant=True, which would lose the gradient of what is added.
+        """
+        options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
+        if options["use_reentrant"]:
+            raise ValueError(
+                "use_reentrant: expected False for a retrofitted decoder, whose blocks share encoded neighbours; got "
+                "True"
+            )
+        base = base_of(self.decoder)
+        enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+        enable(options | self._checkpointing_options())
+        self.train(self.training)
+
+    def _checkpointing_options(self) -> dict:
+        return {}
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep all activations again."""
+        base = base_of(self.decoder)
+        (getattr(base, "activation_checkpointing_disable", None) or base.gradient_checkpointing_disable)()
+
+    def __getattr__(self, name: str):
+        if name in THEIRS:
+            raise AttributeError(f"{name}: a {type(self).__name__} is no model of the Hugging Face library; {ABROAD}")
+        return super().__getattr__(name)
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """What the Trainer asks of a model before it touches it.
+        Raises: TypeError, for it trains `RetrofitForCausalLM`.
+        """
+        raise TypeError(f"model: a {type(self).__name__} is no model of the Hugging Face library; {ABROAD}")
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        neighbours: Tensor | None = None,
+        *,
+        neighbour_mask: Tensor | None = None,
+        cache: RetrofitCache | None = None,
+        attention_mask: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        targets: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **options,
+    ) -> Tensor | NextTokenLoss:
+        """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
+
+        Args:
+            neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache);
+                None: none.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
+            cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is
+                differentiable.
+            attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks
+                are counted from its first token, and L is that of the longest row. With a cache, in its first call
+                only.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts: see `Retro.forward`. The logits of
+                all tokens are never in memory together, unless the decoder caps or shifts them.
+            targets: int64 [B,N], in place of the tokens as what is to be predicted; needs `loss_mask`.
+            input_ids, labels: refused: what the Trainer calls is a `RetrofitForCausalLM`.
+            options: handed to the decoder.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+        """
+        if tokens is None or input_ids is not None or labels is not None:
+            raise TypeError(
+                "tokens: expected int64 [B,N]; got input_ids or labels, as the Hugging Face library calls its models; "
+                f"{ABROAD}"
+            )
+        if loss_mask is not None:
+            return self._losses(
+                tokens,
+                neighbours,
+                loss_mask,
+                targets,
+                neighbour_mask=neighbour_mask,
+                attention_mask=attention_mask,
+                **options,
+            )
+        for name in ("past_key_values", "inputs_embeds"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; "
+                    "use cache"
+                )
+        self._check_trainable()
+        starts = row_starts("attention_mask", attention_mask, tokens)
+        if cache is not None and starts is not None:
+            cache.pad(starts)
+        if cache is None:
+            neighbours, neighbour_mask = self._cut(tokens, starts, neighbours, neighbour_mask)
+        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.device, cache, starts)
+        options |= self._padding(tokens, attention_mask, starts, cache)
+        if neighbours is not None and not neighbours.shape[1]:
+            neighbours = neighbour_mask = None
+        if cache is None:
+            if neighbours is None:
+                out = self.decoder(tokens, **options)
+            else:
+                out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, None, options)
+        else:
+            options |= {"past_key_values": cache.decoder, "use_cache": True}
+            with torch.no_grad():
+                out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, cache, options)
+            cache.length += tokens.shape[1]
+            cache.decoder = out.past_key_values
+        return getattr(out, "logits", out)
+
+    def _cut(self, tokens: Tensor, starts: list[int] | None, neighbours: Tensor | None, neighbour_mask: Tensor | None):
+        """Neighbours and mask of the chunks that count, where more may come."""
+        return neighbours, neighbour_mask
+
+    def _with_neighbours(
+        self,
+        tokens: Tensor,
+        neighbours: Tensor | None,
+        neighbour_mask: Tensor | None,
+        starts: list[int] | None,
+        cache: RetrofitCache | None,
+        options: dict,
+    ):
+        """The decoder's output with retrieval. None for neighbours: with a cache, where no chunk completes."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the decoder is."""
+        return next(self.decoder.parameters()).device
+
+    def added_parameters(self) -> list[nn.Parameter]:
+        """The weights that were added, without the decoder's."""
+        return [p for name, p in self.named_parameters() if not name.startswith("decoder.")]
+
+    @staticmethod
+    def _padding(tokens: Tensor, mask: Tensor | None, starts: list[int] | None, cache: RetrofitCache | None) -> dict:
+        """What the decoder is told of padding: a mask of all columns, and positions from each row's first token."""
+        starts, held = (starts, 0) if cache is None else (cache.starts, cache.length)
+        if not starts or not any(starts):
+            return {} if mask is None or cache is not None else {"attention_mask": mask}
+        columns, device = held + tokens.shape[1], tokens.device
+        if mask is None or held:
+            mask = left_mask(starts, columns, device).long()
+        positions = torch.arange(held, columns, device=device) - torch.tensor(starts, device=device)[:, None]
+        return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
+
+    def _check_trainable(self) -> None:
+        frozen = not any(p.requires_grad for p in self.added_parameters())
+        if self.training and torch.is_grad_enabled() and frozen and adapters(self):
+            raise RuntimeError(
+                "the weights that were added are frozen beside adapters that train: PEFT around a retrofitted decoder "
+                "freezes them; put PEFT into the decoder first, retrofit(get_peft_model(decoder, ...))"
+            )
+
+    @property
+    def decodes_ragged(self) -> bool:
+        """Whether rows of different lengths share a cache: where the decoder takes a mask and positions."""
+        return {"attention_mask", "position_ids"} <= inspect.signature(base_of(self.decoder).forward).parameters.keys()
+
+    def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
+        """Logits [B,V] after the last token alone, where the decoder's readout is known. Arguments as in `forward`."""
+        with self._last_only():
+            return self(tokens, neighbours, **options)[:, -1]
+
+    @contextmanager
+    def _last_only(self):
+        """Within, the readout makes logits of the last column alone; yields what it was given, [B,N,d] in a list."""
+        inputs: list[Tensor] = []
+
+        def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
+            inputs.append(args[0])
+            return (args[0][:, -1:],)
+
+        handle = (
+            None
+            if self._readout is None
+            else self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow)
+        )
+        try:
+            yield inputs
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def _losses(
+        self, tokens: Tensor, neighbours: Tensor | None, loss_mask: Tensor, targets: Tensor | None, **options
+    ) -> NextTokenLoss:
+        checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
+        targets = tokens if targets is None else targets
+        with self._last_only() as inputs:
+            logits = self(tokens, neighbours, **options)
+        if inputs:
+            return next_token_loss(inputs[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
+        counted, logits = loss_mask[:, 1:], logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+        losses = (
+            F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none").view(counted.shape)
+            * counted
+        )
+        return NextTokenLoss(losses.sum(), losses.detach())
+
+    def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
+        """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
+        return RetrofitCache(self.config, batch, capacity)
+
+    def added_state_dict(self) -> dict[str, Tensor]:
+        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
+
+
+class RetrofitCache(ChunkCache):
+    """What a retrofitted decoder keeps while it decodes: `ChunkCache`, and the decoder's own cache. Rows are of one
+    length, or padded on the left."""
+
+    def __init__(self, config, batch: int, capacity: int | None = None):
+        super().__init__(config, batch, capacity)
+        self.decoder = None  # whatever the decoder gives as past_key_values
+        self.states: Tensor | None = None  # [B,K,A,2,R,G,D] of each row's last complete chunk: see `OwnAttention`

@@ -1,0 +1,311 @@
+"""Retrieval by a decoder's own attention: it reads the neighbours as it reads any text, and attends them in the same
+softmax as its own past.
+
+Nothing but a bias and a scale a head is added, so that it works, to a degree, before anything is trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from retro_model.base import checks
+
+from . import attention_hook
+from .cache import left_mask
+from .decoders import base_of
+from .frozen_decoder import FrozenDecoder, RetrofitCache
+from .own_pass import Attending, Reading, slots
+from .recurring import Readings, Sharing, fingerprint, row_keys
+
+#: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
+#: positions. Decoders that are not here place tokens in other ways (ALiBi, paired rotary entries, bases by layer) or
+#: change the logits after the product (Gemma 2's cap).
+DECODERS = {
+    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "rotary_emb"),
+    "gpt2": None,
+    "gpt_neox": "rotary_emb",
+}
+#: Rotary frequencies that depend on the length of the text: a neighbour's would not be those of the text it is for.
+MOVING = ("dynamic", "longrope")
+READ_TOKENS = 2**13  # of neighbours that the decoder reads at once
+
+
+@dataclass(frozen=True)
+class OwnConfig:
+    """Sizes of a decoder with retrieval by its own attention.
+
+    Args:
+        vocab_size, num_layers, num_heads, max_len: the decoder's; max_len: the most tokens of a text.
+        cca_layers: the layers, from 1, that attend neighbours.
+        chunk_len: M. neighbour_len: R of the neighbours it is meant for; a call may have another.
+        sink_token: the token before each neighbour.
+    """
+
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    max_len: int
+    cca_layers: tuple[int, ...]
+    chunk_len: int = 32
+    neighbour_len: int = 64
+    sink_token: int = 0
+
+    retrieves = True
+    form = "own"
+
+    def __post_init__(self):
+        layers = self.cca_layers
+        if not layers:
+            raise ValueError(f"cca_layers: expected at least one layer (from 1 to {self.num_layers}); got ()")
+        for layer in layers:
+            checks.integer("cca_layers", layer)
+        if not 1 <= layers[0] <= layers[-1] <= self.num_layers or sorted(set(layers)) != list(layers):
+            raise ValueError(f"cca_layers: expected layers from 1 to {self.num_layers}, ascending; got {layers}")
+        checks.integer("chunk_len", self.chunk_len, low=1)
+        checks.integer("neighbour_len", self.neighbour_len, low=1)
+        checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
+
+    def to_dict(self) -> dict:
+        """What JSON can hold; `retrofit` takes it back."""
+        return dataclasses.asdict(self) | {"cca_layers": list(self.cca_layers), "neighbours": self.form}
+
+
+class OwnAttention(FrozenDecoder):
+    """A frozen decoder that attends the neighbours of the last complete chunk with its own projections.
+
+    The decoder reads each neighbour by itself, after a first token that takes what attention has to spare (a sink).
+    Layer l keeps the keys k and values v of its R tokens, at positions 1 to R. Token p of the text, number
+    i = (p+1) mod M of its attending chunk, has beside its own logits those of the neighbours of chunk (p+1)//M - 1:
+
+        logit = rotate(q, R+1+i)·k / sqrt(D) + bias[l, head]
+
+    One softmax goes over both; the neighbours' values count scale[l, head] times. With learnt positions (GPT-2) the
+    query is as it is.
+
+    Example:
+        model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
+        logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
+        with model.keeping() as kept, torch.no_grad():           # a neighbour that recurs is read once
+            ...
+
+    Attributes:
+        bias, scale: [attending layers, heads], all that trains.
+        seconds: spent reading neighbours ("reading") and attending them ("attention") so far, by the host's clock.
+
+    Source of RETRO's chunks: Borgeaud et al., arXiv 2112.04426, section 2.4.
+    """
+
+    def __init__(self, decoder: nn.Module, config: OwnConfig, *, bias: float = -1.0, backend: str | None = None):
+        super().__init__(decoder, config)
+        attention_hook.hook(base_of(decoder))
+        shape = (len(config.cca_layers), config.num_heads)
+        self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
+        self.scale = nn.Parameter(torch.ones(shape, **self.where))
+        self.backend = backend
+        self.seconds = {"reading": 0.0, "attention": 0.0}
+        self._layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
+        self._kept: Readings | None = None
+
+    @contextlib.contextmanager
+    def keeping(self, max_bytes: int = 2**30) -> Iterator[Readings]:
+        """Context manager: the states of neighbours are kept from call to call, at most `max_bytes` of them; those
+        asked for longest ago go first. They are forgotten when a weight of the decoder changes.
+
+        Example:
+            with model.keeping() as kept:
+                logits = [model(tokens, neighbours) for tokens, neighbours in batches]
+            print(kept.found, kept.read)  # distinct neighbours of each call that were kept, and that were not
+        """
+        before, self._kept = self._kept, Readings(max_bytes)
+        try:
+            yield self._kept
+        finally:
+            self._kept = before
+
+    def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
+        """Bytes that the states of one neighbour take."""
+        head = self._head()
+        length = neighbour_len or self.config.neighbour_len
+        return 2 * length * len(self.config.cca_layers) * head[0] * head[1] * next(self.decoder.parameters()).itemsize
+
+    def _head(self) -> tuple[int, int]:
+        """G and D of the decoder's keys."""
+        return heads_of(base_of(self.decoder).config)[1:]
+
+    @torch.no_grad()
+    def neighbour_states(self, neighbours: Tensor) -> Tensor:
+        """Keys and values [U,A,2,R,G,D] of neighbours int64 [U,R] in the A layers that attend, read by themselves."""
+        began = time.perf_counter()
+        attention_hook.register()
+        base, (heads, width) = base_of(self.decoder).base_model, self._head()
+        sink = torch.full_like(neighbours[:, :1], self.config.sink_token)
+        texts = torch.cat([sink, neighbours], 1)
+        weight = next(self.decoder.parameters())
+        shape = (len(texts), len(self._layers), 2, neighbours.shape[1], heads, width)
+        states = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        rows = max(1, READ_TOKENS // texts.shape[1])
+        for part, into in zip(texts.split(rows), states.split(rows)):
+            base(part, use_cache=False, **{attention_hook.ARGUMENT: Reading(self._layers, into)})
+        self.seconds["reading"] += time.perf_counter() - began
+        return states
+
+    def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
+        """States [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and which of them each row has, [S]."""
+        keys = row_keys(neighbours, None, True)
+        if keys is None:
+            return self.neighbour_states(neighbours), torch.arange(len(neighbours), device=neighbours.device)
+        state = None if self._kept is None else fingerprint([self.decoder])
+        sharing = Sharing(keys, neighbours.device, None if state is None else self._kept, state)
+        read = self.neighbour_states(neighbours[sharing.rows]) if sharing.new else None
+        return sharing.pool(read), sharing.place
+
+    def _cut(self, tokens, starts, neighbours, neighbour_mask):
+        longest = tokens.shape[1] - (min(starts) if starts else 0)
+        needed = longest // self.config.chunk_len
+        if not isinstance(neighbours, Tensor) or neighbours.dim() != 4 or neighbours.shape[1] in (0, needed):
+            return neighbours, neighbour_mask
+        if neighbours.shape[1] < needed:
+            raise ValueError(
+                f"neighbours: expected [B,L,K,R] with L >= N//chunk_len = {needed} complete chunks for N={longest}, "
+                f"chunk_len={self.config.chunk_len}; got L={neighbours.shape[1]}"
+            )
+        if isinstance(neighbour_mask, Tensor) and neighbour_mask.shape[:2] == neighbours.shape[:2]:
+            neighbour_mask = neighbour_mask[:, :needed]
+        return neighbours[:, :needed], neighbour_mask
+
+    def _with_neighbours(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None, options):
+        attending = self._attending(tokens, neighbours, neighbour_mask, starts, cache)
+        if attending is None:
+            return self.decoder(tokens, **options)
+        attention_hook.register()
+        return self.decoder(tokens, **options, **{attention_hook.ARGUMENT: attending})
+
+    def _attending(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None) -> Attending | None:
+        """The pass, as the layers meet it; None where no token attends any neighbour. The cache keeps what it needs."""
+        held, length = (None, 0) if cache is None else (cache.states, cache.length)
+        starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
+        first = [length - start for start in starts]
+        if neighbours is None and held is not None:
+            neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
+        if neighbours is None:
+            return None
+        if neighbour_mask is None:
+            neighbour_mask = torch.ones_like(neighbours, dtype=torch.bool)
+        if neighbour_mask.dim() == 3:
+            neighbour_mask = neighbour_mask.unsqueeze(-1).expand(neighbours.shape)
+        live, pools, held_place = neighbour_mask.any(-1), [], None
+        place = torch.zeros_like(live, dtype=torch.int64)
+        if live.any():
+            pool, place[live] = self._pool(neighbours[live])
+            pools.append(pool)
+        if held is not None:
+            held_place = torch.arange(held.shape[0] * held.shape[1], device=tokens.device).view(held.shape[:2])
+            held_place += len(pools[0]) if pools else 0
+            pools.append(held.flatten(0, 1))
+        if not pools:
+            return None
+        laid = slots(
+            first,
+            tokens.shape[1],
+            self.config.chunk_len,
+            place,
+            neighbour_mask,
+            held_place,
+            None if held is None else cache.neighbour_mask,
+        )
+        pool = pools[0] if len(pools) == 1 else torch.cat(pools)
+        if cache is not None and laid.last is not None:
+            rows = torch.arange(cache.batch, device=tokens.device)
+            cache.states = pool[laid.place[rows, laid.last]]
+            cache.neighbour_mask = laid.mask[rows, laid.last].clone()
+        key_mask = left_mask(starts, length + tokens.shape[1], tokens.device) if any(starts) else None
+        return Attending(
+            self._layers,
+            self.bias,
+            self.scale,
+            pool,
+            laid,
+            self._turn(first, tokens.shape[1], laid.mask.shape[-1]),
+            key_mask,
+            self.config.chunk_len,
+            self.backend,
+            self.seconds,
+        )
+
+    def _turn(self, first: Sequence[int], count: int, neighbour_len: int) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines [1 or B,N,1,E] that turn a query at its own position to where it stands after a neighbour;
+        None: positions are not turned."""
+        base = base_of(self.decoder)
+        name = DECODERS[base.config.model_type]
+        if name is None:
+            return None
+        rows = first if len(set(first)) > 1 else first[:1]
+        weight, m = next(self.decoder.parameters()), self.config.chunk_len
+        position = (
+            torch.arange(count, device=weight.device) + torch.tensor(rows, device=weight.device)[:, None]
+        ).clamp(min=0)
+        there = neighbour_len + 1 + (position + 1) % m
+        # the angles of the decoder's own tables, as it rounds them: a query at p has been multiplied by c + is
+        c, s = getattr(base.base_model, name)(weight, position)
+        to_c, to_s = getattr(base.base_model, name)(weight, there)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        c, s, to_c, to_s = (t.to(wide) for t in (c, s, to_c, to_s))
+        norm = c * c + s * s
+        return ((to_c * c + to_s * s) / norm).unsqueeze(2), ((to_s * c - to_c * s) / norm).unsqueeze(2)
+
+
+def heads_of(config) -> tuple[int, int, int]:
+    """H, G and D of a Hugging Face decoder's attention."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, width
+
+
+def retrofit_own(
+    decoder: nn.Module,
+    *,
+    cca_layers: Sequence[int] | None = None,
+    chunk_len: int = 32,
+    neighbour_len: int = 64,
+    bias: float = -1.0,
+    sink_token: int | None = None,
+    backend: str | None = None,
+) -> OwnAttention:
+    """`retrofit(decoder, neighbours="own", ...)`."""
+    base = base_of(decoder)
+    theirs = getattr(base, "config", None)
+    kind = getattr(theirs, "model_type", None)
+    if kind not in DECODERS:
+        known = ", ".join(DECODERS)
+        raise TypeError(f"decoder: expected a Hugging Face decoder of {known}; got {type(base).__name__}")
+    rope = (getattr(theirs, "rope_parameters", None) or {}).get("rope_type", "default")
+    if DECODERS[kind] is not None and rope in MOVING:
+        raise ValueError(f"decoder: expected rotary positions whose frequencies are fixed; got {rope!r}")
+    if getattr(theirs, "reorder_and_upcast_attn", False):
+        raise ValueError("decoder: expected reorder_and_upcast_attn=False; got True")
+    if not math.isfinite(checks.number("bias", bias)):
+        raise ValueError(f"bias: expected a finite number; got {bias}")
+    heads, _, width = heads_of(theirs)
+    checks.head_dim("decoder's head_dim", width)
+    if sink_token is None:
+        sink_token = theirs.bos_token_id if isinstance(theirs.bos_token_id, int) else 0
+    layers = range(1, theirs.num_hidden_layers + 1) if cca_layers is None else cca_layers
+    config = OwnConfig(
+        theirs.vocab_size,
+        theirs.num_hidden_layers,
+        heads,
+        theirs.max_position_embeddings,
+        tuple(layers),
+        chunk_len,
+        neighbour_len,
+        sink_token,
+    )
+    return OwnAttention(decoder, config, bias=bias, backend=backend)

@@ -1,0 +1,143 @@
+"""The definition of a retrofit by a decoder's own attention, in plain PyTorch: one softmax over both sets of keys.
+
+Written from the definition alone: one token and one layer at a time, with the decoder's own projections and tables of
+positions. It shares no line with the package.
+"""
+
+import torch
+
+
+class Llama:
+    """Projections, positions and residual sums of Llama, Mistral and Qwen."""
+
+    def __init__(self, decoder):
+        self.layers, self.last = decoder.model.layers, decoder.model.norm
+        self.rotary, self.embed_tokens = decoder.model.rotary_emb, decoder.model.embed_tokens
+
+    def embed(self, tokens):
+        return self.embed_tokens(tokens)
+
+    def turn(self, x, positions):
+        """Heads [n,H,D] turned to positions [n]."""
+        cos, sin = (table[0].unsqueeze(1) for table in self.rotary(x, positions[None]))
+        width = cos.shape[-1]
+        part, rest = x[..., :width], x[..., width:]
+        low, high = part.chunk(2, -1)
+        return torch.cat([part * cos + torch.cat([-high, low], -1) * sin, rest], -1)
+
+    def project(self, layer, x):
+        """Queries [n,H,D], keys and values [n,G,D] of states x [n,d], not turned."""
+        attention = layer.self_attn
+        normed = layer.input_layernorm(x)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        q, k, v = (p(normed).unflatten(-1, (-1, attention.head_dim)) for p in projections)
+        if hasattr(attention, "q_norm"):
+            q, k = attention.q_norm(q), attention.k_norm(k)
+        return q, k, v
+
+    def add(self, layer, x, out):
+        """The block's output, of its input x [n,d] and what was attended [n,H,D]."""
+        x = x + layer.self_attn.o_proj(out.flatten(1))
+        return x + layer.mlp(layer.post_attention_layernorm(x))
+
+
+class GPT2(Llama):
+    """Learnt positions are added to the embeddings; nothing turns."""
+
+    def __init__(self, decoder):
+        self.layers, self.last = decoder.transformer.h, decoder.transformer.ln_f
+        self.wte, self.wpe = decoder.transformer.wte, decoder.transformer.wpe
+
+    def embed(self, tokens):
+        return self.wte(tokens) + self.wpe(torch.arange(len(tokens)))
+
+    def turn(self, x, positions):
+        return x
+
+    def project(self, layer, x):
+        heads = layer.attn.num_heads
+        return tuple(p.unflatten(-1, (heads, -1)) for p in layer.attn.c_attn(layer.ln_1(x)).chunk(3, -1))
+
+    def add(self, layer, x, out):
+        x = x + layer.attn.c_proj(out.flatten(1))
+        return x + layer.mlp(layer.ln_2(x))
+
+
+class GPTNeoX(Llama):
+    """A part of each head turns; attention and feed-forward both read the block's input."""
+
+    def __init__(self, decoder):
+        base = decoder.gpt_neox
+        self.layers, self.last = base.layers, base.final_layer_norm
+        self.rotary, self.embed_tokens = base.rotary_emb, base.embed_in
+
+    def project(self, layer, x):
+        attention = layer.attention
+        return (
+            attention.query_key_value(layer.input_layernorm(x))
+            .unflatten(-1, (-1, 3 * attention.head_size))
+            .chunk(3, -1)
+        )
+
+    def add(self, layer, x, out):
+        return x + layer.attention.dense(out.flatten(1)) + layer.mlp(layer.post_attention_layernorm(x))
+
+
+KINDS = {"gpt2": GPT2, "gpt_neox": GPTNeoX}
+
+
+def attend(q, keys, values, scaling, shift=None):
+    """One token's softmax: q [H,D], keys and values [S,G,D], `shift` [H,S] added to the logits -> [H,D]."""
+    share = q.shape[0] // keys.shape[1]
+    keys, values = keys.repeat_interleave(share, 1), values.repeat_interleave(share, 1)
+    logits = torch.einsum("hd,shd->hs", q, keys) * scaling
+    return torch.einsum("hs,shd->hd", torch.softmax(logits if shift is None else logits + shift, -1), values)
+
+
+def scaling_of(layer):
+    attention = getattr(layer, "self_attn", None) or getattr(layer, "attn", None) or layer.attention
+    return attention.scaling
+
+
+def read(kind, tokens, window=None):
+    """Keys, turned to their positions, and values [n,G,D] of every layer, of tokens [n] read by themselves."""
+    x, positions, kept = kind.embed(tokens), torch.arange(len(tokens)), []
+    for layer in kind.layers:
+        q, k, v = kind.project(layer, x)
+        q, k = kind.turn(q, positions), kind.turn(k, positions)
+        kept.append((k, v))
+        first = [0 if window is None else max(0, n + 1 - window) for n in range(len(tokens))]
+        out = [attend(q[n], k[f : n + 1], v[f : n + 1], scaling_of(layer)) for n, f in enumerate(first)]
+        x = kind.add(layer, x, torch.stack(out))
+    return kept
+
+
+def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len, sink, window=None):
+    """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H]."""
+    kind, m, r = KINDS.get(decoder.config.model_type, Llama)(decoder), chunk_len, neighbours.shape[-1]
+    states = [[read(kind, torch.cat([torch.tensor([sink]), row]), window) for row in chunk] for chunk in neighbours]
+    x, positions = kind.embed(tokens), torch.arange(len(tokens))
+    for at, layer in enumerate(kind.layers):
+        raw, k, v = kind.project(layer, x)
+        q, k, out = kind.turn(raw, positions), kind.turn(k, positions), []
+        for p in range(len(tokens)):
+            first, chunk, i = 0 if window is None else max(0, p + 1 - window), (p + 1) // m - 1, (p + 1) % m
+            keys, values, scaling = k[first : p + 1], v[first : p + 1], scaling_of(layer)
+            if at + 1 not in layers or chunk < 0 or not mask[chunk].any():
+                out.append(attend(q[p], keys, values, scaling))
+                continue
+            seen = mask[chunk].flatten()
+            near = [torch.cat([one[at][part][1:] for one in states[chunk]])[seen] for part in (0, 1)]
+            row = layers.index(at + 1)
+            # own and neighbours' logits are of two queries: both sets of keys see the one that is meant for them
+            share = q.shape[1] // k.shape[1]
+            far = kind.turn(raw[p : p + 1], torch.tensor([r + 1 + i]))[0]
+            own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
+            others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
+            weights = torch.softmax(torch.cat([own, others + bias[row][:, None]], 1), -1)
+            both = torch.cat(
+                [values.repeat_interleave(share, 1), near[1].repeat_interleave(share, 1) * scale[row][None, :, None]]
+            )
+            out.append(torch.einsum("hs,shd->hd", weights, both))
+        x = kind.add(layer, x, torch.stack(out))
+    return decoder.get_output_embeddings()(kind.last(x))

@@ -1,0 +1,355 @@
+"""Retrofit by the decoder's own attention, against one softmax over own and neighbours' keys (`joint.py`)."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from retro_model.generation import generate
+from retro_model.retro.retrofit import retrofit
+from tests.model import joint
+
+transformers = pytest.importorskip("transformers")
+
+V, M, R, K, N, LAYERS, HEADS = 50, 4, 6, 2, 19, 3, 4
+SIZES = dict(
+    vocab_size=V,
+    hidden_size=64,
+    intermediate_size=48,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=HEADS,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 100.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0} | {
+    "rope_theta": 100.0,
+    "original_max_position_embeddings": 16,
+}
+DECODERS = {
+    "Llama": dict(num_key_value_heads=2),
+    "Llama yarn": dict(num_key_value_heads=1, rope_parameters=YARN),
+    "Llama llama3": dict(num_key_value_heads=1, rope_parameters=LLAMA3),
+    "Llama eager": dict(num_key_value_heads=2, attn_implementation="eager"),
+    "Mistral": dict(num_key_value_heads=2),
+    "Mistral window": dict(num_key_value_heads=2, sliding_window=5),
+    "Qwen2": dict(num_key_value_heads=2),
+    "Qwen3": dict(num_key_value_heads=2, head_dim=24),
+    "GPT2": dict(n_positions=64),
+    "GPT2 by layer": dict(n_positions=64, scale_attn_by_inverse_layer_idx=True),
+    "GPTNeoX": dict(rotary_pct=0.5),
+}
+every_decoder = pytest.mark.parametrize("name", DECODERS)
+
+
+def make(name: str, **changes):
+    torch.manual_seed(0)
+    kind = name.split()[0]
+    config = getattr(transformers, f"{kind}Config")(**SIZES | DECODERS[name] | changes)
+    decoder = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
+    for p in decoder.parameters():  # sharper than the library begins, so that what is attended shows
+        if p.dim() > 1:
+            torch.nn.init.normal_(p, std=2 * p.shape[-1] ** -0.5)
+    return decoder.double().eval()
+
+
+def batch(seed: int = 0, *, n: int = N, k: int = K):
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(2, n // M, k, R, generator=g) > 0.2
+    mask[0, 1], mask[1, 0, k - 1] = False, False  # a chunk without neighbours, a neighbour that is none
+    return torch.randint(V, (2, n), generator=g), torch.randint(V, (2, n // M, k, R), generator=g), mask
+
+
+def own(name: str, trained: bool = True, **changes):
+    """The decoder as it was, and one that attends neighbours, with weights as if trained."""
+    decoder = make(name)
+    before = copy.deepcopy(decoder)
+    model = retrofit(decoder, neighbours="own", **{"chunk_len": M, "neighbour_len": R} | changes).eval()
+    if trained:
+        torch.manual_seed(1)
+        torch.nn.init.normal_(model.bias)
+        torch.nn.init.normal_(model.scale)
+    return before, model
+
+
+def joint_logits(before, model, tokens, neighbours, mask, **changes):
+    options = dict(bias=model.bias, scale=model.scale, layers=list(model.config.cca_layers), chunk_len=M, sink=1)
+    options["window"] = getattr(before.config, "sliding_window", None)
+    rows = zip(tokens, neighbours, mask)
+    return torch.stack([joint.logits(before, *row, **options | changes) for row in rows])
+
+
+@every_decoder
+@torch.no_grad()
+def test_equals_one_softmax_over_own_and_neighbours_keys(name):
+    before, model = own(name)
+    tokens, neighbours, mask = batch()
+    got = model(tokens, neighbours, neighbour_mask=mask)
+    close = 1e-5 if "eager" in name else 1e-12  # the library's eager softmax is float32's, whatever the type
+    torch.testing.assert_close(got, joint_logits(before, model, tokens, neighbours, mask), rtol=0, atol=close)
+    assert (got - before(tokens).logits).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_some_layers_another_sink_and_no_mask():
+    before, model = own("Llama", cca_layers=(1, 3), sink_token=7)
+    tokens, neighbours, mask = batch()
+    want = joint_logits(before, model, tokens, neighbours, torch.ones_like(mask), sink=7)
+    torch.testing.assert_close(model(tokens, neighbours), want, rtol=0, atol=1e-12)
+    # chunks beyond the last complete one change nothing
+    more = torch.cat([neighbours, neighbours[:, :1]], 1)
+    torch.testing.assert_close(model(tokens, more), want, rtol=0, atol=1e-12)
+
+
+@every_decoder
+@torch.no_grad()
+def test_off_is_the_decoder_to_the_bit(name):
+    before, model = own(name)
+    tokens, neighbours, mask = batch()
+    want, want_short = before(tokens).logits, before(tokens[:, : M - 1]).logits
+    for mode in (model.eval(), model.train()):
+        assert torch.equal(mode(tokens), want)
+        assert torch.equal(mode(tokens[:, : M - 1], neighbours[:, :0]), want_short)
+    model.eval()(tokens, neighbours, neighbour_mask=mask)
+    assert torch.equal(model(tokens), want)  # a pass with neighbours leaves nothing behind
+    assert torch.equal(model.decoder(tokens).logits, want)
+    nothing = torch.zeros_like(mask)
+    assert torch.equal(model(tokens, neighbours, neighbour_mask=nothing), want)
+
+
+def test_bias_and_scale_alone_train():
+    _, model = own("Llama", trained=False, bias=-1.5, cca_layers=(2, 3))
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert {name: p.shape for name, p in trained.items()} == {"bias": (2, HEADS), "scale": (2, HEADS)}
+    assert (model.bias == -1.5).all() and (model.scale == 1).all()
+    tokens, neighbours, mask = batch()
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.train()(tokens, neighbours, neighbour_mask=mask).logsumexp(-1).sum().backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == {"bias", "scale"}
+    assert all((p.grad != 0).all() for p in trained.values())
+    torch.optim.AdamW(trained.values(), lr=1e-2).step()
+    assert {name for name, p in model.named_parameters() if not torch.equal(p, values[name])} == {"bias", "scale"}
+
+
+def test_gradients_are_those_of_the_joint_softmax():
+    before, model = own("Llama")
+    tokens, neighbours, mask = batch()
+    weights = torch.randn(2, N, V, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    inputs = [model.bias, model.scale]
+    got = torch.autograd.grad((model(tokens, neighbours, neighbour_mask=mask) * weights).sum(), inputs)
+    want = torch.autograd.grad((joint_logits(before, model, tokens, neighbours, mask) * weights).sum(), inputs)
+    for mine, theirs in zip(got, want):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_neighbour_is_seen_from_the_last_token_of_its_chunk_on():
+    _, model = own("Llama")
+    tokens, neighbours, _ = batch()
+    before = model(tokens, neighbours)
+    for chunk in range(N // M):
+        other = neighbours.clone()
+        other[:, chunk] = (other[:, chunk] + 1) % V
+        changed = (model(tokens, other) != before).any(-1).any(0)
+        assert changed.nonzero()[0].item() == (chunk + 1) * M - 1
+
+
+@torch.no_grad()
+def test_copies_and_pickles_attend_by_themselves():
+    _, model = own("Llama")
+    tokens, neighbours, mask = batch()
+    on = model(tokens, neighbours, neighbour_mask=mask)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(tokens, neighbours, neighbour_mask=mask), on)
+        other.bias.fill_(-torch.inf)
+        torch.testing.assert_close(other(tokens, neighbours), other(tokens))
+    assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), on)
+
+
+@torch.no_grad()
+def test_each_distinct_neighbour_is_read_once_and_kept():
+    _, model = own("Llama")
+    tokens, neighbours, mask = batch()
+    neighbours[:, 2:] = neighbours[:1, :1]
+    want = model(tokens, neighbours, neighbour_mask=mask)
+    rows = []
+    model.decoder.model.embed_tokens.register_forward_hook(lambda module, args, out: rows.append(len(args[0])))
+    live = neighbours[mask.any(-1)].unique(dim=0)
+    assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
+    assert rows == [len(live), 2]
+    with model.keeping() as kept:
+        for _ in range(2):
+            assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
+        assert rows[2:] == [len(live), 2, 2] and (kept.found, kept.read) == (len(live), len(live))
+        model.decoder.model.embed_tokens.weight.mul_(1.5)  # the decoder is another one now
+        model(tokens, neighbours, neighbour_mask=mask)
+        assert rows[-2:] == [len(live), 2]
+    one = 2 * R * LAYERS * 2 * 16 * 8  # bytes of a neighbour: keys and values of two heads of 16 in float64
+    with model.keeping(3 * one) as kept:
+        changed = model(tokens, neighbours, neighbour_mask=mask)
+        assert kept.bytes == 3 * one and len(kept) == 3
+        assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), changed)
+
+
+@every_decoder
+@pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=str)
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_the_whole(name, steps):
+    _, model = own(name)
+    tokens, neighbours, mask = batch()
+    want = model(tokens, neighbours, neighbour_mask=mask)
+    cache, parts, at, chunk = model.make_cache(2), [], 0, 0
+    for step in steps:
+        here = slice(chunk, chunk + cache.completes(step))
+        inputs = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
+        parts.append(model(tokens[:, at : at + step], **inputs, cache=cache))
+        at, chunk = at + step, here.stop
+    close = 1e-5 if "eager" in name else 1e-11
+    torch.testing.assert_close(torch.cat(parts, 1), want, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX"])
+@torch.no_grad()
+def test_padding_on_the_left(name):
+    """Each row has what it has alone: whole, off, and decoded with a cache."""
+    _, model = own(name)
+    tokens, neighbours, mask = batch()
+    pad = M + 3
+    short = N - pad
+    padded, real = tokens.clone(), torch.ones_like(tokens)
+    padded[1], real[1] = torch.cat([tokens.new_zeros(pad), tokens[1, :short]]), torch.arange(N) >= pad
+    got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
+    rows = [(0, N, slice(None)), (1, short, slice(pad, None))]
+    for row, n, here in rows:
+        part = slice(row, row + 1)
+        alone = model(tokens[part, :n], neighbours[part, : n // M], neighbour_mask=mask[part, : n // M])
+        torch.testing.assert_close(got[row, here], alone[0], rtol=0, atol=1e-11)
+    cache, done, parts = model.make_cache(2), [0, 0], []
+    for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
+        ends = [(begin + count) // M, max(begin + count - pad, 0) // M]
+        most = max(e - d for e, d in zip(ends, done))
+        new, new_mask = neighbours.new_zeros(2, most, K, R), mask.new_zeros(2, most, K, R)
+        for row, (d, e) in enumerate(zip(done, ends)):
+            new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
+        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
+        if begin != N - 6:
+            options["attention_mask"] = real[:, begin : begin + count]
+        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
+        done = ends
+    for row, _, here in rows:
+        torch.testing.assert_close(torch.cat(parts, 1)[row, here], got[row, here], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+def test_generation_is_greedy_continuation_of_the_whole(name):
+    _, model = own(name)
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8, 2]]
+
+    def retrieve(chunks):
+        return (chunks.repeat(1, 2)[:, None, :R] + torch.arange(K)[:, None]) % V, None
+
+    texts = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
+    for prompt, text in zip(prompts, texts):
+        for end in range(len(prompt), len(text)):
+            whole = text[None, :end]
+            neighbours = retrieve(whole[0, : end // M * M].view(-1, M))[0][None]
+            assert model(whole, neighbours)[0, -1].argmax() == text[end]
+    assert [t.tolist() for t in generate(model, prompts, 2 * M + 3)] != [t.tolist() for t in texts]
+
+
+def test_the_loss_without_all_logits():
+    _, model = own("Llama")
+    tokens, neighbours, mask = batch()
+    counted = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) > 0.3
+    got = model(tokens, neighbours, neighbour_mask=mask, loss_mask=counted)
+    logits = model(tokens, neighbours, neighbour_mask=mask)
+    want = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    torch.testing.assert_close(got.total, (want.view(2, -1) * counted[:, 1:]).sum())
+    inputs = [model.bias, model.scale]
+    for mine, theirs in zip(
+        *(torch.autograd.grad(x, inputs) for x in (got.total, (want * counted[:, 1:].flatten()).sum()))
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(model.last_logits(tokens, neighbours, neighbour_mask=mask), logits[:, -1])
+
+
+def test_checkpointing_changes_no_gradient():
+    """Two passes before one backward: each layer that is computed again finds the neighbours of its own pass."""
+    _, model = own("Llama")
+    model.train()
+    batches = [batch(0), batch(1, k=1)]
+
+    def gradients():
+        model.zero_grad()
+        sum(model(t, n, neighbour_mask=k).square().mean() for t, n, k in batches).backward()
+        return [p.grad.clone() for p in (model.bias, model.scale)]
+
+    want, computed = gradients(), []
+    model.decoder.model.layers[1].self_attn.register_forward_hook(lambda *_: computed.append(1))
+    model.gradient_checkpointing_enable()
+    model.train()
+    for mine, theirs in zip(gradients(), want):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    assert len(computed) == 6  # a reading and a pass each, and once more in each backward
+    model.gradient_checkpointing_disable()
+    computed.clear()
+    gradients()
+    assert len(computed) == 4
+
+
+def test_a_bfloat16_decoder_keeps_what_is_added_in_float32():
+    decoder = make("Llama").to(torch.bfloat16)
+    model = retrofit(decoder, neighbours="own", chunk_len=M, neighbour_len=R)
+    tokens, neighbours, mask = batch()
+    logits = model.train()(tokens, neighbours, neighbour_mask=mask)
+    assert logits.dtype == torch.bfloat16 and model.bias.dtype == model.scale.dtype == torch.float32
+    logits.float().logsumexp(-1).sum().backward()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    optimizer.step()
+    assert {s.dtype for state in optimizer.state.values() for s in state.values()} == {torch.float32}
+
+
+REFUSED = {
+    "Bloom": dict(n_layer=2, n_head=4, hidden_size=64),
+    "Gemma2": dict(head_dim=16, num_key_value_heads=2),
+    "GPTJ": dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_decoders_are_refused_by_name(name):
+    sizes = SIZES | REFUSED[name] if name == "Gemma2" else {"vocab_size": V} | REFUSED[name]
+    decoder = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes))
+    with pytest.raises(TypeError, match=f"decoder: expected .*llama.*; got {name}"):
+        retrofit(decoder, neighbours="own")
+
+
+def test_errors_name_the_argument():
+    def refused(match, error=ValueError, name="Llama", **changes):
+        with pytest.raises(error, match=match):
+            retrofit(make(name), **{"neighbours": "own"} | changes)
+
+    refused("neighbours: expected 'new' or 'own'; got 'theirs'", neighbours="theirs")
+    refused(r"cca_layers: expected layers from 1 to 3, ascending; got \(0, 2\)", cca_layers=(0, 2))
+    refused("cca_layers: expected at least one", cca_layers=())
+    refused("chunk_len: ", chunk_len=0)
+    refused("neighbour_len: ", neighbour_len=0)
+    refused("bias: expected a finite number", bias=float("nan"))
+    refused("sink_token: expected an int <= 49; got 50", sink_token=V)
+    refused("unexpected keyword argument 'encoder_layers'", TypeError, encoder_layers=1)
+    decoder = make("Llama")
+    decoder.config.rope_parameters["rope_type"] = "dynamic"
+    with pytest.raises(
+        ValueError, match="decoder: expected rotary positions whose frequencies are fixed; got 'dynamic'"
+    ):
+        retrofit(decoder, neighbours="own")
+    _, model = own("Llama")
+    tokens, neighbours, mask = batch()
+    with pytest.raises(ValueError, match=r"neighbours: expected \[B,L,K,R\] with L >= N//chunk_len = 4"):
+        model(tokens, neighbours[:, :2])
+    with pytest.raises(ValueError, match="neighbour_mask: "):
+        model(tokens, neighbours, neighbour_mask=mask[..., :3])
+    with pytest.raises(ValueError, match="past_key_values: not supported"):
+        model(tokens, neighbours, past_key_values=object())
