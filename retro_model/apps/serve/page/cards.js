@@ -30,8 +30,9 @@ export function gainOf({ reading, chosen }, cards) {
   const times = factor >= 1.25 ? `, ${factor >= 10 ? Math.round(factor) : factor.toFixed(1)} times as likely` : "";
   const source = reading.sources[chosen];
   const where = source && cards[source[0]] ? ` It stands ${cards[source[0]].line ? "in " : ""}${cards[source[0]].name}.` : "";
-  const than = reading.controlled ? "than with random passages" : "than without";
-  return [word, ` ${bits(gain)}${gain >= 0 ? times : ""}: ${gain >= 0 ? "likelier" : "less likely"} ${than}.${where}`];
+  const than = reading.controlled ? "random passages" : "none";
+  const how = gain >= 0 ? `${bits(gain)} gained over ${than}${times}.` : `${bits(gain)}: less likely than with ${than}.`;
+  return [word, ` ${how}${where}`];
 }
 
 /** The spans of each card that words of this chunk stand in: card -> set of token numbers. */
