@@ -11,10 +11,15 @@ import torch
 from retro_model import evaluation, training
 from retro_model.apps.library import compare, contenders, record, roff, texts
 from retro_model.apps.library.fitting import fit
+from retro_model.apps.library.library import Searched
 from retro_model.apps.library.options import Fit
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
 from retro_model.data.tokens import Tokenizer
 from tests.model import toys
+from tests.model.data import random_documents, store_of
 from tests.model.serving import folders
 
 transformers = pytest.importorskip("transformers")
@@ -93,6 +98,18 @@ def test_the_gain_of_retrieval_is_said_against_random_neighbours():
         evaluation.Scores(on.nats * kept, on.tokens * kept, on.bytes * kept), few, store
     )
     assert said.startswith("Too few to say: -0.361 bits per byte") and "9 documents; expected at least 10" in said
+
+
+def test_neighbours_for_training_are_those_that_were_computed_before(tmp_path):
+    store = store_of(tmp_path / "store", random_documents(6))
+    database = ChunkDatabase.build(tmp_path / "keys", store, HashedTfidf(16).fit(store))
+    want = precompute_neighbours(tmp_path / "near", store, database, 3)
+    got = Searched(database, 3)
+    rows = np.array([[0, 5], [len(store) - 1, 2]])
+    assert np.array_equal(got[rows], want[rows]) and len(got) == len(want) and got.shape == want.shape
+    options = {"window": 16, "batch_size": 2, "seed": 0, "database": database, "k": 2}
+    batch, other = (next(training.batches(store, neighbours=n, **options)) for n in (got, want))
+    assert torch.equal(batch.neighbours, other.neighbours) and torch.equal(batch.neighbour_mask, other.neighbour_mask)
 
 
 class Line(torch.nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +30,25 @@ class Library(NamedTuple):
     held_out: TokenStore
     neighbours: np.ndarray
     leakage: np.ndarray
-    train_neighbours: Callable[[], np.ndarray]
     facts: dict
+
+
+class Searched:
+    """The neighbours of a database's own chunks as an array [chunks,K] that is searched where it is read: a short
+    training reads few of its rows."""
+
+    ndim = 2
+
+    def __init__(self, database: ChunkDatabase, k: int):
+        self.database, self.shape = database, (len(database), k)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        store, flat = self.database.store, np.asarray(rows).reshape(-1)
+        ids = self.database.search_rows(store, flat, self.shape[1], exclude_doc=np.asarray(store.chunk_doc)[flat])
+        return ids.reshape(*np.shape(rows), self.shape[1])
 
 
 def prepare(
@@ -71,10 +86,7 @@ def prepare(
             for alpha in (0.25, 0.5)
         },
     }
-    for_training = functools.partial(
-        precompute_neighbours, folder / "train-neighbours", store, database, plan.neighbours + SPARE
-    )
-    return Library(tokenizer, database, held_out, np.asarray(near), leakage, for_training, facts)
+    return Library(tokenizer, database, held_out, np.asarray(near), leakage, facts)
 
 
 def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0):
@@ -84,7 +96,7 @@ def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int 
         window=plan.window,
         batch_size=batch_size,
         seed=seed,
-        neighbours=library.train_neighbours(),
+        neighbours=Searched(library.database, plan.neighbours + SPARE),
         database=library.database,
         k=plan.neighbours,
         start=start,
