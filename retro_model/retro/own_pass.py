@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import retro_kernels as rk
+from retro_model.base import transfer
 
 
 class Reading:
@@ -58,16 +59,16 @@ def slots(
     lead, device = int(held_place is not None), mask.device
     chunk = [f // m for f in first]  # of each row's first column; negative on padding
     begin = [f % m + m * lead for f in first]
-    query_start = begin[0] if len(set(begin)) == 1 else torch.tensor(begin, device=device)
+    query_start = begin[0] if len(set(begin)) == 1 else transfer.numbers(begin, device)
     total = (max(begin) + count) // m
     complete = [max(f + count, 0) // m - max(f, 0) // m for f in first]
     if not lead and not any(chunk) and len(set(complete)) == 1:  # whole rows
         return Slots(
             query_start, place[:, :total], mask[:, :total], torch.full((len(first),), total - 1, device=device)
         )
-    shift = torch.tensor([lead - min(c, 0) for c in chunk], device=device)[:, None]
+    shift = transfer.numbers([lead - min(c, 0) for c in chunk], device)[:, None]
     number = torch.arange(total, device=device) - shift  # of the slot's chunk among those that complete in the call
-    known = (number >= 0) & (number < torch.tensor(complete, device=device)[:, None])
+    known = (number >= 0) & (number < transfer.numbers(complete, device)[:, None])
     if mask.shape[1]:
         rows, at = torch.arange(len(first), device=device)[:, None], number.clamp(0, mask.shape[1] - 1)
         place, mask = place[rows, at], mask[rows, at] & known[..., None, None]
@@ -75,7 +76,7 @@ def slots(
         place, mask = (t.new_zeros(t.shape[0], total, *t.shape[2:]) for t in (place, mask))
     if lead:
         place[:, 0], mask[:, 0] = held_place, held_mask
-    last = (torch.tensor(complete, device=device) - 1 + shift[:, 0]).clamp(min=0) if any(complete) else None
+    last = (transfer.numbers(complete, device) - 1 + shift[:, 0]).clamp(min=0) if any(complete) else None
     return Slots(query_start, place, mask, last)
 
 

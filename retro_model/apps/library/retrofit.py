@@ -20,6 +20,8 @@ import torch
 
 from retro_model import evaluation
 from retro_model.apps.serve import folder as folders
+from retro_model.apps.serve import reader
+from retro_model.base.progress import counting
 
 from . import texts
 from .compare import show_line
@@ -67,12 +69,12 @@ def run(
     done = fit(whole.model, batches, how, folder / "training", show)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    describe(folder, decoder, title, library, plan, "Not scored yet.", [])  # `serve` takes it from here on
+    describe(folder, decoder, title, library, plan, "Not scored yet.")  # `serve` takes it from here on
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
     began = time.process_time()
     off, on, random = score(whole.model, library, plan, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out)
-    describe(folder, decoder, title, library, plan, said, folders.passages(library.held_out, plan.window, on, off))
+    describe(folder, decoder, title, library, plan, said)
     record = {
         "bits_per_byte": {
             name: evaluation.bits_per_byte(s) for name, s in (("off", off), ("on", on), ("random", random))
@@ -90,6 +92,8 @@ def run(
     for name, bits in record["bits_per_byte"].items():
         show(f"  {name}: {bits:.4f} bits per byte")
     show(said)
+    with counting("held-out passages, as the page shows them") as report:
+        reader.measure(folder, report)
     show(f"See what it looks up, and change that: retro-model serve {folder}")
     return said
 
@@ -102,15 +106,12 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
     return tuple(evaluation.score(model, library.held_out, *args, autocast=how.autocast, **windows) for args in given)
 
 
-def describe(
-    folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str, passages: list
-) -> None:
+def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
     """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
     facts = {
         "neighbours": plan.neighbours,
         "bos": library.tokenizer.bos_id is not None,
         "verdict": verdict,
-        "passages": passages,
     }
     parts = {
         "model": "model",
