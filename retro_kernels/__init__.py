@@ -13,6 +13,7 @@ from .core import native  # noqa: F401  it notes which process this is; extensio
 from .core.backends import BackendStatus, backends, use_backend
 from .ops.chunked_cross_attention import chunked_cross_attention
 from .ops.leaky_average import leaky_average
+from .ops.merge_attention import merge_attention
 from .ops.relative_attention import relative_attention
 from .ops.relative_logits import relative_logits
 from .ops.topk_chunks import topk_chunks
@@ -25,6 +26,7 @@ __all__ = [
     "backends",
     "chunked_cross_attention",
     "leaky_average",
+    "merge_attention",
     "relative_attention",
     "relative_logits",
     "topk_chunks",

@@ -27,7 +27,8 @@ COMMANDS = {
     "demo": Command(
         "train a RETRO and its baseline on Python's sources, and score both", "demo.command", "demo.options:parser"
     ),
-    "retrofit": Command("give a decoder a library", "retrofit", ""),
+    "retrofit": Command("give a decoder a library", "library.retrofit", "library.options:retrofit"),
+    "compare": Command("measure that beside everything else", "library.compare", "library.options:compare"),
     "serve": Command("show in a browser what a trained model looks up", "serve.command", "serve.options:serve"),
     "ask": Command("the same in the terminal", "serve.ask", "serve.options:ask"),
     "mosaics": Command("the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),

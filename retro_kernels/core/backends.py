@@ -115,7 +115,8 @@ def again(module: ModuleType, call, given) -> Callable | None:
 def _warn_of_fallback(op: str, call) -> None:
     """The reference serves a call that a kernel would serve, were it there: say so, once an op."""
     tensor = next(t for t in call if isinstance(t, Tensor))
-    status = _status(op, _KERNELS[tensor.device.type]) if tensor.device.type in _KERNELS else None
+    kernels = _KERNELS.get(tensor.device.type)
+    status = _status(op, kernels) if kernels and exists(op, kernels) else None
     if status is not None and not status and tensor.dtype != torch.float64:
         _warn_once(
             f"retro_kernels: the reference, plain PyTorch and slow, serves {op} on {tensor.device.type}: "

@@ -260,9 +260,27 @@ def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None
     return _placed(kw, draw)
 
 
+def merged(seed: int = 0, *, dtype=torch.float32, P=3, B=2, N=5, H=2, D=16, dead=False, draw=None):
+    """Keyword arguments of `merge_attention`, the parts side by side.
+
+    dead: some parts have lse -inf and NaN in place of their out, and one row has no part that counts.
+    """
+    g = draw or Draw(seed, dtype)
+    kw = {"outs": g.normal(P, B, N, H, D), "lses": g.normal(P, B, H, N).to(_statistics(g.dtype))}
+    if dead:
+        kw["lses"][0, :, :, ::2] = kw["lses"][:, 0, 0, 1] = -torch.inf
+        kw["outs"] = kw["outs"].masked_fill((kw["lses"] == -torch.inf).transpose(-1, -2).unsqueeze(-1), torch.nan)
+    return _placed(kw, draw)
+
+
+def _statistics(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def cast(kw: dict, dtype: torch.dtype) -> dict:
     """The same inputs, floating tensors in `dtype`."""
-    return {name: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in kw.items()}
+    types = {name: _statistics(dtype) if name == "lses" else dtype for name in kw}
+    return {n: v.to(types[n]) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in kw.items()}
 
 
 def differentiable(kw: dict) -> dict:

@@ -16,7 +16,7 @@ tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrat
 
 from .in_context import random_neighbours, score_in_context
 from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, WindowLeaks, curve, leakage, window_leaks
-from .outcome import gains, plot_gains, verdicts
+from .outcome import gain_of_retrieval, gains, plot_gains, verdicts
 from .results import bootstrap, plot, table
 from .scoring import Scores, bits_per_byte, score, windows
 from .suffixes import Suffix, score_suffixes
@@ -30,6 +30,7 @@ __all__ = [
     "bits_per_byte",
     "bootstrap",
     "curve",
+    "gain_of_retrieval",
     "gains",
     "leakage",
     "plot",

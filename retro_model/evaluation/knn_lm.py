@@ -7,9 +7,11 @@ p_kNN(w) ~ sum over the k nearest stored contexts followed by w of exp(-alpha d)
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ from .scoring import Scores, batches_of_windows, document_rows, evaluating, padd
 
 LAMBDA, ALPHA = 0.118, 0.00785  # tuned on Wikitext103, for embeddings of 1024 (section 4.1, appendix C.2)
 NEIGHBOURS = 10
+MIXTURES = (0.05, LAMBDA, 0.25, 0.4)
+SHARPNESS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of alpha, in units of `alpha_of_distances`
 KEYS_AT_ONCE = 1 << 16
 
 
@@ -129,6 +133,37 @@ def score_knn_settings(
     _add_first_tokens(model, store, nats, tokens, documents)
     num_bytes = np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64)
     return [Scores(of_setting, tokens, num_bytes) for of_setting in nats]
+
+
+class Tuned(NamedTuple):
+    """papers: scores with the paper's lambda and alpha. scores: with the best of a grid on the other documents,
+    settings the (lambda, alpha) of each document there. A store of one document has the paper's alone."""
+
+    papers: Scores
+    scores: Scores
+    settings: list[tuple[float, float]]
+
+
+def score_tuned(
+    model: nn.Module,
+    datastore: TokenDatastore,
+    store,
+    *,
+    window: int,
+    stride: int,
+    k: int = NEIGHBOURS,
+    batch_size: int = 8,
+    documents=None,
+) -> Tuned:
+    """kNN-LM at its best: lambda and alpha from `MIXTURES` x `SHARPNESS`, tuned for each document on the others."""
+    alpha = alpha_of_distances(datastore, k)
+    settings = [(LAMBDA, ALPHA), *itertools.product(MIXTURES, (alpha * s for s in SHARPNESS))]
+    options = {"window": window, "stride": stride, "k": k, "batch_size": batch_size, "documents": documents}
+    papers, *grid = score_knn_settings(model, datastore, store, settings, **options)
+    if len(document_rows(store)) < 2:
+        return Tuned(papers, papers, [])
+    scores, chosen = best_of_others(grid, store)
+    return Tuned(papers, scores, [settings[1 + number] for number in chosen])
 
 
 def best_of_others(scores: Sequence[Scores], store) -> tuple[Scores, list[int]]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from retro_model.data.tokens import BOS
-from retro_model.retro import NeighbourEncoder
+from retro_model.retro import NeighbourEncoder, OwnAttention
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 from .decoders import as_ours, check_takes_neighbours
@@ -124,7 +124,7 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
     try:
         with contextlib.ExitStack() as stack:
             for module in model.modules():
-                if isinstance(module, NeighbourEncoder):
+                if isinstance(module, (NeighbourEncoder, OwnAttention)):
                     stack.enter_context(module.keeping())
             yield next(model.parameters()).device
     finally:

@@ -167,7 +167,7 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
     assert found["RETRO"] == pytest.approx(bpb["RETRO on, 2 neighbours"])  # the same batches, the same steps
     gap = parts["N alone"]["minus RETRO"][0]
     assert gap == pytest.approx(found["N alone"] - found["RETRO"])
-    monkeypatch.setattr(knn_lm, "SHARPNESS", (1.0,))
+    monkeypatch.setattr(evaluation.knn_lm, "SHARPNESS", (1.0,))
     knn_lm.main([str(tmp_path), "--documents", "4", "-k", "3"])
     beside = json.loads((tmp_path / "knn-lm.json").read_text())
     assert len(beside) == 4 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])

@@ -22,6 +22,7 @@ BUILDERS = {
     "relative_logits": inputs.relative_logits,
     "topk_chunks": inputs.topk,
     "leaky_average": inputs.leaky,
+    "merge_attention": inputs.merged,
 }
 OPTIONS = {
     "chunked_cross_attention": {"B": 1, "N": 9, "M": 4, "R": 5, "H": 2, "gate": True, "mask": "token"},
@@ -130,7 +131,8 @@ def test_autocast(op, backend):
     kw = inputs.differentiable(SMALL[op]())
     with torch.autocast(inputs.DEVICE, torch.bfloat16):
         loss = total(op, kw, backend)
-    narrow = op != "leaky_average"  # a running sum keeps its input's type, as torch's cumsum does
+    # a running sum keeps its input's type, as torch's cumsum does, and a merge that of its parts
+    narrow = op not in ("leaky_average", "merge_attention")
     same = {n: v.bfloat16() if n in floats(kw) and narrow else v for n, v in kw.items()}
     torch.testing.assert_close(loss, total(op, same, backend))
     for name, grad in zip(floats(kw), torch.autograd.grad(loss, [kw[n] for n in floats(kw)]), strict=True):
@@ -161,7 +163,7 @@ def test_autocast_gives_a_running_sum_one_type(x, decay, initial):
 
 @every
 def test_checkpointing(op, backend):
-    kw = inputs.differentiable(SMALL[op](**({"dropout_p": 0.3} if "attention" in op else {})))
+    kw = inputs.differentiable(SMALL[op](**({"dropout_p": 0.3} if "dropout_p" in CALLS[op]._fields else {})))
     results = []
     for wrap in (lambda f: f(), lambda f: torch.utils.checkpoint.checkpoint(f, use_reentrant=False)):
         torch.manual_seed(3)
@@ -200,7 +202,7 @@ def test_empty_inputs(op, backend):
     kw = SMALL[op]()
     for name in floats(kw):  # batch 0 wherever a batch is
         if kw[name].dim() >= 3 and name not in ("rel_key",):
-            kw[name] = kw[name][:0]
+            kw[name] = kw[name][:, :0] if op == "merge_attention" else kw[name][:0]
     kw = {n: v[:0] if n.endswith(("mask", "doc")) else v for n, v in kw.items()}
     kw = inputs.differentiable(kw)
     loss = total(op, kw, backend)

@@ -10,7 +10,6 @@ appendix C.2 of arXiv 2112.04426.
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 
@@ -20,9 +19,7 @@ from retro_model.evaluation import knn_lm
 from .options import knn_lm as parser
 from .trained import Trained, open_demo
 
-MIXTURES = (0.05, knn_lm.LAMBDA, 0.25, 0.4)
 PAPERS, TUNED = "kNN-LM, the paper's lambda and alpha", "kNN-LM, tuned on the other documents"
-SHARPNESS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of alpha, in units of `alpha_of_distances`
 
 
 def compare(
@@ -38,26 +35,19 @@ def compare(
     options = {"window": plan.window, "stride": plan.stride}
     some = None if trained_documents is None else range(min(trained_documents, len(corpus.train.documents)))
     datastore = knn_lm.TokenDatastore.build(demo.baseline, corpus.train, documents=some, **options)
-    alpha = knn_lm.alpha_of_distances(datastore, k)
-    settings = [(knn_lm.LAMBDA, knn_lm.ALPHA), *itertools.product(MIXTURES, (alpha * s for s in SHARPNESS))]
-    report(
-        f"{len(datastore.keys):,} contexts, {k} neighbours of each token; {len(settings) - 1} settings, alpha about "
-        f"{alpha:.3g}"
-    )
-    papers, *grid = knn_lm.score_knn_settings(demo.baseline, datastore, held_out, settings, k=k, **options)
-    several = len(held_out.documents) > 1  # else there are no others to tune on
-    tuned, chosen = knn_lm.best_of_others(grid, held_out) if several else (papers, [])
+    report(f"{len(datastore.keys):,} contexts, {k} neighbours of each token")
+    tuned = knn_lm.score_tuned(demo.baseline, datastore, held_out, k=k, **options)
     near = corpus.validation_neighbours[:, : plan.neighbours]
     scores: dict[str, evaluation.Scores] = {
         "baseline": evaluation.score(demo.baseline, held_out, **options),
-        PAPERS: papers,
-        TUNED: tuned,
+        PAPERS: tuned.papers,
+        TUNED: tuned.scores,
         "RETRO off": evaluation.score(demo.retro, held_out, **options),
         f"RETRO on, {plan.neighbours} neighbours": evaluation.score(
             demo.retro, held_out, near, corpus.database, **options
         ),
     }
-    if not several:
+    if not tuned.settings:  # one document: there are no others to tune on
         del scores[TUNED]
     found: dict[str, dict] = {}
     for name, one in scores.items():
@@ -67,9 +57,9 @@ def compare(
             f"{name}: {found[name]['bits_per_byte']:.4f} bits per byte, minus the baseline {gap[0]:+.4f} (95% over "
             f"documents: {gap[1]:+.4f} to {gap[2]:+.4f})"
         )
-    found[PAPERS]["settings"] = settings[0]
-    if several:
-        found[TUNED]["settings"] = [settings[1 + number] for number in chosen]
+    found[PAPERS]["settings"] = (knn_lm.LAMBDA, knn_lm.ALPHA)
+    if tuned.settings:
+        found[TUNED]["settings"] = tuned.settings
     return found
 
 

@@ -1,6 +1,5 @@
 """A small GPT-2 from a local folder: retrofitted by the command, then read as a RETRO is."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from retro_model.apps import retrofit
+from retro_model.apps.library import retrofit
+from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve import ask
 from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.tokens import Tokenizer
@@ -16,7 +16,8 @@ from retro_model.data.tokens import Tokenizer
 from . import folders
 
 transformers = pytest.importorskip("transformers")
-PLAN = retrofit.Plan(window=64, stride=32, dim=64, encoder_width=32, batch_size=1, steps=4)
+PLAN = Plan(chunk_len=16, window=64, stride=32, dim=64)
+HOW = Fit(steps=4, batch_size=1, max_lr=2e-3)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def made(tmp_path_factory):
     transformers.GPT2LMHeadModel(config).save_pretrained(decoder)
     for name, _, text in folders.texts():
         (texts / name.replace("<b>", "").replace(".html", ".md")).write_text(text)
-    retrofit.run(decoder, out, PLAN, texts=texts, quiet=True)
+    retrofit.run(decoder, out, PLAN, HOW, attention="new", folder_of_texts=texts)
     return decoder, out
 
 
@@ -63,9 +64,25 @@ def test_it_is_asked_and_its_library_changes_like_any_other(made, capsys):
     assert json.loads((made[1] / "model.json").read_text())["kind"] == "retrofit"
 
 
+def test_what_it_claims_has_its_control(made):
+    """Six files: one is held out, and one document says too little."""
+    record = json.loads((made[1] / "retrofit.json").read_text())
+    assert record["bits_per_byte"].keys() == {"off", "on", "random"}
+    assert (
+        record["verdict"].startswith("Too few to say")
+        and record["verdict"] == open_folder(made[1]).folder.facts["verdict"]
+    )
+    assert record["on_minus_random"][0] == pytest.approx(
+        record["bits_per_byte"]["on"] - record["bits_per_byte"]["random"], abs=1e-6
+    )
+
+
 def test_what_cannot_work_is_named(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        retrofit.run(tmp_path, tmp_path / "out", PLAN, quiet=True)
-    with pytest.raises(ValueError, match="at least two files"):
-        retrofit.documents(tmp_path, dataclasses.replace(PLAN))
-    assert retrofit.cca_layers(2) == (2,) and retrofit.cca_layers(12) == (7, 10)
+        retrofit.run(tmp_path, tmp_path / "out", PLAN, HOW)
+    with pytest.raises(ValueError, match="at least five files"):
+        retrofit.run(made[0], tmp_path / "out", PLAN, HOW, folder_of_texts=tmp_path)
+    with pytest.raises(ValueError, match="attention: expected one of own, new"):
+        retrofit.run(made[0], tmp_path / "out", PLAN, HOW, attention="old")
+    with pytest.raises(SystemExit, match=r"retro-model retrofit: .*config"):
+        retrofit.main([str(tmp_path)])

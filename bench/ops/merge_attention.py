@@ -1,0 +1,48 @@
+"""The merge of partial attentions in the harness: its cases, its work, and the formula in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..registry import Case, Contender, Lazy, Operator, Work
+from . import _shared as shared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = Lazy("torch")
+
+OP = "merge_attention"
+
+CASES = [
+    Case(OP, "two-parts", {"P": 2, "B": 2, "N": 2048, "H": 16, "D": 64}, "own tokens and neighbours, RETRO's heads"),
+    Case(OP, "decode", {"P": 8, "B": 8, "N": 1, "H": 16, "D": 128}, "a token over 8 shards", modes=("fwd",)),
+]
+
+
+def arguments(case, draw) -> dict[str, Any]:
+    from retro_kernels.testing import inputs
+
+    return inputs.merged(**{x: case.shape[x] for x in "PBNHD"}, draw=draw) | dict(case.options)
+
+
+def work(case, itemsize: int, mode: str) -> Work:
+    p, b, n, h, d = (case.shape[x] for x in "PBNHD")
+    row = b * n * h
+    forward = Work(2.0 * p * row * d, (p + 1) * row * (d * itemsize + shared.LSE_BYTES))
+    # backward: reads the parts and both gradients, writes the parts' gradients
+    return forward if mode != "fwdbwd" else forward + Work(4.0 * p * row * d, (2 * p + 1) * row * (d * itemsize + 4))
+
+
+def eager(outs, lses) -> tuple[Tensor, Tensor]:
+    """A softmax over the parts and their weighted sum."""
+    weights = lses.softmax(0).mT.unsqueeze(-1).to(outs.dtype)
+    return (weights * outs).sum(0), lses.logsumexp(0)
+
+
+def _call(arguments: dict[str, Any], backend: str) -> tuple:
+    return shared.public(OP, backend=backend)(**arguments)
+
+
+OPERATOR = Operator(OP, ("out", "lse"), ("outs", "lses"), arguments, _call, work, row_axes=(0, 0))
+BASELINES = (Contender(OP, "eager", eager), shared.compiled(OP, eager))

@@ -1,0 +1,51 @@
+"""A call of `merge_attention` as a value: its arguments, their checks and the outputs they make.
+
+Letters: P parts, B batch, N queries, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import checks
+
+
+class MergeAttention(NamedTuple):
+    outs: Tensor  # [P,B,N,H,D]
+    lses: Tensor  # [P,B,H,N]
+
+    DIFFERENTIABLE = ("outs", "lses")
+    MOVES = None
+    RETURNS = ("out", "lse")
+
+    def checked(self) -> MergeAttention:
+        """The call checked."""
+        sizes: dict[str, int] = {}
+        checks.shape("outs", self.outs, "P,B,N,H,D", sizes)
+        checks.floating("outs", self.outs)
+        if sizes["P"] < 2:
+            raise ValueError(f"outs: expected [P,B,N,H,D] with P >= 2; got P={sizes['P']}")
+        checks.like("outs", self.outs, self.outs)
+        checks.dense_rows("outs", self.outs)
+        checks.shape("lses", self.lses, "P,B,H,N", sizes)
+        checks.like("lses", self.lses, self.outs, (_accumulator(self.outs),), first="outs")
+        return self
+
+    def cast(self) -> MergeAttention:
+        """Autocast changes nothing: the parts come out of attentions, and lses stay float32."""
+        return self
+
+    def empty_outputs(self) -> tuple[Tensor, Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        return self.outs.new_empty(self.outs.shape[1:]), self.lses.new_empty(self.lses.shape[1:])
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        return 2 * self.outs.numel(), 4 * self.outs.numel()
+
+
+def _accumulator(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

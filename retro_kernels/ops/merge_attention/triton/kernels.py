@@ -1,0 +1,119 @@
+"""The merge of partial attentions and its gradient. A program has one (token, head) and batch; it visits every part."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_lib.softmax import LOG2E
+
+
+@triton.jit
+def _load(x_ptr, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[BLOCK_D] in float32; zero where it does not count, whatever memory holds there."""
+    column = tl.arange(0, BLOCK_D)
+    x = tl.load(x_ptr + column, mask=column < D, other=0.0).to(tl.float32)
+    return tl.where(inside, x, 0.0)
+
+
+@triton.jit(do_not_specialize=("H", "parts"))
+def _merge_attention_forward_kernel(
+    outs_ptr,
+    lses_ptr,
+    out_ptr,
+    lse_ptr,
+    stride_xp,
+    stride_xb,
+    stride_xn,
+    stride_xh,
+    stride_lp,
+    stride_lb,
+    stride_lh,
+    stride_ln,
+    H,
+    parts,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    n, head = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
+    batch = tl.program_id(1).to(tl.int64)
+    lses_at = lses_ptr + batch * stride_lb + head * stride_lh + n * stride_ln
+    outs_at = outs_ptr + batch * stride_xb + n * stride_xn + head * stride_xh
+    row = (batch * (tl.num_programs(0) // H) + n) * H + head
+    top, total, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
+    for part in range(0, parts):
+        at = tl.full([], 0, tl.int64) + part
+        lse = tl.load(lses_at + at * stride_lp)
+        x = _load(outs_at + at * stride_xp, lse != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
+        new_top = tl.maximum(top, lse)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight, kept = tl.exp2((lse - shift) * LOG2E), tl.exp2((top - shift) * LOG2E)
+        total = total * kept + weight
+        acc = acc * kept + x * weight  # [BLOCK_D]
+        top = new_top
+    some = total != 0  # NaN must stay NaN
+    safe = tl.where(some, total, 1.0)
+    column = tl.arange(0, BLOCK_D)
+    tl.store(out_ptr + row * D + column, (acc / safe).to(out_ptr.dtype.element_ty), mask=column < D)
+    lse_at = lse_ptr + (batch * H + head) * (tl.num_programs(0) // H) + n
+    tl.store(lse_at, tl.where(some, top + tl.log(safe), float("-inf")))
+
+
+@triton.jit(do_not_specialize=("H", "parts"))
+def _merge_attention_backward_kernel(
+    outs_ptr,
+    lses_ptr,
+    lse_ptr,
+    dout_ptr,
+    dlse_ptr,
+    douts_ptr,
+    dlses_ptr,
+    stride_xp,
+    stride_xb,
+    stride_xn,
+    stride_xh,
+    stride_lp,
+    stride_lb,
+    stride_lh,
+    stride_ln,
+    stride_dob,
+    stride_don,
+    stride_doh,
+    stride_dlb,
+    stride_dlh,
+    stride_dln,
+    H,
+    parts,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """d out_p = w_p d out, d lse_p = w_p (d out . out_p - sum_r w_r d out . out_r + d lse), w_p = exp(lse_p - lse)."""
+    n, head = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
+    batch = tl.program_id(1).to(tl.int64)
+    N = tl.num_programs(0) // H
+    lses_at = lses_ptr + batch * stride_lb + head * stride_lh + n * stride_ln
+    outs_at = outs_ptr + batch * stride_xb + n * stride_xn + head * stride_xh
+    lse = tl.load(lse_ptr + (batch * H + head) * N + n)
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)  # then every weight is zero
+    some = lse != float("inf")
+    dout = tl.zeros([BLOCK_D], tl.float32)
+    if dout_ptr is not None:
+        dout = _load(dout_ptr + batch * stride_dob + n * stride_don + head * stride_doh, some, D, BLOCK_D)  # [BLOCK_D]
+    rest = 0.0
+    if dlse_ptr is not None:
+        rest = tl.load(dlse_ptr + batch * stride_dlb + head * stride_dlh + n * stride_dln, mask=some, other=0.0)
+    for part in range(0, parts):
+        at = tl.full([], 0, tl.int64) + part
+        lse_p = tl.load(lses_at + at * stride_lp)
+        x = _load(outs_at + at * stride_xp, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
+        rest -= tl.exp2((lse_p - lse) * LOG2E) * tl.sum(dout * x, 0)
+    column = tl.arange(0, BLOCK_D)
+    for part in range(0, parts):
+        at = tl.full([], 0, tl.int64) + part
+        lse_p = tl.load(lses_at + at * stride_lp)
+        x = _load(outs_at + at * stride_xp, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
+        weight = tl.exp2((lse_p - lse) * LOG2E)
+        row = (at * tl.num_programs(1) + batch) * N * H
+        grad = (dout * weight).to(douts_ptr.dtype.element_ty)
+        tl.store(douts_ptr + (row + n * H + head) * D + column, grad, mask=column < D)
+        tl.store(dlses_ptr + row + head * N + n, weight * (tl.sum(dout * x, 0) + rest))

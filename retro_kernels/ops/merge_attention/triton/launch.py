@@ -1,0 +1,48 @@
+"""Host side of merge_attention: its launches as values. Nothing here runs or waits for the device."""
+
+from __future__ import annotations
+
+import torch
+
+from ....compile.target import Target
+from ....triton_lib.launch import Launch, power_of_two, strides
+from ....triton_lib.plan import Plan
+from ..call import MergeAttention
+from .kernels import _merge_attention_backward_kernel, _merge_attention_forward_kernel
+
+
+def forward(call: MergeAttention, target: Target) -> Plan:
+    """out and lse, and the launch that fills them."""
+    out, lse = call.empty_outputs()
+    arguments = {**_inputs(call), "out_ptr": out, "lse_ptr": lse}
+    return Plan([_launch(_merge_attention_forward_kernel, call, arguments)], (out, lse))
+
+
+def backward(call: MergeAttention, outputs, grads, needs, target: Target) -> Plan:
+    """Gradients of outs and lses, and the launch that fills them."""
+    (_, lse), (grad_out, grad_lse) = outputs, grads
+    douts, dlses = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in call)
+    arguments = {
+        **_inputs(call),
+        "lse_ptr": lse,
+        "dout_ptr": grad_out,
+        **strides(grad_out, "do", "bnh"),
+        "dlse_ptr": grad_lse,
+        **strides(grad_lse, "dl", "bhn"),
+        "douts_ptr": douts,
+        "dlses_ptr": dlses,
+    }
+    wanted = [grad if need else None for grad, need in zip((douts, dlses), needs, strict=True)]
+    return Plan([_launch(_merge_attention_backward_kernel, call, arguments)], gradients=lambda: wanted)
+
+
+def _inputs(call: MergeAttention) -> dict:
+    parts, *_, h, d = call.outs.shape
+    tensors = {"outs_ptr": call.outs, "lses_ptr": call.lses}
+    sizes = {"H": h, "parts": parts, "D": d, "BLOCK_D": power_of_two(d)}
+    return {**tensors, **strides(call.outs, "x", "pbnh"), **strides(call.lses, "l", "pbhn"), **sizes}
+
+
+def _launch(kernel, call: MergeAttention, arguments: dict) -> Launch:
+    _, b, n, h, _ = call.outs.shape
+    return Launch(kernel, (n * h, b), arguments, num_warps=1, num_stages=1)

@@ -1,0 +1,139 @@
+"""Everything a user could do with a decoder and texts, measured on the same held-out documents.
+
+    retro-model compare DECODER --texts DIR --out compare-out
+
+Alone, with longer windows, neighbours in its context, kNN-LM, RETRO's new layers, its own attention: bits per byte,
+the difference with its interval over documents, the same with random neighbours, and what it costs. A contender that is
+scored is kept: stopped and called again, the command goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+from retro_kernels import info
+from retro_model import evaluation
+
+from . import record, texts
+from .contenders import MAKERS, RETRIEVE_NOTHING, Setting
+from .library import prepare
+from .options import CONTENDERS, Fit, Plan
+from .options import compare as parser
+
+GROUP = 8  # documents between two points where a stopped run goes on
+
+
+def show_line(line: str) -> None:
+    """Prints it at once, also where the output goes to a file."""
+    print(line, flush=True)
+
+
+def run(setting: Setting, names: list[str], documents: int, random_documents: int, show=show_line) -> None:
+    """Scores the first held-out documents by each contender; what the folder has from the same settings is kept.
+
+    random_documents: of them, those that are scored with random neighbours too.
+    """
+    (setting.folder / "scores").mkdir(parents=True, exist_ok=True)
+    for name in names:
+        path = _path(setting, name)
+        result = record.Result.load(path) if path.exists() else None
+        if result is None or result.facts["of"] != _settings(setting):
+            result = record.Result.empty(setting.library.held_out, _settings(setting))
+        wanted = {"true": documents, "random": 0 if name in RETRIEVE_NOTHING else random_documents}
+        if any(result.facts["documents"][which] < count for which, count in wanted.items()):
+            show(CONTENDERS[name])
+            _score(setting, name, result, wanted, path)
+            gc.collect()
+
+
+def _path(setting: Setting, name: str) -> Path:
+    return setting.folder / "scores" / f"{name}-{setting.fit.seed}.npz"
+
+
+def _settings(setting: Setting) -> dict:
+    made = {"plan": dataclasses.asdict(setting.plan), "fit": dataclasses.asdict(setting.fit)}
+    return made | {"datastore_tokens": setting.datastore_tokens}
+
+
+def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
+    """Goes on where `result` ends, and keeps it after each group of documents."""
+    library, done = setting.library, result.facts["documents"]
+    with record.Cost() as making:
+        score, made = MAKERS[name](setting)
+    result.facts.setdefault("made", {"making_cpu_seconds": making.cpu_seconds} | made)
+    random = evaluation.random_neighbours(setting.near, library.database, setting.fit.seed)
+    for which, near in (("true", setting.near), ("random", random)):
+        for first in range(done[which], wanted[which], GROUP):
+            group = range(first, min(first + GROUP, wanted[which]))
+            with record.Cost() as cost:
+                scores = score(near, group)
+            result.add(which, scores, cost)
+            done[which] = group.stop
+            result.save(path)
+            spent = result.facts["cpu_seconds"][which]
+            setting.show(f"  {which} neighbours: {group.stop} of {wanted[which]} documents, {spent:.0f} CPU seconds")
+
+
+def write(setting: Setting, title: str, command: str, show=print) -> dict:
+    """The record of all that the folder holds: compare.json, compare.png, and a table on the terminal."""
+    from rich.console import Console
+
+    paths = {name: _path(setting, name) for name in CONTENDERS}
+    results = {name: record.Result.load(path) for name, path in paths.items() if path.exists()}
+    results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting)}
+    if "alone" not in results:
+        return {}
+    rows = record.rows(results, CONTENDERS, setting.library.held_out, setting.library.leakage)
+    made = {
+        "command": command,
+        "corpus": title,
+        "seed": setting.fit.seed,
+        "plan": dataclasses.asdict(setting.plan),
+        "library": setting.library.facts,
+        "contenders": rows,
+        "machine": info.lines()[:2],
+        "torch_threads": torch.get_num_threads(),
+    }
+    (setting.folder / "compare.json").write_text(json.dumps(made, indent=1, default=float) + "\n")
+    record.plot({title: rows}, setting.folder / "compare.png")
+    Console(width=200).print(record.table(rows, title))
+    show(f"compare.json and compare.png lie in {setting.folder}")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    options = parser().parse_args(arguments)
+    plan = Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Plan)})
+    try:
+        title, documents = texts.read(options.texts, plan.database_bytes)
+        library, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
+        print(f"{title}: {len(documents):,} documents", flush=True)
+        prepared = prepare(options.out, options.decoder, library, held, plan, show_line)
+        setting = Setting(
+            options.decoder,
+            prepared,
+            plan,
+            Fit(steps=options.steps, max_lr=options.lr, seed=options.seed),
+            options.out,
+            options.datastore_tokens,
+            show_line,
+        )
+        torch.manual_seed(options.seed)
+        most = len(prepared.held_out.documents)
+        documents = min(most, options.documents or most)
+        run(setting, options.contenders, documents, min(documents, options.random_documents or most))
+    except (FileNotFoundError, ValueError) as error:
+        sys.exit(f"retro-model compare: {error}")
+    write(setting, title, shlex.join(["retro-model", "compare", *(arguments or sys.argv[1:])]), show_line)
+
+
+if __name__ == "__main__":
+    main()

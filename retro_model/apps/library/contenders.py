@@ -1,0 +1,140 @@
+"""Everything that a user could do with a decoder and a library, as one table. A contender's maker gives its scorer, and
+facts of how it was made: settings, and the cost of its training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from retro_model import evaluation
+from retro_model.evaluation import knn_lm
+from retro_model.retro.retrofit import retrofit
+
+from .fitting import changes, fit
+from .library import Library, read_decoder, stream
+from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What contenders are made of. folder: of the trained ones. datastore_tokens: of kNN-LM."""
+
+    decoder_folder: Path
+    library: Library
+    plan: Plan
+    fit: Fit
+    folder: Path
+    datastore_tokens: int = DATASTORE_TOKENS
+    show: Callable[[str], None] = print
+
+    def decoder(self) -> nn.Module:
+        """Read anew, for retrofits leave their hooks in a decoder."""
+        return read_decoder(self.decoder_folder)
+
+    @functools.cached_property
+    def near(self) -> np.ndarray:
+        """The neighbours that models are given, of the held-out chunks."""
+        return self.library.neighbours[:, : self.plan.neighbours]
+
+    @property
+    def windows(self) -> dict[str, int]:
+        return {"window": self.plan.window, "stride": self.plan.stride}
+
+
+#: Scores of some held-out documents with given neighbours [chunks,K].
+Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
+
+
+def alone(s: Setting, times: int = 1) -> tuple[Scorer, dict]:
+    """The decoder as it is; windows and strides of `times` the length cost the same number of tokens."""
+    model, sizes = s.decoder(), {name: times * size for name, size in s.windows.items()}
+
+    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
+        return evaluation.score(model, s.library.held_out, documents=documents, **sizes)
+
+    return score, sizes
+
+
+def in_context(s: Setting) -> tuple[Scorer, dict]:
+    model, sizes = s.decoder(), {"window": s.plan.window, "stride": s.plan.chunk_len, "k": s.plan.neighbours}
+
+    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
+        library = s.library
+        return evaluation.score_in_context(
+            model, library.held_out, near, library.database, documents=documents, **sizes
+        )
+
+    return score, sizes
+
+
+def knn(s: Setting) -> tuple[Scorer, dict]:
+    """kNN-LM over the library's documents that supply most of the neighbours. Its control keeps the contexts and
+    exchanges what followed them."""
+    library, model = s.library, s.decoder()
+    documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
+    datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
+    shuffled = torch.randperm(len(datastore.values), generator=torch.Generator().manual_seed(0))
+    control = dataclasses.replace(datastore, values=datastore.values[shuffled])
+
+    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
+        found = datastore if near is s.near else control
+        return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows).scores
+
+    return score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)}
+
+
+def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
+    """The database's documents that hold most of the nearest k neighbours, of at most so many tokens in all."""
+    found = library.database.document_of(library.neighbours[:, :k])
+    numbers, counts = np.unique(found[found >= 0], return_counts=True)
+    entries, taken, total = library.database.store.documents, [], 0
+    for number in numbers[np.argsort(-counts, kind="stable")].tolist():
+        if not taken or total + entries[number].num_tokens <= most_tokens:
+            taken.append(number)
+            total += entries[number].num_tokens
+    return taken
+
+
+def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0) -> tuple[Scorer, dict]:
+    """The decoder with RETRO's new layers, or reading neighbours by its own attention; rank: of its low-rank maps."""
+    torch.manual_seed(s.fit.seed)
+    decoder = s.decoder()
+    model = retrofit(decoder, **changes(attention, s.plan.chunk_len, decoder.config.num_hidden_layers, rank=rank))
+    rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
+    how = dataclasses.replace(s.fit, max_lr=rate)
+    facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
+
+    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
+        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
+
+    return score, facts
+
+
+def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
+    facts = fit(model, functools.partial(_stream, s, how), how, s.folder / f"{name}-{how.seed}", s.show)
+    return facts | {"trained_numbers": sum(p.numel() for p in model.parameters() if p.requires_grad)}
+
+
+def _stream(s: Setting, how: Fit, start: int):
+    return stream(s.library, s.plan, how.batch_size, how.seed, start)
+
+
+MAKERS: dict[str, Callable[[Setting], tuple[Scorer, dict]]] = {
+    "alone": alone,
+    "longer": functools.partial(alone, times=2),
+    "knn": knn,
+    "new": functools.partial(retrofitted, attention="new"),
+    "own": functools.partial(retrofitted, attention="own", trained=False),
+    "own-gates": functools.partial(retrofitted, attention="own"),
+    "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
+    "in-context": in_context,
+}
+RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

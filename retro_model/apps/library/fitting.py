@@ -1,0 +1,83 @@
+"""Training of what a retrofit adds: for so many steps or minutes, saved now and then, resumed where it was stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch import nn
+
+from retro_model import training
+from retro_model.training import checkpoint
+
+from .options import Fit
+
+SAVED_EVERY = 5  # steps
+ENCODER = 256  # width of the encoder of new layers
+
+
+def changes(
+    attention: str, chunk_len: int, decoder_layers: int, layers: tuple[int, ...] | None = None, rank: int = 0
+) -> dict:
+    """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
+    fourth layer of the upper third. layers: that attend, in place of these, or of all. rank: of own attention's maps.
+    """
+    if attention == "own":
+        return {"neighbours": "own", "cca_layers": layers, "chunk_len": chunk_len, "rank": rank}
+    layers = layers or tuple(range(max(1, decoder_layers * 2 // 3), decoder_layers + 1, 4))
+    encoder = {"layers": 1, "d_model": ENCODER, "d_ff": 2 * ENCODER, "heads": 4, "head_dim": ENCODER // 4}
+    return {"cca_layers": layers, "chunk_len": chunk_len, **{f"encoder_{name}": n for name, n in encoder.items()}}
+
+
+class Added(nn.Module):
+    """The parameters of a model that train, as a module of their own: a checkpoint without the decoder."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.added = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
+
+
+def fit(
+    model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, folder: Path, show=print
+) -> dict:
+    """Trains what is not frozen. A folder that holds the same training goes on from its last step.
+
+    stream: gives the batches from a position on. Returns: steps, tokens, CPU seconds and the last losses.
+    """
+    added = Added(model)
+    state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
+    if state and state["extra"]["how"] != dataclasses.asdict(how):
+        state = None  # of another training
+    done = {"how": dataclasses.asdict(how), "cpu_seconds": 0.0, "tokens": 0, "losses": []}
+    done |= state["extra"] if state else {}
+    steps = done.get("steps") or (how.steps if how.minutes is None else _steps_within(model, stream, how))
+    settings = training.Settings(
+        steps, max_lr=how.max_lr, warmup_steps=min(10, steps // 5), weight_decay=0.01, autocast=how.autocast
+    )
+    optimizer, first = training.make_optimizer(model, settings), 0
+    if state:
+        checkpoint.load(folder, added, optimizer)
+        first = state["step"]
+    batches = stream(first)
+    for start in range(first, steps, SAVED_EVERY):
+        began, stop = time.process_time(), min(steps, start + SAVED_EVERY)
+        history = training.train(model, optimizer, batches, settings, start=start, stop=stop)
+        done["steps"] = steps
+        done["tokens"] += sum(h["tokens"] for h in history)
+        done["cpu_seconds"] += time.process_time() - began
+        done["losses"] = [*done["losses"], *(round(h["loss"], 4) for h in history)]
+        checkpoint.save(folder, added, optimizer, step=stop, position=stop, extra=done)
+        left = done["cpu_seconds"] / stop * (steps - stop)
+        mean = sum(h["loss"] for h in history) / len(history)
+        show(f"  step {stop} of {steps}: loss {mean:.3f}, {left:.0f} s left")
+    return done
+
+
+def _steps_within(model: nn.Module, stream, how: Fit) -> int:
+    """Steps that fit into `minutes`, from the time of two whose learning rate moves nothing."""
+    settings = training.Settings(2, max_lr=1e-12, warmup_steps=0, weight_decay=0.0, autocast=how.autocast)
+    history = training.train(model, training.make_optimizer(model, settings), stream(0), settings)
+    return max(1, math.floor(60 * how.minutes / min(h["seconds"] for h in history)))

@@ -1,0 +1,112 @@
+"""A library in a folder: documents as tokens, without leaks, their database, and the neighbours of what is held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from retro_model import evaluation, training
+from retro_model.apps.evaluate.neighbours import make_embedder
+from retro_model.apps.evaluate.options import TFIDF
+from retro_model.apps.serve.retrofit_reader import HubText
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.dedup import find_leaked, kept_documents
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import precompute_neighbours
+from retro_model.data.store import Document, TokenStore, build_store
+
+from .options import Plan
+
+SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
+
+
+class Library(NamedTuple):
+    """neighbours: of the held-out chunks, int64 [chunks,10]; leakage: r(C) of each, by all ten."""
+
+    tokenizer: HubText
+    database: ChunkDatabase
+    held_out: TokenStore
+    neighbours: np.ndarray
+    leakage: np.ndarray
+    facts: dict
+
+
+class Searched:
+    """The neighbours of a database's own chunks as an array [chunks,K] that is searched where it is read: a short
+    training reads few of its rows."""
+
+    ndim = 2
+
+    def __init__(self, database: ChunkDatabase, k: int):
+        self.database, self.shape = database, (len(database), k)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        store, flat = self.database.store, np.asarray(rows).reshape(-1)
+        ids = self.database.search_rows(store, flat, self.shape[1], exclude_doc=np.asarray(store.chunk_doc)[flat])
+        return ids.reshape(*np.shape(rows), self.shape[1])
+
+
+def prepare(
+    folder: Path, decoder: Path, documents: list[Document], held: list[Document], plan: Plan, show=print
+) -> Library:
+    """Makes the library in `folder`; a killed run goes on, and a finished one is opened."""
+    tokenizer = HubText.load(decoder)
+    options = {"chunk_len": plan.chunk_len, "bos": tokenizer.bos_id is not None}
+    show(f"tokens of {len(documents):,} documents, and of {len(held)} held out")
+    held_out = build_store(folder / "validation", held, tokenizer, **options)
+    store = build_store(folder / "all", documents, tokenizer, **options)
+    leaked = find_leaked(store, [held_out])
+    if leaked.removed:
+        store = build_store(folder / "database", kept_documents(store, leaked), tokenizer, chunk_len=plan.chunk_len)
+    show(f"embeddings of {len(store):,} chunks ({store.num_tokens:,} tokens); {len(leaked.removed)} leaks dropped")
+    if plan.embedder == TFIDF:
+        embedder = HashedTfidf(plan.dim).fit(store)
+        embedder.save(folder / "embedder.npz")
+    else:
+        embedder = make_embedder(plan.embedder, store, tokenizer, "cpu")
+    database = ChunkDatabase.build(folder / "embeddings", store, embedder)
+    show(f"neighbours of {len(held_out):,} held-out chunks")
+    near = precompute_neighbours(folder / "validation-neighbours", held_out, database, evaluation.LEAKAGE_NEIGHBOURS)
+    leakage = evaluation.leakage(held_out, near, database)
+    facts = {
+        "documents": len(store.documents),
+        "tokens": store.num_tokens,
+        "chunks": len(store),
+        "leaks_dropped": sorted(removal.name for removal in leaked.removed),
+        "held_out_documents": len(held_out.documents),
+        "held_out_tokens": held_out.num_tokens,
+        "held_out_bytes": held_out.num_bytes,
+        "bytes_by_leakage": {
+            f"r(C) <= {alpha}": round(float(held_out.chunk_bytes[leakage <= alpha].sum() / held_out.num_bytes), 3)
+            for alpha in (0.25, 0.5)
+        },
+    }
+    return Library(tokenizer, database, held_out, np.asarray(near), leakage, facts)
+
+
+def read_decoder(folder: Path):
+    """A decoder of the Hugging Face library; nothing is fetched and no code of the folder's is run."""
+    from transformers import AutoModelForCausalLM
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
+
+
+def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0):
+    """Batches of the library's own text with their neighbours, without end."""
+    return training.batches(
+        library.database.store,
+        window=plan.window,
+        batch_size=batch_size,
+        seed=seed,
+        neighbours=Searched(library.database, plan.neighbours + SPARE),
+        database=library.database,
+        k=plan.neighbours,
+        start=start,
+    )

@@ -1,0 +1,103 @@
+"""Sizes and options of `retro-model retrofit` and `compare`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+#: The contenders of `compare`, and their names in its table.
+CONTENDERS = {
+    "alone": "decoder alone",
+    "longer": "alone, windows twice as long",
+    "knn": "kNN-LM, tuned on the other documents",
+    "new": "RETRO's new layers, trained",
+    "own": "own attention, nothing trained",
+    "own-gates": "own attention, bias and scale trained",
+    "own-lora": "own attention, low-rank maps trained too",
+    "in-context": "in-context retrieval",
+}
+DATASTORE_TOKENS = 20_000
+ATTENTION = ("own", "new")
+#: Learning rates that fit what is added: biases and scales of heads, low-rank maps beside them, or whole layers.
+RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
+RANK = 8  # of the low-rank maps in `compare`
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a library and of its windows. embedder: `tfidf`, or the folder of a frozen encoder. dim: of tfidf.
+    database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents."""
+
+    chunk_len: int = 32
+    neighbours: int = 2
+    window: int = 256
+    stride: int = 128
+    database_bytes: int = 2_500_000
+    held_out: int = 50
+    held_bytes: int = 1500
+    embedder: str = "tfidf"
+    dim: int = 512
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step."""
+
+    steps: int = 50
+    minutes: float | None = None
+    batch_size: int = 2
+    max_lr: float = RATES["own"]
+    autocast: str | None = None
+    seed: int = 0
+
+
+def compare() -> argparse.ArgumentParser:
+    """The parser of `retro-model compare`."""
+    made = argparse.ArgumentParser(
+        prog="retro-model compare",
+        description="Everything a user could do with a decoder and texts, measured on the same held-out documents.",
+    )
+    add = made.add_argument
+    add("decoder", type=Path, help="folder of a causal language model and its tokeniser")
+    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
+    add("--out", type=Path, default=Path("compare-out"), help="folder for all that is made (default: compare-out)")
+    names = ", ".join(CONTENDERS)
+    add("--contenders", nargs="+", choices=CONTENDERS, default=[*CONTENDERS], metavar="NAME", help=f"of {names}")
+    add("--documents", type=int, help="of the held-out ones, the first so many; default: all")
+    add("--random-documents", type=int, help="scored with random neighbours too; default: all")
+    for field in dataclasses.fields(Plan):
+        add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    add("--steps", type=int, default=Fit.steps, help=f"of what trains (default: {Fit.steps})")
+    add("--lr", type=float, default=Fit.max_lr, help=f"of own attention (default: {Fit.max_lr})")
+    add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=f"of kNN-LM (default: {DATASTORE_TOKENS})")
+    add("--seed", type=int, default=0)
+    return made
+
+
+def retrofit() -> argparse.ArgumentParser:
+    """The parser of `retro-model retrofit`."""
+    made = argparse.ArgumentParser(
+        prog="retro-model retrofit",
+        description="Give a decoder a library: database, training of what is added, scores with their control.",
+    )
+    add = made.add_argument
+    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
+    add("--out", type=Path, default=Path("retrofit-out"), help="folder for all that is made (default: retrofit-out)")
+    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
+    add("--attention", choices=ATTENTION, default="own", help="its own, or RETRO's new layers (default: own)")
+    add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
+    add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps})")
+    add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
+    rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
+    add("--lr", type=float, help=f"largest learning rate (default: {rates})")
+    add("--rank", type=int, default=0, help="of low-rank maps beside bias and scale of own attention (default: none)")
+    add("--layers", type=int, nargs="+", help="that attend neighbours, from 1")
+    add("--neighbours", type=int, default=Plan.neighbours, help=f"of each chunk (default: {Plan.neighbours})")
+    add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
+    add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
+    add("--held-out", type=int, default=20, help="documents that are scored (default: 20)")
+    add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
+    add("--seed", type=int, default=0)
+    return made

@@ -1,0 +1,178 @@
+"""Scores and costs of contenders, kept as they come; the record, table and picture that are made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from retro_model import evaluation
+from retro_model.evaluation import Scores
+
+ALPHAS = (0.25, 0.5)
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass
+class Result:
+    """A contender's scores of the first held-out documents, with random neighbours too where it retrieves.
+
+    facts: of: the settings. made: what it is made with, and the cost of that, training included. documents,
+    cpu_seconds: by "true" and "random". peak_mb.
+    """
+
+    true: Scores
+    random: Scores
+    facts: dict
+
+    @classmethod
+    def empty(cls, store, settings: dict) -> Result:
+        """Nothing is scored yet."""
+        count = len(store.lengths)
+        none = Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
+        zero = {"true": 0, "random": 0}
+        facts = {"of": settings, "documents": zero, "cpu_seconds": dict(zero), "peak_mb": None}
+        return cls(none, none, facts)
+
+    def add(self, which: str, scores: Scores, cost: Cost) -> None:
+        """Scores of further documents: `which` is "true" or "random"."""
+        before = getattr(self, which)
+        sums = [getattr(before, field.name) + getattr(scores, field.name) for field in dataclasses.fields(Scores)]
+        setattr(self, which, Scores(*sums))
+        self.facts["cpu_seconds"][which] += cost.cpu_seconds
+        if cost.peak_mb is not None:
+            self.facts["peak_mb"] = max(cost.peak_mb, self.facts["peak_mb"] or 0)
+
+    def save(self, path: Path) -> None:
+        """Atomically: the file is there whole, or not at all."""
+        part = path.with_suffix(".part.npz")
+        parts = {"true": self.true, "random": self.random}
+        arrays = {f"{name}-{field}": a for name, s in parts.items() for field, a in dataclasses.asdict(s).items()}
+        np.savez(part, facts=json.dumps(self.facts), **arrays)
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        with np.load(path) as kept:
+            fields = [field.name for field in dataclasses.fields(Scores)]
+            parts = [Scores(*(kept[f"{name}-{field}"] for field in fields)) for name in ("true", "random")]
+            return cls(*parts, json.loads(str(kept["facts"])))
+
+
+class Cost:
+    """Context manager: CPU seconds of all threads within, and the largest resident memory in MB (None where the system
+    does not tell)."""
+
+    def __enter__(self) -> Cost:
+        try:
+            RESET.write_text("5")  # the peak begins anew; Linux alone
+            self.resets = True
+        except OSError:
+            self.resets = False
+        self.began = time.process_time()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.cpu_seconds = round(time.process_time() - self.began, 2)
+        found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text()) if self.resets else None
+        self.peak_mb = int(found[1]) // 1024 if found else None
+
+
+def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakage: np.ndarray) -> dict[str, dict]:
+    """What the record says of each contender, over the documents that all of them have scored; differences are
+    (difference, 2.5%, 97.5% over documents)."""
+    few = min(result.facts["documents"]["true"] for result in results.values())
+    shared = {name: _of(result.true, np.asarray(store.chunk_doc) < few) for name, result in results.items()}
+    found = {}
+    for name, result in results.items():
+        scores, facts = shared[name], result.facts
+        kept = result.random.bytes > 0
+        row = {
+            "title": titles[name],
+            "documents": few,
+            "bits_per_byte": round(evaluation.bits_per_byte(scores), 4),
+            "minus_alone": _difference(scores, shared["alone"], store),
+            "tokens_per_cpu_second": round(int(result.true.tokens.sum()) / facts["cpu_seconds"]["true"], 1),
+        }
+        if kept.any():
+            row["random_minus_alone"] = _difference(result.random, _of(results["alone"].true, kept), store)
+            row["minus_random"] = _difference(_of(result.true, kept), result.random, store)
+            row["random_documents"] = facts["documents"]["random"]
+        row["by_leakage"] = {
+            f"r(C) <= {alpha}": {"minus_alone": _rounded(gap), "share_of_bytes": round(share, 3)}
+            for alpha, *gap, share in evaluation.gains(scores, shared["alone"], store, leakage, alphas=ALPHAS)
+        }
+        found[name] = row | {name: facts.get(name) for name in ("cpu_seconds", "peak_mb", "made")}
+    return found
+
+
+def _of(scores: Scores, kept: np.ndarray) -> Scores:
+    """The scores of some chunks."""
+    return Scores(scores.nats * kept, scores.tokens * kept, scores.bytes * kept)
+
+
+def _difference(scores: Scores, other: Scores, store) -> list[float]:
+    return _rounded(evaluation.bootstrap(scores, other, store))
+
+
+def _rounded(gap) -> list[float]:
+    return [round(float(value), 4) for value in gap]
+
+
+def table(found: Mapping[str, dict], title: str):
+    """A rich table of the record's rows."""
+    from rich.table import Table
+
+    columns = ("", "bits a byte", "minus alone (95%)", "true minus random", "random minus alone", "r(C) <= 1/4")
+    out = Table(*columns, "CPU s", "tokens/s", "peak MB", "made in s", title=title)
+    for row in found.values():
+        quarter = row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")
+        out.add_row(
+            row["title"],
+            f"{row['bits_per_byte']:.4f}",
+            _interval(row["minus_alone"]),
+            _interval(row.get("minus_random")),
+            _interval(row.get("random_minus_alone")),
+            _interval(quarter),
+            f"{row['cpu_seconds']['true']:.0f}",
+            f"{row['tokens_per_cpu_second']:.0f}",
+            f"{row['peak_mb'] or 0:,}",
+            f"{row['made'].get('cpu_seconds', row['made'].get('making_cpu_seconds', 0)):.0f}",
+        )
+    return out
+
+
+def _interval(gap) -> str:
+    return "" if gap is None else f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})"
+
+
+COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#d55e00", "#f0e442")
+
+
+def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
+    """Gain over the decoder alone against CPU seconds a token, a panel a corpus; an image file. Hollow: with random
+    neighbours."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 3.6 * len(records), 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = np.atleast_1d(figure.subplots(1, len(records), sharey=True))
+    for axes, (title, found) in zip(panels, records.items()):
+        for colour, row in zip(COLOURS, found.values()):
+            at = 1000 / row["tokens_per_cpu_second"]
+            gap, low, high = (-value for value in row["minus_alone"])
+            axes.errorbar(at, gap, [[gap - high], [low - gap]], marker="o", color=colour, label=row["title"], capsize=2)
+            if "random_minus_alone" in row:
+                axes.plot(at, -row["random_minus_alone"][0], marker="o", markerfacecolor="none", color=colour)
+        axes.axhline(0, color="black", linewidth=0.6)
+        axes.set(title=title, xlabel="CPU milliseconds a scored token", xscale="log")
+    panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95% over documents; hollow: random)")
+    panels[0].legend(fontsize=7)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,141 @@
+"""A decoder gets a library: database, training of what is added, scores with their control, a model folder.
+
+    retro-model retrofit                                            # SmolLM2 and the manual pages of this machine
+    retro-model retrofit DECODER --texts DIR --out retrofit-out     # a folder of a decoder, a folder of text files
+
+Of the decoder's folder nothing is fetched and no code is run; its weights stay as they are and where they are. Stopped
+and called again, the command goes on. The result is for `retro-model ask` and `serve`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from retro_model import evaluation
+from retro_model.apps.serve import folder as folders
+from retro_model.apps.serve import reader
+from retro_model.base.progress import counting
+
+from . import texts
+from .compare import show_line
+from .fitting import changes, fit
+from .library import Library, prepare, read_decoder, stream
+from .options import ATTENTION, RATES, Fit, Plan
+from .options import retrofit as parser
+
+
+def run(
+    decoder: Path,
+    folder: Path,
+    plan: Plan,
+    how: Fit,
+    *,
+    attention: str = "own",
+    layers: tuple[int, ...] | None = None,
+    rank: int = 0,
+    folder_of_texts: Path | None = None,
+    show=show_line,
+) -> str:
+    """Everything, into `folder`; gives the verdict.
+
+    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers,
+    rank: see `fitting.changes`.
+    Raises: FileNotFoundError, ValueError naming what is wrong.
+    """
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
+
+    if not (decoder / "config.json").exists():
+        raise FileNotFoundError(f"{decoder}: expected the folder of a decoder, with its config.json; none is there")
+    if attention not in ATTENTION:
+        raise ValueError(f"attention: expected one of {', '.join(ATTENTION)}; got {attention!r}")
+    title, documents = texts.read(folder_of_texts, plan.database_bytes)
+    show(f"{title}: {len(documents):,} documents")
+    rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
+    library = prepare(folder, decoder, rest, held, plan, show)
+    model = read_decoder(decoder)
+    torch.manual_seed(how.seed)
+    options = changes(attention, plan.chunk_len, model.config.num_hidden_layers, layers, rank)
+    whole = RetrofitForCausalLM.from_decoder(model, **options)
+    show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
+    batches = functools.partial(stream, library, plan, how.batch_size, how.seed)
+    whole.save_pretrained(folder / "model")
+    done = fit(whole.model, batches, how, folder / "training", show)
+    whole.save_pretrained(folder / "model")
+    library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
+    describe(folder, decoder, title, library, plan, "Not scored yet.")  # `serve` takes it from here on
+    show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
+    began = time.process_time()
+    off, on, random = score(whole.model, library, plan, how)
+    said = evaluation.gain_of_retrieval(on, random, library.held_out)
+    describe(folder, decoder, title, library, plan, said)
+    record = {
+        "bits_per_byte": {
+            name: evaluation.bits_per_byte(s) for name, s in (("off", off), ("on", on), ("random", random))
+        },
+        "on_minus_random": evaluation.bootstrap(on, random, library.held_out),
+        "on_minus_off": evaluation.bootstrap(on, off, library.held_out),
+        "verdict": said,
+        "training": done,
+        "scoring_cpu_seconds": time.process_time() - began,
+        "plan": dataclasses.asdict(plan),
+        "fit": dataclasses.asdict(how),
+        "library": library.facts,
+    }
+    (folder / "retrofit.json").write_text(json.dumps(record, indent=1) + "\n")
+    for name, bits in record["bits_per_byte"].items():
+        show(f"  {name}: {bits:.4f} bits per byte")
+    show(said)
+    with counting("held-out passages, as the page shows them") as report:
+        reader.measure(folder, report)
+    show(f"See what it looks up, and change that: retro-model serve {folder}")
+    return said
+
+
+def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
+    """Of the held-out documents: off, on, and on with random neighbours."""
+    near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
+    random = evaluation.random_neighbours(near, library.database, how.seed)
+    given = ((), (near, library.database), (random, library.database))
+    return tuple(evaluation.score(model, library.held_out, *args, autocast=how.autocast, **windows) for args in given)
+
+
+def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
+    """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
+    facts = {
+        "neighbours": plan.neighbours,
+        "bos": library.tokenizer.bos_id is not None,
+        "verdict": verdict,
+    }
+    parts = {
+        "model": "model",
+        "tokenizer": "tokenizer",
+        "held_out": "validation",
+        "store": library.database.store.folder.name,
+        "keys": "embeddings",
+        "embedder": "embedder.npz",
+    }
+    folders.describe(folder, "retrofit", f"{decoder.name} with {title}", parts, plan.window, facts)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    given = parser().parse_args(arguments)
+    plan = Plan(given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out)
+    rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
+    how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)
+    options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
+    try:
+        if given.decoder is None:
+            from retro_model.integrations import smollm
+
+            given.decoder = smollm.folder(report=show_line)
+        run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
+    except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
+        sys.exit(f"retro-model retrofit: {error}")

@@ -1,0 +1,64 @@
+"""Text of manual pages, without a formatter: headings, paragraphs, examples as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+#: Macros of fonts: the arguments are the text; those of two letters alternate between two fonts without a space.
+FONTS = ("B", "I", "SM", "SB", "BI", "BR", "IB", "IR", "RB", "RI")
+BREAKS = ("PP", "P", "LP", "TP", "IP", "HP", "sp", "RS", "RE")
+AS_IT_STANDS, FILLED = ("nf", "EX"), ("fi", "EE")
+CHARACTERS = {"aq": "'", "dq": '"', "em": "-", "en": "-", "bu": "*", "co": "(c)", "lq": '"', "rq": '"', "ti": "~"}
+CHARACTERS |= {"ha": "^", "rs": "\\", "oq": "'", "cq": "'", "mi": "-", "->": "->", "<=": "<=", ">=": ">=", "..": "..."}
+ESCAPE = re.compile(
+    r"\\(?:f(?:\[[^]]*\]|\(..|.)|s[+-]?\d|\[(?P<named>[^]]*)\]|\((?P<pair>..)|\*(?:\[[^]]*\]|\(..|.)|(?P<one>.))"
+)
+KEPT = {"-": "-", " ": " ", "~": " ", "e": "\\", "\\": "\\", "0": " ", ".": ".", "'": "'", "`": "`"}
+
+
+def text_of(roff: str) -> str:
+    """The text of a page in the man macros; "" for one that only names another (`.so`)."""
+    lines: list[str] = []
+    filled = True
+    for line in roff.splitlines():
+        macro, _, rest = line[1:].strip().partition(" ") if line[:1] in (".", "'") else ("", "", line)
+        if line[:1] not in (".", "'"):
+            _add(lines, _plain(rest), filled)
+        elif macro == "so":
+            return ""
+        elif macro in ("SH", "SS", "TH"):
+            words = _arguments(rest)
+            lines += ["", f"{words[0]}({words[1]})" if macro == "TH" and len(words) > 1 else " ".join(words), ""]
+        elif macro in FONTS:
+            _add(lines, ("" if len(macro) == 2 and macro[0] != "S" else " ").join(_arguments(rest)), filled)
+        elif macro in AS_IT_STANDS or macro in FILLED:
+            filled = macro in FILLED
+            lines.append("")
+        elif macro in BREAKS:
+            lines += ["", *([_arguments(rest)[0], ""] if macro == "IP" and rest.strip() else [])]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+
+
+def _add(lines: list[str], text: str, filled: bool) -> None:
+    """Joins a line to its paragraph, or adds it as it stands."""
+    if filled and lines and lines[-1] and text.strip():
+        lines[-1] += " " + text.strip()
+    else:
+        lines.append(text.strip() if filled else text)
+
+
+def _arguments(rest: str) -> list[str]:
+    """A macro's arguments, quotes removed."""
+    lexer = shlex.shlex(_plain(rest), posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape, lexer.quotes = " ", True, "", "", '"'
+    try:
+        return list(lexer) or [""]
+    except ValueError:  # a quote that is not closed
+        return [_plain(rest).replace('"', "")]
+
+
+def _plain(text: str) -> str:
+    """A line without comments and escapes."""
+    text = re.sub(r'\\["#].*', "", text)
+    return ESCAPE.sub(lambda m: CHARACTERS.get(m["named"] or m["pair"] or "", "") or KEPT.get(m["one"] or "", ""), text)

@@ -1,0 +1,80 @@
+"""The documents of a library, and which of them are held out."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from retro_model.apps.demo.corpus import sources
+from retro_model.data.store import Document
+
+from .roff import text_of
+
+SUFFIXES = (".txt", ".md", ".py", ".rst")
+MANUAL = Path("/usr/share/man")
+LEAST = 1000  # characters: shorter texts hold little beside their title
+MANY = 100  # manual pages that make a library
+
+
+def read(texts: Path | None, most: int) -> tuple[str, list[Document]]:
+    """A title and the documents of a folder; of None: the machine's manual pages, or where it has few, the sources of
+    Python's standard library.
+
+    most: characters of the library; of manual pages no more than twice that are read.
+    Raises: FileNotFoundError for a folder that is not there.
+    """
+    if texts is None:
+        pages = list(manual_pages(MANUAL, 2 * most))
+        if len(pages) >= MANY:
+            return "manual pages", pages
+        return "Python's standard library", list(sources(Path(sysconfig.get_path("stdlib"))))
+    if not texts.is_dir():
+        raise FileNotFoundError(f"{texts}: expected a folder of text files; there is none")
+    paths = sorted(p for p in texts.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    names = [p.relative_to(texts).as_posix() for p in paths]
+    every = [Document(name, name, path.read_text("utf-8", "replace")) for name, path in zip(names, paths)]
+    return texts.name, [document for document in every if document.content.strip()]
+
+
+def manual_pages(root: Path, most: int | None = None) -> Iterator[Document]:
+    """The pages below a folder of man*/NAME.SECTION.gz, as text; in an order that is random and always the same, until
+    they have `most` characters."""
+    total = 0
+    for path in sorted(root.glob("man*/*"), key=lambda p: hashlib.sha256(p.name.encode()).digest()):
+        if most is not None and total > most:
+            return
+        if path.is_symlink() or not path.is_file():  # a second name of a page
+            continue
+        data = path.read_bytes()
+        page = text_of((gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace"))
+        if len(page) >= LEAST:
+            name = path.name.removesuffix(".gz")
+            total += len(page)
+            yield Document(name, name, page)
+
+
+def divide(
+    documents: list[Document], held_out: int, held_bytes: int, database_bytes: int
+) -> tuple[list[Document], list[Document]]:
+    """The library's documents and the held-out ones, drawn by the digests of their names.
+
+    held_out: documents, at most a fifth of all. held_bytes: characters of each that are kept. database_bytes: of the
+    library, at most; a document that does not fit is left out.
+    Raises: ValueError for too few documents.
+    """
+    drawn = sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest())
+    long = [d for d in drawn if len(d.content) >= min(held_bytes, LEAST)] or drawn
+    held = long[: min(held_out, len(drawn) // 5)]
+    names, library, total = {d.name for d in held}, [], 0
+    for document in drawn:
+        if document.name not in names and total + len(document.content) <= database_bytes:
+            library.append(document)
+            total += len(document.content)
+    if not held or not library:
+        raise ValueError(
+            f"texts: expected at least five files of {', '.join(SUFFIXES)}, within the sizes; got {len(documents)}"
+        )
+    return library, [Document(d.name, d.group, d.content[:held_bytes]) for d in held]

@@ -1,0 +1,136 @@
+"""Attention of published Hugging Face models through `retro_kernels`, by one line:
+
+    use_retro_kernels(model)  # GPT-NeoX, Llama, T5, mT5, umT5, Wav2Vec2-Conformer and models with the same attention
+
+Causal masks, bidirectional masks and padding become arguments of `relative_attention`. T5's bias becomes a table of
+one number a displacement, Wav2Vec2-Conformer's Transformer-XL positions become relative keys. No layer but T5's first
+writes a matrix [N, S] of position logits to memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import torch
+from torch import Tensor, nn
+
+from retro_kernels import relative_attention
+
+NAME = "retro_kernels"  # in the library's registry of attention functions
+#: Model types whose `position_bias` depends on the displacement alone.
+BIASED = ("t5", "mt5", "umt5")
+
+
+def use_retro_kernels(model: nn.Module) -> nn.Module:
+    """Make every attention of a Hugging Face model call `retro_kernels.relative_attention`.
+
+    Args:
+        model: a `PreTrainedModel` whose attention goes through the library's `AttentionInterface`.
+
+    Returns:
+        The same model. `model.set_attn_implementation("sdpa")` takes the change back, except for Wav2Vec2-Conformer.
+
+    Raises:
+        TypeError: `model` is no `PreTrainedModel`.
+        ValueError: its attention does not go through the interface, or a forward pass asks for a mask or a bias that
+            the op does not have (sliding windows, packed sequences, two-dimensional biases).
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model: expected a transformers.PreTrainedModel; got {type(model).__name__}")
+    _register()
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise ValueError(f"model: {type(model).__name__} does not call attention through the AttentionInterface")
+    for module in model.modules():
+        if getattr(module, "position_embeddings_type", None) == "relative" and hasattr(module, "pos_bias_u"):
+            module.forward = types.MethodType(_conformer_forward, module)
+    return model
+
+
+@functools.cache
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _key_mask)
+
+
+def _key_mask(
+    batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **options
+):
+    """The mask of the keys, bool [B,S], or None; causality is an argument of the op."""
+    from transformers import masking_utils
+
+    known = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    if mask_function is not None and mask_function not in known:
+        raise ValueError(
+            "attention_mask: expected a causal or bidirectional mask; got a sliding window, packed or custom one"
+        )
+    if kv_offset or not isinstance(q_offset, int) or (q_offset + q_length < kv_length and mask_function is known[0]):
+        raise ValueError("past_key_values: expected a DynamicCache; got a cache of fixed capacity or a sliding one")
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2:
+        raise ValueError(f"attention_mask: expected [B,S]; got shape {list(attention_mask.shape)}")
+    return attention_mask[:, -kv_length:].bool()
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    is_causal: bool | None = None,
+    **options,
+) -> tuple[Tensor, None]:
+    """query [B,H,N,D], key, value [B,G,S,D], attention_mask bool [B,S] -> [B,N,H,D]."""
+    if options.get("sliding_window") is not None or options.get("softcap") is not None:
+        raise ValueError(f"model: {type(module).__name__} has a sliding window or a softcap; not served yet")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    positions = {} if position_bias is None else _displacements(module, query, position_bias, scale)
+    out = relative_attention(
+        *(t.transpose(1, 2) for t in (query, key, value)),
+        causal=module.is_causal if is_causal is None else is_causal,
+        key_mask=attention_mask,
+        scale=scale,
+        dropout_p=dropout if module.training else 0.0,
+        **positions,
+    )
+    return out, None
+
+
+def _displacements(module: nn.Module, query: Tensor, bias: Tensor, scale: float) -> dict[str, Tensor]:
+    """Relative keys of width 1 from a bias [1,H,N,S] whose diagonals are constant: its first row and first column."""
+    kind = module.config.model_type
+    if kind not in BIASED:
+        raise ValueError(f"model: position_bias of {kind!r} is not known to depend on the displacement alone")
+    table = torch.cat([bias[0, :, 0].flip(-1), bias[0, :, 1:, 0]], -1)  # [H, N+S-1], smallest displacement first
+    ones = query.new_full((1, 1, 1, 1), 1 / scale).expand(query.shape[0], query.shape[2], query.shape[1], 1)
+    return {"rel_key": table.unsqueeze(-1).to(query.dtype), "rel_query": ones}
+
+
+def _conformer_forward(self, hidden_states, attention_mask=None, relative_position_embeddings=None, **options):
+    """Transformer-XL's attention with u and v. Encodings [1,2N-1,d] begin with the largest displacement."""
+    query, key, value = (
+        project(hidden_states).unflatten(-1, (self.num_heads, self.head_size))
+        for project in (self.linear_q, self.linear_k, self.linear_v)
+    )
+    encodings = self.linear_pos(relative_position_embeddings)[0].unflatten(-1, (self.num_heads, self.head_size))
+    out = relative_attention(
+        query,
+        key,
+        value,
+        rel_key=encodings.flip(0).transpose(0, 1),
+        content_bias=self.pos_bias_u,
+        position_bias=self.pos_bias_v,
+        key_mask=attention_mask,
+        dropout_p=self.dropout.p if self.training else 0.0,
+    )
+    return self.linear_out(out.flatten(2)), None

@@ -1,0 +1,273 @@
+"""`retro-model compare` and `retrofit` on a tiny decoder, and the parts they are made of."""
+
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model import evaluation, training
+from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
+from retro_model.apps.library.fitting import fit
+from retro_model.apps.library.library import Searched
+from retro_model.apps.library.options import Fit, Plan
+from retro_model.apps.serve.reader import Options, open_folder
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.neighbours import precompute_neighbours
+from retro_model.data.store import Document
+from retro_model.data.tokens import Tokenizer
+from tests.model import toys
+from tests.model.data import random_documents, store_of
+from tests.model.serving import folders
+
+transformers = pytest.importorskip("transformers")
+
+PAGE = r"""
+.\" a comment
+.TH LSEEK 2 2023-01-01 "Linux" \" and another
+.SH NAME
+lseek \- reposition "file" offset
+.SH SYNOPSIS
+.nf
+.BI "off_t lseek(int " fd ", off_t " offset );
+  \fIindented\fP
+.fi
+.PP
+.BR lseek ()
+moves \(bu the
+.I offset
+of \f[B]fd\f[R].
+.\" .so in a comment
+.TP
+.B SEEK_SET
+It\(aqs set to 100\ %.
+.IP \(bu 2
+end\e
+"""
+
+
+def test_the_text_of_a_manual_page():
+    assert roff.text_of(PAGE) == (
+        'LSEEK(2)\n\nNAME\n\nlseek - reposition "file" offset\n\nSYNOPSIS\n\noff_t lseek(int fd, off_t offset);\n'
+        "  indented\n\nlseek() moves * the offset of fd.\n\nSEEK_SET It's set to 100 %.\n\n*\n\nend\\\n"
+    )
+    assert roff.text_of(".so man2/lseek.2\n") == ""
+    assert roff.text_of('.BR "unclosed\n') == "unclosed\n"
+
+
+def test_manual_pages_are_read_once_each(tmp_path):
+    (tmp_path / "man2").mkdir()
+    long = ".SH NAME\n" + "word " * 300
+    (tmp_path / "man2" / "read.2.gz").write_bytes(gzip.compress(long.encode()))
+    (tmp_path / "man2" / "pread.2").symlink_to("read.2.gz")
+    (tmp_path / "man2" / "write.2").write_text(long)
+    (tmp_path / "man2" / "short.2").write_text(".SH NAME\nshort")
+    pages = {page.name: page.content for page in texts.manual_pages(tmp_path)}
+    assert pages.keys() == {"read.2", "write.2"} and pages["read.2"].startswith("NAME\n\nword word")
+    assert len(list(texts.manual_pages(tmp_path, most=10))) == 1
+
+
+def test_what_is_held_out_is_not_in_the_library():
+    documents = [Document(f"{i}.txt", "", f"{i} " * (600 + i)) for i in range(40)]
+    library, held = texts.divide(documents, 6, 1200, 20_000)
+    assert len(held) == 6 and {d.name for d in held}.isdisjoint(d.name for d in library)
+    assert all(len(d.content) == 1200 for d in held)
+    assert 15_000 < sum(len(d.content) for d in library) <= 20_000
+    assert len(texts.divide(documents[:10], 6, 1200, 20_000)[1]) == 2  # a fifth at most
+    with pytest.raises(ValueError, match="texts: expected at least five files"):
+        texts.divide(documents[:4], 6, 1200, 20_000)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        texts.read(texts.Path("nowhere"), 10)
+
+
+def test_the_gain_of_retrieval_is_said_against_random_neighbours():
+    store = toys.store([[1] * 8] * 12, 4)
+    ones, bytes_ = np.ones(24), np.full(24, 8)
+    on, random = (evaluation.Scores(cost * ones, ones.astype(int), bytes_) for cost in (1.0, 3.0))
+    gap = 2 / 8 / math.log(2)
+    assert evaluation.gain_of_retrieval(on, random, store) == (
+        f"Retrieval helps by {gap:.3f} bits per byte (95% over documents: {gap:.3f} to {gap:.3f}): neighbours against "
+        "random neighbours, 12 documents."
+    )
+    assert evaluation.gain_of_retrieval(random, on, store).startswith("Retrieval hurts by")
+    kept = np.asarray(store.chunk_doc) < 9
+    few = evaluation.Scores(random.nats * kept, random.tokens * kept, random.bytes * kept)
+    said = evaluation.gain_of_retrieval(
+        evaluation.Scores(on.nats * kept, on.tokens * kept, on.bytes * kept), few, store
+    )
+    assert said.startswith("Too few to say: -0.361 bits per byte") and "9 documents; expected at least 10" in said
+
+
+def test_neighbours_for_training_are_those_that_were_computed_before(tmp_path):
+    store = store_of(tmp_path / "store", random_documents(6))
+    database = ChunkDatabase.build(tmp_path / "keys", store, HashedTfidf(16).fit(store))
+    want = precompute_neighbours(tmp_path / "near", store, database, 3)
+    got = Searched(database, 3)
+    rows = np.array([[0, 5], [len(store) - 1, 2]])
+    assert np.array_equal(got[rows], want[rows]) and len(got) == len(want) and got.shape == want.shape
+    options = {"window": 16, "batch_size": 2, "seed": 0, "database": database, "k": 2}
+    batch, other = (next(training.batches(store, neighbours=n, **options)) for n in (got, want))
+    assert torch.equal(batch.neighbours, other.neighbours) and torch.equal(batch.neighbour_mask, other.neighbour_mask)
+
+
+class Line(torch.nn.Module):
+    """Logits that depend on the token alone, and a frozen part."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Parameter(torch.randn(17, 17))
+        self.frozen = torch.nn.Parameter(torch.randn(17), requires_grad=False)
+
+    def forward(self, tokens, neighbours=None, *, neighbour_mask=None):
+        return self.table[tokens] + self.frozen
+
+
+def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
+    store = toys.random_store(60, 4)
+
+    def stream(start):
+        return training.batches(store, window=8, batch_size=2, seed=3, start=start)
+
+    how, said = Fit(steps=25, max_lr=0.1), []
+    whole = Line()
+    facts = fit(whole, stream, how, tmp_path / "whole", said.append)
+    assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 5
+    assert np.mean(facts["losses"][-5:]) < np.mean(facts["losses"][:5])
+
+    class Stopped(Exception):
+        pass
+
+    def stop(line):
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        fit(Line(), stream, how, tmp_path / "stopped", stop)
+    again = Line()
+    facts = fit(again, stream, how, tmp_path / "stopped", said.append)
+    assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
+    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), tmp_path / "stopped", said.append)
+    assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
+    kept = sorted((tmp_path / "stopped").glob("model*"))
+    assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
+    minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), tmp_path / "minutes", said.append)
+    assert minutes["steps"] >= 1
+
+
+def decoder_folder(folder):
+    tokenizer = Tokenizer.train([text for _, _, text in folders.texts()], 400)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
+    )
+    theirs.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        bos_token_id=1,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def text_folder(folder):
+    for number in range(4):
+        for name, _, text in folders.texts():
+            words = text.split()
+            plain = name.replace("<b>", "").rpartition(".")[0]
+            (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
+
+
+NAMES = list(contenders.MAKERS)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """What `compare` left, and its arguments."""
+    decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
+    decoder_folder(decoder)
+    text_folder(library)
+    arguments = [str(decoder), "--texts", str(library), "--out", str(out), "--chunk-len", "8", "--window", "32"]
+    arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
+    arguments += ["--datastore-tokens", "300", "--random-documents", "2", "--contenders", *NAMES]
+    compare.main(arguments)
+    return out, arguments
+
+
+def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
+    found = json.loads((compared[0] / "compare.json").read_text())
+    rows = found["contenders"]
+    assert rows.keys() == set(NAMES) and (compared[0] / "compare.png").stat().st_size > 10_000
+    assert rows["alone"]["minus_alone"] == [0, 0, 0]
+    for name, row in rows.items():
+        assert row["cpu_seconds"]["true"] > 0 and row["tokens_per_cpu_second"] > 0
+        assert row["peak_mb"] is None or row["peak_mb"] > 50
+        retrieves = name not in contenders.RETRIEVE_NOTHING
+        assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
+        assert not retrieves or row["random_documents"] == 2
+    assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
+    assert rows["new"]["made"]["steps"] == 2 and rows["new"]["made"]["trained_numbers"] > 1000
+
+
+def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path):
+    decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
+    plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400)
+    said = []
+    retrofit.run(decoder, tmp_path, plan, Fit(steps=2), rank=2, folder_of_texts=library, show=said.append)
+    assert any(line.startswith("  step 2 of 2") for line in said) and said[-2].startswith("Too few to say")
+    assert not list((tmp_path / "model").glob("decoder*"))
+    assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
+    reader = open_folder(tmp_path)
+    got = reader.read(reader.passage(reader.start), Options())
+    assert np.abs(got.on - got.off).max() > 1e-4
+
+
+def test_the_differences_are_those_of_the_scores(compared):
+    found = json.loads((compared[0] / "compare.json").read_text())["contenders"]
+    alone, other = (record.Result.load(compared[0] / "scores" / f"{n}-0.npz") for n in ("alone", "in-context"))
+    total = math.log(2) * alone.true.bytes.sum()
+    want = (other.true.nats - alone.true.nats).sum() / total
+    assert found["in-context"]["minus_alone"][0] == pytest.approx(want, abs=1e-4)
+    kept = other.random.bytes > 0
+    share = math.log(2) * alone.true.bytes[kept].sum()
+    want = (other.true.nats - other.random.nats)[kept].sum() / share
+    assert found["in-context"]["minus_random"][0] == pytest.approx(want, abs=1e-4)
+    want = (other.random.nats - alone.true.nats)[kept].sum() / share
+    assert found["in-context"]["random_minus_alone"][0] == pytest.approx(want, abs=1e-4)
+
+
+def test_what_is_scored_is_not_scored_again(compared, monkeypatch, capsys):
+    def fail(*_):
+        raise AssertionError("scored again")
+
+    before = (compared[0] / "compare.json").read_text()
+    for name in NAMES:
+        monkeypatch.setitem(contenders.MAKERS, name, fail)
+    compare.main(compared[1])
+    assert (compared[0] / "compare.json").read_text() == before
+    for other in (["--random-documents", "3"], ["--seed", "1"]):
+        with pytest.raises(AssertionError, match="scored again"):
+            compare.main([*compared[1], *other])
+
+
+def test_documents_are_added_to_those_that_are_scored(compared):
+    """First two, then all four: as all at once, and the record is over those that all contenders have scored."""
+    out, arguments = compared
+    at = arguments.index("--contenders")
+    part = [*arguments[:at], "--out", str(out.parent / "part"), "--contenders", "alone", "in-context"]
+    compare.main([*part, "--documents", "2"])
+    compare.main([*part[:-1], "--documents", "3"])
+    rows = json.loads((out.parent / "part" / "compare.json").read_text())["contenders"]
+    assert rows["alone"]["documents"] == rows["in-context"]["documents"] == 2
+    compare.main(part)
+    for name in ("alone", "in-context"):
+        got, want = (record.Result.load(folder / "scores" / f"{name}-0.npz") for folder in (out.parent / "part", out))
+        np.testing.assert_allclose(got.true.nats, want.true.nats, rtol=1e-5)
+        assert got.facts["documents"]["true"] == 4

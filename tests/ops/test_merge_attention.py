@@ -1,0 +1,88 @@
+"""Every backend of the merge against the float64 reference, and against one attention over all keys."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels.testing import compare, inputs
+from tests.conftest import INTERPRETER, fast_backends
+
+NAME = "merge_attention"
+every = pytest.mark.parametrize("backend", [*fast_backends(NAME), *([] if INTERPRETER else ["reference"])])
+CASES = {"three": {}, "two, wide": {"P": 2, "D": 80}, "dead parts": {"dead": True}, "one token": {"P": 9, "N": 1}}
+HALVES = [torch.float16] if INTERPRETER else [torch.float16, torch.bfloat16]
+
+
+@every
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_values_and_gradients(name, dtype, backend):
+    compare.check(NAME, inputs.merged(3, dtype=dtype, **CASES[name]), backend)
+
+
+@every
+def test_the_parts_of_the_keys_make_the_whole(backend):
+    kw = inputs.differentiable(inputs.self_attention(5, B=2, N=7, S=20, H=2, D=16, rel=None))
+    query, key, value = kw["query"], kw["key"], kw["value"]
+    whole = rk.relative_attention(query, key, value, return_lse=True, backend="reference")
+    parts = [
+        rk.relative_attention(query, key[:, a:b], value[:, a:b], return_lse=True, backend="reference")
+        for a, b in ((0, 3), (3, 4), (4, 20))
+    ]
+    merged = rk.merge_attention(*zip(*parts, strict=True), backend=backend)
+    grads = [torch.randn_like(x) for x in whole]
+    for got, want in zip(
+        (*merged, *torch.autograd.grad(merged, (query, key, value), grads)),
+        (*whole, *torch.autograd.grad(whole, (query, key, value), grads)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_no_part_that_counts(backend):
+    """out 0, lse -inf and zero gradients, whatever the parts and the gradients hold."""
+    outs = torch.full((2, 1, 3, 2, 16), torch.nan, requires_grad=True)
+    lses = torch.full((2, 1, 2, 3), -torch.inf, requires_grad=True)
+    out, lse = rk.merge_attention(outs, lses, backend=backend)
+    assert out.eq(0).all() and lse.eq(-torch.inf).all()
+    grads = torch.autograd.grad((out, lse), (outs, lses), (out + torch.nan, lse * torch.nan))
+    assert all(grad.eq(0).all() for grad in grads)
+
+
+@every
+def test_one_part_alone_counts_and_nan_spreads_in_its_row(backend):
+    kw = inputs.merged(1, P=2)
+    kw["lses"][1] = -torch.inf
+    kw["outs"][1] = torch.nan
+    kw["outs"][0, 0, 0, 0, 0] = torch.nan
+    out, lse = rk.merge_attention(**kw, backend=backend)
+    torch.testing.assert_close(out, kw["outs"][0], equal_nan=True)
+    torch.testing.assert_close(lse, kw["lses"][0])
+
+
+def test_definition_by_gradcheck():
+    kw = inputs.merged(2, dtype=torch.float64, P=3, B=1, N=2, H=1, D=3)
+    leaves = [value.requires_grad_() for value in kw.values()]
+    assert torch.autograd.gradcheck(lambda outs, lses: rk.merge_attention(outs, lses, backend="reference"), leaves)
+
+
+OUTS, LSES = torch.ones(1, 3, 2, 16), torch.ones(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("outs", "lses", "error", "words"),
+    [
+        ([OUTS], [LSES], ValueError, r"outs: expected 2 or more tensors \[B,N,H,D\]; got 1"),
+        (3, LSES, TypeError, "outs: expected a sequence of tensors"),
+        ([OUTS, OUTS[:, :2]], [LSES] * 2, ValueError, r"outs\[1\]: expected \[B,N,H,D\] with N=3; got N=2"),
+        ([OUTS, OUTS.half()], [LSES] * 2, TypeError, r"outs\[1\]: expected torch.float32 \(the type of outs\[0\]\)"),
+        ([OUTS] * 2, [LSES] * 3, ValueError, r"lses: expected \[P,B,H,N\] with P=2; got P=3"),
+        ([OUTS] * 2, [LSES.mT] * 2, ValueError, r"lses: expected \[P,B,H,N\] with H=2; got H=3"),
+        ([OUTS.half()] * 2, [LSES.half()] * 2, TypeError, "lses: expected torch.float32; got torch.float16"),
+        (torch.stack([OUTS]), torch.stack([LSES]), ValueError, "outs: expected .* with P >= 2; got P=1"),
+    ],
+)
+def test_errors(outs, lses, error, words):
+    with pytest.raises(error, match=words):
+        rk.merge_attention(outs, lses)
