@@ -45,6 +45,10 @@ SMALL = {
         "one token": dict(B=2, N=1, H=3, D=5),
         "one head": dict(B=1, N=40, H=1, D=40),
     },
+    "merge_attention": {
+        "one token": dict(P=2, B=1, N=1, H=1),
+        "one number a row": dict(P=3, B=2, N=5, H=1, D=1),
+    },
 }
 BUILD = {
     "chunked_cross_attention": inputs.cross_attention,
@@ -52,6 +56,7 @@ BUILD = {
     "relative_logits": inputs.relative_logits,
     "topk_chunks": inputs.topk,
     "leaky_average": inputs.leaky,
+    "merge_attention": inputs.merged,
 }
 #: elements: all in one place, the next but four, and beyond every address of the machine
 STEPS = [0, 5, 2**44]

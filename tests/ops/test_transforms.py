@@ -21,6 +21,7 @@ CALLS = {
     "relative_logits": lambda seed: inputs.relative_logits(seed, B=1, N=3, H=2, E=4, key_len=4),
     "topk_chunks": lambda seed: inputs.topk(seed, B=2, Q=3, S=5, D=4, k=7, shared=True, docs=True, metric="l2"),
     "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=6, H=2, D=3, segments=2),
+    "merge_attention": lambda seed: inputs.merged(seed, P=2, B=1, N=3, H=2, D=4),
 }
 FORWARD_MODE = ("leaky_average", "relative_logits", "topk_chunks")
 SECOND = "retro_kernels.{op}: second derivatives are not implemented"
@@ -150,6 +151,7 @@ def probe_flops(op, backend):
         "relative_logits": (2 * 3 * 4 * 2 * 4, 4 * 3 * 4 * 2 * 4),
         "topk_chunks": (2 * 2 * 3 * 5 * 4, 4 * 2 * 3 * 7 * 4),
         "leaky_average": (2 * 6 * 2 * 3, 4 * 6 * 2 * 3),
+        "merge_attention": (2 * 2 * 3 * 2 * 4, 4 * 2 * 3 * 2 * 4),
     }
     assert (forward, backward) == want[op]
 
