@@ -9,9 +9,9 @@ A wheel installs this package as `retro_bench`; in a checkout it is `bench` too.
 """
 
 from . import names
-from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, Work, register
+from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, Work, launch, register
 
-__all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "Work", "main", "register"]
+__all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "Work", "launch", "main", "register"]
 
 if __name__ != names.INSTALLED:
     names.alias(__name__)

@@ -1,9 +1,4 @@
-"""`python -m bench COMMAND`: list, check, run, profile, static, emulate, estimate, predicted, host, bounds, ab,
-compare, report, doctor, compile, tune, gpu.
-
-Exit codes: 0 ok, 1 confirmed regression, 2 numerics failure, 3 inconclusive or not comparable, 4 usage, 5 nothing
-measured.
-"""
+"""`retro-bench COMMAND`, or `python -m bench COMMAND` in a checkout."""
 
 from __future__ import annotations
 
@@ -13,34 +8,41 @@ import contextlib
 import importlib
 import os
 import sys
+import textwrap
 import traceback
+import warnings
 from pathlib import Path
 
+from . import registry
 from .commands import exits
+from .records import environment
 
 HERE = Path(__file__).resolve().parent
 COMMANDS = (
-    "list",
-    "check",
-    "run",
-    "profile",
-    "static",
-    "emulate",
-    "estimate",
-    "predicted",
-    "host",
-    "bounds",
-    "ab",
-    "compare",
-    "report",
-    "doctor",
-    "compile",
-    "tune",
-    "gpu",
+    *("list", "check", "run", "profile", "static", "emulate", "estimate", "predicted", "host", "bounds", "ab"),
+    *("compare", "report", "history", "doctor", "compile", "tune", "gpu", "init"),
 )
+CODES = "0 ok, 1 regression, 2 wrong numbers, 3 inconclusive or not comparable, 4 usage, 5 nothing measured"
+WIDTH = 80  # columns of a help text
+
+
+class Help(argparse.HelpFormatter):
+    """Lines of at most WIDTH columns; a name with a hyphen stays whole."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, width=WIDTH, max_help_position=24)
+
+    def _split_lines(self, text, width):
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text, width, indent):
+        return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, **options):
+        super().__init__(formatter_class=Help, allow_abbrev=False, **options)
+
     def error(self, message: str):
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
@@ -48,29 +50,29 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(wanted: str | None = None) -> argparse.ArgumentParser:
-    """With the options of the command that is `wanted`, or of all:
-    importing what measures takes seconds, and a report measures nothing.
-    """
+    """With the options of the command that is `wanted`, or of all."""
     top = Parser(
-        prog="python -m bench",
+        prog="retro-bench",
         description="Are the kernels right, and how fast are they on this machine?",
-        epilog=__doc__.split("\n\n")[1],
+        epilog=f"Exit codes: {CODES}.",
     )
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     for name in COMMANDS:
-        about = described(name)
-        sub = commands.add_parser(name, help=about.splitlines()[0], description=about)
+        first, _, more = described(name).partition("\n\n")
+        text = f"{first[0].upper()}{first[1:]}. {more}"
+        sub = commands.add_parser(name, help=first, description=text, epilog=f"Exit codes: {CODES}.")
         if wanted not in (None, name):
             continue
         module = importlib.import_module(f"{__package__}.commands.{name}")
+        module.add_arguments(sub)
         sub.add_argument(
             "--plugin",
             action="append",
             default=[],
             metavar="MODULE",
-            help="import a module that calls bench.register(...)",
+            help="module that registers kernels; its own are then the default of --kernel; searched in the working "
+            "directory first",
         )
-        module.add_arguments(sub)
         sub.set_defaults(execute=module.execute)
     return top
 
@@ -83,14 +85,20 @@ def described(name: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     # the profiler announces every start and stop on stderr otherwise; read when its library is first used
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # advice to whoever configures Triton
     words = sys.argv[1:] if argv is None else argv
     try:
+        for name in plugins(words):  # before the parser is made: its help names their kernels
+            load(name)
         arguments = parser(words[0] if words and words[0] in COMMANDS else "").parse_args(words)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else exits.OK
+    except exits.UsageError as e:
+        print(f"bench: {e}", file=sys.stderr)
+        return exits.USAGE
     try:
-        for name in arguments.plugin:
-            load(name)
+        if getattr(arguments, "kernel", ...) is None and arguments.plugin and not getattr(arguments, "launch", None):
+            arguments.kernel = tuple(dict.fromkeys(k for name in arguments.plugin for k in registry.BY_PLUGIN[name]))
         return arguments.execute(arguments)
     except SystemExit as e:  # whoever called it, no verdict was reached
         print(f"bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
@@ -114,12 +122,26 @@ def main(argv: list[str] | None = None) -> int:
         return exits.INCONCLUSIVE
 
 
+def plugins(words: list[str]) -> list[str]:
+    """The modules that `--plugin` names."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--plugin", action="append", default=[])
+    with contextlib.suppress(argparse.ArgumentError):  # the parser proper says what is wrong
+        return early.parse_known_args(words)[0].plugin
+    return []
+
+
 def load(plugin: str) -> None:
-    """Imports it; raises UsageError for whatever it raises."""
+    """Import a plug-in, which may lie in the working directory. Raises UsageError for whatever it raises."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
     try:
-        importlib.import_module(plugin)
+        with registry.plugin(plugin):
+            module = importlib.import_module(plugin)
     except (Exception, SystemExit) as e:
         raise exits.UsageError(f"--plugin {plugin}: {type(e).__name__}: {e}") from e
+    environment.measured = Path(module.__file__).resolve()
 
 
 def command() -> None:

@@ -8,9 +8,10 @@ A contender computes the operator: a backend of `retro_kernels`, a baseline, or 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -142,14 +143,29 @@ class Contender:
     default_on: tuple[str, ...] = ("cpu", "cuda")
     without_positions: bool = False  # computes the op without its position logits, and is checked as that
     differentiable: bool = True
+    triton: bool = False  # a call launches Triton kernels: `static`, `emulate` and `estimate` make it without a GPU
     reason: Callable[..., str | None] = lambda case, dtype, device: None  # why it can't serve a case
     peak_bytes: Callable[..., float] = lambda case, itemsize, backward: 0.0  # memory it needs beyond the inputs
     outputs: Callable[..., tuple] | None = None  # all outputs, for the check; None: `function` alone
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A call that launches Triton kernels, made on CPU tensors: `static`, `emulate` and `estimate` see its launches."""
+
+    kernel: str
+    name: str
+    dtype: str
+    call: Callable[[], Any]
+
+
 OPERATORS: dict[str, Operator] = {}
+LAUNCHES: list[Launch] = []
 CASES: dict[tuple[str, str], Case] = {}
 CONTENDERS: dict[tuple[str, str], Contender] = {}
+#: plug-in -> the kernels that it registered something of, in order
+BY_PLUGIN: dict[str, list[str]] = {}
+_loading: list[str] = []
 
 
 def register(item: Operator | Case | Contender, *, replace: bool = False) -> None:
@@ -180,6 +196,32 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
         _known("role", (item.role,), ROLES, item)
         _known("device", (*item.devices, *item.default_on), tuple(DTYPES), item)
     table[key] = item
+    for name in _loading[-1:]:
+        kernel = item.name if isinstance(item, Operator) else item.kernel
+        BY_PLUGIN[name] = list(dict.fromkeys([*BY_PLUGIN[name], kernel]))
+
+
+def launch(kernel: str, name: str, call: Callable[[], Any], dtype: str = "float32") -> None:
+    """Register the Triton launches of one call, e.g. `launch("scale", "wide", lambda: scale(torch.ones(8, 4096)))`.
+
+    Raises: ValueError for a kernel that is no operator, or a name with a slash.
+    """
+    if kernel not in OPERATORS:
+        raise ValueError(f"launch: kernel {kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
+    if not name or "/" in name:
+        raise ValueError(f"launch: expected a name without '/'; got {name!r}")
+    LAUNCHES.append(Launch(kernel, name, dtype, call))
+
+
+@contextlib.contextmanager
+def plugin(name: str) -> Iterator[None]:
+    """Inside, what is registered belongs to a plug-in."""
+    BY_PLUGIN.setdefault(name, [])
+    _loading.append(name)
+    try:
+        yield
+    finally:
+        _loading.pop()
 
 
 def _check_case(case: Case) -> None:

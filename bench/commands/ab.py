@@ -1,21 +1,24 @@
-"""this tree against a git ref: CPU kernels interleaved, host time and static metrics of both
+"""compare a repository's working tree with a commit
 
-Checks out the ref beside this tree, builds both, checks both, and times them in fresh pairs of processes. Fails (1) at
-a slow-down beyond 5% that a second batch reproduces, at host time a call beyond 15%, at a kernel that vanished, and at
-any static regression; 3 where the machine is too noisy to tell.
+Checks out the commit beside the working tree, builds both, checks both, and times them in fresh pairs of processes; a
+plug-in of the repository is imported from each side. Exit code 1 at a slow-down beyond 5% that a second batch
+reproduces, at host time a call beyond 15%, at a kernel that vanished, and at any static regression; 2 at a wrong
+result; 3 where the machine is too noisy to tell.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
 from ..compare import ab, ab_host, ab_static, affected
+from ..compare.items import items
 from ..measure import choose
-from ..records import environment
-from ..registry import OPERATORS, contenders_of
+from ..records import environment, record
+from ..registry import OPERATORS
 from ..report import markdown, tables
 from . import exits, options
 
@@ -24,30 +27,26 @@ HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "co
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--base",
-        required=True,
-        metavar="REF",
-        help="commit, branch or tag to compare with, or the folder of another tree",
+        "--base", required=True, metavar="REF", help="commit, branch or tag to compare with, or a folder with its files"
     )
+    parser.add_argument(
+        "--root", type=Path, metavar="DIR", help="the repository (default: that of the working directory)"
+    )
+    parser.add_argument("--build", metavar="COMMAND", help="shell command that builds a tree, run in both")
     parser.add_argument("--no-build", action="store_true", help="both trees are built already")
-    options.add_selection(parser)
+    options.add_selection(parser, device=False)
     halves = parser.add_mutually_exclusive_group()
     halves.add_argument("--static-only", action="store_true", help="compile for GPUs and compare; time nothing")
     halves.add_argument("--no-static", action="store_true", help="time only")
     parser.add_argument(
         "--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect"
     )
-    parser.add_argument("--arch", default="90", help="for the static metrics, comma-separated (default 90)")
-    parser.add_argument(
-        "--launch",
-        type=options.names,
-        metavar="PART[,PART]",
-        help="static: only launches with one of these in their id",
-    )
+    options.add_launches(parser, arches="90")
     parser.add_argument("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     parser.add_argument(
         "--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})"
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append records of both sides to this file")
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request"
     )
@@ -55,32 +54,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     options.arches(arguments.arch)
-    if not (environment.ROOT / "setup.py").exists():
-        raise exits.UsageError(
-            f"ab: compares checkouts, and {environment.ROOT} is none; run `python -m bench ab` in one"
-        )
-    if arguments.markdown and not arguments.markdown.resolve().parent.is_dir():  # known now, not after an hour
-        raise exits.UsageError(f"--markdown {arguments.markdown}: no such folder")
+    root = repository(arguments.root)
+    for name in ("markdown", "json"):  # known now, not after an hour
+        if (path := getattr(arguments, name)) and not path.resolve().parent.is_dir():
+            raise exits.UsageError(f"--{name} {path}: no such folder")
     selection = options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
+    plugins = tuple(folder_of(name, root) for name in arguments.plugin)
     outcomes, slower, compared = [], None, None
     try:
-        timed = [] if arguments.static_only else _items(selection, arguments, tuple(map(folder_of, arguments.plugin)))
-        with ab.checked_out(arguments.base) as base:
+        with ab.checked_out(arguments.base, root) as base:
+            timed = [] if arguments.static_only else _items(selection, arguments, plugins, root)
+            if (timed or arguments.build) and not arguments.no_build:
+                _build(arguments.build, base, root)
+            narrowed = arguments.from_diff and environment.ours(root)
+            if timed and not narrowed and any(not Path(folder).is_absolute() for _, folder in plugins):
+                fields = dataclasses.asdict(selection)
+                timed += [item for item in ab.listed(base, root, fields, plugins) if item not in timed]
             if timed:
-                if not arguments.no_build:
-                    say("building both trees")
-                    ab.build(environment.ROOT)
-                    ab.build(base, environment.ROOT)
                 threads = arguments.threads or environment.environment()["threads"]
-                outcomes = ab.compare(base, environment.ROOT, timed, threads, say, arguments.pairs)
-                if exit_code(outcomes, None) != exits.NUMERICS:  # what is wrong is not timed
+                outcomes = ab.compare(base, root, timed, threads, say, arguments.pairs)
+                if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # what is wrong is not timed
                     kernels = tuple(dict.fromkeys(item.kernel for item in timed))
-                    slower = ab_host.compare(base, environment.ROOT, kernels, say)
+                    slower = ab_host.compare(base, root, kernels, say)
             if not arguments.no_static:
-                parts = arguments.launch or [
-                    f"{name}/" for name in OPERATORS if selection.kernels and choose.matches(name, selection.kernels)
-                ]
-                compared = ab_static.compare(base, environment.ROOT, arguments.arch, parts, say)
+                parts = arguments.launch or [f"{name}/" for name in _named(selection)]
+                compared = ab_static.compare(base, root, arguments.arch, parts, say, plugins)
+            if arguments.json:
+                _write(arguments.json, outcomes, {"base": base, "head": root})
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None
     if outcomes:
@@ -89,48 +89,73 @@ def execute(arguments: argparse.Namespace) -> int:
     print(*lines, sep="\n")
     if arguments.markdown:
         arguments.markdown.write_text(as_markdown(outcomes, lines, arguments.base))
-    return (
-        exits.REGRESSION
-        if slower and exit_code(outcomes, compared) != exits.NUMERICS
-        else exit_code(outcomes, compared)
-    )
+    code = exit_code(outcomes, compared)
+    return exits.REGRESSION if slower and code != exits.NUMERICS else code
 
 
-def folder_of(plugin: str) -> tuple[str, str]:
-    """A plugin that is imported here, and where a worker finds it."""
+def repository(folder: Path | None) -> Path:
+    """The top of the repository that holds `folder` or the working directory. Raises UsageError where there is none."""
+    start = (folder or Path.cwd()).resolve()
+    if not start.is_dir():
+        raise exits.UsageError(f"--root {folder}: no such folder")
+    done = subprocess.run(["git", "-C", str(start), "rev-parse", "--show-toplevel"], capture_output=True, text=True)
+    if done.returncode == 0:
+        return Path(done.stdout.strip())
+    if start == environment.ROOT:  # a copy of this project without its history, beside the folder of another
+        return start
+    raise exits.UsageError(f"--root: {start} is in no git repository; name one with --root DIR")
+
+
+def folder_of(plugin: str, root: Path) -> tuple[str, str]:
+    """A plug-in that is imported here, and the folder where a worker finds it: relative where it lies in `root`."""
     top = sys.modules[plugin.partition(".")[0]]
-    place = Path(next(iter(top.__path__)) if hasattr(top, "__path__") else top.__file__)
-    return plugin, str(place.resolve().parent)
+    folder = Path(next(iter(top.__path__)) if hasattr(top, "__path__") else top.__file__).resolve().parent
+    inside = folder.is_relative_to(root) and not folder.is_relative_to(Path(sys.prefix).resolve())
+    return plugin, str(folder.relative_to(root) if inside else folder)
+
+
+def _named(selection: choose.Selection) -> list[str]:
+    return [name for name in OPERATORS if selection.kernels and choose.matches(name, selection.kernels)]
+
+
+def _build(command: str | None, base: Path, root: Path) -> None:
+    if not command and not environment.ours(root):
+        return
+    say("building both trees")
+    for tree in (root, base):
+        if command:
+            ab.build_by(command, tree)
+        else:
+            ab.build(tree, root if tree == base else None)
 
 
 def _items(
-    selection: choose.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...]
+    selection: choose.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...], root: Path
 ) -> list[ab.Item]:
-    """What to time; with --from-diff only what the changed files can affect, which may be nothing."""
-    if not arguments.from_diff:
-        return items(selection, plugins)
-    touched = affected.kernels(affected.changed_files(environment.ROOT, arguments.base), OPERATORS, environment.ROOT)
-    names = tuple(name for name in OPERATORS if name in touched and choose.matches(name, selection.kernels))
-    say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
-    return items(dataclasses.replace(selection, kernels=names), plugins) if names else []
+    """What to time of the head; with --from-diff only what the changed files can affect, which may be nothing."""
+    if arguments.from_diff:
+        changed = affected.changed_files(root, arguments.base)
+        known = affected.kernels(changed, OPERATORS, root) if environment.ours(root) else OPERATORS if changed else ()
+        names = tuple(name for name in OPERATORS if name in known and choose.matches(name, selection.kernels))
+        say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
+        if not names:
+            return []
+        selection = dataclasses.replace(selection, kernels=names)
+    return items(selection, plugins)
 
 
-def items(selection: choose.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[ab.Item]:
-    """Every case, type and mode of every CPU kernel (or of the backends that were named)."""
-    timed_items = []
-    for case in choose.cases(selection):
-        names = [
-            c.name
-            for c in contenders_of(case.kernel)
-            if c.role != "baseline" and choose.matches(c.name, selection.backends or ("cpu",))
-        ]
-        for dtype in choose.dtypes(case, selection):
-            timed_items += [
-                ab.Item(case.kernel, name, case.name, dtype, mode, plugins)
-                for name in names
-                for mode in choose.modes(case, selection)
-            ]
-    return timed_items
+def _write(path: Path, outcomes: list[ab.Outcome], sides: dict[str, Path]) -> None:
+    """A record of every measurement of each side, with the commit of its tree."""
+    from ..measure import samples
+
+    writer, run = record.Writer(path), record.new_run()
+    for side, tree in sides.items():
+        git = environment.git_state(tree)
+        for outcome in outcomes:
+            taken = [second for pair in outcome.pairs for second in pair[side == "head"]]
+            if taken:
+                time = samples.summary(taken, {"clock": "wall", "interleaved": True, "side": side})
+                writer.write(outcome.item.record(git) | {"run": run, "time": time})
 
 
 def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None) -> int:

@@ -1,4 +1,4 @@
-"""what a CPU case would take of its parts alone: products, softmax, packing, hand-over
+"""bound a CPU case by the parts that it is made of
 
 Every part is measured on this machine by itself, with the instruction set that is active (RETRO_KERNELS_ISA chooses),
 at the sizes that the kernel gives it and from memory that stays in the caches; the sum stands beside the case as it
@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-
-import torch
 
 from ..records import environment, record
 from ..registry import cases_of, contenders_of
@@ -29,7 +27,7 @@ HEADLINES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", type=options.names, default=(), metavar="NAME[,NAME]", help="only these")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
 
 
@@ -38,8 +36,11 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if why := native.unavailable("_cpu"):
         raise exits.UsageError(why)
+    import torch
+
     from ..measure import ceilings, parts
 
+    arguments.threads = arguments.threads or torch.get_num_threads()
     torch.set_num_threads(arguments.threads)
     known = {name for names in HEADLINES.values() for name in names}
     if unknown := set(arguments.case) - known:
@@ -69,6 +70,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _row(measured, case, mode: str, dtype: str) -> dict:
+    import torch
+
     from ..measure import parts, runner, timing
 
     arguments = case.make(0, "cpu", getattr(torch, dtype))

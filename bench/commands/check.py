@@ -1,4 +1,4 @@
-"""numerics only: every kernel and baseline against the float64 reference
+"""check kernels and baselines against the float64 reference
 
 Fresh random inputs each time, outputs and gradients in every type; one line a case and type. Exit code 2 if anything
 fails.

@@ -1,4 +1,4 @@
-"""two record files: what broke, vanished, got slower or faster
+"""compare two files of records
 
 Measures nothing. Exit code 1 for a kernel that broke or vanished and for static regressions; 3 where the files come
 from different machines. Slow-downs are shown and don't fail: `ab` measures them properly.

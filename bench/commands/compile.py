@@ -1,4 +1,4 @@
-"""GPU: compile what the selection will launch, in a process a core, before anything is checked or timed
+"""compile what a selection launches on a GPU, ahead of time
 
 Into Triton's cache, where `check`, `run` and `tune` find it. A kernel that doesn't compile is named; the others are.
 With --presets, without a GPU: what the published models launch, into a folder that `retro_kernels.warm_up(cache=...)`

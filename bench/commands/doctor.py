@@ -1,4 +1,4 @@
-"""tools, versions, this machine's noise floor, and what to fix
+"""show versions, the noise floor, and what to fix
 
 The noise floor: how far medians of the same call move between fresh batches. `ab` can tell no change smaller than that.
 """
@@ -10,11 +10,6 @@ import importlib.util
 import shutil
 import statistics
 import time
-
-import torch
-
-import retro_kernels as rk
-from retro_kernels.core import native
 
 from ..measure import samples
 from ..records import environment
@@ -39,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    import torch
+
+    import retro_kernels as rk
+
     env = environment.environment()
     for name in ("python", "torch", "triton", "cuda", "ptxas", "retro_kernels", "cpu", "cores", "threads"):
         print(f"{name:<16} {_shown(env[name])}")
@@ -65,6 +64,8 @@ def installed(package: str) -> bool:
 
 def remedies(spread: float | None) -> list[str]:
     """What is amiss, and what mends it, a line each."""
+    from retro_kernels.core import native
+
     advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
     if why := native.unavailable("_cpu"):
         advice.append(f"the C++ kernels: {why}")
@@ -81,6 +82,8 @@ def remedies(spread: float | None) -> list[str]:
 
 def noise() -> float:
     """Spread (p90/p10 - 1) of batch medians of one product that keeps all threads busy for about a millisecond."""
+    import torch
+
     a = torch.randn(384, 384)
     medians = []
     for _ in range(BATCHES):

@@ -1,4 +1,4 @@
-"""run a kernel's compiled code without a GPU and count: what is wrong, uncoalesced, in conflict, and on which line
+"""execute compiled GPU kernels on the CPU, with checks and counters
 
 Compiles launches of the shipped cases as a GPU of --arch would have them and executes CTAs from the middle of the grid,
 checking bounds, alignment, uninitialised shared memory, races between warps, copies and wgmma not waited for. Exit code
@@ -17,10 +17,11 @@ LINES = 12  # hot lines of source that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kernel", metavar="PART", help="a part of op/kernel, as `static` names them: cca_forward")
-    parser.add_argument("--case", metavar="PART", help="a part of the case's name")
-    parser.add_argument("--dtype", choices=options.DTYPES, default="bfloat16")
-    parser.add_argument("--arch", type=int, choices=options.EVERY_ARCH, default=90)
+    options.add_kernels(parser, cases=False)
+    options.add_launches(parser, arches=None)
+    parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
+    parser.add_argument("--dtype", choices=options.DTYPES, help="default bfloat16, of a plug-in all")
+    parser.add_argument("--arch", type=int, choices=options.EVERY_ARCH, default=90, help="default 90")
     parser.add_argument("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
     parser.add_argument("--all", action="store_true", help="every launch that matches, not the first alone")
     parser.add_argument("--brief", action="store_true", help="a line a launch and their count, in place of reports")
@@ -29,29 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
-    from retro_kernels.compile import aot
-    from retro_kernels.compile.target import KNOWN
-
     from ..emulate import counters
     from ..emulate.parse import PtxError
     from ..emulate.program import EmulationError
+    from ..static import triton_kernels
 
-    launches = [
-        (op, case)
-        for op, case in aot.cases(KNOWN[arguments.arch], arguments.kernel)
-        if case.dtype == arguments.dtype and (arguments.case or "") in case.case
-    ]
+    every = triton_kernels.launches([arguments.arch], options.parts(arguments))
+    launches = [one for one in every if one.wanted and options.launch_matches(one, arguments)]
     if not launches:
-        raise exits.UsageError(
-            "no shipped launch has such a kernel, case and type; `python -m bench static --fingerprints FILE` lists "
-            "them"
-        )
+        raise exits.UsageError("no launch has such a kernel, case and type; `retro-bench static` lists them")
     chosen = launches if arguments.all else launches[:1]
     wrong = strange = 0
-    for op, case in chosen:
-        print(f"{op}/{case.launch.name}, {case.case}, {case.dtype}, sm_{arguments.arch}, grid {case.launch.grid}")
+    for one in chosen:
+        print(f"{one.id.removesuffix('/static')}, grid {one.launch.grid}")
         try:
-            metrics, lines = counters.count(case.launch, arguments.arch, arguments.ctas)
+            metrics, lines = counters.count(one.launch, arguments.arch, arguments.ctas)
         except EmulationError as error:
             wrong += 1
             print(f"  {error}\n", flush=True)

@@ -1,4 +1,4 @@
-"""a static model of time, from compiled code: what each launch is predicted to take on a GPU, and what bounds it
+"""estimate the time of GPU launches from their compiled code
 
 Nothing is measured: launches of the shipped cases are compiled, three CTAs of each executed by the emulator, and their
 instructions timed by a scoreboard. bench/static/estimate.py says what it leaves out. Records have the mode "model".
@@ -19,9 +19,10 @@ HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kernel", type=options.names, metavar="PART[,PART]", help="as `static` names launches")
-    parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="names of shipped cases, whole")
-    parser.add_argument("--dtype", choices=options.DTYPES, default="bfloat16")
+    options.add_kernels(parser, cases=False)
+    options.add_launches(parser, arches=None)
+    parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
+    parser.add_argument("--dtype", choices=options.DTYPES, help="default bfloat16, of a plug-in all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
 
 
@@ -34,9 +35,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..static import estimate, table
 
     machine = estimate.MACHINES[90]
-    plan = table.plan([machine.arch], arguments.kernel)
+    plan = table.plan([machine.arch], options.parts(arguments))
     plan.cuda.clear()
-    plan.triton[:] = [one for one in plan.triton if one.dtype == arguments.dtype and _named(one.case, arguments.case)]
+    plan.triton[:] = [one for one in plan.triton if options.launch_matches(one, arguments)]
     if not plan.triton:
         raise exits.UsageError("no shipped launch has such a kernel, case and type")
     lines, totals = [HEADER], {}
@@ -72,10 +73,6 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"{op}, {case}: {1e6 * sum(s for s, _ in parts):.1f} us in {len(parts)} launches")
     print(f"predicted for one {machine.name}, not measured")
     return exits.OK
-
-
-def _named(case: str, names: tuple[str, ...] | None) -> bool:
-    return names is None or case.split(":")[1] in names
 
 
 def _write(path: Path, one, machine, found) -> None:

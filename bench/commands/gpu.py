@@ -1,4 +1,4 @@
-"""the first hours on a GPU, in stages: right, fast, tune, look
+"""run the first hours on a GPU in stages: right, fast, tune, look
 
 Each stage is a list of commands, each in a process of its own, with a deadline for the stage. What is done is written
 down as it ends, so a stage that was cut off goes on where it was; --again forgets that. Needs no network; a tool that
@@ -203,7 +203,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
         "every": f"--case {small}" if rehearse else "",
         "tests": shlex.join(tests(rehearse)),
         "counted": "--no-instructions" if rehearse else "",  # minutes under valgrind
-        "launches": "--kernel relative_delta" if rehearse else "",
+        "launches": "--launch relative_delta" if rehearse else "",
         "graphs": "" if rehearse else "--cuda-graph",
         **{name: records(arguments, name) for name in ("run", "baselines", "all")},
         "out": str(arguments.out),

@@ -1,4 +1,4 @@
-"""host time of a call: everything but the kernel; needs no GPU
+"""measure the host's time for a call
 
 Checks, choice, plan, arguments and autograd of small calls of a layout that was met before, in microseconds of CPU
 time: the Triton kernels' with a launch that goes nowhere, the CPU kernels' with their arithmetic. `ab` holds a change
@@ -16,7 +16,7 @@ from . import exits, options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kernel", type=options.names, default=(), metavar="NAME[,NAME]", help="only these")
+    options.add_kernels(parser, cases=False)
     parser.add_argument(
         "--backend",
         type=options.names,
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    if unknown := set(arguments.kernel) - set(OPERATORS):
+    if unknown := set(arguments.kernel or ()) - set(OPERATORS):
         raise exits.UsageError(f"--kernel: expected some of {', '.join(OPERATORS)}; got {', '.join(sorted(unknown))}")
     if unknown := set(arguments.backend) - {"cpu", "triton"}:
         raise exits.UsageError(f"--backend: expected some of cpu, triton; got {', '.join(sorted(unknown))}")
@@ -39,7 +39,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return _models(arguments.json)
     from ..measure import host
 
-    seconds_of = host.measure(tuple(arguments.backend), tuple(arguments.kernel))
+    seconds_of = host.measure(tuple(arguments.backend), tuple(arguments.kernel or ()))
     for name, seconds in seconds_of.items():
         print(f"{name:<52} {seconds * 1e6:8.1f} us")
     if arguments.json:

@@ -1,4 +1,4 @@
-"""kernels, backends, cases, and what this machine can run
+"""show kernels, backends and cases, and what this machine can run
 
 One line a contender, then one line a case; a star marks the default selection. --why asks each backend of this machine
 whether it can serve the cases and shows its reason where it can't: that imports torch, which a list does not.

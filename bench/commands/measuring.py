@@ -8,13 +8,14 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..measure import choose, runner
+from ..measure import choose
 from ..measure.pace import Pace
 from . import exits, progress
+
+if TYPE_CHECKING:
+    from ..measure import runner
 
 CHECK_S = 1.0  # of one case and type: inputs, oracle, every contender's errors
 USED_SHARE = 0.6  # of a contender's seconds: samples that agree end early
@@ -22,7 +23,11 @@ USED_SHARE = 0.6  # of a contender's seconds: samples that agree end early
 
 def start(arguments: argparse.Namespace, selection: choose.Selection, **more) -> runner.Run:
     if arguments.threads:
+        import torch
+
         torch.set_num_threads(arguments.threads)  # the C++ kernels ask torch for theirs
+    from ..measure import runner
+
     share = math.inf if arguments.exhaustive else 1.0
     return runner.Run(selection.device, seed=arguments.seed, oracle_share=share, **more)
 
@@ -40,6 +45,8 @@ def walk(
 
     skip: ids that need no measuring again.
     """
+    from ..measure import runner
+
     work = [
         (case, dtype, modes)
         for case in choose.cases(selection)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..measure import choose
 from ..records import environment, record
-from ..registry import MODES
+from ..registry import CASES, CONTENDERS, MODES, OPERATORS
 from . import exits
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -19,19 +19,69 @@ ARCHES = (80, 90, 100)
 EVERY_ARCH = (80, 86, 89, 90, 100, 120)
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
+def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
     """--device --kernel --backend --case --dtype --mode --baselines; names may be comma-separated and hold * and ?."""
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    for name in ("kernel", "backend", "case"):
-        parser.add_argument(f"--{name}", type=names, metavar="NAME[,NAME]")
-    parser.add_argument("--dtype", type=names, metavar="TYPE", help=f"of {', '.join(DTYPES)}")
-    parser.add_argument("--mode", type=names, metavar="MODE", help=f"of {', '.join(MODES)}")
+    if device:
+        parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    add_kernels(parser)
+    parser.add_argument("--backend", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(_known('kernel'))}")
+    parser.add_argument("--dtype", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(DTYPES)}")
+    parser.add_argument("--mode", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(MODES)}")
     parser.add_argument(
-        "--baselines",
-        type=names,
-        metavar="NAMES",
-        help="all, none, or names; eager is always there: it is the yardstick",
+        "--baselines", type=names, metavar="NAME[,NAME]", help=f"all, none, or some of {', '.join(_known('baseline'))}"
     )
+
+
+def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
+    """--kernel and --case: operators and their cases, by names that may hold * and ?."""
+    parser.add_argument(
+        "--kernel", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(OPERATORS)}; * and ? allowed"
+    )
+    if cases:
+        parser.add_argument(
+            "--case", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(dict.fromkeys(n for _, n in CASES))}"
+        )
+
+
+def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
+    """--launch, and --arch where several can be named."""
+    parser.add_argument(
+        "--launch",
+        type=names,
+        metavar="PART[,PART]",
+        help="GPU launches with one of these in their id, OP/triton/KERNEL:CASE:smARCH/TYPE",
+    )
+    if arches:
+        parser.add_argument(
+            "--arch",
+            default=arches,
+            metavar="NUMBER[,NUMBER]",
+            help=f"of {', '.join(map(str, EVERY_ARCH))} (default {arches})",
+        )
+
+
+def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:
+    """Parts of the ids of launches that --launch and --kernel select. Raises UsageError for an unknown kernel."""
+    for pattern in arguments.kernel or ():
+        if not any(choose.matches(name, (pattern,)) for name in OPERATORS):
+            raise exits.UsageError(
+                f"--kernel {pattern}: matches none of {', '.join(OPERATORS)}; --launch takes parts of a launch's id"
+            )
+    kernels = [f"{name}/" for name in OPERATORS if arguments.kernel and choose.matches(name, arguments.kernel)]
+    if arguments.launch and kernels:
+        raise exits.UsageError("--kernel, --launch: name one of them; a launch's id begins with its kernel")
+    return arguments.launch or tuple(kernels) or None
+
+
+def launch_matches(launch, arguments: argparse.Namespace) -> bool:
+    """Whether a launch is of --case and --dtype; by default ours are in bfloat16, a plug-in's in every type."""
+    dtype = arguments.dtype or (launch.dtype if launch.recorded else "bfloat16")
+    return launch.dtype == dtype and choose.matches(launch.case.split(":")[1], arguments.case)
+
+
+def _known(role: str) -> list[str]:
+    wanted = [c for c in CONTENDERS.values() if (c.role == "baseline") == (role == "baseline")]
+    return list(dict.fromkeys(c.name for c in wanted))
 
 
 def selection(arguments: argparse.Namespace) -> choose.Selection:

@@ -1,4 +1,4 @@
-"""GPU: the launches that were predicted, timed, beside their predictions
+"""time launches on a GPU beside their estimates
 
 Reads the records of `bench estimate` (bench/results/predicted-*.jsonl), makes each launch on random data of the shipped
 shape, and times it: device events, cold L2. The table has both times and their ratio; below it, how many are within 25%
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)"
     )
     parser.add_argument("--predictions", type=Path, metavar="FILE", help="default: all in bench/results")
-    parser.add_argument("--kernel", type=options.names, metavar="PART[,PART]", help="only launches so named")
+    options.add_kernels(parser, cases=False)
+    options.add_launches(parser, arches=None)
     parser.add_argument("--once", action="store_true", help="launch each once and time nothing: for a profiler")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured here")
     options.add_deadline(parser)
@@ -41,10 +42,10 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError("--device cuda: torch.cuda.is_available() is False on this machine")
     name = None if arguments.device == "cpu" else environment.device("cuda")["name"]
     predicted = predictions(arguments.predictions, name)
-    wanted = arguments.kernel
+    wanted = options.parts(arguments)
     chosen = [i for i in predicted if wanted is None or any(part in i for part in wanted)]
     if not chosen:
-        raise exits.UsageError(f"--kernel {','.join(wanted or ())}: no prediction of such a kernel")
+        raise exits.UsageError(f"--launch {','.join(wanted or ())}: no prediction of such a launch")
     shipped = launches(chosen)
     if arguments.once:
         return run_once([shipped[identity] for identity in chosen if identity in shipped], arguments.device)

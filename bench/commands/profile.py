@@ -1,4 +1,4 @@
-"""GPU: ceilings, roofline fraction, peak memory, launches, and a Chrome trace of each kernel
+"""profile kernels: roofline, memory, launches, traces
 
 On a CPU the same without launches, with the instructions of a call where valgrind is installed. Kernels are checked
 first; one that fails is not timed. One trace a kernel, case, type and mode goes to --trace DIR, with the profiler's
@@ -15,16 +15,16 @@ import csv
 import secrets
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch.profiler import ProfilerActivity, profile
-
-from ..measure import ceilings, instructions, profilers, runner, timing
 from ..records import environment
 from ..records import record as record_module
 from ..registry import CASES, CONTENDERS
 from ..report import summary, tables
 from . import exits, measuring, options
+
+if TYPE_CHECKING:
+    from ..measure import runner
 
 #: what --metrics chooses from, and the column of each
 METRICS = {
@@ -91,6 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    from ..measure import ceilings, instructions, profilers
+
     if unknown := [name for name in arguments.metrics or () if name not in METRICS]:
         raise exits.UsageError(f"--metrics {unknown[0]}: expected some of {', '.join(METRICS)}")
     if arguments.proton and not arguments.calls:
@@ -158,6 +160,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _recipes(arguments: argparse.Namespace) -> int:
     """Prints the command lines of other profilers for what was selected."""
+    from ..measure import profilers
+
     named = ("device", "kernel", "backend", "case", "dtype", "mode")
     words = [(f"--{name}", getattr(arguments, name)) for name in named if getattr(arguments, name)]
     for title, line in profilers.recipes(
@@ -221,6 +225,10 @@ def _write_csv(path: Path, records: list[dict], clocks: dict[str, float]) -> Non
 
 def _call(record: dict, device: str):
     """The timed call again, from the record's seed; its first, untimed work is done."""
+    import torch
+
+    from ..measure import runner
+
     case = CASES[(record["kernel"], record["case"]["name"])]
     tensors = case.make(record["seed"], device, getattr(torch, record["dtype"]))
     call = runner.step(
@@ -233,6 +241,11 @@ def _call(record: dict, device: str):
 
 def _trace(record: dict, run: runner.Run, path: Path) -> None:
     """A few calls under the profiler: a Chrome trace, and its table in a .txt beside it."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from ..measure import timing
+
     device, call = run.device, _call(record, run.device)
     call = timing.captured(call) if run.graphs else call
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])

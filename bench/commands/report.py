@@ -1,4 +1,4 @@
-"""render records as a terminal table, Markdown, HTML or PNG
+"""render records as text, Markdown, HTML or PNG
 
 Measures nothing. Of several records with one id the last one counts; the history shows all of them. Times of different
 machines are refused (exit code 3).

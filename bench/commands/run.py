@@ -1,4 +1,4 @@
-"""check, then time, then record
+"""check kernels, time them, and record both
 
 Every record is appended to a JSON-lines file as soon as it exists: an interrupted run keeps what it has, and
 `--resume FILE` measures only what is missing there. A case that fails its check is never timed.
@@ -12,12 +12,16 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..measure import ceilings, runner, samples, timing
+from ..measure import samples
 from ..records import environment, machines, record
 from ..registry import Work
 from ..report import terminal
 from . import exits, measuring, options
+
+if TYPE_CHECKING:
+    from ..measure import runner
 
 CEILINGS_EVERY_S = 30  # on CPUs, which other work slows down for a while: shares are of the highest of a run
 #: beside the other records in a checkout, in the working folder where the package is installed
@@ -35,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree"
     )
     parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
-    usual = timing.Effort()
+    usual = samples.Effort()
     parser.add_argument(
         "--samples",
         type=options.positive,
@@ -54,8 +58,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.fresh and not arguments.json:
         raise exits.UsageError("--fresh: replaces the file of --json; name one")
     selection = options.selection(arguments)
-    usual, least = timing.Effort(), arguments.samples
-    effort = timing.Effort(
+    from ..measure import ceilings
+
+    usual, least = samples.Effort(), arguments.samples
+    effort = samples.Effort(
         least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s
     )
     run = measuring.start(arguments, selection, effort=effort)
@@ -102,11 +108,15 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _look_again(run: runner.Run) -> None:
+    from ..measure import ceilings
+
     run.ceilings = ceilings.better(run.ceilings, ceilings.measure(run.device))
 
 
 def _share(records: list[dict], best: dict) -> None:
     """Rooflines of one run's records by its highest ceilings: no share depends on when its case had its turn."""
+    from ..measure import ceilings
+
     for one in records:
         one["ceilings"] = best
         if one["roofline"]:

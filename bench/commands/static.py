@@ -1,4 +1,4 @@
-"""ahead-of-time metrics of every shipped kernel and configuration; no GPU
+"""compile GPU launches and read their machine code; no GPU
 
 Registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions, asynchronous copies, and of
 the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an SM);
@@ -16,20 +16,12 @@ from typing import Any
 
 from ..records import record
 from ..report import terminal
-from ..static import table as static
 from . import exits, options, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--arch", default=",".join(map(str, options.ARCHES)), help="comma-separated, of 80, 86, 89, 90, 100, 120"
-    )
-    parser.add_argument(
-        "--kernel",
-        type=options.names,
-        metavar="PART[,PART]",
-        help="only what has one of these in its id, OP/triton/KERNEL:CASE:smARCH/TYPE",
-    )
+    options.add_kernels(parser, cases=False)
+    options.add_launches(parser, arches=",".join(map(str, options.ARCHES)))
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the cubins there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
     parser.add_argument("--jobs", type=options.positive, help="processes (default: one a core)")
@@ -50,15 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    from ..static import table as static
+
     arches = options.arches(arguments.arch)
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     try:
         if arguments.fingerprints:
-            arguments.fingerprints.write_text(json.dumps(static.listing(arches, arguments.kernel), indent=1))
+            arguments.fingerprints.write_text(json.dumps(static.listing(arches, options.parts(arguments)), indent=1))
             return exits.OK
         only = _ids(arguments.only) if arguments.only else None
-        records = _compile(static.plan(arches, arguments.kernel, only), arguments)
+        records = _compile(static.plan(arches, options.parts(arguments), only), arguments)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not records:
@@ -78,8 +72,10 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
 
 
-def _compile(plan: static.Plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows; each is in the file as soon as it is there."""
+def _compile(plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a `table.Plan`; each is in the file as soon as it is there."""
+    from ..static import table as static
+
     writer = record.Writer(arguments.json) if arguments.json else None
     records = []
     with progress.shown(len(plan), arguments.quiet) as shown:

@@ -1,4 +1,4 @@
-"""GPU: the fastest tile of each Triton kernel of a case, checked before it is timed; --write keeps it
+"""find the fastest tiles of Triton kernels
 
 Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are
 retro_kernels/ops/<op>/tiles.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
@@ -15,14 +15,16 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from retro_kernels.compile import configs
-
-from ..measure import choose, runner, timing, tune
+from ..measure import choose
 from ..measure.pace import Pace
 from ..registry import CONTENDERS
 from ..report import summary, tables
 from . import exits, options
+
+if TYPE_CHECKING:
+    from ..measure import tune
 
 HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit")
 
@@ -55,6 +57,8 @@ def _tiles(text: str) -> list[dict[str, int]]:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    from ..measure import runner, timing, tune
+
     if arguments.static:
         return execute_static(arguments)
     if arguments.backend not in (None, ("triton",)) or arguments.baselines:
@@ -104,6 +108,8 @@ def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
 
 
 def execute_static(arguments: argparse.Namespace) -> int:
+    from retro_kernels.compile import configs
+
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     if not arguments.kernel or not arguments.case:
@@ -138,6 +144,8 @@ def execute_static(arguments: argparse.Namespace) -> int:
 
 
 def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
+    from retro_kernels.compile import configs
+
     for item in tuned if write else ():
         if item.best.row != item.before:
             measured = {name: value for name, value in item.best.row.items() if name != "predicted"}
@@ -146,6 +154,8 @@ def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
 
 
 def cells(item) -> tuple[str, ...]:
+    from ..measure import tune
+
     row, first = item.before, item.trials[0]
     where = f"sm_{row['arch']} {row['bytes']} bytes, width {row['width']}"
     times = (tune.tile_text(row), _duration(first), tune.tile_text(item.best.row), _duration(item.best))

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..records import environment
+from ..records import environment, record
+from ..registry import CASES
 from . import gate_statistics
 from .git_refs import commit
 
@@ -43,7 +44,23 @@ class Item:
 
     @property
     def id(self) -> str:
-        return "/".join((self.kernel, self.backend, self.case, self.dtype, self.mode))
+        return record.identity(self.kernel, self.backend, self.case, self.dtype, self.mode)
+
+    def record(self, git: dict) -> dict:
+        """A record of this measurement without its run and time."""
+        case = CASES.get((self.kernel, self.case))
+        return dict.fromkeys(record.FIELDS) | {
+            "schema": record.SCHEMA,
+            "at": record.now(),
+            "id": self.id,
+            **{name: getattr(self, name) for name in ("kernel", "backend", "dtype", "mode")},
+            "role": "kernel",
+            "status": "ok",
+            "git": git,
+            "environment": environment.environment(),
+            "device": environment.device("cpu"),
+            "case": {"name": self.case, "shape": dict(case.shape) if case else {}},
+        }
 
 
 @dataclass(frozen=True)
@@ -63,16 +80,17 @@ class Outcome:
     first: gate_statistics.Ratio | None = None
     second: gate_statistics.Ratio | None = None
     control: gate_statistics.Ratio | None = None
+    pairs: tuple[gate_statistics.Pair, ...] = ()  # seconds of the base and of the head, a pair of processes each
 
 
 class Worker:
-    """A process with one tree's kernels."""
+    """A process with one tree's kernels; what the head would import from `root` it imports from its tree."""
 
-    def __init__(self, tree: Path):
-        self.tree = tree
+    def __init__(self, tree: Path, root: Path):
+        self.tree, self.root = tree, root
         # passive waiting: the idle one of the pair must not spin on the cores that the other is timed on
         env = os.environ | {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
-        command = [sys.executable, str(HERE / "ab_worker.py"), str(tree)]
+        command = [sys.executable, str(HERE / "ab_worker.py"), str(tree), str(root)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=tree
         )
@@ -92,7 +110,7 @@ class Worker:
         if self.process.poll() is None:
             return self
         self.close()
-        return Worker(self.tree)
+        return Worker(self.tree, self.root)
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # what a dead one never read
@@ -109,12 +127,16 @@ def batch(
     check: bool,
     say: Callable[[str], None],
     worker_pairs: int = WORKER_PAIRS,
+    root: Path | None = None,
 ) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
-    """Samples of every item from fresh process pairs, or why one of the trees has none."""
+    """Samples of every item from fresh process pairs, or why one of the trees has none.
+
+    root: the repository of the head, where a control has no head.
+    """
     samples: dict[Item, list[gate_statistics.Pair] | Refusal] = {item: [] for item in items}
     for number in range(worker_pairs):
         say(f"worker pair {number + 1} of {worker_pairs}")
-        workers = {"base": Worker(base), "head": Worker(head)}
+        workers = {"base": Worker(base, root or head), "head": Worker(head, root or head)}
         try:
             for item in items:
                 if isinstance(samples[item], Refusal):
@@ -191,7 +213,9 @@ def compare(
 
     def take(other: Path, wanted: list[Item]) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
         # numerics are checked once, when all items are first taken
-        return sampled(lambda some: batch(base, other, some, threads, some is items, say, worker_pairs), wanted, say)
+        return sampled(
+            lambda some: batch(base, other, some, threads, some is items, say, worker_pairs, head), wanted, say
+        )
 
     say("base against head")
     first = take(head, items)
@@ -215,8 +239,16 @@ def compare(
             verdict = "ok"
         else:
             verdict = "inconclusive" if control is None else gate_statistics.verdict(ratio, second, control)
-        outcomes.append(Outcome(item, verdict, "", ratio, second, control))
+        outcomes.append(Outcome(item, verdict, "", ratio, second, control, tuple(first[item])))
     return outcomes
+
+
+def listed(tree: Path, root: Path, selection: dict, plugins: tuple[tuple[str, str], ...]) -> list[Item]:
+    """What a tree would measure of a selection."""
+    worker = Worker(tree, root)
+    answer = worker.ask({"list": selection, "plugins": plugins})
+    worker.close()
+    return [Item(*fields, plugins) for fields in answer.get("items", [])]
 
 
 def _ratio(pairs) -> gate_statistics.Ratio | None:
@@ -239,10 +271,10 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
-    """A temporary worktree of `ref`, or the folder `ref` itself where it holds a tree. Raises ValueError for a ref that
-    git doesn't know.
+    """A temporary worktree of the commit `ref`, or the folder `ref` itself. Raises ValueError for a ref that is neither
+    a commit nor a folder.
     """
-    if ref and (Path(ref) / "retro_kernels").is_dir():
+    if ref and Path(ref).is_dir():
         yield Path(ref).resolve()
         return
     sha = commit(ref, root)
@@ -257,6 +289,14 @@ def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
             yield path
         finally:
             subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(path)], capture_output=True)
+
+
+def build_by(command: str, tree: Path) -> None:
+    """Run a repository's own build command in a tree. Raises RuntimeError with its last words."""
+    done = subprocess.run(command, shell=True, cwd=tree, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise RuntimeError(f"--build {command!r} failed in {tree.name}: {last}")
 
 
 def build(tree: Path, like: Path | None = None) -> None:

@@ -64,6 +64,8 @@ def _measure(side: Path, kernels: tuple[str, ...]) -> dict[str, float] | None:
             sys.executable,
             tree.__file__,
             str(side),
+            str(side),
+            "",
             "host",
             "--json",
             str(out),

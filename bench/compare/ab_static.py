@@ -5,7 +5,9 @@ Launches whose fingerprints are equal have equal machine code under one toolchai
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -33,13 +35,21 @@ class Comparison:
     worse: list[str]
 
 
-def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable[[str], None]) -> Comparison | None:
+def compare(
+    base: Path,
+    head: Path,
+    arches: str,
+    parts: list[str],
+    say: Callable[[str], None],
+    plugins: tuple[tuple[str, str], ...] = (),
+) -> Comparison | None:
     """Regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A head that
     fails is a regression.
     """
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
-        before, after = _both(_listing, base, head, arches, parts, folder, say)
+        _static = functools.partial(static, head, plugins, arches, parts, folder)
+        before, after = _both(_listing, base, head, _static, folder, say)
         if not before:
             return None
         if after is None:
@@ -50,7 +60,7 @@ def compare(base: Path, head: Path, arches: str, parts: list[str], say: Callable
         if not ids:
             return Comparison(len(before), 0, [])
         (folder / "ids.json").write_text(json.dumps(ids))
-        rows = _both(_rows, base, head, arches, parts, folder, say)
+        rows = _both(_rows, base, head, _static, folder, say)
         if rows[0] is None:
             say(f"static metrics: the base does not compile: {_last_words(folder / 'base.log')}")
             return None
@@ -69,33 +79,45 @@ def _both(what: Callable, base: Path, head: Path, *rest) -> list:
 
 
 def _listing(
-    side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]
+    side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Callable[[str], None]
 ) -> dict[str, str] | None:
     path = folder / f"{side}-listing.json"
-    if _static(side, tree, arches, parts, folder, ["--fingerprints", str(path)]) and path.exists():
+    if static(side, tree, ["--fingerprints", str(path)]) and path.exists():
         return json.loads(path.read_text())
     say(f"static metrics of {side}: {_last_words(folder / f'{side}.log')}")
     return None
 
 
 def _rows(
-    side: str, tree: Path, arches: str, parts: list[str], folder: Path, say: Callable[[str], None]
+    side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Callable[[str], None]
 ) -> list[dict[str, Any]] | None:
     say(f"static metrics of {side}")
     path = folder / f"{side}.jsonl"
     more = ["--counters", "--only", str(folder / "ids.json"), "--json", str(path)]
-    if not _static(side, tree, arches, parts, folder, more):
+    if not static(side, tree, more):
         return None
     return record.read(path) if path.exists() else []
 
 
-def _static(side: str, tree: Path, arches: str, parts: list[str], folder: Path, more: list[str]) -> bool:
+def static(
+    root: Path,
+    plugins: tuple[tuple[str, str], ...],
+    arches: str,
+    parts: list[str],
+    folder: Path,
+    side: str,
+    tree: Path,
+    more: list[str],
+) -> bool:
     """Run `static` of this harness on the kernels of `tree`; 1 means that a kernel can't launch, which the comparison
     says better.
     """
-    command = [sys.executable, str(HERE / "tree.py"), str(tree), "static", "--arch", arches, *more]
+    folders = os.pathsep.join(place for _, place in plugins)
+    command = [sys.executable, str(HERE / "tree.py"), str(tree), str(root), folders, "static", "--arch", arches, *more]
     if parts:
-        command += ["--kernel", ",".join(parts)]
+        command += ["--launch", ",".join(parts)]
+    for name, _ in plugins:
+        command += ["--plugin", name]
     with open(folder / f"{side}.log", "w") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=tree).returncode
     written = any(Path(path).exists() for path in more[-1:])

@@ -1,7 +1,9 @@
 """One process of `ab`: holds one tree's kernels and times one call when told to. JSON lines in, JSON lines out.
 
 {"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s} |
-{"status": ..., "reason": ...} {"sample": repeats, "long": bool} -> {"seconds": s}
+{"status": ..., "reason": ...}
+{"sample": repeats, "long": bool} -> {"seconds": s}
+{"list": fields of a Selection, "plugins": [[module, folder], ...]} -> {"items": [[kernel, backend, case, dtype, mode]]}
 """
 
 from __future__ import annotations
@@ -14,34 +16,74 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import tree
+import tree as trees
 
 
-def prepare(bench, wanted: dict):
+class Side:
+    """The harness with one tree's code; plug-ins are imported when an item first names them."""
+
+    def __init__(self, tree: Path, root: Path):
+        self.tree, self.root, self.harness = tree, root, None
+
+    def load(self, plugins: list[list[str]]) -> dict | None:
+        """Import the harness and the plug-ins; returns a refusal where one can't be imported."""
+        folders = tuple(folder for _, folder in plugins)
+        if self.harness is None:
+            self.harness = trees.load(self.tree, self.root, folders)
+        for folder in folders:
+            if (place := str(self.tree / folder)) not in sys.path:
+                sys.path.append(place)
+        for name, _ in plugins:
+            try:
+                trees.plug_in(name, self.tree, self.root)
+            except ModuleNotFoundError as e:
+                if e.name != name:
+                    return {"status": "error", "reason": f"--plugin {name}: {e}"}
+                return {"status": "unsupported", "reason": f"no plug-in {name} in this tree"}
+            except (Exception, SystemExit) as e:
+                return {"status": "error", "reason": f"--plugin {name}: {type(e).__name__}: {e}"}
+        return None
+
+    def module(self, name: str):
+        return importlib.import_module(f"{self.harness.__name__}.{name}")
+
+
+def listed(side: Side, message: dict) -> dict:
+    """What this tree would measure of a selection; nothing where its plug-ins are missing."""
+    if side.load(message["plugins"]):
+        return {"items": []}
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in message["list"].items()}
+    selection = side.module("measure.choose").Selection(**fields)
+    try:
+        items = side.module("compare.items").items(selection)
+    except side.module("measure.choose").EmptySelection:
+        items = []
+    return {"items": [[i.kernel, i.backend, i.case, i.dtype, i.mode] for i in items]}
+
+
+def prepare(side: Side, wanted: dict):
     """The call to time, or a refusal."""
     import torch
 
-    choose, runner = (importlib.import_module(f"{bench.__name__}.measure.{name}") for name in ("choose", "runner"))
+    if refusal := side.load(wanted["plugins"]):
+        return None, refusal
+    bench, choose, runner = side.harness, side.module("measure.choose"), side.module("measure.runner")
     torch.set_num_threads(wanted["threads"])
-    for module, folder in wanted["plugins"]:
-        if folder not in sys.path:
-            sys.path.append(folder)  # last: nothing there may stand in for the tree's own
-        importlib.import_module(module)
     case, dtype = bench.CASES.get((wanted["kernel"], wanted["case"])), wanted["dtype"]
     contender = bench.CONTENDERS.get((wanted["kernel"], wanted["backend"]))
     if case is None or contender is None:
-        return None, {
-            "status": "error",
-            "reason": "registered in one process only: name the module that registers it with --plugin",
-        }
+        why = "no plug-in of this tree registers it"
+        if not wanted["plugins"]:
+            why = "registered in one process only: name the module that registers it with --plugin"
+        return None, {"status": "unsupported" if wanted["plugins"] else "error", "reason": why}
     if why := choose.unsupported_case(case, "cpu") or choose.unsupported(
         contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"
     ):
         return None, {"status": "unsupported", "reason": why}
     if wanted["check"]:
-        eager = bench.CONTENDERS[(wanted["kernel"], choose.YARDSTICK)]
+        eager = bench.CONTENDERS.get((wanted["kernel"], choose.YARDSTICK))
         run = runner.Run("cpu", timed=False, seed=wanted["seed"])
-        record = list(runner.run_case(run, case, dtype, [wanted["mode"]], [eager, contender]))[-1]
+        record = list(runner.run_case(run, case, dtype, [wanted["mode"]], [c for c in (eager, contender) if c]))[-1]
         if record["status"] != "ok":
             return None, {"status": record["status"], "reason": record["reason"]}
     arguments = case.make(wanted["seed"], "cpu", getattr(torch, dtype))
@@ -68,12 +110,13 @@ def main() -> None:
     # stdout is the protocol: whatever a library prints goes to stderr
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    bench = tree.load(Path(sys.argv[1]))
-    call = None
+    side, call = Side(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()), None
     for line in sys.stdin:
         message = json.loads(line)
         if "prepare" in message:
-            call, answer = prepare(bench, message["prepare"])
+            call, answer = prepare(side, message["prepare"])
+        elif "list" in message:
+            answer = listed(side, message)
         else:
             answer = {"seconds": sample(call, message["sample"], message["long"])}
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,19 +1,21 @@
-"""Run the harness of this tree on the kernels of another: `python bench/compare/tree.py TREE ARGUMENTS...`.
+"""Run this harness on the code of another tree: `python bench/compare/tree.py TREE ROOT FOLDERS ARGUMENTS...`.
 
-`ab` measures an older commit with it: the harness, its cases and its checks are the same on both sides, only
-`retro_kernels` differs.
+`ab` measures an older commit with it: the harness and its checks are the same on both sides. `retro_kernels` comes from
+the tree if it lies there, and so does every module that the head would import from its repository, ROOT.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import sys
 import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 HARNESS = HERE.parent  # `bench` in a checkout, `retro_bench` where it is installed
-ROOT = HARNESS.parent
+HOME = HARNESS.parent
 BEFORE_THE_MOVE = {
     "core.backends": "_dispatch",
     "core.native": "_native",
@@ -25,20 +27,48 @@ BEFORE_THE_MOVE = {
 }
 
 
-def load(tree: Path):
-    """The harness of this file, with `retro_kernels` imported from `tree`."""
-    sys.path[:] = [str(tree), *(p for p in sys.path if Path(p or ".").resolve() not in (HERE, ROOT))]
+def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
+    """The harness of this file, with what lies in `root` imported from `tree`.
+
+    folders: where plug-ins lie; relative ones in `tree`.
+    """
+    tree, root = tree.resolve(), root.resolve()
+    kept = [_moved(Path(p or ".").resolve(), tree, root) for p in sys.path]
+    ours = (tree / "retro_kernels").is_dir()
+    paths = [tree, *(tree / folder for folder in folders if not Path(folder).is_absolute()), tree / "src"]
+    paths += [p for p in kept if p != HERE and not (ours and p == HOME)]
+    paths += map(Path, folders)  # last: nothing there may stand in for the tree's own
+    if importlib.util.find_spec("retro_kernels") is None and not ours:
+        paths.append(HOME)
+    sys.path[:] = dict.fromkeys(str(p) for p in paths if p.exists() or p.suffix)
     import retro_kernels
 
     loaded = Path(retro_kernels.__file__).resolve().parent.parent
-    if loaded != tree.resolve():
+    if ours and loaded != tree:
         raise SystemExit(f"tree: retro_kernels came from {loaded}, not from {tree}")
-    _alias_before_the_move(tree)
-    _package(
-        "retro_kernels.testing", ROOT / "retro_kernels" / "testing"
-    )  # tolerances, inputs and errors are this tree's
+    if ours:
+        _alias_before_the_move(tree)
+        if loaded != HOME:  # tolerances, inputs and errors are those of the harness
+            _package("retro_kernels.testing", HOME / "retro_kernels" / "testing")
     _package(HARNESS.name, HARNESS)
     return sys.modules[HARNESS.name]
+
+
+def _moved(path: Path, tree: Path, root: Path) -> Path:
+    """A folder of `root` in `tree`, if that has it: an environment inside the repository stays where it is."""
+    inside = tree / path.relative_to(root) if path.is_relative_to(root) else path
+    return inside if inside.exists() else path
+
+
+def plug_in(name: str, tree: Path, root: Path) -> None:
+    """Import a plug-in. Raises ImportError if something of `root` was imported in place of the tree's own."""
+    importlib.import_module(name)
+    if tree.resolve() == root.resolve():
+        return
+    for module in list(sys.modules.values()):
+        file = Path(getattr(module, "__file__", None) or os.devnull)
+        if file.is_relative_to(root) and (tree / file.relative_to(root)).exists() and not file.is_relative_to(tree):
+            raise ImportError(f"{module.__name__} came from {file}, not from {tree}: is it installed?")
 
 
 def _alias_before_the_move(tree: Path) -> None:
@@ -64,5 +94,10 @@ def _package(name: str, folder: Path) -> None:
         setattr(sys.modules[parent], child, module)
 
 
+def main(argv: list[str]) -> int:
+    tree, root, folders, *arguments = argv
+    return load(Path(tree), Path(root), tuple(filter(None, folders.split(os.pathsep)))).main(arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(load(Path(sys.argv[1])).main(sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

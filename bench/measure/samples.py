@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 from typing import Any
+
+SLOW_CALL_S = 0.4  # a call this long is sampled once by default: a reference, or a baseline far from the headline
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure one contender: at least `least` samples (one of a call beyond `slow_s`), at most `most`,
+    about `seconds`.
+    """
+
+    least: int = 3
+    most: int = 50
+    seconds: float = 0.4
+    slow_s: float = SLOW_CALL_S
 
 
 def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:

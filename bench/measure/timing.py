@@ -10,34 +10,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .samples import quantile, summary
+from .samples import Effort, quantile, summary
 
 WARMUPS = 2
 LONG_CALL_S = 0.2  # a call this long needs no second warm-up
-SLOW_CALL_S = 0.4  # a call this long is sampled once by default: a reference, or a baseline far from the headline
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
 SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
 L2_MULTIPLE = 2  # bytes read to evict, in units of the L2
 # samples that agree within this share of their estimate are enough
 NARROW_SAMPLES, NARROW = ({"cpu": 5, "cuda": 10}, 0.01)
 DEFAULT_L2_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure one contender: at least `least` samples (one of a call beyond `slow_s`), at most `most`,
-    about `seconds`.
-    """
-
-    least: int = 3
-    most: int = 50
-    seconds: float = 0.4
-    slow_s: float = SLOW_CALL_S
 
 
 def measure(

@@ -31,18 +31,28 @@ REHEARSAL = "RETRO_KERNELS_REHEARSAL"  # set: what is measured is no result
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
 
 
+def ours(root: Path) -> bool:
+    """Whether a tree is one of this project: with its own `retro_kernels`."""
+    return (root / "retro_kernels" / "__init__.py").exists()
+
+
+#: a file of what is measured, where a plug-in registered it
+measured: Path | None = None
+
+
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """{"sha", "dirty"} of the tree that `retro_kernels` comes from (`ab` measures another than this), both None outside
-    a repository.
+    """{"sha", "dirty"} of the tree that is measured: of a plug-in, or of `retro_kernels` (`ab` measures another than
+    this). Both None outside a repository.
     """
-    root = root or Path(importlib.import_module("retro_kernels").__file__).resolve().parent.parent.parent
-    if not _output(
-        ["git", "-C", str(root), "ls-files", "retro_kernels/__init__.py"]
-    ):  # installed beside, or inside, some other repository
-        return {"sha": None, "dirty": None}
+    nothing = {"sha": None, "dirty": None}
+    if root is None:
+        file = measured or Path(importlib.import_module("retro_kernels").__file__).resolve()
+        root = file.parent
+        if not _output(["git", "-C", str(root), "ls-files", file.name]):
+            return nothing  # installed beside, or inside, some other repository
     sha = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
-    return {"sha": sha or None, "dirty": None if status is None or not sha else bool(status)}
+    return {"sha": sha, "dirty": bool(status)} if sha and status is not None else nothing
 
 
 def environment() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import entry, fingerprint, sass
+from . import entry, fingerprint, recorded, sass, tiles
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,29 @@ class Launch:
     wanted: bool
     fingerprint: str | None  # None: not wanted
     launch: Any  # of the tree that was imported
+    backend: str = "triton"
+    recorded: bool = False  # of a plug-in: made by a call and not by `aot`
 
     @property
     def id(self) -> str:
-        return entry.identity(self.op, "triton", self.case, self.dtype)
+        return entry.identity(self.op, self.backend, self.case, self.dtype)
 
 
 def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
-    """Everything that aot compiles for `arches`; those that `parts` select are fingerprinted."""
+    """Everything that aot compiles and plug-ins registered; what `parts` select is fingerprinted."""
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("retro_kernels.compile.aot") is None:
         raise entry.NoToolchain("static: needs triton and retro_kernels.compile.aot; pip install triton")
     from retro_kernels.compile import aot
     from retro_kernels.compile.target import KNOWN
 
     every, seen = [], collections.Counter()
+    foreign = recorded.operators()
+    shipped = parts is None or any(part.partition("/")[0] not in foreign for part in parts)
     for arch in arches:
-        for op, case in aot.cases(KNOWN[arch]):
+        for op, backend, name, dtype, launch in recorded.launches(arch, parts) if foreign else ():
+            mark = recorded.mark(launch, arch)
+            every.append(Launch(op, name, dtype, arch, True, mark, launch, backend, recorded=True))
+        for op, case in aot.cases(KNOWN[arch]) if shipped else ():
             name = f"{case.launch.name}:{case.case}:sm{arch}"
             seen[op, name, case.dtype] += 1
             if (count := seen[op, name, case.dtype]) > 1:
@@ -68,6 +75,14 @@ def rows(
     from retro_kernels.compile import aot
 
     ids = {launch.id for launch in selected}
+    for launch in every:
+        if launch.recorded and launch.id in ids:
+            metrics = tiles.static_record(launch.launch, launch.arch)
+            counted = _emulated(launch) if counters else {}
+            yield entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics | counted)
+    every = [launch for launch in every if not launch.recorded]
+    if not any(launch.id in ids for launch in every):
+        return
     flags = iter([launch.id in ids for launch in every])  # compile_each asks in the order in which `launches` listed
     compiled = aot.compile_each(arches, None, folder, jobs, select=lambda op, case: next(flags))
     wanted = [launch for launch in every if launch.id in ids]

@@ -1,0 +1,9 @@
+"""x"""
+
+
+def add_arguments(parser):
+    pass
+
+
+def execute(arguments):
+    return 0
