@@ -25,8 +25,8 @@ from retro_model.base.progress import counting
 
 from . import texts
 from .compare import show_line
-from .fitting import fit
-from .library import Library, prepare, stream
+from .fitting import changes, fit
+from .library import Library, prepare, read_decoder, stream
 from .options import ATTENTION, RATES, Fit, Plan
 from .options import retrofit as parser
 
@@ -39,15 +39,18 @@ def run(
     *,
     attention: str = "own",
     layers: tuple[int, ...] | None = None,
+    rank: int = 0,
     folder_of_texts: Path | None = None,
     show=show_line,
 ) -> str:
     """Everything, into `folder`; gives the verdict.
 
-    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers: that
-    attend, from 1; None: all of "own", every third of the upper half of "new".
+    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers,
+    rank: see `fitting.changes`.
     Raises: FileNotFoundError, ValueError naming what is wrong.
     """
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
+
     if not (decoder / "config.json").exists():
         raise FileNotFoundError(f"{decoder}: expected the folder of a decoder, with its config.json; none is there")
     if attention not in ATTENTION:
@@ -56,7 +59,10 @@ def run(
     show(f"{title}: {len(documents):,} documents")
     rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
     library = prepare(folder, decoder, rest, held, plan, show)
-    whole = retrofitted(decoder, attention, layers, plan, how.seed)
+    model = read_decoder(decoder)
+    torch.manual_seed(how.seed)
+    options = changes(attention, plan.chunk_len, model.config.num_hidden_layers, layers, rank)
+    whole = RetrofitForCausalLM.from_decoder(model, **options)
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
     batches = functools.partial(stream, library, plan, how.batch_size, how.seed)
     whole.save_pretrained(folder / "model")
@@ -90,24 +96,6 @@ def run(
         reader.measure(folder, report)
     show(f"See what it looks up, and change that: retro-model serve {folder}")
     return said
-
-
-def retrofitted(decoder: Path, attention: str, layers: tuple[int, ...] | None, plan: Plan, seed: int):
-    """The decoder with what is added, as a model of the Hugging Face library that refers to the decoder's folder."""
-    from transformers import AutoModelForCausalLM
-
-    from retro_model.integrations.huggingface import RetrofitForCausalLM
-
-    local = {"local_files_only": True, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(decoder.resolve(), dtype=torch.float32, **local)
-    torch.manual_seed(seed)
-    options = {"cca_layers": layers, "chunk_len": plan.chunk_len}
-    if attention == "own":
-        return RetrofitForCausalLM.from_decoder(model, neighbours="own", **options)
-    count, width = model.config.num_hidden_layers, 128
-    options["cca_layers"] = layers or tuple(range(count // 2 + 1, count + 1, 3))
-    sizes = {"encoder_layers": 1, "encoder_d_model": width, "encoder_d_ff": 2 * width}
-    return RetrofitForCausalLM.from_decoder(model, **options, **sizes, encoder_heads=2, encoder_head_dim=width // 2)
 
 
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
@@ -145,14 +133,14 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     given = parser().parse_args(arguments)
     plan = Plan(given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out)
-    rate = given.lr or RATES[given.attention]
+    rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)
-    options = {"attention": given.attention, "layers": given.layers and tuple(given.layers)}
+    options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
     try:
         if given.decoder is None:
             from retro_model.integrations import smollm
 
-            given.decoder = smollm.folder()
+            given.decoder = smollm.folder(report=show_line)
         run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model retrofit: {error}")
