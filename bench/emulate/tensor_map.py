@@ -29,8 +29,8 @@ def copy(s, parts):
     gathers = {"tile::gather4", "tile::scatter4"} & set(parts)
     loads = "mbarrier::complete_tx::bytes" in parts
     (how,) = [part for part in parts if part in UPDATES] or [None]
-    known(parts[2:], "shared::cta", "shared::cluster", "global", "tile", *gathers, *([how] if how else []),
-          "mbarrier::complete_tx::bytes" if loads else "bulk_group")  # fmt: skip
+    ends = "mbarrier::complete_tx::bytes" if loads else "bulk_group"
+    known(parts[2:], "shared::cta", "shared::cluster", "global", "tile", ends, *gathers, *([how] if how else []))
     if loads:
         to, source, barrier = s.operands
         sources, offset = [barrier.base], barrier.offset
