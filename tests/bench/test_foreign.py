@@ -1,4 +1,4 @@
-"""`ab` for a repository of somebody else's: four faults are red, an empty change is green, each side is its own code."""
+"""`ab` for a repository of somebody else: four faults are red, an empty change is green, each side is its own code."""
 
 import shutil
 import subprocess
