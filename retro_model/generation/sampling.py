@@ -13,9 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retro_model.base import checks
+from retro_model.base import checks, transfer
 from retro_model.generation import captured
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
+
+#: columns between two looks at a GPU whether all rows have ended
+_LOOK_EVERY = 8
 
 
 class Cache(Protocol):
@@ -213,9 +216,11 @@ class _Sampler:
         if self.stop_token is None:
             return False
         stops = ~self.done & (self.tokens[:, column] == self.stop_token)
-        self.ends[stops] = column + 1
+        self.ends = torch.where(stops, column + 1, self.ends)
         self.done |= stops
-        return bool(self.done.all())
+        # to look is to wait for the device: tokens past a row's end are dropped anyway
+        looks = self.tokens.device.type == "cpu" or (column - self.columns) % _LOOK_EVERY == _LOOK_EVERY - 1
+        return looks and bool(self.done.all())
 
     def _prefill(self) -> tuple[Tensor, Cache]:
         """Logits [B,V] after the prompts, and the cache that holds
@@ -225,7 +230,7 @@ class _Sampler:
         if not one_length and getattr(self.model, "pads_prompts", False):
             cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
             inputs = {} if self.neighbours is None else self.neighbours.of_padded(self.rows)
-            starts = torch.tensor(self.starts, device=self.tokens.device)
+            starts = transfer.numbers(self.starts, self.tokens.device)
             inputs["attention_mask"] = (torch.arange(self.columns, device=starts.device) >= starts[:, None]).long()
             return self.model.last_logits(self.tokens[:, : self.columns], cache=cache, **inputs, **self.options), cache
         inputs_of = itertools.repeat({}) if self.neighbours is None else iter(self.neighbours.of_prompts(self.rows))
@@ -243,9 +248,11 @@ class _Sampler:
         """Neighbours of the chunks that end with `column`, as the model takes them."""
         if self.neighbours is None:
             return {}
-        done = [False] * len(self.rows) if self.stop_token is None else self.done.tolist()
         chunk_len = self.neighbours.chunk_len
-        rows = [i for i, start in enumerate(self.starts) if (column + 1 - start) % chunk_len == 0 and not done[i]]
+        rows = [i for i, start in enumerate(self.starts) if (column + 1 - start) % chunk_len == 0]
+        if rows and self.stop_token is not None:
+            done = self.done.tolist()
+            rows = [i for i in rows if not done[i]]
         return (
             self.neighbours.of_rows(rows, self.tokens[rows, column + 1 - chunk_len : column + 1], len(self.rows))
             if rows

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from retro_model.base import checks
+from retro_model.base import checks, transfer
 from retro_model.layers import KeyValueCache
 
 from .config import RetroConfig
@@ -22,7 +22,7 @@ def completed(position: int, count: int, chunk_len: int) -> int:
 
 def left_mask(starts: Sequence[int], columns: int, device: torch.device) -> Tensor:
     """bool [B,columns], False before each row's first token."""
-    return torch.arange(columns, device=device) >= torch.tensor(starts, device=device)[:, None]
+    return torch.arange(columns, device=device) >= transfer.numbers(starts, device)[:, None]
 
 
 class NeighbourKeys:

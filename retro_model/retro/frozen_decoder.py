@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_model.base import checks
+from retro_model.base import checks, transfer
 from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import ChunkCache, left_mask
@@ -217,7 +217,7 @@ class FrozenDecoder(nn.Module):
         columns, device = held + tokens.shape[1], tokens.device
         if mask is None or held:
             mask = left_mask(starts, columns, device).long()
-        positions = torch.arange(held, columns, device=device) - torch.tensor(starts, device=device)[:, None]
+        positions = torch.arange(held, columns, device=device) - transfer.numbers(starts, device)[:, None]
         return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
 
     def _check_trainable(self) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from retro_model.base import transfer
 from retro_model.layers import ChunkedCrossAttention
 
 from .cache import ChunkCache, NeighbourKeys
@@ -106,7 +107,7 @@ class Retrieval:
         whole = len(members) == 1
         return [
             Group(
-                slice(None) if whole else torch.tensor(rows, device=self.device),
+                slice(None) if whole else transfer.numbers(rows, self.device),
                 first,
                 phase,
                 held,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from retro_model.base import transfer
 from retro_model.layers import ChunkedCrossAttention
 
 from .cache import RetroCache
@@ -27,7 +28,7 @@ class RetroStep:
         device = model.embedding.weight.device
         self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=device)
         self.column = torch.empty(cache.batch, dtype=torch.int64, device=device)  # of the token, the same for all rows
-        self.starts = torch.tensor(cache.starts, device=device)
+        self.starts = transfer.numbers(cache.starts, device)
         self.row = torch.arange(cache.batch, device=device)
         self.neighbours: Tensor | None = None  # [B,K,R] of the chunks that complete, and their mask
         self.neighbour_mask: Tensor | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from retro_model.base import transfer
 from retro_model.layers import Rotation, rotation
 
 from .cache import RPTCache
@@ -27,7 +28,7 @@ def decode(
         groups.setdefault(p if n > 1 else 0, []).append(row)
     out = None
     for members in groups.values():
-        rows = slice(None) if len(groups) == 1 else torch.tensor(members, device=tokens.device)
+        rows = slice(None) if len(groups) == 1 else transfer.numbers(members, tokens.device)
         call = Call(model, cache, rows, [cache.positions[r] for r in members], members, n)
         result = call.run(tokens[rows], None if index is None else index[rows])
         call.record(retrieved)
@@ -66,8 +67,8 @@ class Call:
         self.config, self.starts = model.config, positions
         self.fresh: list[tuple[list[int], Memory]] = []  # rows, and the memory of the chunks that complete in them
         device = model.embedding.weight.device
-        self.row = torch.tensor(members, device=device)
-        self.position = torch.tensor(positions, device=device)[:, None] + torch.arange(count, device=device)  # [b,N]
+        self.row = transfer.numbers(members, device)
+        self.position = transfer.numbers(positions, device)[:, None] + torch.arange(count, device=device)  # [b,N]
 
     def run(self, tokens: Tensor, index: Tensor | None) -> Tensor:
         """Final activations [b,N,d]."""

@@ -105,7 +105,8 @@ class SelfRetriever(nn.Module):
 
     def choose(self, query: Tensor, key: Tensor, k: int, index: Tensor | None, first: int = 0) -> Tensor:
         """`index` with the retriever's own choice where it says so (`OWN`); None: everywhere, the k best."""
-        if index is not None and not torch.compiler.is_compiling() and not bool((index == OWN).any()):
+        looks = index is not None and index.device.type == "cpu" and not torch.compiler.is_compiling()
+        if looks and not bool((index == OWN).any()):  # to look is to wait for a GPU: there the search is run
             return index
         own = self.search(query, key, k if index is None else index.shape[-1], first)
         return own if index is None else torch.where(index == OWN, own, index)

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from retro_model.base import transfer
 from retro_model.base.progress import track
 from retro_model.data import files
 from retro_model.data.text import bm25_scores
@@ -44,7 +45,7 @@ class Supervision(NamedTuple):
 
     def to(self, device) -> Supervision:
         """The same on `device`."""
-        return Supervision(*(t.to(device, non_blocking=True) for t in self))
+        return Supervision(*(transfer.send(t, device) for t in self))
 
     def rows(self, which) -> Supervision:
         """Supervision of the selected sequences."""

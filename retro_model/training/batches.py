@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retro_model.base import transfer
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -47,11 +49,11 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`."""
-        move = lambda t: None if t is None else t.to(device, non_blocking=True)  # noqa: E731
-        moved = {
-            name: move(getattr(self, name)) for name in ("tokens", "real", "neighbours", "neighbour_mask", "segment")
-        }
-        return dataclasses.replace(self, **moved)
+        names = ("tokens", "real", "neighbours", "neighbour_mask", "segment")
+        given = {name: getattr(self, name) for name in names}
+        return dataclasses.replace(
+            self, **{n: None if t is None else transfer.send(t, device) for n, t in given.items()}
+        )
 
 
 def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:

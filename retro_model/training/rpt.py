@@ -23,6 +23,7 @@ from retro_model.rpt.supervision import CANDIDATES, Supervision
 
 from .adabelief import AdaBelief
 from .optimiser import Settings, learning_rate, parameter_groups
+from .step import clipped_step
 
 OPTIMIZERS = ("adabelief", "adamw")
 TEACHERS = ("scheduled", "always", "never")
@@ -228,16 +229,13 @@ def train_step(
     # counts, so the number of processes is multiplied back
     loss = nats * (processes / totals[2]) + ranking * (weight * processes / totals[3].clamp(min=1))
     loss.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-    norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-    if not math.isfinite(norm):
-        optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(
-            f"gradient norm is {norm} at step {step}: loss {float(totals[0] / totals[2])}, learning rate {rate:.3g}"
-        )
-    optimizer.step()
+    norm = clipped_step(model, optimizer, settings.clip)
     optimizer.zero_grad(set_to_none=True)
-    nats, ranking, count, pairs = totals.tolist()
+    nats, ranking, count, pairs, norm = torch.cat([totals, norm[None].to(totals.dtype)]).tolist()
+    if not math.isfinite(norm):
+        raise FloatingPointError(
+            f"gradient norm is {norm} at step {step}: loss {nats / count}, learning rate {rate:.3g}"
+        )
     return {
         "loss": nats / count,
         "retrieval_loss": ranking / max(1, pairs),

@@ -83,10 +83,30 @@ def _synchronise(model: nn.Module, now: bool):
         yield
 
 
-def clip_gradient(model: nn.Module, largest: float) -> float:
-    """Scales all gradients so that their norm is at most `largest`;
-    the norm before, over parameters of several meshes too.
+def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
+    """The optimiser's step on gradients scaled so that their norm is at most `largest`; returns the norm before.
+
+    Where the norm is not finite the parameters stay as they were. A fused optimiser on one GPU scales and skips by
+    itself, and the host does not wait; elsewhere the host looks at the norm first.
     """
+    kinds, whole = gradient_norm(model)
+    if whole.device.type != "cpu" and list(kinds) == [None] and all(g.get("fused") for g in optimizer.param_groups):
+        optimizer.grad_scale = (whole / largest).clamp(min=1.0)  # gradients are divided by it
+        optimizer.found_inf = (~whole.isfinite()).float()
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+        return whole
+    if not whole.isfinite():
+        return whole
+    if whole > largest:  # a product by 1 would read and write every gradient
+        for kind in kinds.values():
+            nn.utils.clip_grads_with_norm_(kind, largest, whole)
+    optimizer.step()
+    return whole
+
+
+def gradient_norm(model: nn.Module) -> tuple[dict, Tensor]:
+    """The parameters that have gradients by mesh, and the norm of all gradients."""
     kinds: dict = {}
     for p in model.parameters():
         if p.grad is not None:
@@ -94,11 +114,7 @@ def clip_gradient(model: nn.Module, largest: float) -> float:
     norms = [nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds.values()]
     norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
     whole = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-    norm = float(whole)
-    if norm > largest:  # a product by 1 would read and write every gradient
-        for kind in kinds.values():
-            nn.utils.clip_grads_with_norm_(kind, largest, whole)
-    return norm
+    return kinds, whole
 
 
 def train_step(
@@ -133,19 +149,17 @@ def train_step(
         total += summed.detach()
     if processes > 1:
         dist.all_reduce(total)
-    norm = clip_gradient(model, settings.clip)
-    if not math.isfinite(norm):
-        optimizer.zero_grad(set_to_none=True)
-        raise FloatingPointError(
-            f"gradient norm is {norm} at step {step}: loss {float(total / counted)}, learning rate {rate:.3g}"
-        )
-    optimizer.step()
+    norm = clipped_step(model, optimizer, settings.clip)
     optimizer.zero_grad(set_to_none=True)
+    # the one time that the host waits, when all of the step is under way; counts of tokens are exact in float64
+    loss, norm, tokens = torch.stack([x.double() for x in (total / counted.clamp(min=1), norm, counted)]).tolist()
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {loss}, learning rate {rate:.3g}")
     return {
-        "loss": float(total / counted.clamp(min=1)),
+        "loss": loss,
         "gradient_norm": norm,
         "learning_rate": rate,
-        "tokens": int(counted) // _readers(model),
+        "tokens": int(tokens) // _readers(model),
     }
 
 

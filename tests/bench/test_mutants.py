@@ -28,6 +28,10 @@ def test_python_faults_change_one_line_that_computes():
         "if not a or a < 6 and b is not None:",
         "if not a or a < 5 or b is not None:",
         "if not a or a < 5 and b is None:",
+        "if a < 5 and b is not None:",
+        "if not a:",
+        "if not a or b is not None:",
+        "if not a or a < 5:",
         "return a - 1 in (b, LIMIT)",
         "return a + 2 in (b, LIMIT)",
         "return a + 1 not in (b, LIMIT)",
@@ -37,8 +41,41 @@ def test_python_faults_change_one_line_that_computes():
         ast.parse(fault.apply(SOURCE))
 
 
+KEPT = """
+def f(plans, key, file, rows):
+    key = (key.dtype, key.shape, rows)
+    parts: list = [key]
+    parts.append(rows)
+    os.fsync(file)
+    os.replace(file, rows)
+    for i in range(2, len(rows)):
+        key = other[i, rows]
+    return plans[key]
+"""
+
+
+def test_python_faults_of_caches_ranges_and_writes():
+    """A key loses a part, a statement is left out, a range goes one further, a write comes before the sync."""
+    faults = {fault.text for fault in operators.python(KEPT)}
+    assert {
+        "key = (key.dtype, key.shape, rows) -> key = (key.shape, rows)",
+        "key = (key.dtype, key.shape, rows) -> key = (key.dtype, rows)",
+        "key = (key.dtype, key.shape, rows) -> key = (key.dtype, key.shape)",
+        "parts.append(rows) -> pass",
+        "os.fsync(file) -> pass",
+        "os.replace(file, rows) -> pass",
+        "os.fsync(file); os.replace(file, rows) -> os.replace(file, rows); os.fsync(file)",
+        "for i in range(2, len(rows)): -> for i in range(2, len(rows) + 1):",
+        "for i in range(2, len(rows)): -> for i in range(3, len(rows)):",
+    } == faults
+    for fault in operators.python(KEPT):
+        ast.parse(fault.apply(KEPT))
+
+
 def test_cpp_faults_leave_templates_and_comments_alone():
     source = "template <int N>\nstd::vector<int> v;\nif (i < n && j == 0) x += a * b;  // a < b\n#if N < 3\n"
+    cleared = {fault.after for fault in operators.cpp("clear(to, pad(n) + 1), clear(a, b);\nseen.clear();\n")}
+    assert {"(void)0, clear(a, b);", "clear(to, pad(n) + 1), (void)0;"} < cleared and "seen.(void)0;" not in cleared
     faults = operators.cpp(source)
     assert {fault.line for fault in faults} == {3}
     assert {f.after.split("  //")[0] for f in faults} == {

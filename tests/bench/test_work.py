@@ -14,6 +14,7 @@ from bench.check import numerics, oracle
 from bench.measure import ceilings, runner
 from bench.ops import _shared, chunked_cross_attention, relative_attention
 from bench.registry import Case
+from retro_kernels.testing import errors
 
 TINY = {
     "chunked_cross_attention": [
@@ -245,6 +246,15 @@ def test_a_choice_beyond_the_causal_limit_is_no_candidate():
     valid = [topk._valid(arguments, rows, torch.tensor([[[0], [key]]]))[0, 1].item() for key in range(4)]
     assert valid == [True, True, False, False]
     assert topk._valid(arguments | {"query_offset": 1}, rows, torch.tensor([[[0], [2]]]))[0, 1]
+
+
+def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit():
+    """Not to that of the last tensor, a gradient whose errors are of another size."""
+    eager = {"out": errors.Error(1e-6, 1e-6), "d_query": errors.Error(1e-2, 1e-2)}
+    for off, passes in ((1.5e-6, True), (1e-3, False)):
+        verdict = numerics.judge({"out": eager["out"], "lse": errors.Error(off, off)}, eager, "float32", "all")
+        assert verdict.passed == verdict.tensors["lse"]["passed"] == passes
+        assert verdict.tensors["lse"]["yardstick"] == eager["out"].frobenius
 
 
 def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():

@@ -103,6 +103,29 @@ def test_some_layers_another_sink_and_no_mask():
     torch.testing.assert_close(model(tokens, more), want, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["Llama yarn", "GPT2", "GPTNeoX"])
+def test_low_rank_maps_adapt_queries_and_values(name):
+    before, plain = own(name)
+    _, model = own(name, rank=2)
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {
+        *("bias", "scale", "query_down", "query_up", "value_down", "value_up")
+    }
+    tokens, neighbours, mask = batch()
+    with torch.no_grad():
+        start = model(tokens, neighbours, neighbour_mask=mask)
+        torch.testing.assert_close(start, plain(tokens, neighbours, neighbour_mask=mask), rtol=0, atol=1e-12)
+        for up in (model.query_up, model.value_up):
+            torch.nn.init.normal_(up)
+        pairs = ((model.query_down, model.query_up), (model.value_down, model.value_up))
+        maps = [torch.eye(down.shape[2]) + down @ up for down, up in pairs]
+        got = model(tokens, neighbours, neighbour_mask=mask)
+        want = joint_logits(before, model, tokens, neighbours, mask, maps=maps)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    assert (got - start).abs().max() > 0.1
+    model(tokens, neighbours, neighbour_mask=mask).square().mean().backward()
+    assert all((p.grad != 0).any() for p in model.parameters() if p.requires_grad)
+
+
 @every_decoder
 @torch.no_grad()
 def test_off_is_the_decoder_to_the_bit(name):
@@ -337,6 +360,7 @@ def test_errors_name_the_argument():
     refused("chunk_len: ", chunk_len=0)
     refused("neighbour_len: ", neighbour_len=0)
     refused("bias: expected a finite number", bias=float("nan"))
+    refused("rank: ", rank=-1)
     refused("sink_token: expected an int <= 49; got 50", sink_token=V)
     refused("unexpected keyword argument 'encoder_layers'", TypeError, encoder_layers=1)
     decoder = make("Llama")

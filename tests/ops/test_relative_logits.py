@@ -24,6 +24,8 @@ CASES = {
     "offset, bounded": dict(query_offset=-4, rel_start=-6, T=5),
     "bounded, outside": dict(rel_start=50, T=5),
     "bounded, wider than all": dict(rel_start=-40, T=80),
+    # a gradient's strip of 64 columns holds what the strip before it left, where no key is
+    "bounded, wider than two strips": dict(N=20, rel_start=-130, T=260),
     "bounded, one row": dict(rel_start=0, T=1),
     "table": dict(E=1, heads="shared"),
     "narrow": dict(E=3),

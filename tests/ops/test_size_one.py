@@ -32,6 +32,11 @@ SMALL = {
         "one number a row": dict(B=2, N=5, H=1, E=1, key_len=7),
         "one row of the table": dict(B=1, N=5, H=2, key_len=7, rel_start=0, T=1),
     },
+    "merge_attention": {
+        "one token": dict(B=1, N=1, H=1, D=16),
+        "one head": dict(B=2, N=5, H=1, D=16, dead=True),
+        "one number a row": dict(B=1, N=3, H=2, D=1),
+    },
     "topk_chunks": {
         "one pair": dict(B=1, Q=1, S=1, D=1, k=1, docs=True, mask=True),
         "one key": dict(B=2, Q=20, S=1, k=3, shared=True, docs=True, mask=True),
@@ -50,6 +55,7 @@ BUILD = {
     "chunked_cross_attention": inputs.cross_attention,
     "relative_attention": inputs.self_attention,
     "relative_logits": inputs.relative_logits,
+    "merge_attention": inputs.merged,
     "topk_chunks": inputs.topk,
     "leaky_average": inputs.leaky,
 }

@@ -182,6 +182,7 @@ def test_l2_does_not_cancel(backend):
     centre = 1000 * inputs.randn(g, 1, 1, 24, dtype=torch.float64)
     kw = {"query": (centre + inputs.randn(g, 1, 9, 24, dtype=torch.float64)).float(), "k": 5, "metric": "l2"}
     kw["key"] = (centre + inputs.randn(g, 1, 60, 24, dtype=torch.float64)).float()
+    kw = {name: v.to(inputs.DEVICE) if isinstance(v, torch.Tensor) else v for name, v in kw.items()}
     kw["key"][:, 7] = kw["query"][:, 0]
     got = compare.check(OP, kw, backend)
     assert got["out0"][0, 0, 0] == 0 and got["out1"][0, 0, 0] == 7
@@ -246,7 +247,7 @@ def test_gradients_are_those_of_the_dense_formulation(backend, metric):
 def test_only_the_gradient_asked_for(backend):
     kw = inputs.topk(11)
     both = compare.run(OP, kw, backend)
-    g = inputs.randn(inputs.generator(1), *both["out0"].shape, dtype=torch.float32)
+    g = inputs.randn(inputs.generator(1), *both["out0"].shape, dtype=torch.float32).to(inputs.DEVICE)
     for name in ("query", "key"):
         leaf = kw[name].clone().requires_grad_()
         scores, _ = rk.topk_chunks(**{**kw, name: leaf}, backend=backend)

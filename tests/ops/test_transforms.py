@@ -19,10 +19,11 @@ CALLS = {
     "chunked_cross_attention": lambda seed: inputs.cross_attention(seed, B=1, N=5, M=3, K=1, R=2, H=2, gate=True),
     "relative_attention": lambda seed: inputs.self_attention(seed, B=1, N=4, H=2, causal=True),
     "relative_logits": lambda seed: inputs.relative_logits(seed, B=1, N=3, H=2, E=4, key_len=4),
+    "merge_attention": lambda seed: inputs.merged(seed, P=2, B=1, N=2, H=2, D=3),
     "topk_chunks": lambda seed: inputs.topk(seed, B=2, Q=3, S=5, D=4, k=7, shared=True, docs=True, metric="l2"),
     "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=6, H=2, D=3, segments=2),
 }
-FORWARD_MODE = ("leaky_average", "relative_logits", "topk_chunks")
+FORWARD_MODE = ("leaky_average", "merge_attention", "relative_logits", "topk_chunks")
 SECOND = "retro_kernels.{op}: second derivatives are not implemented"
 FIRST = "retro_kernels.{op}: forward-mode derivatives are not implemented"
 EVERY = [
@@ -148,6 +149,7 @@ def probe_flops(op, backend):
         "chunked_cross_attention": (4 * 5 * 2 * 2 * 16 + 2 * 5 * 2 * 2 * 16, 10 * 5 * 2 * 2 * 16 + 6 * 5 * 2 * 2 * 16),
         "relative_attention": (4 * 4 * 4 * 2 * 16 + 2 * 4 * 4 * 2 * 16, 10 * 4 * 4 * 2 * 16 + 6 * 4 * 4 * 2 * 16),
         "relative_logits": (2 * 3 * 4 * 2 * 4, 4 * 3 * 4 * 2 * 4),
+        "merge_attention": (2 * 2 * 2 * 2 * 3, 4 * 2 * 2 * 2 * 3),
         "topk_chunks": (2 * 2 * 3 * 5 * 4, 4 * 2 * 3 * 7 * 4),
         "leaky_average": (2 * 6 * 2 * 3, 4 * 6 * 2 * 3),
     }
@@ -222,6 +224,10 @@ def test_the_guides_table_is_whole():
 @pytest.mark.parametrize("row", PROBES)
 def test_transform(row, op, backend):
     """A cell says "yes": the probe finds the right values. "refused": an error of ours that names the op."""
+    if INTERPRETER or COMPILED:
+        slow = row.startswith("`func") and op not in ("leaky_average", "relative_logits")
+        if slow or (row.startswith("`saved") and "attention" in op):
+            pytest.skip("one call an entry takes minutes here; the way there is the same for every op")
     cell = table()[row][op]
     if cell == "yes":
         PROBES[row](op, backend)

@@ -1,5 +1,6 @@
-"""Every single-line fault that a small set of operators makes of a
-source: comparisons, arithmetic, conditions, small numbers.
+"""Every fault that a small set of operators makes of a source: comparisons, arithmetic, conditions, small numbers.
+
+And what caches and files break by: parts of a key, bounds of ranges, statements left out, writes moved before a sync.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """`line` (from 1) reads `before` and shall read `after`."""
+    """The lines from `line` on (from 1) read `before` and shall read `after`."""
 
     line: int
     before: str
     after: str
 
     def apply(self, source: str) -> str:
-        """Raises ValueError where the line does not read `before`."""
+        """Raises ValueError where the lines do not read `before`."""
         lines = source.split("\n")
-        if lines[self.line - 1] != self.before:
-            raise ValueError(f"line {self.line}: expected {self.before!r}; got {lines[self.line - 1]!r}")
-        lines[self.line - 1] = self.after
+        planted = slice(self.line - 1, self.line + self.before.count("\n"))
+        if (found := "\n".join(lines[planted])) != self.before:
+            raise ValueError(f"line {self.line}: expected {self.before!r}; got {found!r}")
+        lines[planted] = self.after.split("\n")
         return "\n".join(lines)
 
     @property
     def text(self) -> str:
-        return f"{self.before.strip()} -> {self.after.strip()}"
+        before, after = ("; ".join(map(str.strip, text.split("\n"))) for text in (self.before, self.after))
+        return f"{before} -> {after}"
 
 
 COMPARISONS = {
@@ -47,6 +50,10 @@ COMPARISONS = {
 ARITHMETIC = {"+": "-", "-": "+", "*": "+", "//": "*", "/": "*", "%": "*"}
 LOGIC = {"and": "or", "or": "and"}
 GREATEST_NUMBER = 9  # a larger constant is a size or a bound more often than a case
+#: names of tuples and lists that a cache looks up by: each part is dropped once
+KEY = re.compile(r"(^|_)(key|parts)$")
+#: calls that order writes: the statement after one is moved before it
+SYNC = re.compile(r"\b(\w*sync\w*|flush|barrier)\(")
 #: what a fault in does not change what is computed
 SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.ImportFrom, ast.Import)
 
@@ -61,6 +68,8 @@ def python(source: str) -> list[Fault]:
             if inside.count(old) == 1:
                 fault = Fault(line, lines[line - 1], before + inside.replace(old, new) + after)
                 faults[fault] = None
+    for node in ast.walk(ast.parse(source)):
+        faults |= dict.fromkeys(_before_a_sync(node, lines))
     return sorted(faults, key=lambda f: (f.line, f.after))
 
 
@@ -100,12 +109,54 @@ def _edits(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, int, str
     elif isinstance(node, ast.BoolOp):
         for left, right in itertools.pairwise(node.values):
             yield from _between(left, right, lines, LOGIC)
+        yield from _dropped(node.values, lines)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and _is_key(node):
+        yield from _dropped(node.value.elts, lines)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.lineno == node.end_lineno:
+        call = lines[node.lineno - 1].encode()[node.col_offset : node.end_col_offset].decode()
+        yield node.lineno, node.col_offset, node.end_col_offset, call, "pass"
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "range" and node.lineno == node.end_lineno:
+        stop = node.args[0] if len(node.args) == 1 else node.args[1]
+        text = lines[stop.lineno - 1].encode()[stop.col_offset : stop.end_col_offset].decode()
+        yield stop.lineno, stop.col_offset, stop.end_col_offset, text, f"{text} + 1"
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield node.lineno, node.col_offset, node.operand.col_offset, "not ", ""
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield node.lineno, node.col_offset, node.end_col_offset, str(node.value), str(not node.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, int) and 0 <= node.value <= GREATEST_NUMBER:
         yield node.lineno, node.col_offset, node.end_col_offset, str(node.value), str(node.value + 1)
+
+
+def _is_key(node: ast.Assign | ast.AnnAssign) -> bool:
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    name = getattr(target, "id", getattr(target, "attr", ""))
+    return isinstance(node.value, (ast.Tuple, ast.List)) and bool(KEY.search(name))
+
+
+def _dropped(parts: list[ast.expr], lines: list[str]) -> Iterator[tuple[int, int, int, str, str]]:
+    """Each part of two or more left out, with what stands between it and the next one, or the one before."""
+    for i, part in enumerate(parts if len(parts) > 1 else []):
+        first, last = (part, parts[i + 1]) if i + 1 < len(parts) else (parts[i - 1], part)
+        if first.lineno != last.end_lineno:
+            continue
+        if i + 1 < len(parts):
+            start, end = first.col_offset, last.col_offset
+        else:
+            start, end = first.end_col_offset, last.end_col_offset
+        text = lines[part.lineno - 1].encode()[start:end].decode()
+        if text.count("(") == text.count(")"):
+            yield part.lineno, start, end, text, ""
+
+
+def _before_a_sync(node: ast.AST, lines: list[str]) -> Iterator[Fault]:
+    """The statement that follows a sync in its block, moved before it."""
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(node, field, None)
+        for sync, then in itertools.pairwise(block if isinstance(block, list) else []):
+            one, two = sync.lineno - 1, then.lineno - 1
+            single = sync.end_lineno == sync.lineno and then.end_lineno == then.lineno == sync.lineno + 1
+            if single and SYNC.search(lines[one]) and not isinstance(then, (ast.Return, ast.Raise)):
+                yield Fault(sync.lineno, f"{lines[one]}\n{lines[two]}", f"{lines[two]}\n{lines[one]}")
 
 
 def _between(
@@ -140,6 +191,8 @@ CPP = {
     "true": "false",
     "false": "true",
 }
+#: calls that clear memory, as statements: left out
+CLEARING = re.compile(r"(?<![\w.>:])(clear|std::fill_n|std::memset)\((?:[^();]|\([^();]*\))*\)(?=[,;])")
 #: lines that compute nothing, or whose fault would not compile or only moves work among threads
 NO_CODE = re.compile(
     r"^\s*(#|//|/?\*|template|static_assert|using |namespace |struct |class |throw|case "
@@ -159,6 +212,8 @@ def cpp(source: str) -> list[Fault]:
         for old, new in CPP.items():
             for at in (m.start() for m in re.finditer(re.escape(old), code)):
                 faults[Fault(number, line, line[:at] + new + line[at + len(old) :])] = None
+        for cleared in CLEARING.finditer(code):
+            faults[Fault(number, line, line[: cleared.start()] + "(void)0" + line[cleared.end() :])] = None
     return sorted(faults, key=lambda f: (f.line, f.after))
 
 

@@ -46,7 +46,14 @@ TARGETS = (
         ("tests/ops/test_validation.py", "tests/ops/test_contract.py", "tests/ops/test_fallback.py"),
         3,
     ),
-    Target("retro_kernels/core/operator.py", ("tests/ops/test_contract.py",), 2),
+    Target("retro_kernels/core/operator.py", ("tests/ops/test_contract.py", "tests/ops/test_transforms.py"), 2),
+    Target("retro_kernels/core/transforms.py", ("tests/ops/test_transforms.py",), 3),
+    Target("retro_kernels/core/native.py", ("tests/ops/test_size_one.py", "tests/ops/test_cpu_infrastructure.py"), 2),
+    Target(
+        "retro_kernels/core/eager.py",
+        ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py", "tests/ops/test_transforms.py"),
+        8,
+    ),
     Target("retro_kernels/compile/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
     Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
     Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
@@ -78,6 +85,11 @@ TARGETS = (
     Target("retro_model/evaluation/suffixes.py", ("tests/model/test_suffixes.py",), 2),
     Target("retro_model/evaluation/knn_lm.py", ("tests/model/test_suffixes.py",), 2),
     Target("retro_model/training/step.py", ("tests/model/test_training.py",), 2),
+    Target(
+        "retro_model/training/checkpoint_folder.py",
+        ("tests/model/test_checkpoint.py", "tests/model/test_sharded_checkpoint.py"),
+        3,
+    ),
     Target("retro_model/training/batches.py", ("tests/model/test_training.py",), 2),
     Target("retro_model/retro/retrieval.py", ("tests/model/test_retro.py", "tests/model/test_cache.py"), 2),
     Target(

@@ -63,4 +63,21 @@ def _stacked(name: str, parts, dims: str) -> Tensor:
     return torch.stack(list(parts))
 
 
-operator.register("merge_attention", MergeAttention)
+def _tangents(call: MergeAttention, outs: tuple[Tensor, Tensor], moved: MergeAttention, backend):
+    """A part's weight w is exp(lse_p - lse): dlse = sum w dlse_p, dout = sum w (dout_p + (out_p - out) dlse_p)."""
+    out, lse = outs
+    counts = call.lses > -torch.inf
+    weights = torch.where(counts, torch.exp(call.lses - lse), 0)
+
+    def of_rows(x: Tensor) -> Tensor:
+        return x.transpose(-1, -2).unsqueeze(-1)  # [P,B,H,N] -> [P,B,N,H,1]
+
+    moved_lses = 0 if moved.lses is None else torch.where(counts, moved.lses, 0)
+    terms = 0 if moved.outs is None else moved.outs
+    if moved.lses is not None:
+        terms = terms + (call.outs - out) * of_rows(moved_lses)
+    moved_out = torch.where(of_rows(counts), of_rows(weights) * terms, 0).sum(0)
+    return moved_out.to(out.dtype), (weights * moved_lses).sum(0)
+
+
+operator.register("merge_attention", MergeAttention, _tangents)

@@ -1,0 +1,71 @@
+"""The host runs ahead of the device: on a stand-in that counts, a training step waits once, a decode step never."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from retro_model import generation, training
+from tests import standin
+from tests.conftest import COMPILED, INTERPRETER
+from tests.model import tiny
+
+pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
+CONFIG = tiny.config()
+SETTINGS = training.Settings(steps=10, warmup_steps=1)
+
+
+def on_the_stand_in(model):
+    return standin.module_to(copy.deepcopy(model))
+
+
+def batch_of(config, rows=2):
+    g = torch.Generator().manual_seed(1)
+    tokens = torch.randint(1, config.vocab_size, (rows, 2 * config.chunk_len), generator=g)
+    neighbours = torch.randint(1, config.vocab_size, (rows, 2, 2, config.neighbour_len), generator=g)
+    return training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), neighbours)
+
+
+def test_a_training_step_waits_for_its_report_alone():
+    model = tiny.model()
+    far, batch = on_the_stand_in(model), batch_of(CONFIG)
+    want = training.train_step(model, training.make_optimizer(model, SETTINGS), [batch], SETTINGS, 0)
+    with standin.standing_in() as waits:
+        optimizer = training.make_optimizer(far, SETTINGS)
+        report = training.train_step(far, optimizer, [batch.to(standin.DEVICE)], SETTINGS, 0)
+        assert waits == ["tolist"]
+    assert report == pytest.approx(want, rel=1e-4)
+    for one, other in zip(model.parameters(), far.parameters(), strict=True):
+        torch.testing.assert_close(other.detach().held, one.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_without_a_look():
+    far = on_the_stand_in(tiny.model())
+    before = [p.detach().held.clone() for p in far.parameters()]
+    with standin.standing_in() as waits:
+        optimizer = training.make_optimizer(far, SETTINGS)
+        next(far.parameters()).held[...] = math.inf
+        before[0] = next(far.parameters()).held.clone()
+        with pytest.raises(FloatingPointError):
+            training.train_step(far, optimizer, [batch_of(CONFIG).to(standin.DEVICE)], SETTINGS, 0)
+        assert waits == ["tolist"]
+    assert all(torch.equal(p.detach().held, q) for p, q in zip(far.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("stop_token", [None, 0])
+def test_decoding_does_not_wait_for_a_token(stop_token):
+    """Twice the tokens, as many waits: only looking whether all rows have ended is one, every eighth column."""
+    model = tiny.model().eval()
+    prompt = torch.randint(1, CONFIG.vocab_size, (2, 3), generator=torch.Generator().manual_seed(2))
+    far, counts = on_the_stand_in(model), []
+    with standin.standing_in() as waits:
+        for new in (8, 16):
+            waits.clear()
+            made = generation.generate(
+                far, prompt.to(standin.DEVICE), new, temperature=0.0, stop_token=stop_token, cuda_graph=False
+            )
+            counts.append(len(waits))
+    assert counts[1] - counts[0] <= (0 if stop_token is None else 1), waits
+    want = generation.generate(model, prompt, 16, temperature=0.0, stop_token=stop_token)
+    assert [row.tolist() for row in made] == [row.tolist() for row in want]

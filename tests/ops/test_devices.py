@@ -1,0 +1,49 @@
+"""Tests that run on a GPU put every tensor there: held to it on a stand-in that refuses to mix devices."""
+
+import inspect
+
+import pytest
+import torch
+
+from retro_kernels.testing import inputs
+from tests import standin
+from tests.conftest import COMPILED, INTERPRETER
+from tests.ops import test_leaky_average, test_relative_attention, test_topk_chunks
+
+pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
+
+MODULES = (test_topk_chunks, test_leaky_average, test_relative_attention)
+
+
+def plain_tests(module):
+    """Tests of a module that take a backend and nothing else, and one example."""
+    for name, function in vars(module).items():
+        if hasattr(function, "hypothesis"):
+            continue
+        if name.startswith("test_") and list(inspect.signature(function).parameters) == ["backend"]:
+            yield pytest.param(function, id=f"{module.__name__.rpartition('.')[2]}-{name}")
+
+
+@pytest.mark.parametrize("function", [one for module in MODULES for one in plain_tests(module)])
+def test_no_tensor_is_left_on_the_host(function, monkeypatch):
+    monkeypatch.setattr(inputs, "DEVICE", standin.DEVICE)
+    with standin.standing_in():
+        function("triton")
+
+
+def test_the_stand_in_refuses_to_mix():
+    with standin.standing_in():
+        far = torch.ones(3, device=standin.DEVICE)
+        assert torch.equal((far * 2).cpu(), torch.full((3,), 2.0))
+        with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+            far + torch.ones(3)
+
+
+def test_the_stand_in_counts_what_the_host_waits_for():
+    with standin.standing_in() as waits:
+        far = torch.arange(4.0, device=standin.DEVICE)
+        torch.where(far > 1, far, 0).sum()
+        assert not waits
+        far.sum().item(), bool((far > 1).any()), far[far > 1], far.tolist(), far.cpu()
+        torch.tensor([1, 2], device=standin.DEVICE)
+        assert len(waits) == 6, waits

@@ -1,0 +1,197 @@
+"""Calls that repeat a layout: each gives what it would give as the first of its kind.
+
+A call under a dispatch mode goes by the registered operator, whose way depends on no earlier call: its bits are what
+repeated calls are held to. These tests name no private function, so that they hold for any way of keeping plans.
+"""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import retro_kernels as rk
+from retro_kernels.compile import configs
+from retro_kernels.testing import inputs
+from tests.conftest import COMPILED, INTERPRETER, fast_backends
+
+CALLS = {
+    "chunked_cross_attention": lambda seed: inputs.cross_attention(
+        seed, B=1, N=5, M=3, K=2, R=4, H=2, mask="token", gate=True
+    ),
+    "relative_attention": lambda seed: inputs.self_attention(seed, B=1, N=5, H=2, causal=True, key_mask=True),
+    "relative_logits": lambda seed: inputs.relative_logits(seed, B=1, N=5, H=2, key_len=6),
+    "merge_attention": lambda seed: inputs.merged(seed, B=1, dead=True),
+    "topk_chunks": lambda seed: inputs.topk(seed, B=1, docs=True),
+    "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=9, segments=3),
+}
+EVERY = [
+    (op, backend)
+    for op in CALLS
+    for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
+]
+every = pytest.mark.parametrize("op, backend", EVERY)
+
+
+class Listener(TorchDispatchMode):
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        return operator(*args, **(kwargs or {}))
+
+
+def floats(kw) -> list[str]:
+    return [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+
+def results(op, kw, backend, wanted=(), listening=False) -> list[torch.Tensor]:
+    """The outputs, and the gradients of the inputs `wanted`, from gradients that follow from the outputs' shapes."""
+    kw = dict(kw)
+    for name in wanted:
+        kw[name] = kw[name].detach().clone().requires_grad_()
+    with Listener() if listening else torch.enable_grad():
+        outs = getattr(rk, op)(**kw, backend=backend)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        if not wanted:
+            return list(outs)
+        out = outs[0].where(outs[0].isfinite(), 0)
+        outgoing = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+        return [*outs, *torch.autograd.grad(out, [kw[name] for name in wanted], outgoing)]
+
+
+def same(op, kw, backend, wanted=()) -> None:
+    got, want = (results(op, kw, backend, wanted, listening) for listening in (False, True))
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a.detach(), b.detach())
+
+
+@every
+def test_other_values_at_other_addresses(op, backend):
+    for seed in range(3 if INTERPRETER or COMPILED else 5):
+        kw = CALLS[op](seed)
+        same(op, kw, backend)
+        same(op, kw, backend, floats(kw))
+
+
+@every
+def test_gradients_of_other_inputs(op, backend):
+    """The backward pass of one layout for a few inputs, then for more, then for others: each gets its own."""
+    names = floats(CALLS[op](0))
+    subsets = [(name,) for name in names] + [tuple(names), *itertools.combinations(names[::-1], 2), tuple(names[:1])]
+    for seed, wanted in enumerate(subsets[:: 6 if INTERPRETER or COMPILED else 1]):
+        for again in range(3):
+            same(op, CALLS[op](10 * seed + again), backend, wanted)
+
+
+# ---------------------------------------------------------------- one tensor given for several arguments
+
+
+def attention_of(query, key, value):
+    return {"query": query, "key": key, "value": value, "causal": True}
+
+
+def cross_attention_of(query, key, value):
+    return {"query": query, "key": key, "value": value, "chunk_len": 2}
+
+
+SHARED = {
+    "relative_attention": (attention_of, 3, (1, 6, 2, 16), ("xxx", "xyy", "xyx", "yyx")),
+    "topk_chunks": (lambda query, key: {"query": query, "key": key, "k": 3}, 2, (1, 6, 16), ("xx",)),
+}
+
+
+@pytest.mark.parametrize(
+    "op, backend, pattern", [(op, b, pattern) for op in SHARED for b in fast_backends(op) for pattern in SHARED[op][3]]
+)
+def test_one_tensor_given_for_several_arguments(op, backend, pattern):
+    """Then several, then one again, with and without gradients: each argument stays its own."""
+    build, count, shape, _ = SHARED[op]
+    for seed, given in enumerate([pattern] * 3 + ["xyz"[:count]] * 2 + [pattern]):
+        g = inputs.generator(seed)
+        tensors = {name: inputs.randn(g, *shape, dtype=torch.float32).to(inputs.DEVICE) for name in "xyz"}
+        kw = build(*[tensors[name] for name in given])
+        same(op, kw, backend)
+        leaves = {name: x.requires_grad_() for name, x in tensors.items() if name in given}
+        grads = []
+        for listening in (False, True):
+            with Listener() if listening else torch.enable_grad():
+                outs = getattr(rk, op)(**build(*[leaves[name] for name in given]), backend=backend)
+                out = outs[0] if isinstance(outs, tuple) else outs
+                grads.append(torch.autograd.grad(out.square().sum(), list(leaves.values())))
+        for a, b in zip(*grads, strict=True):
+            assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------- positions that move from call to call
+
+CHUNKED = inputs.cross_attention(1, B=1, N=3, M=4, K=1, R=2, H=1, query_start=20)  # 5 chunks, 0 to 4
+POSITIONED = {
+    "chunked_cross_attention": ("query_start", CHUNKED, 0, (5 + 1) * 4 - 1 - 3),
+    "relative_attention": (
+        "query_offset",
+        inputs.self_attention(1, B=1, N=2, S=9, H=1, causal=True, rel="bounded", rel_start=0, T=9),
+        -(2**29),
+        2**29,
+    ),
+    "relative_attention, all rows": ("query_offset", inputs.self_attention(1, B=1, N=2, S=9, H=1), -(2**29), 2**29),
+    "relative_logits": (
+        "query_offset",
+        inputs.relative_logits(1, B=1, N=2, H=1, rel_start=0, T=9),
+        -(2**29),
+        2**29,
+    ),
+    "topk_chunks": ("query_offset", inputs.topk(1, B=1, Q=2, S=30, causal_gap=2), -(2**61), 2**61),
+}
+MOVING = [(name, backend) for name in POSITIONED for backend in fast_backends(name.split(",")[0])]
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["no gradient", "gradient"])
+@pytest.mark.parametrize("name, backend", MOVING)
+def test_a_position_is_held_to_its_range(name, backend, gradient):
+    """After calls at other positions: from the first that is valid to the last, and none beyond."""
+    (position, kw, first, last), op = POSITIONED[name], name.split(",")[0]
+    kw = {n: v.to(inputs.DEVICE) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    wanted = floats(kw) if gradient else ()
+    inside = [x for x in (5, 7, 12, 16, 9, first, last, 11) if first <= x <= last]
+    for at in inside if not (INTERPRETER or COMPILED) or not gradient else inside[3:7]:
+        same(op, kw | {position: at}, backend, wanted)
+        for beyond in (first - 1, last + 1, 400 if last < 400 else 2**62):
+            with pytest.raises(ValueError, match=f"{position}: expected|key: expected .*{position}={beyond}"):
+                results(op, kw | {position: beyond}, backend, wanted)
+
+
+@pytest.mark.parametrize("backend", fast_backends("topk_chunks"))
+def test_a_position_that_needs_another_argument(backend):
+    kw = inputs.topk(1, B=1, Q=2, S=30)
+    for _ in range(3):
+        same("topk_chunks", kw | {"query_offset": 0}, backend)
+        with pytest.raises(ValueError, match="query_offset: expected 0 where causal_gap is None; got 3"):
+            rk.topk_chunks(**kw, query_offset=3, backend=backend)
+
+
+# ---------------------------------------------------------------- tile tables
+
+
+@pytest.mark.skipif(not (INTERPRETER or COMPILED), reason="tiles are Triton's; a process of its own runs them")
+@pytest.mark.parametrize("op", ["relative_attention", "leaky_average"])
+def test_calls_renew_what_followed_from_a_tile_table(op):
+    """A call inside `replaced` is served by the new rows, and one after it by the old, however often it was made."""
+    wanted = floats(CALLS[op](1))
+
+    def rows():
+        with configs.watched() as seen:
+            results(op, CALLS[op](1), "triton", wanted)
+        return [row for _, row in seen]
+
+    def repeat():
+        for seed in range(3):
+            results(op, CALLS[op](seed), "triton", wanted)
+
+    repeat()
+    before = rows()
+    assert before
+    others = tuple({**row, "num_warps": 2 * row["num_warps"]} for row in configs.table(op))
+    with configs.replaced(op, others):
+        repeat()
+        inside = rows()
+    repeat()
+    assert inside == [{**row, "num_warps": 2 * row["num_warps"]} for row in before]
+    assert rows() == before

@@ -1,0 +1,135 @@
+"""A device without hardware: it refuses tensors of another device, as a GPU does, and counts the times the host waits.
+
+Its tensors are `Far`: they say they are on `meta`, and hold their values on the CPU. Inside `standing_in()` a tensor
+asked for on `meta` is one of them. Ops of the package are served by the reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import ClassVar
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from retro_kernels.core import backends
+
+DEVICE = "meta"
+_aten = torch.ops.aten
+#: operators that read values to know a size: a GPU's host waits for them
+_READ = {
+    _aten._local_scalar_dense.default,
+    _aten.nonzero.default,
+    _aten.masked_select.default,
+    _aten.equal.default,
+    _aten._unique2.default,
+    _aten.repeat_interleave.Tensor,
+}
+_COPIES = {_aten._to_copy.default, _aten.copy_.default}
+#: a tensor of the CPU may index one of a GPU: torch copies it, and waits
+_INDEX = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
+
+
+class Far(torch.Tensor):
+    """A tensor of the stand-in; `waits`: the operators for which the host waited, in order."""
+
+    waits: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor):
+        options = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, device=torch.device(DEVICE), **options)
+
+    def __init__(self, held: torch.Tensor):
+        self.held = held
+
+    def __repr__(self):
+        return f"Far({self.held})"
+
+    def tolist(self):  # torch has none for subclasses
+        Far.waits.append("tolist")
+        return self.held.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, dict(kwargs or {}))
+
+
+class _Device(TorchDispatchMode):
+    """Sees the factories too, which take no tensor."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, dict(kwargs or {}))
+
+
+class _Lists(TorchFunctionMode):
+    """torch fills a tensor of `meta` with nothing, so a list becomes a tensor of the CPU first, and is copied."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") and not isinstance(args[0], torch.Tensor):
+            return func(*args, **(kwargs | {"device": "cpu"})).to(kwargs["device"])
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and isinstance(args[0], Far):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            index = tuple(torch.tensor(one) if isinstance(one, list) else one for one in index)
+            args = (args[0], index, *args[2:])
+        return func(*args, **kwargs)
+
+
+def _run(func, args: tuple, kwargs: dict):
+    """An operator on what the tensors hold; its results are where a GPU's would be."""
+    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+    far, near = any(isinstance(t, Far) for t in tensors), any(not isinstance(t, Far) and t.dim() for t in tensors)
+    to = kwargs.get("device") and torch.device(kwargs["device"]).type
+    target = to == DEVICE if to else far
+    if func is _aten.copy_.default:
+        target = isinstance(args[0], Far)
+    if far and near and func in _INDEX and isinstance(args[0], Far):
+        Far.waits.append(f"{func} by an index of the host")
+    elif far and near and func not in _COPIES:
+        raise RuntimeError(f"{func}: expected all tensors on one device; got {DEVICE} and cpu")
+    if far and (func in _READ or any(_is_mask(index) for index in (args[1] if func in _INDEX else ()))):
+        Far.waits.append(str(func))
+    asynchronous = kwargs.get("non_blocking") or (func is _aten.copy_.default and args[2:3] == (True,))
+    if func in _COPIES and target and near and not asynchronous:
+        Far.waits.append(f"{func} from the host")
+    if func in _COPIES and far and not target:
+        Far.waits.append(f"{func} to the host")
+    args, kwargs = tree_map_only(Far, lambda t: t.held, (args, kwargs))
+    if to == DEVICE:
+        kwargs["device"] = torch.device("cpu")
+    if far and func.namespace == "retro_kernels":
+        args = tuple("reference" if isinstance(value, str) and value in backends.ORDER else value for value in args)
+    out = func(*args, **kwargs)
+    return tree_map_only(torch.Tensor, Far, out) if target else out
+
+
+def _is_mask(index) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def module_to(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with its parameters and buffers on the stand-in."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = torch.nn.Parameter(Far(parameter.detach()), parameter.requires_grad)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = Far(buffer)
+    return module
+
+
+@contextlib.contextmanager
+def standing_in() -> Iterator[list[str]]:
+    """Inside, DEVICE is the stand-in; the list that it gives holds what the host waited for, and fills."""
+    Far.waits = waits = []
+    enabled = torch.is_autocast_enabled
+    without = mock.patch.object(torch, "is_autocast_enabled", lambda device="cpu": device != DEVICE and enabled(device))
+    fused = mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *args, **options: None)
+    with without, fused, _Device(), _Lists():  # torch has neither autocast nor a fused optimiser for `meta`
+        yield waits
