@@ -205,7 +205,9 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
     found = json.loads((compared[0] / "compare.json").read_text())
     rows = found["contenders"]
     assert rows.keys() == set(NAMES) and (compared[0] / "compare.png").stat().st_size > 10_000
-    assert rows["alone"]["minus_alone"] == [0, 0, 0]
+    assert rows["alone"]["minus_alone"] == rows["in-context"]["minus_in_context"] == [0, 0, 0]
+    gap = rows["own"]["minus_alone"][0] - rows["in-context"]["minus_alone"][0]
+    assert rows["own"]["minus_in_context"][0] == pytest.approx(gap, abs=2e-4)
     for name, row in rows.items():
         assert row["cpu_seconds"]["true"] > 0 and row["tokens_per_cpu_second"] > 0
         assert row["peak_mb"] is None or row["peak_mb"] > 50

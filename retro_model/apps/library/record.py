@@ -100,6 +100,8 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
             "minus_alone": _difference(scores, shared["alone"], store),
             "tokens_per_cpu_second": round(int(result.true.tokens.sum()) / facts["cpu_seconds"]["true"], 1),
         }
+        if "in-context" in shared:
+            row["minus_in_context"] = _difference(scores, shared["in-context"], store)
         if kept.any():
             row["random_minus_alone"] = _difference(result.random, _of(results["alone"].true, kept), store)
             row["minus_random"] = _difference(_of(result.true, kept), result.random, store)
