@@ -155,6 +155,9 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
     minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), tmp_path / "minutes", said.append)
     assert minutes["steps"] >= 1
+    untrained = Line()
+    assert fit(untrained, stream, Fit(steps=0), tmp_path / "none", said.append)["steps"] == 0
+    assert torch.equal(untrained.table, Line().table)
 
 
 def decoder_folder(folder):
