@@ -45,7 +45,8 @@ def fit(
 ) -> dict:
     """Trains what is not frozen. A folder that holds the same training goes on from its last step.
 
-    No steps: nothing is trained. stream: gives the batches from a position on. Returns: steps, tokens, CPU seconds and the last losses.
+    No steps: nothing is trained. stream: gives the batches from a position on. Returns: steps, tokens, CPU seconds and
+    the last losses.
     """
     added = Added(model)
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
