@@ -111,8 +111,8 @@ def test_decoding_in_blocks_equals_the_whole():
 def test_what_a_peaked_row_loses_in_a_half_type_is_its_output():
     """Its score gradients are P (dP - delta), and delta is rowsum(dO O) of an output rounded to half.
 
-    Where one probability is near 1 the two nearly cancel. The position bias' gradient of this call is 2.8% off; the same
-    sums in float64, of the rounded output and rounded queries, give the kernel's values to the last places.
+    Where one probability is near 1 the two nearly cancel. The position bias' gradient of this call is 2.8% off; the
+    same sums in float64, of the rounded output and rounded queries, give the kernel's values to the last places.
     """
     g, half = inputs.generator(222), torch.float16
     kw = inputs.self_attention(222, dtype=half, B=1, N=3, S=3, H=1, D=16) | {"scale": 1.0}
