@@ -102,8 +102,13 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
     """Of the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
     random = evaluation.random_neighbours(near, library.database, how.seed)
-    given = ((), (near, library.database), (random, library.database))
-    return tuple(evaluation.score(model, library.held_out, *args, autocast=how.autocast, **windows) for args in given)
+    given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}
+    scores = []
+    for name, args in given.items():
+        with counting(f"scoring, {name}") as report:
+            options = windows | {"autocast": how.autocast, "report": report}
+            scores.append(evaluation.score(model, library.held_out, *args, **options))
+    return tuple(scores)
 
 
 def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
