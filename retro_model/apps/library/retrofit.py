@@ -128,7 +128,9 @@ def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Pl
         "keys": "embeddings",
         "embedder": "embedder.npz",
     }
-    folders.describe(folder, "retrofit", f"{decoder.name} with {title}", parts, plan.window, facts)
+    documents = f"{len(library.database.store.documents):,}"
+    shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"
+    folders.describe(folder, "retrofit", f"{decoder.name} with {shown}", parts, plan.window, facts)
 
 
 def main(arguments: list[str] | None = None) -> None:
