@@ -14,7 +14,7 @@ def estimate(launch, machine: str):
     from ..static import estimate as model
     from ..static import tiles
 
-    machines = {one.name: one for one in model.MACHINES.values()}
+    machines = model.MACHINES
     if machine not in machines:
         raise ValueError(f"machine: expected one of {sorted(machines)}; got {machine!r}")
     if machines[machine].arch != launch.arch:
