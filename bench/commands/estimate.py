@@ -15,6 +15,8 @@ from pathlib import Path
 from ..report.tables import align
 from . import calls, exits, options
 
+#: 90th percentile of the error over all published rows, by --calibration
+SPREAD = 0.18
 HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
 
 
@@ -24,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_launches(parser, arches=None)
     parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
     parser.add_argument("--dtype", choices=options.DTYPES, help="default bfloat16, of a plug-in all")
+    parser.add_argument(
+        "--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another of `estimate.MACHINES`"
+    )
+    parser.add_argument("--calibration", action="store_true", help="estimate published kernels; about ten minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
 
 
@@ -37,7 +43,11 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..emulate.parse import PtxError
     from ..static import estimate, table
 
-    machine = estimate.MACHINES[90]
+    if arguments.machine not in estimate.MACHINES:
+        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {arguments.machine!r}")
+    if arguments.calibration:
+        return _calibration()
+    machine = estimate.MACHINES[arguments.machine]
     plan = table.plan([machine.arch], options.parts(arguments))
     plan.cuda.clear()
     plan.triton[:] = [one for one in plan.triton if options.launch_matches(one, arguments)]
@@ -74,7 +84,30 @@ def execute(arguments: argparse.Namespace) -> int:
     print(align(lines))
     for (op, case), parts in totals.items():
         print(f"{op}, {case}: {1e6 * sum(s for s, _ in parts):.1f} us in {len(parts)} launches")
-    print(f"predicted for one {machine.name}, not measured")
+    print(
+        f"estimated for one {machine.name}, not measured; nine tenths of the calibration's rows are within {SPREAD:.0%}"
+    )
+    return exits.OK
+
+
+def _calibration() -> int:
+    """Published rows beside their estimates, and the errors."""
+    from ..static.calibration import judge
+
+    rows, lines = [], [("kernel", "GPU", "type", "sizes", "us", "estimated", "bound", "")]
+    for one in judge.judged():
+        rows.append(one)
+        sizes = "x".join(map(str, one.row.sizes))
+        held = "held back" if one.held_back else ""
+        measured, ratio = f"{one.row.microseconds:g}", f"{one.ratio:.2f}x"
+        lines.append((one.row.kernel, one.row.machine, one.row.dtype, sizes, measured, ratio, one.bound, held))
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    print(align(lines))
+    parts = {"all": rows, "fitted": [r for r in rows if not r.held_back], "held back": [r for r in rows if r.held_back]}
+    for name, part in parts.items():
+        median, ninth = judge.errors(part)
+        print(f"{name}, {len(part)} rows: median error {median:.1%}, 90th percentile {ninth:.1%}")
     return exits.OK
 
 

@@ -14,7 +14,7 @@ def estimate(launch, machine: str):
     """`static.estimate.estimate` of a `context.Launched`, on copies of its tensors."""
     from ..static import estimate as model
 
-    machines = {one.name: one for one in model.MACHINES.values()}
+    machines = model.MACHINES
     if machine not in machines:
         raise ValueError(f"machine: expected one of {sorted(machines)}; got {machine!r}")
     if machines[machine].arch != launch.arch:

@@ -105,7 +105,8 @@ class OwnAttention(FrozenDecoder):
     Attributes:
         bias, scale: [attending layers, heads], all that trains at rank 0.
         query_down, query_up, value_down, value_up: [attending layers, heads, D, r] and [..., r, D]; None at rank 0.
-        seconds: spent reading neighbours ("reading") and attending them ("attention") so far, by the host's clock.
+        seconds: spent so far in calls with neighbours, by the host's clock: reading neighbours ("reading"), in the
+            attention of layers that attend them ("attention"), in all else of the decoder ("decoder").
 
     Source of RETRO's chunks: Borgeaud et al., arXiv 2112.04426, section 2.4.
     """
@@ -123,7 +124,7 @@ class OwnAttention(FrozenDecoder):
             self.register_parameter(f"{name}_down", down)
             self.register_parameter(f"{name}_up", up)
         self.backend = backend
-        self.seconds = {"reading": 0.0, "attention": 0.0}
+        self.seconds = {"decoder": 0.0, "reading": 0.0, "attention": 0.0}
         self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
         self._kept: Readings | None = None
 
@@ -199,7 +200,10 @@ class OwnAttention(FrozenDecoder):
         if attending is None:
             return self.decoder(tokens, **options)
         attention_hook.register()
-        return self.decoder(tokens, **options, **{attention_hook.ARGUMENT: attending})
+        began, attention = time.perf_counter(), self.seconds["attention"]
+        out = self.decoder(tokens, **options, **{attention_hook.ARGUMENT: attending})
+        self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
+        return out
 
     def _attending(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None) -> Attending | None:
         """The pass, as the layers meet it; None where no token attends any neighbour. The cache keeps what it needs."""
