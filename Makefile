@@ -22,6 +22,7 @@ setup: .venv/ready build
 # In place and incremental; no network. On a machine that has torch and triton: make build PY=python3
 build:
 	$(PY) setup.py -q build_ext --inplace
+	$(PY) -c "from bench.emulate.program import library; library()"
 
 bench: setup
 	COLUMNS=80 $(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 280

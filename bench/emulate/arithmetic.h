@@ -37,6 +37,19 @@ void integer_binary(Machine& m, Ins& i, F f) {
   });
 }
 
+inline bool halves(const Ins& i) { return i.type == U16X2 || i.type == S16X2; }
+
+// f of both halves of a register, as integers
+template <class F>
+void by_halves(Machine& m, Ins& i, F f) {
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
+  auto one = [&](uint64_t x, uint64_t y) -> uint64_t {
+    return i.type == U16X2 ? uint16_t(f(int(uint16_t(x)), int(uint16_t(y))))
+                           : uint16_t(f(int(int16_t(x)), int(int16_t(y))));
+  };
+  m.each([&](int t) { d[t] = one(a[t], b[t]) | one(a[t] >> 16, b[t] >> 16) << 16; });
+}
+
 inline double read_float(Machine& m, int type, uint64_t v) {
   switch (type) {
     case F16: return from_f16(uint16_t(v));
@@ -116,6 +129,7 @@ inline void rounded(Machine& m, Ins& i, double sign, bool multiplies, bool adds)
 }
 
 inline void add(Machine& m, Ins& i) {
+  if (halves(i)) return by_halves(m, i, [](int a, int b) { return a + b; });
   if (i.type >= F16 && i.option[3]) return rounded(m, i, 1, false, true);
   if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a + b; });
   integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) + uint64_t(b); });
@@ -175,6 +189,7 @@ inline void rem(Machine& m, Ins& i) {
   });
 }
 inline void min_(Machine& m, Ins& i) {
+  if (halves(i)) return by_halves(m, i, [](int a, int b) { return std::min(a, b); });
   if (i.type >= F16)
     return float_op(m, i, [&](double a, double b, double c) {
       double two = least(a, b, i.option[1]);
@@ -186,6 +201,7 @@ inline void min_(Machine& m, Ins& i) {
   });
 }
 inline void max_(Machine& m, Ins& i) {
+  if (halves(i)) return by_halves(m, i, [](int a, int b) { return std::max(a, b); });
   if (i.type >= F16)
     return float_op(m, i, [&](double a, double b, double c) {
       double two = most(a, b, i.option[1]);
@@ -424,6 +440,22 @@ inline void cvt(Machine& m, Ins& i) {
         out = write_float(m, to, is_signed(from) ? double(int64_t(v)) : double(v), ftz);
     }
     d[t] = to < F16 ? held(out, to, i.width) : out;
+  });
+}
+
+// Pairs of eight-bit floats. type2 -> type, elements of the pairs; float32 come in two sources, the first above
+inline void cvt_pair(Machine& m, Ins& i) {
+  auto read = [&](int type, uint64_t v) -> double {
+    return type == E4M3 ? from_e4m3(uint8_t(v)) : type == E5M2 ? from_e5m2(uint8_t(v)) : read_float(m, type, v);
+  };
+  auto write = [&](int type, double v) -> uint64_t {
+    return type == E4M3 ? to_e4m3(v) : type == E5M2 ? to_e5m2(v) : write_float(m, type, v, false);
+  };
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s.back());
+  int from = 8 * BYTES[i.type2], to = 8 * BYTES[i.type];
+  m.each([&](int t) {
+    uint64_t low = i.s.size() > 1 ? b[t] : a[t], high = i.s.size() > 1 ? a[t] : a[t] >> from;
+    d[t] = write(i.type, read(i.type2, high)) << to | write(i.type, read(i.type2, low));
   });
 }
 

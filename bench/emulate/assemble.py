@@ -259,6 +259,8 @@ def _compare(s, parts):
 @form("cvt")
 def _convert(s, parts):
     *modifiers, to, source = parts
+    if {"e4m3x2", "e5m2x2"} & {to, source}:
+        return _pair(s, modifiers, to, source)
     known(modifiers, "ftz", "sat", "satfinite", *_ROUNDINGS)
     if "satfinite" in modifiers:
         raise NotUnderstood("satfinite")
@@ -271,6 +273,23 @@ def _convert(s, parts):
     fields = _plain("cvt", s, to, options)
     fields.type2 = source
     return fields
+
+
+def _pair(s, modifiers, to, source):
+    """Two eight-bit floats at once."""
+    known(modifiers, "rn", "satfinite")
+    narrow = ("e4m3x2", "e5m2x2")
+    if to in narrow and source in ("f32", "f16x2", "bf16x2") and "satfinite" not in modifiers:
+        raise NotUnderstood("a conversion that does not saturate")
+    if (to, source) not in [
+        *((n, w) for n in narrow for w in ("f32", "f16x2", "bf16x2")),
+        *((w, n) for n in narrow for w in ("f16x2", "bf16x2")),
+    ]:
+        raise NotUnderstood(f"from {source}")
+    target, *sources = s.operands
+    if len(sources) != (2 if source == "f32" else 1):
+        raise NotUnderstood("operands")
+    return Instruction("cvt.pair", to.removesuffix("x2"), sources, [target], type2=source.removesuffix("x2"))
 
 
 def _space(parts: list[str]) -> tuple[int, str, int]:

@@ -58,6 +58,7 @@ const std::map<std::string, Handler> HANDLERS = {
     {"selp", selp},
     {"setp", setp},
     {"cvt", cvt},
+    {"cvt.pair", cvt_pair},
     {"ld", ld},
     {"st", st},
     {"atom", atom},
@@ -105,9 +106,11 @@ const std::map<std::string, Handler> HANDLERS = {
 };
 
 const std::map<std::string, int> TYPE_NAMES = {
-    {"u8", U8},   {"b8", U8},   {"u16", U16},   {"b16", U16},     {"u32", U32},       {"b32", U32},   {"u64", U64},
-    {"b64", U64}, {"s8", S8},   {"s16", S16},   {"s32", S32},     {"s64", S64},       {"f16", F16},   {"bf16", BF16},
-    {"f32", F32}, {"f64", F64}, {"pred", PRED}, {"f16x2", F16X2}, {"bf16x2", BF16X2}, {"tf32", TF32}, {"f32x2", F32X2},
+    {"u8", U8},       {"b8", U8},     {"u16", U16},     {"b16", U16},       {"u32", U32},
+    {"b32", U32},     {"u64", U64},   {"b64", U64},     {"s8", S8},         {"s16", S16},
+    {"s32", S32},     {"s64", S64},   {"f16", F16},     {"bf16", BF16},     {"f32", F32},
+    {"f64", F64},     {"pred", PRED}, {"f16x2", F16X2}, {"bf16x2", BF16X2}, {"tf32", TF32},
+    {"f32x2", F32X2}, {"e4m3", E4M3}, {"e5m2", E5M2},   {"u16x2", U16X2},   {"s16x2", S16X2},
 };
 
 struct Program {
@@ -302,7 +305,7 @@ void* ptx_program(int registers) {
 
 void ptx_free(void* program) { delete static_cast<ptx::Program*>(program); }
 
-// fields: type, type2, predicate, negate, width, line, then 6 options
+// fields: type, type2, predicate, negate, width, line, then 8 options
 void ptx_append(void* program, const char* handler, const char* name, const int64_t* fields, int nd, const int* d,
                 int ns, const int* s) {
   ptx::Ins i;
@@ -310,7 +313,7 @@ void ptx_append(void* program, const char* handler, const char* name, const int6
   i.name = name;
   i.type = int(fields[0]), i.type2 = int(fields[1]), i.predicate = int(fields[2]), i.negate = fields[3] != 0;
   i.width = int(fields[4]), i.line = int(fields[5]);
-  for (int k = 0; k < 6; ++k) i.option[k] = fields[6 + k];
+  for (int k = 0; k < 8; ++k) i.option[k] = fields[6 + k];
   i.d.assign(d, d + nd);
   i.s.assign(s, s + ns);
   static_cast<ptx::Program*>(program)->code.push_back(std::move(i));

@@ -2,6 +2,8 @@
 // known of each byte, global memory by region, and the faults.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -25,8 +27,29 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-enum Type { U8, U16, U32, U64, S8, S16, S32, S64, F16, BF16, F32, F64, PRED, F16X2, BF16X2, TF32, F32X2, TYPES };
-constexpr int BYTES[TYPES] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 4, 4, 4, 8};
+enum Type {
+  U8,
+  U16,
+  U32,
+  U64,
+  S8,
+  S16,
+  S32,
+  S64,
+  F16,
+  BF16,
+  F32,
+  F64,
+  PRED,
+  F16X2,
+  BF16X2,
+  TF32,
+  F32X2,
+  E4M3,
+  E5M2,
+  TYPES
+};
+constexpr int BYTES[TYPES] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 4, 4, 4, 8, 1, 1, 4, 4};
 inline bool is_signed(int type) { return type >= S8 && type <= S64; }
 
 struct Machine;
@@ -37,7 +60,7 @@ struct Ins {
   Handler run;
   std::string name;  // as written, for messages
   int type = U32, type2 = U32;
-  int64_t option[6] = {};  // what the handler needs besides: an offset, a mode, a count
+  int64_t option[8] = {};  // what the handler needs besides: an offset, a mode, a count
   int predicate = -1;
   bool negate = false;
   int width = 4;          // bytes of the destination register
@@ -381,6 +404,29 @@ inline uint16_t to_bf16(double x) {
 
 inline float from_f16(uint16_t h) { return float(as<_Float16>(h)); }
 inline uint16_t to_f16(double x) { return uint16_t(bits(static_cast<_Float16>(x))); }
+
+// Eight bits: e4m3 has no infinity and NaN where the other bits are all set, e5m2 is the upper half of a float16
+inline float from_e4m3(uint8_t b) {
+  int exponent = (b >> 3) & 15, mantissa = b & 7;
+  if ((b & 0x7f) == 0x7f) return as<float>(0x7fc00000u);
+  float magnitude = exponent ? std::ldexp(float(8 + mantissa), exponent - 10) : std::ldexp(float(mantissa), -9);
+  return b & 0x80 ? -magnitude : magnitude;
+}
+inline float from_e5m2(uint8_t b) { return from_f16(uint16_t(uint16_t(b) << 8)); }
+
+// To nearest even; what is too large becomes the largest
+inline uint8_t to_fp8(double x, int mantissa_bits, int bias, double largest) {
+  if (x != x) return 0x7f;
+  uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  double a = std::min(std::fabs(x), largest);
+  int exponent = a > 0 ? std::max(std::ilogb(a), 1 - bias) : 1 - bias, one = 1 << mantissa_bits;
+  int steps = int(std::nearbyint(std::ldexp(a, mantissa_bits - exponent)));
+  if (steps == 2 * one) steps = one, ++exponent;
+  return uint8_t(sign | (steps < one ? steps : ((exponent + bias) << mantissa_bits) + steps - one));
+}
+inline uint8_t to_e4m3(double x) { return to_fp8(x, 3, 7, 448); }
+inline uint8_t to_e5m2(double x) { return to_fp8(x, 2, 15, 57344); }
+
 inline float flushed(float x) {
   return (x > -1.17549435e-38f && x < 1.17549435e-38f) ? (x < 0 || (x == 0 && bits(x)) ? -0.0f : 0.0f) : x;
 }

@@ -233,7 +233,7 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
 
 def _declared(operand, kernel: Kernel):
     """Inline blocks have registers without a percent sign."""
-    if isinstance(operand, Symbol) and operand.name in kernel.widths:
+    if isinstance(operand, Symbol) and {operand.name, operand.name.rstrip("0123456789")} & kernel.widths.keys():
         return Register(operand.name)
     if isinstance(operand, Vector):
         return Vector(tuple(_declared(one, kernel) for one in operand.items))

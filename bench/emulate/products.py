@@ -20,16 +20,46 @@ def _matrices(s, parts):
     return Instruction("stmatrix", "u32", [address.base, *moved], [], options=options)
 
 
+#: operands of products: bytes, and the accumulators that they may have
+_OPERANDS = {
+    **dict.fromkeys(("f16",), (2, ("f32", "f16"))),
+    **dict.fromkeys(("bf16",), (2, ("f32",))),
+    **dict.fromkeys(("tf32",), (4, ("f32",))),
+    **dict.fromkeys(("e4m3", "e5m2"), (1, ("f32", "f16"))),
+    **dict.fromkeys(("s8", "u8"), (1, ("s32",))),
+}
+
+
+def _check(s, a: str, b: str, out: str) -> None:
+    """Whether a product of these types exists; two eight-bit floats, or integers, may differ."""
+    size, outs = _OPERANDS.get(a, (0, ()))
+    same = _OPERANDS.get(b) == (size, outs) if size == 1 else a == b
+    if not same or out not in outs:
+        raise NotUnderstood(s.opcode)
+
+
+def _code(kind: str) -> int:
+    from .program import library
+
+    return library().ptx_type(kind.encode())
+
+
 @form("mma")
 def _mma(s, parts):
-    _sync, _aligned, shape, row, column, out, a, b, add = parts
-    if (row, column, out, add) != ("row", "col", "f32", "f32") or a != b:
+    saturates = "satfinite" in parts
+    _sync, _aligned, shape, row, column, out, a, b, add = (part for part in parts if part != "satfinite")
+    _check(s, a, b, out)
+    if (row, column, add) != ("row", "col", out):
         raise NotUnderstood(s.opcode)
-    k = {"m16n8k16": 16, "m16n8k8": 8}[shape]
-    if a not in ("f16", "bf16", "tf32") or (a == "tf32" and k != 8):
-        raise NotUnderstood(s.opcode)
+    k, size = int(shape.removeprefix("m16n8k")), _OPERANDS[a][0]
+    if k * size not in (16, 32):
+        raise NotUnderstood(shape)
     d, *sources = s.operands
-    return Instruction("mma", a, [v for operand in sources for v in values(operand)], values(d), options=(k,))
+    sources = [v for operand in sources for v in values(operand)]
+    options = (k, _code(b), int(saturates))
+    if len(sources) != k * size // 8 + k * size // 16 + len(values(d)):
+        raise NotUnderstood("operands")
+    return Instruction("mma", a, sources, values(d), type2=out, options=options)
 
 
 @form("wgmma")
@@ -37,24 +67,26 @@ def _wgmma(s, parts):
     if parts[0] in ("fence", "commit_group", "wait_group"):
         handler = {"fence": "wgmma.fence", "commit_group": "wgmma.commit", "wait_group": "wgmma.wait"}[parts[0]]
         return Instruction(handler, "u32", [], [], options=(s.operands[0].value,) if parts[0] == "wait_group" else ())
-    _async, _sync, _aligned, shape, out, a, b = parts
-    if out != "f32" or a != b or a not in ("f16", "bf16", "tf32"):
-        raise NotUnderstood(s.opcode)
+    saturates = "satfinite" in parts
+    _async, _sync, _aligned, shape, out, a, b = (part for part in parts if part != "satfinite")
+    _check(s, a, b, out)
     n, k = (int(part) for part in shape.removeprefix("m64n").split("k"))
-    if k * (4 if a == "tf32" else 2) != 32:
+    if k * _OPERANDS[a][0] != 32:
         raise NotUnderstood(shape)
-    d, first, second, adds, scale_a, scale_b, *transposed = s.operands
+    d, first, second, adds, *rest = s.operands
     from_registers = isinstance(first, Vector)
-    if (scale_a.value, scale_b.value) != (1, 1):
+    scales, transposed = ([], rest) if out == "s32" else (rest[:2], rest[2:])
+    if any(scale.value != 1 for scale in scales):
         raise NotUnderstood("a negated operand")
     flags = [flag.value for flag in transposed]
     a_transposed, b_transposed = (0, *flags)[-2:] if flags else (0, 0)
     accumulators = values(d)
-    if len(accumulators) != n // 2:
+    if len(accumulators) != (n // 4 if out == "f16" else n // 2):
         raise NotUnderstood("accumulators")
     sources = [*values(first), second, *accumulators]
     constant = isinstance(adds, Constant)
     if not constant:
         sources.append(adds)
-    options = (n, k, int(from_registers), a_transposed, b_transposed, int(adds.value != 0) if constant else -1)
-    return Instruction("wgmma", a, sources, accumulators, options=options)
+    reads = int(adds.value != 0) if constant else -1
+    options = (n, k, int(from_registers), a_transposed, b_transposed, reads, _code(b), int(saturates))
+    return Instruction("wgmma", a, sources, accumulators, type2=out, options=options)

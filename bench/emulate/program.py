@@ -78,6 +78,7 @@ def library() -> ctypes.CDLL:
         compiler = os.environ.get("CXX", "").split() or [
             next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
         ]
+        print("compiling the PTX emulator, once: some 20 s of a core", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             made = Path(folder) / "ptx.so"
             done = subprocess.run(
@@ -320,7 +321,7 @@ class Program:
             raise PtxError(f"type not emulated: {statement.text[:80]}")
         if not library().ptx_known(instruction.handler.encode()):
             raise PtxError(f"no handler {instruction.handler} for {statement.text[:80]}")
-        fields = [*kinds, predicate, int(statement.negate), width, 0, *options, *[0] * (6 - len(options))]
+        fields = [*kinds, predicate, int(statement.negate), width, 0, *options, *[0] * (8 - len(options))]
         return instruction.handler, statement.opcode, fields, targets, sources
 
     def _append(self, handler, opcode, fields, targets, sources) -> None:

@@ -14,6 +14,10 @@ def s32(v):
     return v - 2**32 if v & 2**31 else v
 
 
+def s16(v):
+    return v - 2**16 if v & 2**15 else v
+
+
 def s64(v):
     return v - 2**64 if v & 2**63 else v
 
@@ -123,6 +127,13 @@ INTEGER = {
     "max.s64": ("l", "ll", lambda a, b: max(s64(a), s64(b)) & M64),
     "min.relu.s32": ("r", "rr", lambda a, b: max(min(s32(a), s32(b)), 0)),
     "max.relu.s32": ("r", "rr", lambda a, b: max(s32(a), s32(b), 0)),
+    "min.s16x2": (
+        "r",
+        "rr",
+        lambda a, b: min(a & M16, b & M16, key=s16) | min(a >> 16, b >> 16, key=s16) << 16,
+    ),
+    "max.u16x2": ("r", "rr", lambda a, b: max(a & M16, b & M16) | max(a >> 16, b >> 16) << 16),
+    "add.s16x2": ("r", "rr", lambda a, b: (a + b) & M16 | ((a >> 16) + (b >> 16) & M16) << 16),
     "neg.s32": ("r", "r", lambda a: -a & M32),
     "abs.s32": ("r", "r", lambda a: abs(s32(a)) & M32),
     "and.b32": ("r", "rr", lambda a, b: a & b),

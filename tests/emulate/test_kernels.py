@@ -5,6 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
+from bench import emulate
 from bench.emulate import launches
 from retro_kernels.triton_lib.launch import Launch
 from tests.conftest import COMPILED, INTERPRETER
@@ -36,3 +37,66 @@ def test_a_pipelined_product(arch, stages):
     sizes = dict(M=64, N=64, K=160, BM=64, BN=64, BK=32)
     launches.run(Launch(product_kernel, (1, 1), dict(a_ptr=a, b_ptr=b, c_ptr=c, **sizes), num_stages=stages), arch)
     assert (c - a.float() @ b.float()).abs().max() < 1e-3
+
+
+@triton.jit
+def square_kernel(a_ptr, b_ptr, c_ptr, SIDE: tl.constexpr, SUM: tl.constexpr):
+    at = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
+    tl.store(c_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at), out_dtype=SUM))
+
+
+KINDS = {
+    "int8": (torch.int8, torch.int32, tl.int32, 0),
+    "e5m2": (torch.float8_e5m2, torch.float32, tl.float32, 1e-4),
+    "e4m3": (torch.float8_e4m3fn, torch.float32, tl.float32, 1e-4),
+    "sums of halves": (torch.float16, torch.float16, tl.float16, 0.2),
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind"), [(80, "int8"), (80, "e5m2"), (80, "sums of halves"), *((90, k) for k in KINDS)]
+)
+def test_products_of_other_types(arch, kind):
+    dtype, out, total, tolerance = KINDS[kind]
+    g = torch.Generator().manual_seed(0)
+    a, b = ((torch.randn(64, 64, generator=g) * 3).to(dtype) for _ in range(2))
+    c = torch.empty(64, 64, dtype=out)
+    with emulate.gpu(arch):
+        square_kernel[(1,)](a, b, c, SIDE=64, SUM=total)
+    assert (c.double() - a.double() @ b.double()).abs().max() <= tolerance
+
+
+@triton.jit
+def scaled_kernel(a_ptr, a_scale_ptr, b_ptr, b_scale_ptr, c_ptr, SIDE: tl.constexpr, K: tl.constexpr):
+    i, k, s = tl.arange(0, SIDE), tl.arange(0, K), tl.arange(0, K // 32)
+    a, b = tl.load(a_ptr + i[:, None] * K + k[None, :]), tl.load(b_ptr + k[:, None] * SIDE + i[None, :])
+    a_scale, b_scale = (
+        tl.load(a_scale_ptr + i[:, None] * (K // 32) + s[None, :]),
+        tl.load(b_scale_ptr + i[:, None] * (K // 32) + s[None, :]),
+    )
+    tl.store(c_ptr + i[:, None] * SIDE + i[None, :], tl.dot_scaled(a, a_scale, "e4m3", b, b_scale, "e5m2"))
+
+
+def scaled(arch):
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(64, 64, generator=g), torch.randn(64, 64, generator=g)
+    a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e5m2)
+    scales = [torch.randint(122, 132, (64, 2), dtype=torch.uint8, generator=g) for _ in range(2)]
+    c = torch.empty(64, 64)
+    with emulate.gpu(arch):
+        scaled_kernel[(1,)](a, scales[0], b, scales[1], c, SIDE=64, K=64)
+    factors = [(2.0 ** (scale.double() - 127)).repeat_interleave(32, 1) for scale in scales]
+    return c, (a.double() * factors[0]) @ (b.double() * factors[1].T)
+
+
+def test_scaled_products():
+    """sm_90 multiplies the scales in; sm_100 has an instruction for them, which is refused."""
+    got, want = scaled(90)
+    assert (got - want).abs().max() < 1e-2 * want.abs().max()
+    with pytest.raises(emulate.PtxError, match="kind::mxf8f6f4"):
+        scaled(100)
+
+
+def test_tensor_cores_of_the_fifth_generation_refuse_bytes():
+    with pytest.raises(emulate.PtxError, match="kind::i8"):
+        test_products_of_other_types(100, "int8")

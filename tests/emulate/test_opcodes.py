@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 from bench.emulate import assemble
 from bench.emulate.parse import PtxError
@@ -134,6 +135,33 @@ def test_setp_with_two_targets():
         assert int(got[0]) == greater | (1 - greater) << 32
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
+def test_floats_of_eight_bits(kind, dtype):
+    """Both ways, every value; what is too large becomes the largest."""
+    body = f"""
+	ld.global.v2.b32 {{%r1, %r2}}, [%l33];
+	cvt.rn.satfinite.{kind}x2.f32 %h1, %r1, %r2;
+	cvt.rn.f16x2.{kind}x2 %r3, %h1;
+	cvt.u32.u16 %r4, %h1;
+	st.global.v2.b32 [%l34], {{%r3, %r4}};
+"""
+    every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype).float()
+    every = torch.cat([every, torch.randn(512, generator=torch.Generator().manual_seed(0)) * 50])
+    pairs = torch.stack([every, every.flip(0)], 1)
+    operands = np.zeros((len(pairs), 8), np.uint64)
+    operands[:, 0] = pairs.contiguous().numpy().view(np.uint64)[:, 0]
+    out = harness.run(body, operands, threads=len(pairs))[:, 0]
+    most = torch.finfo(dtype).max
+    want = pairs.clamp(-most, most).to(dtype)
+    codes = torch.from_numpy((out >> np.uint64(32)).astype(np.int64))
+    halves = torch.from_numpy(out.astype(np.uint32).view(np.float16).reshape(-1, 2).copy()).float()
+    for column, shift in ((0, 8), (1, 0)):
+        known = ~pairs[:, column].isnan()
+        got = ((codes >> shift) & 255).to(torch.uint8)
+        assert torch.equal(got[known], want[:, column].view(torch.uint8)[known])
+        assert torch.equal(halves[known, 1 - column], want[known, column].float())
+
+
 def test_carries():
     """Sums, differences and products of two words as one of 64 bits."""
     body = """
@@ -162,8 +190,8 @@ def test_carries():
         "ex2.approx.f64 %l1, %l2;",
         "mov.u32 %r1, %clock;",
         "add.sat.s32 %r1, %r2, %r3;",
-        "cvt.rn.satfinite.e4m3x2.f32 %h1, %r2, %r3;",
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1}, {%r2}, {%r3}, {%r1};",
+        "cvt.rn.e4m3x2.f32 %h1, %r2, %r3;",
+        "mma.sync.aligned.m16n8k32.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r1};",
         "bar.sync 1, 64;",
         "cvta.shared.u64 %l1, %l2;",
         "setp.lt.f16x2 %p1, %r1, %r2;",
