@@ -47,6 +47,8 @@ enum Type {
   F32X2,
   E4M3,
   E5M2,
+  U16X2,
+  S16X2,
   TYPES
 };
 constexpr int BYTES[TYPES] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 4, 4, 4, 8, 1, 1, 4, 4};
