@@ -103,8 +103,8 @@ def _joined_documents(
     Where the keys' segments ascend a document is among a query's keys iff it lies between their first and last segment.
     Where they do not, all queries stay.
     """
-    low, high = end, begin
-    falls = 0
+    begin = tl.minimum(begin, end)
+    low, high, falls = end, begin, 0
     for start in range(begin - BLOCK_N, end, BLOCK):  # so much earlier begin the keys of the first query
         i = start + tl.arange(0, BLOCK)
         inside = (i >= begin) & (i < end)
