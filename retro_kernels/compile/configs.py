@@ -66,9 +66,9 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
     """The committed tile: the newest architecture not past the target's, then the narrowest row that fits.
 
     A row that names options, "with": "dropout+masked", serves only calls that have all of them. Of those that serve a
-    call the one that names most goes first, then the one that stands first in the table. "shared" is the shared memory
-    of a row's block at its widest, in bytes, where some target has less. A pure function of its arguments and the table. Blocks are never larger than the problem (but at least 16, the smallest product of a tensor
-    core).
+    call the one that names most goes first, then the one that stands first in the table. A row may state "shared", the
+    bytes of shared memory of its block at its widest, where some target has less. A pure function of its arguments and
+    the table. Blocks are never larger than the problem (but at least 16, the smallest product of a tensor core).
 
     >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
