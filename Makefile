@@ -24,7 +24,7 @@ build:
 	$(PY) setup.py -q build_ext --inplace
 
 bench: setup
-	$(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 280
+	COLUMNS=80 $(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 280
 	$(PY) -m bench report bench/out/latest.jsonl --format html --output bench/out/latest.html
 
 # Where it can't be had its test is skipped, and says so.

@@ -19,7 +19,7 @@ namespace py = pybind11;
 
 namespace pybind11::detail {
 
-// Calls, from `_native.problem(call)`, and what their gradients are written to, in the order of DIFFERENTIABLE.
+// Calls, as tuples, and what their gradients are written to, in the order of DIFFERENTIABLE.
 template <>
 struct type_caster<retro::CrossAttention> : fields_caster<retro::CrossAttention> {};
 template <>
@@ -42,32 +42,13 @@ void bind(py::module_& m, const char* name, retro::IsaTable<Result (*)(Arguments
       py::call_guard<py::gil_scoped_release>());
 }
 
-template <class Call>
-using AttentionForward = retro::IsaTable<void (*)(const Call&, const retro::View&, const retro::View&, int)>;
-
-// `name`(call, places).forward(given, address of out, address of lse, threads): an attention's forward pass again.
-template <class Call>
-void bind_repeated(py::module_& m, const char* name, AttentionForward<Call> table) {
-  using Repeated = retro::Repeated<Call>;
-  py::class_<Repeated>(m, name)
-      .def(py::init<py::tuple, std::vector<size_t>>())
-      .def("forward", [table](const Repeated& self, const py::list& given, uintptr_t out, uintptr_t lse, int threads) {
-        const Call call = self.with(given);
-        const int64_t* size = call.query.size;  // [B,N,H,D]
-        const auto out_view = retro::contiguous(out, call.query.type, size[0], size[1], size[2], size[3]);
-        const auto lse_view = retro::contiguous(lse, retro::Type::F32, size[0], size[2], size[1]);
-        py::gil_scoped_release release;
-        table.entry[retro::active_isa()](call, out_view, lse_view, threads);
-      });
-}
-
 #define BIND(name) bind(m, #name, RETRO_TABLE(name))
 
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
   m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/ops/*/cpu.py are their only callers.";
-  m.attr("abi") = 4;  // `_native.ABI`; the two change together
+  m.attr("abi") = 4;  // `native.ABI`; the two change together
   m.attr("fields") = py::dict(py::arg("ChunkedCrossAttention") = retro::FIELDS<retro::CrossAttention>,
                               py::arg("RelativeAttention") = retro::FIELDS<retro::RelativeAttention>,
                               py::arg("RelativeLogits") = retro::FIELDS<retro::RelativeLogits>);
@@ -78,8 +59,6 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("advise_huge_pages", &retro::advise_huge_pages);
   BIND(chunked_cross_attention_forward);
   BIND(chunked_cross_attention_backward);
-  bind_repeated<retro::CrossAttention>(m, "ChunkedCrossAttention", RETRO_TABLE(chunked_cross_attention_forward));
-  bind_repeated<retro::RelativeAttention>(m, "RelativeAttention", RETRO_TABLE(relative_attention_forward));
   BIND(leaky_average_forward);
   BIND(leaky_average_backward);
   BIND(topk_chunks_forward);

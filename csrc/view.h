@@ -63,17 +63,6 @@ struct View {
   }
 };
 
-// Memory whose elements lie one behind the other.
-template <class... Sizes>
-inline View contiguous(uintptr_t address, Type type, Sizes... sizes) {
-  const int64_t size[] = {sizes...};
-  View v;
-  v.data = reinterpret_cast<char*>(address), v.type = type, v.rank = sizeof...(sizes);
-  int64_t stride = 1;
-  for (int d = v.rank - 1; d >= 0; --d) v.size[d] = size[d], v.stride[d] = stride, stride *= size[d];
-  return v;
-}
-
 // One element of any integer type.
 inline int64_t integer(const View& v, int64_t offset) {
   switch (v.type) {

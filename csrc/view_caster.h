@@ -6,7 +6,6 @@
 
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "view.h"
 
@@ -65,64 +64,9 @@ constexpr size_t count_fields() {
     return COUNT;
 }
 
-// A field as `Field` reads it, held apart from Python: a view may be given another address.
-struct Value {
-  View view;
-  int64_t integer = -1;
-  double real = 0;
-  bool given = false;  // a view, with or without memory
-
-  explicit Value(pybind11::handle from) {
-    if (from.is_none()) return;
-    given = PyTuple_Check(from.ptr());
-    if (given)
-      view = from.cast<View>();
-    else if (PyFloat_Check(from.ptr()))
-      real = from.cast<double>();
-    else
-      integer = from.cast<int64_t>(), real = static_cast<double>(integer);
-  }
-  operator View() const { return view; }
-  operator int64_t() const { return integer; }
-  operator double() const { return real; }
-  operator bool() const { return integer != 0; }
-};
-
 // How many fields a struct has, so that it and the Python tuple it is made from can't part unnoticed.
 template <class Struct>
 constexpr size_t FIELDS = count_fields<Struct>();
-
-// A call whose layouts are known, for calls that differ in addresses and in numbers at some of its fields.
-template <class Struct>
-class Repeated {
- public:
-  // places: the fields that each call gives anew, in that order.
-  Repeated(const pybind11::tuple& call, std::vector<size_t> places) : places(std::move(places)) {
-    if (call.size() != FIELDS<Struct>) throw pybind11::type_error("expected a tuple of an op's arguments");
-    for (pybind11::handle field : call) values.emplace_back(field);
-    for (size_t place : this->places)
-      if (place >= values.size()) throw pybind11::index_error("expected a field of the op's arguments");
-  }
-  // given: of a view its address, of a number the number.
-  Struct with(const pybind11::list& given) const {
-    if (given.size() != places.size()) throw pybind11::type_error("expected a number for each place");
-    std::vector<Value> call = values;
-    for (size_t i = 0; i < places.size(); ++i) {
-      Value& value = call[places[i]];
-      value.integer = given[i].template cast<int64_t>();
-      if (value.given) value.view.data = reinterpret_cast<char*>(value.integer);
-    }
-    return made(call, std::make_index_sequence<FIELDS<Struct>>{});
-  }
-
- private:
-  template <size_t... I>
-  static Struct made(const std::vector<Value>& call, std::index_sequence<I...>) {
-    return Struct{call[I]...};
-  }
-  std::vector<Value> values;
-  std::vector<size_t> places;
-};
 
 }  // namespace retro
 

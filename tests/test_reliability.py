@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_every_test_that_reliability_names_exists():
-    table = (ROOT / "docs/reliability.md").read_text().split("## What may not happen")[1].split("\n## ")[0]
+    table = (ROOT / "docs/reliability.md").read_text().split("## What must not happen")[1].split("\n## ")[0]
     rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")]
     named = [re.findall(r"`([^`]+)`", row) for row in rows[1:]]
     assert len(named) > 12 and all(named), "a row without a test"

@@ -1,9 +1,75 @@
-"""x"""
+"""keep records over commits, and draw every case with its change points
+
+`--record DIR` appends the kernels' times of record files to DIR/history.jsonl. `--report DIR` prints a line a case and,
+with --output, writes a page with a curve a case. Times of different machines are never put into one curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..records import machines, record
+from ..report import changes, curves, summary, tables
+from . import exits, options
+
+NAME = "history.jsonl"
+HEADER = ("measurement", "records", "first", "last", "drift", "changed at")
+DRIFT = 1.05  # is named, even where no step stands out
 
 
-def add_arguments(parser):
-    pass
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="records of `run` or `ab`, for --record")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--record", type=Path, metavar="DIR", help="append the files' times to the history there")
+    what.add_argument("--report", type=Path, metavar="DIR", help="show the history there")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="with --report: also write a page")
 
 
-def execute(arguments):
-    return 0
+def execute(arguments: argparse.Namespace) -> int:
+    if bool(arguments.files) != bool(arguments.record) or (arguments.output and not arguments.report):
+        raise exits.UsageError("history: expected FILE ... --record DIR, or --report DIR [--output FILE]")
+    if arguments.record:
+        return _record(arguments.files, arguments.record)
+    series = collected(options.records(arguments.report / NAME))
+    if not series:
+        raise exits.UsageError(f"--report {arguments.report}: no kernel was timed")
+    print(tables.align([HEADER, *(_line(name, rows) for (name, _), rows in series.items())]))
+    if arguments.output:
+        arguments.output.write_text(curves.page(series), encoding="utf-8")
+        print(f"\nwritten: {arguments.output}")
+    return exits.OK
+
+
+def _record(files: list[Path], folder: Path) -> int:
+    """Append what `files` hold and the history doesn't."""
+    history = folder / NAME
+    known = {(r["run"], r["id"], r["git"]["sha"]) for r in record.read(history)} if history.exists() else set()
+    writer, count = record.Writer(history), 0
+    for one in [one for path in files for one in options.records(path)]:
+        key = (one["run"], one["id"], one["git"]["sha"])
+        if one["time"] and one["role"] != "baseline" and key not in known:
+            writer.write(one)
+            known.add(key)
+            count += 1
+    print(f"{count} records added to {history}")
+    return exits.OK if count else exits.NOTHING_MEASURED
+
+
+def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
+    """(id, machine) -> its records in the order in which they were taken."""
+    series: dict[tuple[str, str], list[dict]] = {}
+    for one in records:
+        if one["time"] and one["role"] != "baseline":
+            where = ", ".join(machines.identity(one).values())
+            series.setdefault((one["id"], where), []).append(one)
+    return {key: sorted(rows, key=lambda r: r["at"]) for key, rows in sorted(series.items())}
+
+
+def _line(name: str, rows: list[dict]) -> tuple[str, ...]:
+    times = [one["time"]["median"] for one in rows]
+    steps = [f"{curves.commit(rows[i])} {times[i] / times[i - 1]:.2f}x" for i in changes.points(times)]
+    drift = changes.drift(times)
+    more = ["drifts"] if drift > DRIFT and not steps else []
+    ends = (summary.duration(times[0]), summary.duration(times[-1]))
+    return (name, str(len(rows)), *ends, f"{drift:.2f}x", ", ".join(steps + more) or "-")

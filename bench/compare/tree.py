@@ -19,6 +19,7 @@ HOME = HARNESS.parent
 BEFORE_THE_MOVE = {
     "core.backends": "_dispatch",
     "core.native": "_native",
+    "core.eager": "_eager",
     "compile.target": "_target",
     "compile.configs": "configs",
     "compile.aot": "aot",

@@ -20,8 +20,18 @@ fences that are missing. It does not see time, ptxas, forward progress; sums of 
 approximate.
 """
 
-from .context import Launched, Log, gpu
-from .parse import PtxError
-from .program import EmulationError
+import importlib
 
-__all__ = ["EmulationError", "Launched", "Log", "PtxError", "gpu"]
+#: name -> its module; loaded at first use, for the pytest plug-in is loaded by every run of pytest
+_HOME = {
+    **dict.fromkeys(("Launched", "Log", "gpu"), "context"),
+    **dict.fromkeys(("DeviceAssertion", "EmulationError"), "program"),
+    "PtxError": "parse",
+}
+__all__ = ["DeviceAssertion", "EmulationError", "Launched", "Log", "PtxError", "gpu"]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

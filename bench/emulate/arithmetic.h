@@ -9,6 +9,8 @@
 
 namespace ptx {
 
+enum Rounding { NEAREST, ZERO, DOWN, UP, AWAY };
+
 // f(T{}) with the C++ type of an integer `type`
 template <class F>
 void with_integer(Machine& m, int type, F f) {
@@ -87,15 +89,44 @@ inline double least(double a, double b, bool nan) {
 }
 inline double most(double a, double b, bool nan) { return -least(-a, -b, nan); }
 
+// The float next to `sum`, whose error is `rest`, in a direction: rounding other than to nearest
+inline float directed(double sum, double rest, int how) {
+  float near = float(sum), infinity = std::numeric_limits<float>::infinity();
+  if (near != near) return near;
+  double gap = sum - double(near);
+  if (gap == 0) gap = rest;
+  bool down = how == DOWN || (how == ZERO && near > 0), up = how == UP || (how == ZERO && near < 0);
+  if (down && gap < 0) return std::nextafter(near, -infinity);
+  if (up && gap > 0) return std::nextafter(near, infinity);
+  return near;
+}
+
+// a * b + c of float32, rounded in a direction; the product is exact in double, and the sum's error is known
+inline void rounded(Machine& m, Ins& i, double sign, bool multiplies, bool adds) {
+  if (i.type != F32) m.fault("only float32 is rounded other than to nearest");
+  bool ftz = i.option[0];
+  uint64_t *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s.back()), *d = m.reg(i.d[0]);
+  m.each([&](int t) {
+    auto read = [&](uint64_t v) { return double(ftz ? flushed(as<float>(v)) : as<float>(v)); };
+    double x = multiplies ? read(a[t]) * read(b[t]) : read(a[t]), y = adds ? sign * read(c[t]) : 0.0;
+    double sum = adds ? x + y : x, part = sum - x, rest = adds ? (x - (sum - part)) + (y - part) : 0.0;
+    float out = directed(sum, rest, int(i.option[3]));
+    d[t] = bits(ftz ? flushed(out) : out);
+  });
+}
+
 inline void add(Machine& m, Ins& i) {
+  if (i.type >= F16 && i.option[3]) return rounded(m, i, 1, false, true);
   if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a + b; });
   integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) + uint64_t(b); });
 }
 inline void sub(Machine& m, Ins& i) {
+  if (i.type >= F16 && i.option[3]) return rounded(m, i, -1, false, true);
   if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a - b; });
   integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) - uint64_t(b); });
 }
 inline void mul(Machine& m, Ins& i) {  // floats, and the low half of integers
+  if (i.type >= F16 && i.option[3]) return rounded(m, i, 1, true, false);
   if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a * b; });
   integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) * uint64_t(b); });
 }
@@ -104,6 +135,7 @@ inline void mul_hi(Machine& m, Ins& i) {
   integer_binary(m, i, [&](auto a, auto b) { return uint64_t((__int128(a) * __int128(b)) >> shift); });
 }
 inline void fma(Machine& m, Ins& i) {
+  if (i.option[3]) return rounded(m, i, 1, true, true);
   if (i.type == F32) {
     bool ftz = i.option[0];
     uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
@@ -188,24 +220,81 @@ inline void wide(Machine& m, Ins& i) {  // mul.wide, mad.wide: twice the bits of
   });
 }
 
+enum Extended { ADD_CARRY, SUB_CARRY, MAD_LOW_CARRY, MAD_HIGH_CARRY };
+
+// option 0: Extended, option 1: the carry is added (or borrowed), option 2: it is set
+inline void extended(Machine& m, Ins& i) {
+  int bits_of = 8 * BYTES[i.type];
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
+  using Wide = unsigned __int128;
+  Wide range = Wide(1) << bits_of;
+  m.each([&](int t) {
+    Wide x = zero_extended(a[t], bits_of / 8), y = zero_extended(b[t], bits_of / 8), in = i.option[1] && m.carry[t],
+         sum;
+    if (c) {
+      Wide product = x * y;
+      if (is_signed(i.type) && i.option[0] == MAD_HIGH_CARRY)
+        product = Wide(__int128(sign_extended(a[t], bits_of / 8)) * sign_extended(b[t], bits_of / 8));
+      x = (i.option[0] == MAD_HIGH_CARRY ? product >> bits_of : product) % range;
+      y = zero_extended(c[t], bits_of / 8);
+    }
+    sum = i.option[0] == SUB_CARRY ? range + x - y - in : x + y + in;
+    if (i.option[2]) m.carry[t] = i.option[0] == SUB_CARRY ? sum < range : sum >= range;
+    d[t] = uint64_t(sum % range);
+  });
+}
+
+// f of float32 as the host rounds it, of a double and of the halves alike
 template <class F>
-void unary_f32(Machine& m, Ins& i, F f) {
+void unary(Machine& m, Ins& i, F f) {
+  if (i.type == F64) return float_op(m, i, [&](double a, double, double) { return f(a); });
   float_op(m, i, [&](double a, double, double) { return double(f(float(a))); });
 }
 inline void ex2(Machine& m, Ins& i) {
-  unary_f32(m, i, [](float a) { return std::exp2(a); });
+  unary(m, i, [](auto a) { return std::exp2(a); });
 }
 inline void lg2(Machine& m, Ins& i) {
-  unary_f32(m, i, [](float a) { return std::log2(a); });
+  unary(m, i, [](auto a) { return std::log2(a); });
 }
 inline void rcp(Machine& m, Ins& i) {
-  unary_f32(m, i, [](float a) { return 1.0f / a; });
+  unary(m, i, [](auto a) { return 1 / a; });
 }
 inline void sqrt_(Machine& m, Ins& i) {
-  unary_f32(m, i, [](float a) { return std::sqrt(a); });
+  unary(m, i, [](auto a) { return std::sqrt(a); });
 }
 inline void rsqrt(Machine& m, Ins& i) {
-  unary_f32(m, i, [](float a) { return 1.0f / std::sqrt(a); });
+  unary(m, i, [](auto a) { return 1 / std::sqrt(a); });
+}
+inline void sin_(Machine& m, Ins& i) {
+  unary(m, i, [](auto a) { return std::sin(a); });
+}
+inline void cos_(Machine& m, Ins& i) {
+  unary(m, i, [](auto a) { return std::cos(a); });
+}
+inline void tanh_(Machine& m, Ins& i) {
+  unary(m, i, [](auto a) { return std::tanh(a); });
+}
+inline void copysign_(Machine& m, Ins& i) {  // the sign of the first, the rest of the second
+  float_op(m, i, [](double a, double b, double) { return std::copysign(b, a); });
+}
+
+enum Kind { FINITE, INFINITE, NUMBER, NOT_A_NUMBER, NORMAL, SUBNORMAL };
+
+inline void testp(Machine& m, Ins& i) {  // option 0: Kind
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  m.each([&](int t) {
+    double v = read_float(m, i.type, a[t]);
+    double least_normal = i.type == F32 ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
+    bool normal = std::isfinite(v) && std::fabs(v) >= least_normal;
+    switch (i.option[0]) {
+      case FINITE: d[t] = std::isfinite(v); break;
+      case INFINITE: d[t] = std::isinf(v); break;
+      case NUMBER: d[t] = !std::isnan(v); break;
+      case NOT_A_NUMBER: d[t] = std::isnan(v); break;
+      case NORMAL: d[t] = normal; break;
+      default: d[t] = std::isfinite(v) && v != 0 && !normal;
+    }
+  });
 }
 
 // mov: one value; several sources pack into one register, several destinations unpack it
@@ -282,8 +371,6 @@ inline void setp(Machine& m, Ins& i) {
     m.each([&](int t) { put(t, compares(how, as<T>(a[t]), as<T>(b[t]))); });
   });
 }
-
-enum Rounding { NEAREST, ZERO, DOWN, UP, AWAY };
 
 inline double to_integral(double v, int how) {
   return how == ZERO ? std::trunc(v) : how == DOWN ? std::floor(v) : how == UP ? std::ceil(v) : std::nearbyint(v);

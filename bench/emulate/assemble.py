@@ -17,8 +17,10 @@ _ROUNDINGS = {"rn": 0, "rni": 0, "rz": 1, "rzi": 1, "rm": 2, "rmi": 2, "rp": 3, 
 _SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
 _VOTES = {"ballot": 0, "any": 1, "all": 2}
 _REDUCTIONS = {"min": 0, "max": 1, "add": 2, "and": 3, "or": 4, "xor": 5}
-_SPACES = {"global": 0, "shared": 1, "shared::cta": 1}
+LOCAL = 3
+_SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL}
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
+_GENERIC = {"local": 201 << 40, "param": 202 << 40}  # where a space begins among generic addresses: machine.h
 PARAMETERS = 2  # the space of a structure's fields, whose address is computed
 #: in what order others see an access: here all see it at once
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
@@ -93,6 +95,7 @@ def known(parts: list[str], *allowed: str) -> set[str]:
 #: operands that are read, where it isn't two
 _READ = {
     **dict.fromkeys(("not", "neg", "abs", "popc", "clz", "brev", "ex2", "lg2", "rcp", "sqrt", "rsqrt"), (1,)),
+    **dict.fromkeys(("sin", "cos", "tanh", "testp"), (1,)),
     **dict.fromkeys(("fma", "mad", "bfe", "prmt", "shf", "selp"), (3,)),
     **dict.fromkeys(("bfi", "lop3"), (4,)),
     "cvt": (1, 2),
@@ -108,10 +111,29 @@ def _plain(handler: str, statement: Statement, kind: str, options=(), width=None
     return Instruction(handler, kind, rest, [first], options=options, width=width)
 
 
+_EXTENDED = {"add": 0, "addc": 0, "sub": 1, "subc": 1, "mad.lo": 2, "madc.lo": 2, "mad.hi": 3, "madc.hi": 3}
+
+
+@form("addc", "subc", "madc")
+def _extended(s, parts):
+    """Arithmetic on several words: with the carry of the one before, or for the one after (.cc)."""
+    root, *_ = s.opcode.split(".")
+    *modifiers, kind = parts
+    half = [part for part in modifiers if part in ("lo", "hi")]
+    flags = known(modifiers, "cc", *half)
+    target, *sources = s.operands
+    if len(sources) != (3 if root.startswith("mad") else 2):
+        raise NotUnderstood(f"{len(sources)} operands")
+    options = (_EXTENDED[".".join([root, *half])], int(root.endswith("c")), int("cc" in flags))
+    return Instruction("extended", kind, sources, [target], options=options)
+
+
 @form("add", "sub", "div", "rem", "and", "or", "xor", "not", "neg", "abs", "min", "max", "fma")
 def _arithmetic(s, parts):
     root = s.opcode.split(".")[0]
     *modifiers, kind = parts
+    if "cc" in modifiers:
+        return _extended(s, parts)
     if root in ("add", "sub", "fma") and "f32" in modifiers and kind in ("f16", "bf16"):  # the last operand is wider
         modifiers.remove("f32")
         known(modifiers, "rn")
@@ -120,17 +142,28 @@ def _arithmetic(s, parts):
     flags = known(
         modifiers,
         *(("rn", "ftz", "full", "approx", "NaN") if floating else ("relu",) if root in ("min", "max") else ()),
+        *(_DIRECTED if kind == "f32" and root in ("add", "sub", "fma") else ()),
     )
-    return _plain(root, s, kind, (int("ftz" in flags), int("NaN" in flags), int("relu" in flags)))
+    return _plain(root, s, kind, (int("ftz" in flags), int("NaN" in flags), int("relu" in flags), _direction(flags)))
+
+
+#: other than to nearest
+_DIRECTED = ("rz", "rm", "rp")
+
+
+def _direction(flags: set[str]) -> int:
+    return max(_ROUNDINGS.get(flag, 0) for flag in (*flags, "rn"))
 
 
 @form("mul", "mad")
 def _product(s, parts):
     root = s.opcode.split(".")[0]
     *modifiers, kind = parts
+    if "cc" in modifiers:
+        return _extended(s, parts)
     if kind in _FLOATS:
-        flags = known(modifiers, "rn", "ftz")
-        return _plain("mul" if root == "mul" else "fma", s, kind, (int("ftz" in flags),))
+        flags = known(modifiers, "rn", "ftz", *(_DIRECTED if kind == "f32" else ()))
+        return _plain("mul" if root == "mul" else "fma", s, kind, (int("ftz" in flags), 0, 0, _direction(flags)))
     (which,) = modifiers
     if which == "wide":
         return _plain("wide", s, kind, width=2 * int(kind[1:]) // 8)
@@ -159,13 +192,30 @@ def _funnel(s, parts):
     return _plain("shf", s, "u32", (int(direction == "l"), int({"clamp": 1, "wrap": 0}[mode])))
 
 
-@form("ex2", "lg2", "rcp", "sqrt", "rsqrt")
+@form("ex2", "lg2", "rcp", "sqrt", "rsqrt", "sin", "cos", "tanh")
 def _special(s, parts):
     *modifiers, kind = parts
     flags = known(modifiers, "approx", "ftz", "rn")
-    if kind != "f32":
+    root = s.opcode.split(".")[0]
+    halves = ("f16", "bf16", "f16x2", "bf16x2") if root in ("ex2", "tanh") else ()
+    if kind not in ("f32", *(("f64",) if root in ("rcp", "sqrt", "rsqrt") else ()), *halves):
         raise NotUnderstood(kind)
-    return _plain(s.opcode.split(".")[0], s, kind, (int("ftz" in flags),))
+    return _plain(root, s, kind, (int("ftz" in flags),))
+
+
+@form("copysign")
+def _copysign(s, parts):
+    (kind,) = parts
+    return _plain("copysign", s, kind)
+
+
+_KINDS = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+
+
+@form("testp")
+def _test(s, parts):
+    which, kind = parts
+    return _plain("testp", s, kind, (_KINDS.index(which),))
 
 
 @form("mov", "cvta")
@@ -173,7 +223,9 @@ def _move(s, parts):
     target, source = s.operands
     kind = parts[-1]  # cvta: generic addresses are those of global memory here
     if s.opcode.startswith("cvta") and "global" not in parts:
-        raise NotUnderstood("an address space other than global")
+        (space,) = {"param", "local"} & set(parts)
+        handler = "sub" if "to" in parts else "add"
+        return Instruction(handler, kind, [source, Constant(_GENERIC[space])], [target])
     targets = list(target.items) if isinstance(target, Vector) else [target]
     sources = list(source.items) if isinstance(source, Vector) else [source]
     return Instruction("mov", kind, sources, targets, options=(int(isinstance(source, Constant)),))
@@ -239,12 +291,14 @@ def _load(s, parts):
     if parts[0] == "param":
         if isinstance(address.base, Symbol) and not isinstance(target, Vector):
             return Instruction("mov", parts[-1], [address], [target])
-        return Instruction("ld", parts[-1], [address.base], values(target), options=(address.offset, PARAMETERS))
+        offset = address.offset + _GENERIC["param"]
+        return Instruction("ld", parts[-1], [address.base], values(target), options=(offset, PARAMETERS))
     space, kind, count = _space(parts)
     targets = values(target)
     if len(targets) != count or len(s.operands) > 2:
         raise NotUnderstood("operands")
-    return Instruction("ld", kind, [address.base], targets, options=(address.offset, space))
+    offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
+    return Instruction("ld", kind, [address.base], targets, options=(offset, space))
 
 
 @form("st")
@@ -254,10 +308,11 @@ def _store(s, parts):
     stored = values(value)
     if len(stored) != count or len(s.operands) > 2:
         raise NotUnderstood("operands")
-    return Instruction("st", kind, [address.base, *stored], [], options=(address.offset, space))
+    offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
+    return Instruction("st", kind, [address.base, *stored], [], options=(offset, space))
 
 
-_UPDATES = {
+UPDATES = {
     **{"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5},
     **{"exch": 6, "cas": 7, "inc": 8, "dec": 9},
 }
@@ -266,7 +321,7 @@ _UPDATES = {
 @form("atom", "red")
 def _update(s, parts):
     *modifiers, kind = parts
-    (how,) = (part for part in modifiers if part in _UPDATES)
+    (how,) = (part for part in modifiers if part in UPDATES)
     flags = known(modifiers, how, *_SPACES, *_ORDERS, "noftz", "v2", "v4", "v8")
     floating = kind in _FLOATS
     if floating and how not in ("add", "exch") and not (how in ("min", "max") and kind.startswith(("f16", "bf16"))):
@@ -278,7 +333,7 @@ def _update(s, parts):
     if [len(values(source)) for source in sources] != [count] * (2 if how == "cas" else 1):
         raise NotUnderstood("operands")
     space = max(_SPACES.get(flag, 0) for flag in flags)
-    options = (address.offset, space, _UPDATES[how], count)
+    options = (address.offset, space, UPDATES[how], count)
     wanted = [] if targets == [Register("_")] else targets
     read = [address.base, *(value for source in sources for value in values(source))]
     return Instruction("atom", kind, read, wanted, options=options)
@@ -286,13 +341,17 @@ def _update(s, parts):
 
 @form("cp")
 def _copy(s, parts):
+    if parts[:2] == ["async", "bulk"]:
+        return bulk(s, parts[2:])
+    if parts[:3] == ["reduce", "async", "bulk"]:
+        return bulk(s, parts[3:])
     if parts[:2] == ["async", "commit_group"]:
         return Instruction("cp.async.commit", "u32", [], [])
     if parts[:2] == ["async", "wait_group"]:
         return Instruction("cp.async.wait", "u32", [], [], options=(s.operands[0].value,))
     if parts[:2] == ["async", "wait_all"]:
         return Instruction("cp.async.wait", "u32", [], [], options=(-1,))
-    if parts[0] != "async" or parts[1] not in ("ca", "cg") or "bulk" in parts or parts[3] != "global":
+    if parts[0] != "async" or parts[1] not in ("ca", "cg") or parts[3] != "global":
         raise NotUnderstood(s.opcode)
     to, source, size, *rest = s.operands
     return Instruction(
@@ -320,6 +379,8 @@ def _memory_barrier(s, parts):
 def _fence(s, parts):
     if parts[:2] == ["proxy", "async"]:
         return Instruction("fence.proxy.async", "u32", [], [])
+    if parts[0] == "mbarrier_init" or parts[:2] == ["proxy", "tensormap::generic"]:
+        return Instruction("fence", "u32", [], [])
     known(parts, "acq_rel", "sc", "cta", "gpu")
     return Instruction("fence", "u32", [], [])
 
@@ -333,6 +394,17 @@ def _branch(s, parts):
 @form("ret", "exit")
 def _return(s, parts):
     return Instruction("ret", "u32", [], [])
+
+
+@form("vprintf")
+def _print(s, parts):
+    *result, text, arguments = s.operands
+    return Instruction("print", "u32", [text, arguments], result)
+
+
+@form("assertfail")
+def _assertion(s, parts):
+    return Instruction("assertion", "u32", s.operands, [])
 
 
 @form("trap")
@@ -366,6 +438,12 @@ def _reduce(s, parts):
         raise NotUnderstood(s.opcode)
     target, source, _members = s.operands
     return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS[how],))
+
+
+def bulk(s, parts):
+    from . import tensor_map
+
+    return tensor_map.copy(s, parts)
 
 
 def label_of(instruction: Instruction, kernel: Kernel) -> int:

@@ -8,9 +8,9 @@
 #include <limits>
 #include <map>
 
-#include "atomics.h"
 #include "bits.h"
-#include "tensor_memory.h"
+#include "messages.h"
+#include "tensor_map.h"
 
 namespace ptx {
 
@@ -23,6 +23,7 @@ const std::map<std::string, Handler> HANDLERS = {
     {"mad", mad},
     {"fma", fma},
     {"mixed", mixed},
+    {"extended", extended},
     {"div", div},
     {"rem", rem},
     {"min", min_},
@@ -48,6 +49,11 @@ const std::map<std::string, Handler> HANDLERS = {
     {"rcp", rcp},
     {"sqrt", sqrt_},
     {"rsqrt", rsqrt},
+    {"sin", sin_},
+    {"cos", cos_},
+    {"tanh", tanh_},
+    {"copysign", copysign_},
+    {"testp", testp},
     {"mov", mov},
     {"selp", selp},
     {"setp", setp},
@@ -55,6 +61,12 @@ const std::map<std::string, Handler> HANDLERS = {
     {"ld", ld},
     {"st", st},
     {"atom", atom},
+    {"bulk.load", bulk_load},
+    {"bulk.store", bulk_store},
+    {"bulk.commit", bulk_commit},
+    {"bulk.wait", bulk_wait},
+    {"tensormap.replace", map_replace},
+    {"tensormap.copy", map_copy},
     {"cp.async", cp_async},
     {"cp.async.commit", cp_commit},
     {"cp.async.wait", cp_wait},
@@ -64,6 +76,8 @@ const std::map<std::string, Handler> HANDLERS = {
     {"fence.proxy.async", proxy_fence},
     {"ret", ret},
     {"trap", trap},
+    {"print", print},
+    {"assertion", assertion},
     {"bra", bra},
     {"shfl", shfl},
     {"vote", vote},
@@ -101,6 +115,7 @@ struct Program {
   int registers = 0;
   int64_t steps = 0;
   bool tracing = false;
+  std::string printed;
   std::vector<int32_t> trace;  // the instructions in the order in which they were executed
 };
 
@@ -126,6 +141,8 @@ class Run {
     }
     for (auto& group : m_.products)
       if (!group.empty()) m_.fault("the kernel ends with a wgmma that was not waited for");
+    for (auto& flying : m_.bulks)
+      if (!flying.empty()) m_.fault("the kernel ends with a bulk store that was not waited for");
     if (!m_.tensor.allocations.empty()) m_.fault("the kernel ends with tensor memory that was not given back");
   }
 
@@ -154,6 +171,8 @@ class Run {
     m_.tensor = {};
     m_.tensor.transfers.assign(m_.warps, {});
     m_.tensor.waited.assign(m_.warps, -1);
+    m_.bulks.assign(m_.threads, {});
+    m_.bulk_group.assign(m_.threads, 0);
     m_.fence_time.assign(m_.warps, -1);
     m_.proxy_time.assign(m_.warps, -1);
     m_.epoch = 0;
@@ -302,8 +321,8 @@ void ptx_append(void* program, const char* handler, const char* name, const int6
 // index of the instruction that failed, with `message`; `where` is then the CTA.
 int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* grid, int64_t first, int64_t last,
             int nconstants, const int* constant_registers, const uint64_t* constant_values, const int* specials,
-            int64_t shared_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts, const int64_t* sizes,
-            int checks, int64_t* where, int64_t* barriers, char* message, int message_bytes) {
+            int64_t shared_bytes, int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts,
+            const int64_t* sizes, int checks, int64_t* where, int64_t* barriers, char* message, int message_bytes) {
   auto& program = *static_cast<ptx::Program*>(handle);
   ptx::Machine m;
   m.threads = threads;
@@ -315,6 +334,9 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
   m.mask.resize(size_t(m.warps) * ptx::WARP);
   m.scratch.resize(threads);
   m.shared.resize(size_t(shared_bytes));
+  m.carry.assign(threads, 0);
+  m.local_bytes = local_bytes;
+  m.local.assign(size_t(local_bytes) * threads, 0xcb);
   m.granules.resize(size_t(shared_bytes + 1) / 2);
   for (int k = 0; k < nregions; ++k)
     (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? m.hosts : m.regions)
@@ -335,11 +357,24 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
       run.cta(constants, thread_index, {block[0], block[1], block[2]});
     }
   } catch (const std::exception& error) {
+    program.printed += m.printed;
     std::snprintf(message, message_bytes, "%s", error.what());
     return run.at();
   }
+  program.printed += m.printed;
   *barriers += m.barriers;
   return -1;
+}
+
+// What the program printed since the last call, which is forgotten where `out` takes it
+int64_t ptx_printed(void* handle, char* out) {
+  auto& program = *static_cast<ptx::Program*>(handle);
+  auto size = int64_t(program.printed.size());
+  if (out) {
+    std::copy(program.printed.begin(), program.printed.end(), out);
+    program.printed.clear();
+  }
+  return size;
 }
 
 int64_t ptx_size(void* program) { return int64_t(static_cast<ptx::Program*>(program)->code.size()); }

@@ -16,6 +16,7 @@ constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
 constexpr uint64_t SHARED_BASE = 1024;  // so that address 0 is nobody's
 constexpr int64_t IDLE = 1 << 20;       // atomic updates that change nothing, in a row: a wait without end
+constexpr uint64_t LOCAL_REGION = 201;  // a thread's own memory; 202 and 203 are parameters and constants
 constexpr uint64_t FIRST_REGION =
     256;                         // below are addresses of the host itself: pointers that a kernel finds in memory
 constexpr int REGION_BITS = 40;  // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
@@ -60,7 +61,8 @@ struct Granule {
   int16_t async_reads = 0;     // products that read it and were not waited for
   int32_t product_epoch = -1;  // when one that read it was waited for: by mbarrier, by those warps that did
   bool written = false, in_flight = false;
-  bool atomic = false;  // all writes of the epoch were atomic
+  bool atomic = false;        // all writes of the epoch were atomic
+  int32_t copied_epoch = -1;  // when a bulk copy that wrote it was waited for, by those warps that did
 };
 
 struct Copy {  // one cp.async that was not waited for
@@ -97,9 +99,22 @@ struct Transfer {  // one tcgen05.ld or st of a warp that was not waited for
   std::vector<uint32_t> cells;
 };
 
+struct Arrival {  // at an mbarrier, once it is waited for
+  int warp = -1;  // a commit of tcgen05: when the warp's products before this one are done
+  int64_t end = 0;
+  int64_t offset = 0;  // a bulk copy: where in shared memory its bytes go
+  std::vector<uint8_t> data = {};
+};
+
 struct Mbarrier {
   uint32_t expected, pending, phase = 0;
-  std::vector<std::pair<int, int64_t>> commits = {};  // arrive when the warp's products before this one are done
+  int64_t bytes = 0;  // that copies have still to bring
+  std::vector<Arrival> commits = {};
+};
+
+struct Bulk {  // a bulk store that was not waited for
+  int64_t group;
+  std::vector<uint32_t> granules;
 };
 
 struct Tensor {
@@ -125,6 +140,10 @@ struct Machine {
   std::vector<uint8_t> shared;
   std::vector<Granule> granules;
   std::vector<Region> regions, hosts;
+  std::vector<uint8_t> carry;  // by thread: CC.CF
+  std::vector<uint8_t> local;  // by thread
+  int64_t local_bytes = 0;
+  std::string printed;
   int32_t epoch = 0;
   int64_t time = 0, barriers = 0;
   int64_t idle = 0;                            // atomic updates in a row that changed nothing
@@ -133,6 +152,8 @@ struct Machine {
   std::vector<std::vector<Product>> products;  // by warpgroup
   std::vector<int64_t> product_group;
   Tensor tensor;
+  std::vector<std::vector<Bulk>> bulks;  // by thread
+  std::vector<int64_t> bulk_group;
   std::vector<int64_t> fence_time, proxy_time;  // by warp: wgmma.fence, fence.proxy.async
   const Ins* current = nullptr;
   // what the handler of a control instruction asks for
@@ -169,6 +190,13 @@ struct Machine {
     }
   }
 
+  uint8_t* local_at(uint64_t address, int bytes, int thread) {
+    int64_t offset = int64_t(address & ((uint64_t(1) << REGION_BITS) - 1));
+    if (offset + bytes > local_bytes)
+      fault("out of bounds of a thread's own memory: byte " + std::to_string(offset), thread);
+    return local.data() + int64_t(thread) * local_bytes + offset;
+  }
+
   // A pointer that a kernel found in memory: into a tensor whose address the program asked for
   uint8_t* host(uint64_t address, int bytes, int thread) {
     for (const Region& region : hosts)
@@ -181,6 +209,7 @@ struct Machine {
 
   uint8_t* global(uint64_t address, int bytes, int thread) {
     uint64_t index = address >> REGION_BITS;
+    if (index == LOCAL_REGION) return local_at(address, bytes, thread);
     if (index < FIRST_REGION) return host(address, bytes, thread);
     index -= FIRST_REGION;
     if (index >= regions.size()) fault("global address outside every tensor", thread);
@@ -216,6 +245,8 @@ struct Machine {
       if (!granule.written) fault("reads uninitialised shared memory, byte " + std::to_string(2 * g), thread);
       if (granule.write_epoch == epoch && (granule.atomic ? granule.writers & ~me : !(granule.writers & me)))
         fault("race: reads what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
+      if (granule.copied_epoch == epoch && tensor.waited[thread / WARP] != epoch)
+        fault("race: reads what a bulk copy wrote that another warp waited for, byte " + std::to_string(2 * g), thread);
       granule.readers = granule.read_epoch == epoch ? granule.readers | me : me;
       granule.read_epoch = epoch;
     }
@@ -283,6 +314,17 @@ struct Machine {
     int64_t offset = offset_of(address, bytes, thread);
     note_read(offset, bytes, thread);
     std::memcpy(out, shared.data() + offset, bytes);
+  }
+
+  // A bulk copy brought its bytes: who waits for its mbarrier sees them, without another fence
+  void note_arrival(int64_t offset, int64_t bytes) {
+    if (!checks) return;
+    for (int64_t g = offset / 2; g < (offset + bytes) / 2; ++g) {
+      granules[g].in_flight = false;
+      granules[g].write_epoch = -1;
+      granules[g].write_time = -2;
+      granules[g].copied_epoch = epoch;
+    }
   }
 
   void write_shared(uint64_t address, int bytes, int thread, const void* data) {

@@ -101,6 +101,9 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
     std::string where = ", byte " + std::to_string(2 * g);
     if (granule.in_flight) m.fault("a product reads shared memory that an asynchronous copy still writes" + where);
     if (!granule.written) m.fault("a product reads uninitialised shared memory" + where);
+    bool waited = granule.copied_epoch != m.epoch;  // a bulk copy's bytes need no fence, but one who waited for them
+    for (int w = first; w < first + readers; ++w) waited |= m.tensor.waited[w] == m.epoch;
+    if (!waited) m.fault("race: a product reads what a bulk copy wrote that another warp waited for" + where);
     bool fenced = false;  // by one of these warps after it saw the data, or by all who wrote them
     for (int w = first; w < first + readers; ++w) fenced |= m.proxy_time[w] > granule.write_time;
     if (!fenced) {

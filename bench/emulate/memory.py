@@ -17,7 +17,7 @@ from .program import Region, region_base
 #: how `struct` packs a scalar of Triton's types; an integer is cut to its bytes
 _FORMATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
 _INTEGERS = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
-DESCRIPTOR_BYTES = 128
+_TF32 = 11  # as a tensor map counts types
 
 
 def extent(tensor: Tensor) -> int:
@@ -85,33 +85,27 @@ class Arguments:
 
 
 def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
-    """A tensor map as tensor_map.h reads it; dimensions innermost first."""
-    if layout.get("is_im2col"):
-        raise PtxError("not emulated: a tensor descriptor of im2col")
-    size, shape, box = layout["elem_size"], list(value.shape), list(layout["block_size"])
-    if layout.get("fp4_padded"):
-        raise PtxError("not emulated: a tensor descriptor of padded fp4")
-    rank = len(shape)
-    extents = shape[::-1]
-    strides = [stride * size for stride in value.strides[::-1]]
-    box = box[::-1]
+    """A TensorMap of tensor_map.h; dimensions innermost first."""
+    for feature in ("is_im2col", "fp4_padded"):
+        if layout.get(feature):
+            raise PtxError(f"not emulated: a tensor descriptor with {feature}")
+    rank = len(value.shape)
 
     def five(numbers: Sequence[int]) -> list[int]:
-        return [*numbers, *[0] * (5 - rank)]
+        return [*reversed(numbers), *[0] * (5 - rank)]
 
-    raw = struct.pack(
+    return struct.pack(
         "<QII5Q5Q5IIII",
         address,
         rank,
-        size,
-        *five(extents),
-        *five(strides),
-        *five(box),
+        _TF32 if getattr(value, "round_f32_to_tf32", False) else layout["elem_type"],
+        *five(value.shape),
+        *five([stride * layout["elem_size"] for stride in value.strides]),
+        *five(layout["block_size"]),
         layout["swizzle"],
         int(value.padding == "nan"),
-        int(getattr(value, "round_f32_to_tf32", False)),
+        1,
     )
-    return raw.ljust(DESCRIPTOR_BYTES, b"\0")
 
 
 class Known:

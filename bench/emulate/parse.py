@@ -9,6 +9,7 @@ _LINE_COMMENT = re.compile(r"//.*")
 _STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%?\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
 _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
+_LOCAL = re.compile(r"^\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]$")
 _TYPE_BYTES = {
     "pred": 1,
     "b8": 1,
@@ -57,6 +58,7 @@ class Symbol:
 class Memory:
     base: Register | Symbol | Constant
     offset: int = 0
+    coordinates: tuple = ()  # of a tensor map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +85,13 @@ class Kernel:
     widths: dict[str, int]  # bytes of each declared register, by the prefix of its name
     shared: dict[str, tuple[int, int]]  # static arrays: offset, bytes
     threads: int | None  # .reqntid
+    constants: dict[str, int] = dataclasses.field(default_factory=dict)  # offset of each in constant_bytes
+    constant_bytes: bytes = b""
+    local: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # a thread's memory: offset, bytes
+
+    @property
+    def local_bytes(self) -> int:
+        return max((offset + size for offset, size in self.local.values()), default=0)
 
 
 def entries(text: str) -> list[str]:
@@ -92,6 +101,8 @@ def entries(text: str) -> list[str]:
 
 def kernel(text: str, name: str | None = None) -> Kernel:
     """An entry of a PTX module: the one it has, or that of the name."""
+    from . import functions
+
     files, shared, size, names = _files(text), {}, 0, {}
     found = entries(text)
     if len(found) != 1 if name is None else name not in found:
@@ -112,11 +123,13 @@ def kernel(text: str, name: str | None = None) -> Kernel:
     parsed = Kernel(name, _parameters(parameters), [], {}, {}, shared, None)
     if threads:
         parsed.threads = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
-    _statements(_body(text[head.end() :]), files, parsed)
+    parsed.constants, parsed.constant_bytes = functions.constants(text)
+    read(body(text[head.end() :]), files, parsed)
+    functions.linked(parsed, functions.functions(text, files))
     return parsed
 
 
-def _body(text: str) -> str:
+def body(text: str) -> str:
     """What is before the brace that closes the one before `text`, without comments."""
     text, depth = _LINE_COMMENT.sub("", text), 1
     for brace in re.finditer(r"[{}]", text):
@@ -148,13 +161,13 @@ def _parameters(text: str) -> list[tuple[str, int]]:
     return sizes
 
 
-def _statements(code: str, files: dict[int, str], kernel: Kernel) -> None:
+def read(code: str, files: dict[int, str], kernel: Kernel) -> None:
     line, pending, blocks = "?", "", []  # of each open inline block: its first statement, its labels
     for raw in code.splitlines():
         text = raw.strip()
         if not text:
             continue
-        if text.startswith(".loc"):
+        if text.startswith((".loc ", ".loc\t")):
             parts = text.split()
             line = f"{files.get(int(parts[1]), '?')}:{parts[2]}"
             continue
@@ -199,20 +212,32 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
                 raise PtxError(f"register declaration not understood: {text}")
             kernel.widths[match[1]] = _TYPE_BYTES[registers[1]]
         return
+    local = _LOCAL.match(text)
+    if local:
+        align, name, size = int(local[1]), local[2], int(local[3])
+        kernel.local[name] = (-(-kernel.local_bytes // align) * align, size)
+        return
     if text.startswith("."):
-        if text.startswith((".pragma", ".shared")):
+        if text.startswith((".pragma", ".shared", ".param")):
             return
         raise PtxError(f"directive not understood: {text[:80]}")
     match = _STATEMENT.match(text)
     if match is None:
         raise PtxError(f"statement not understood: {text[:80]}")
     operands = [_operand(part) for part in _split(match["rest"])]
-    for at, operand in enumerate(operands):  # inline blocks have registers without a percent sign
-        if isinstance(operand, Symbol) and operand.name in kernel.widths:
-            operands[at] = Register(operand.name)
+    operands = [_declared(operand, kernel) for operand in operands]
     kernel.statements.append(
         Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text)
     )
+
+
+def _declared(operand, kernel: Kernel):
+    """Inline blocks have registers without a percent sign."""
+    if isinstance(operand, Symbol) and operand.name in kernel.widths:
+        return Register(operand.name)
+    if isinstance(operand, Vector):
+        return Vector(tuple(_declared(one, kernel) for one in operand.items))
+    return operand
 
 
 def _split(text: str) -> list[str]:
@@ -229,6 +254,8 @@ def _split(text: str) -> list[str]:
 
 
 def _operand(text: str):
+    if text.startswith("("):  # of a call
+        return Vector(tuple(_operand(part) for part in _split(text[1:-1])))
     if text.startswith("{"):
         return Vector(tuple(_operand(part) for part in _split(text[1:-1])))
     if text.startswith("["):
@@ -247,6 +274,11 @@ def _operand(text: str):
 
 
 def _memory(text: str) -> Memory:
+    text, *coordinates = _split(text)
+    if coordinates:
+        (vector,) = (_operand(part) for part in coordinates)
+        place = _memory(text)
+        return Memory(place.base, place.offset, vector.items)
     match = re.match(r"^(\S+?)\s*(?:([+-])\s*(-?\w+))?$", text)
     if match is None:
         raise PtxError(f"address not understood: [{text}]")

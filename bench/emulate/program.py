@@ -6,32 +6,41 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
-import itertools
 import os
 import re
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
 
-from . import assemble, parse, products, tensor_memory  # noqa: F401, the last two register opcodes
+from . import assemble, parse, products, tensor_map, tensor_memory  # noqa: F401, the last three register opcodes
 from .parse import Constant, Kernel, Memory, PtxError, Register, Symbol
 
 _HERE = Path(__file__).parent
 SHARED_BASE = 1024  # as in machine.h
 REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
+LOCAL, PARAMETERS, CONSTANTS = (number << REGION_BITS for number in (201, 202, 203))  # of generic addresses: machine.h
 _MESSAGE_BYTES = 400
+_ALIGNED = 64  # bytes: parameters whose address is taken
+#: special registers that are one number here
+_FIXED = {"%smid": 0, "%nsmid": 1}
 _SPECIALS = ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z")
+_KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, *(f"%{kind}.{axis}" for kind in ("ntid", "nctaid") for axis in "xyz")}
 
 
 class EmulationError(RuntimeError):
     """What a launch did wrong: an access, a race, a wait that is
     missing; it names the line of source and the instruction.
     """
+
+
+class DeviceAssertion(EmulationError, AssertionError):
+    """An assertion of the kernel's own that did not hold: `tl.device_assert`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +88,7 @@ def library() -> ctypes.CDLL:
             made.replace(target)
     loaded = ctypes.CDLL(str(target))
     loaded.ptx_program.restype = ctypes.c_void_p
-    loaded.ptx_size.restype = loaded.ptx_trace.restype = ctypes.c_int64
+    loaded.ptx_size.restype = loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
     return loaded
 
 
@@ -155,20 +164,28 @@ class Program:
         }
         for name, raw in given.items():
             self._bind(values, name, raw)
-        if self._addressed:  # then the parameters are one more region of memory
-            held = ctypes.create_string_buffer(b"".join(given.values()))
-            regions = [*regions, (ctypes.addressof(held), len(held) - 1)]
-            bases.append(region_base(len(regions) - 1, 0))
-            starts = dict(zip(given, itertools.accumulate(map(len, given.values()), initial=0)))
-            values |= {r: bases[-1] + starts[name] + offset for (name, offset), r in self._addressed.items()}
+        fixed = [(LOCAL, 0, 0)]  # (address, host, bytes)
+        if self._addressed:  # then the parameters are memory, too
+            starts, raw = {}, b""
+            for name, value in given.items():
+                raw = raw.ljust(-(-len(raw) // _ALIGNED) * _ALIGNED, b"\0")
+                starts[name] = len(raw)
+                raw += value
+            held = ctypes.create_string_buffer(raw)
+            fixed.append((PARAMETERS, ctypes.addressof(held), len(raw)))
+            values |= {r: starts[name] + offset for (name, offset), r in self._addressed.items()}
+        if self.kernel.constants:
+            constants = ctypes.create_string_buffer(self.kernel.constant_bytes)
+            fixed.append((CONSTANTS, ctypes.addressof(constants), len(self.kernel.constant_bytes)))
         for (name, offset), register in self._symbols.items():
-            start, _ = self.kernel.shared[name]
-            values[register] = SHARED_BASE + start + offset
+            values[register] = self._address(name) + offset
         for axis, letter in enumerate("xyz"):
             for name, value in ((f"%ntid.{letter}", block[axis]), (f"%nctaid.{letter}", grid[axis])):
                 if name in self._registers:
                     values[self._registers[name]] = value
-        regions, bases = [*regions, *known], [*bases, *(address for address, _ in known)]
+        regions = [*regions, *known, *((host, size) for _, host, size in fixed)]
+        bases += [*(address for address, _ in known), *(address for address, _, _ in fixed)]
+        values |= {self._registers[name]: value for name, value in _FIXED.items() if name in self._registers}
         static = max((start + size for start, size in self.kernel.shared.values()), default=0)
         number = grid[0] * grid[1] * grid[2]
         first, last = (only.start, only.stop) if only else (0, number)
@@ -185,6 +202,7 @@ class Program:
             _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
             _array(ctypes.c_int, (self._registers.get(name, -1) for name in _SPECIALS)),
             ctypes.c_int64(static + shared_bytes),
+            ctypes.c_int64(self.kernel.local_bytes),
             len(regions),
             _array(ctypes.c_uint64, bases),
             _array(ctypes.c_uint64, (host for host, _ in regions)),
@@ -195,15 +213,32 @@ class Program:
             message,
             _MESSAGE_BYTES,
         )
+        self._show_printed()
         if failed >= 0:
             statement = self.kernel.statements[failed]
             n = where.value
             cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
             said = _with_names(message.value.decode(), names)
-            raise EmulationError(
+            raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
                 f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
             )
         return barriers.value
+
+    def _address(self, name: str) -> int:
+        """Of a symbol: in its own space for shared and a thread's memory, generic for constants."""
+        if name in self.kernel.shared:
+            return SHARED_BASE + self.kernel.shared[name][0]
+        if name in self.kernel.local:
+            return self.kernel.local[name][0]
+        return CONSTANTS + self.kernel.constants[name]
+
+    def _show_printed(self) -> None:
+        """To sys.stdout what the kernel printed."""
+        size = library().ptx_printed(ctypes.c_void_p(self.handle), None)
+        if size:
+            raw = ctypes.create_string_buffer(size)
+            library().ptx_printed(ctypes.c_void_p(self.handle), raw)
+            sys.stdout.write(raw.raw.decode(errors="replace"))
 
     def counts(self) -> list[Counted]:
         """Every instruction with what was counted in all runs so far."""
@@ -231,6 +266,8 @@ class Program:
 
     def _source(self, operand, kind: str) -> int:
         if isinstance(operand, Register):
+            if operand.name not in _KNOWN_SPECIALS:
+                self._width(operand)  # whether it is declared
             return self._register(operand.name)
         if isinstance(operand, Constant):
             if operand.value not in self._constant_of:
@@ -238,7 +275,9 @@ class Program:
                 self._constant_of[operand.value] = index
                 self._constants[index] = operand.value
             return self._constant_of[operand.value]
-        if isinstance(operand, Symbol) and operand.name in self.kernel.shared:
+        if isinstance(operand, Symbol) and any(
+            operand.name in space for space in (self.kernel.shared, self.kernel.local, self.kernel.constants)
+        ):
             index = self._register(f"symbol {operand.name}+{operand.offset}")
             self._symbols[operand.name, operand.offset] = index
             return index
@@ -259,11 +298,13 @@ class Program:
     def _width(self, operand) -> int:
         if not isinstance(operand, Register) or operand.name == "_":  # "_": a value that nobody wants
             return 4
-        name = operand.name
+        name = operand.name.partition("@")[0]  # of a function's instance
         widths = self.kernel.widths
+        if name.startswith("%parameter."):
+            return int(name.partition(" ")[0][len("%parameter.b") :]) // 8
         width = widths.get(name) or widths.get(name.rstrip("0123456789"))
         if width is None:
-            raise PtxError(f"register {name} is not declared")
+            raise PtxError(f"not emulated: register {name}, which the kernel does not declare")
         return width
 
     def _encode(self, statement, instruction):

@@ -53,11 +53,12 @@ inline void mbarrier_inval(Machine& m, Ins& i) {
 }
 inline void arrive(Mbarrier& barrier, uint32_t count) {
   barrier.pending -= count;
-  if (barrier.pending == 0) barrier.phase ^= 1, barrier.pending = barrier.expected;
+  if (barrier.pending == 0 && barrier.bytes == 0) barrier.phase ^= 1, barrier.pending = barrier.expected;
 }
-inline void mbarrier_arrive(Machine& m, Ins& i) {  // option 1: count
+inline void mbarrier_arrive(Machine& m, Ins& i) {  // option 1: count, option 2: bytes that copies will bring
   m.each([&](int t) {
     Mbarrier& barrier = mbarrier_at(m, i, t);
+    barrier.bytes += i.option[2];
     if (uint32_t(i.option[1]) > barrier.pending) m.fault("arrives more often than its mbarrier expects", t);
     arrive(barrier, uint32_t(i.option[1]));
   });
@@ -80,18 +81,25 @@ inline void finish(Machine& m, int warp, int64_t end) {
   products.resize(kept);
 }
 
-// Whether the phase of this parity is over. Commits arrive here, when they are waited for: who does not wait sees its
-// product in flight. What never arrives is a fault, for a wait would have no end.
+// Whether the phase of this parity is over. Commits and bulk copies arrive here, when they are waited for: who does not
+// wait sees them in flight. What never arrives is a fault, for a wait would have no end.
 inline void mbarrier_try_wait(Machine& m, Ins& i) {  // sources: address, parity
   m.each([&](int t) {
     Mbarrier& barrier = mbarrier_at(m, i, t);
     uint32_t parity = uint32_t(m.reg(i.s[1])[t]);
     while ((barrier.phase & 1) == (parity & 1)) {
       if (barrier.commits.empty()) m.fault("waits for a phase of an mbarrier that nothing before it completes", t);
-      auto [warp, end] = barrier.commits.front();
+      Arrival arrival = std::move(barrier.commits.front());
       barrier.commits.erase(barrier.commits.begin());
-      finish(m, warp, end);
-      arrive(barrier, 1);
+      if (arrival.warp < 0) {
+        std::copy(arrival.data.begin(), arrival.data.end(), m.shared.begin() + arrival.offset);
+        m.note_arrival(arrival.offset, int64_t(arrival.data.size()));
+        barrier.bytes -= int64_t(arrival.data.size());
+        arrive(barrier, 0);
+      } else {
+        finish(m, arrival.warp, arrival.end);
+        arrive(barrier, 1);
+      }
     }
     m.tensor.waited[t / WARP] = m.epoch;
     m.reg(i.d[0])[t] = 1;
@@ -331,7 +339,7 @@ inline void tensor_mma(Machine& m, Ins& i) {
 
 inline void tensor_commit(Machine& m,
                           Ins& i) {  // source: the mbarrier that all products of this thread so far arrive at
-  m.each([&](int t) { mbarrier_at(m, i, t).commits.push_back({t / WARP, m.tensor.made}); });
+  m.each([&](int t) { mbarrier_at(m, i, t).commits.push_back(Arrival{t / WARP, m.tensor.made}); });
 }
 
 }  // namespace ptx

@@ -22,7 +22,7 @@ def _elect(s, parts):
 @form("mbarrier")
 def _mbarrier(s, parts):
     what, *modifiers = parts
-    known(modifiers, "shared", "shared::cta", "b64", *(["parity"] if what == "try_wait" else []))
+    known(modifiers, "shared", "shared::cta", "b64", {"try_wait": "parity", "arrive": "expect_tx"}.get(what, "b64"))
     if not {"shared", "shared::cta"} & set(modifiers):
         raise NotUnderstood("a generic address")
     if what in ("init", "inval"):
@@ -33,7 +33,10 @@ def _mbarrier(s, parts):
         state, address, *count = s.operands
         if state != Register("_"):
             raise NotUnderstood("the state that an arrival gives")
-        options = (address.offset, *(map(_constant, count) if count else [1]))
+        if "expect_tx" in modifiers:
+            options = (address.offset, 1, _constant(*count))
+        else:
+            options = (address.offset, *(map(_constant, count) if count else [1]))
         return Instruction("mbarrier.arrive", "u32", [address.base], [], options=options)
     if what != "try_wait" or "parity" not in modifiers or len(s.operands) != 3:
         raise NotUnderstood(s.opcode)

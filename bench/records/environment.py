@@ -36,6 +36,8 @@ def ours(root: Path) -> bool:
     return (root / "retro_kernels" / "__init__.py").exists()
 
 
+#: the clock that a GPU is held at
+locked_mhz: int | None = None
 #: a file of what is measured, where a plug-in registered it
 measured: Path | None = None
 
@@ -100,6 +102,7 @@ def device(kind: str) -> dict[str, Any]:
             "memory_bytes": p.total_memory,
             "l2_bytes": cache,
             "driver": driver_version(),
+            "locked_mhz": locked_mhz,
         }
     cpu = {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None}
     return cpu | {"memory_bytes": total_memory(), "caches": caches()}

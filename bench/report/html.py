@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import record as records_module
-from . import figures, panels, summary
+from . import figures, panels, ranges, summary
 
 HERE = Path(__file__).resolve().parent
 BAD = ("numerics_fail", "error", "oom")
@@ -26,7 +26,8 @@ def page(records: list[dict[str, Any]]) -> str:
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
     compiled = [r for r in latest if r["static"]]
     wrong = summary.beyond(latest)
-    parts = [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
+    parts = [_verdict(latest, rows)]
+    parts += [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
     parts += [f"<p class=wrong>{escape(wrong)}</p>"] if wrong else []
     parts += [_cards(latest), _failures(latest)]
     parts += (
@@ -45,6 +46,29 @@ def page(records: list[dict[str, Any]]) -> str:
         f"measurements</title><style>{style}</style></head>"
         f"<body><h1>retro_kernels</h1>{body}<script>{script}</script></body></html>\n"
     )
+
+
+def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row]) -> str:
+    """Right? Fast? What is missing? A line each, before anything else."""
+    kernels = [r for r in latest if r["role"] != "baseline" and r["mode"] != "static"]
+    bad = [r for r in kernels if r["status"] in BAD]
+    passed = [r for r in kernels if r["status"] == "ok"]
+    missing = [r for r in kernels if r["status"] == "unsupported"]
+    compared = [row.rival_speedup for row in rows if row.rival_speedup]
+    faster = sum(ratio > 1 for ratio in compared)
+    right = f"<span class=bad>no: {len(bad)} of {len(kernels)} fail</span>" if bad else f"yes: {len(passed)} pass"
+    fast = f"{faster} of {len(compared)} faster than the best baseline" if compared else "not timed"
+    if compared:
+        fast += f", {summary.ratio(math.exp(sum(map(math.log, compared)) / len(compared)))} on average (geometric mean)"
+    untimed = len(passed) - sum(row.record["role"] != "baseline" for row in rows)
+    lacks = [f"{len(missing)} not served"] * bool(missing) + [f"{untimed} not timed"] * (untimed > 0)
+    lines = (
+        ("Right?", right if kernels else "not checked"),
+        ("Fast?", fast),
+        ("Missing?", ", ".join(lacks) or "nothing"),
+    )
+    items = "".join(f"<tr><th>{question}</th><td>{answer}</td></tr>" for question, answer in lines)
+    return f'<table id="verdict">{items}</table>'
 
 
 def _section(title: str, anchor: str, content: str) -> str:
@@ -151,12 +175,15 @@ def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tupl
 
 
 def _timed(rows: list[summary.Row]) -> str:
-    lines = []
+    lines, kept = [], ranges.of([row.record for row in rows])
     for row in rows:
         record = row.record
         case, dtype, mode, backend, *shown = summary.cells(row)
         size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
         shares = _share(row.fraction)
+        if known := kept.get(record["id"]):
+            place = summary.COLUMNS.index("vs best baseline") - 4
+            shown[place] += f" ({summary.ratio(known[0])} to {summary.ratio(known[1])} in the records kept)"
         values = [
             (row.seconds, ""),
             (row.speedup, _heat(row.speedup)),

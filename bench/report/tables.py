@@ -5,6 +5,7 @@ to a file or a pipe.
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import sys
@@ -16,8 +17,9 @@ NUMBER = re.compile(r"^(-|[-+]?[\d.]+(e[-+]?\d+)?( ?(%|%!|x|s|ms|us|ns|M|MB|GiB)
 
 
 def width() -> int | None:
-    """Characters a line may have; None: as many as it takes."""
-    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None
+    """Characters a line may have: the terminal's, or COLUMNS where that is set; None: as many as it takes."""
+    drawn = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size((80, 24)).columns if drawn else None
 
 
 def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = (), room: int | None = None) -> str:

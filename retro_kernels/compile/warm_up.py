@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from ..core import eager
 from . import shipped
 
 _WORK = f"from {__name__} import compile_share; compile_share()"
@@ -94,17 +93,13 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
     if backend.unavailable() or backend.interpreted():
         return []
-    from ..triton_lib import plan
+    from ..core import steps
     from . import aot
 
     distinct: dict[tuple, tuple] = {}
-    eager.forget()  # what is replayed makes no plan
-    try:
-        with plan.collecting() as collected:
-            for call in calls:
-                call()
-    finally:
-        eager.forget()  # what was recorded now has no launches
+    with steps.collecting() as collected:
+        for call in calls:
+            call()
     for launch, target in collected:
         arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
         key = aot._key(aot.Case("", "", launch), target)

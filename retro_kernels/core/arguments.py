@@ -52,8 +52,26 @@ def _attention_sizes(call, sizes: dict[str, int]) -> None:
             f"got D={head_dim}"
         )
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
+        keys = call.key.shape[-3]
+        if sizes["G"] and not (keys and sizes["H"] % keys == 0) and sizes["N"] % sizes["G"] == 0:
+            raise ValueError(
+                f"query: expected [B,N,H,D] with H that the G={sizes['G']} key/value heads divide; got H={sizes['H']} "
+                f"(shape {list(call.query.shape)}): did you pass [B,H,N,D]?"
+            )
+        swapped = "[B,G,S,D]" if call.key.dim() == 4 else "[B,L,K,G,R,D]"
+        hint = f": did you pass {swapped}?" if keys and sizes["H"] % keys == 0 else ""
         raise ValueError(
-            f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}"
+            f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}{hint}"
+        )
+
+
+def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
+    """Raise where the heads of `other` are the tokens of `value`, a tensor [B,N,H,...]: its layout is another one."""
+    _, tokens, found, _ = value.shape
+    if found != heads == tokens:
+        raise ValueError(
+            f"{name}: expected [B,N,H,D] with H={heads} heads as in {other}; got H={found} "
+            f"(shape {list(value.shape)}): did you pass [B,H,N,D]?"
         )
 
 
@@ -79,6 +97,8 @@ def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula
 
 def rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int, rows_formula: str) -> int:
     tensor("rel_key", rel_key)
+    if rel_key.dim() == 3 and rel_key.shape[0] != 1:  # one table for all heads says nothing of the layout
+        check_heads("query", query, "rel_key", rel_key.shape[0])
     if rel_key.dim() != 3 or rel_key.shape[0] not in (1, sizes["H"]):
         raise ValueError(f"rel_key: expected [H or 1,T,E] with H={sizes['H']}; got shape {list(rel_key.shape)}")
     like("rel_key", rel_key, query)
@@ -103,6 +123,8 @@ def rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int
 
 def bias(name: str, value, dims: str, query: Tensor, sizes: dict[str, int]) -> None:
     if value is not None:
+        if tensor(name, value).dim() == 2:
+            check_heads("query", query, name, value.shape[0])
         shape(name, value, dims, sizes)
         like(name, value, query)
         dense_rows(name, value)

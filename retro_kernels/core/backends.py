@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -95,21 +95,6 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
                 _warn_of_fallback(op, call)
             return _module(op, name)
     raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
-
-
-def repeat(module: ModuleType) -> Callable[[Callable], Callable]:
-    """What the module's backend makes of a function that will be called again with tensors of the same layouts: often
-    the function.
-    """
-    return triton_lib.repeat if module.__name__.endswith(".triton") else lambda function: function
-
-
-def again(module: ModuleType, call, given) -> Callable | None:
-    """What the module itself has in the place of `forward` for calls that differ from `call` in the fields `given`: a
-    function of those, in tensors of the same layouts.
-    """
-    made = getattr(module, "again", None)
-    return made and made(call, given)
 
 
 def _warn_of_fallback(op: str, call) -> None:

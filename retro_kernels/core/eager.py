@@ -1,26 +1,25 @@
-"""Eager calls, checked and given a backend once for their shapes, strides, types and options.
+"""Eager calls, by an autograd function of our own.
 
-An eager call that nobody but its implementation wants to know of goes straight to its kernel, with an autograd function
-of our own where a gradient is wanted: torch's way through a registered operator costs more than all else that the host
-does in such a call (docs/lab/host_time.md). Whoever traces, transforms, profiles or listens gets the operator.
+An eager call goes straight to its plan unless a tracer, a transform, a dispatch mode or the profiler is active; these
+get the operator. Torch's way through a registered operator costs more than all else that the host does in such a call
+(docs/lab/host_time.md).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..compile import configs
 from . import arguments, backends, flops, operator, transforms
+from . import plan as plans
+from .plan import Plan, forget, keep
 
-_MOST_PLANS = 4096  # of some hundred bytes, or some thousand once they are replayed
 _OPTIONS = frozenset((int, float, bool, str))
-
-_PLANS: dict[tuple, Plan] = {}
 _dispatch_keys = torch._C._dispatch_keys
+__all__ = ["forget", "serve"]
 
 
 def serve(op: str, call, backend: str | None):
@@ -31,34 +30,40 @@ def serve(op: str, call, backend: str | None):
         call, device = arguments.cast(call), call[0].device.type
         torch.set_autocast_enabled(device, False)
         try:
-            return _served(op, call, backend)
+            return serve(op, call, backend)
         finally:
             torch.set_autocast_enabled(device, True)
-    return _served(op, call, backend)
-
-
-def _served(op: str, call, backend: str | None):
-    backend = backends.named(backend)
+    if backend is None:
+        backend = backends.named(None) if backends._open else None
+    elif backend.__class__ is not str or backend not in backends.ORDER:
+        backends.named(backend)  # it raises
     key, differentiable, position = _key(op, call, backend)
     if key is None:
-        return _heard(op, operator.resolve(call), backend)
-    plan = _PLANS.get(key)
+        return _by_operator(op, operator.resolve(call), backend)
+    plan = plans._PLANS.get(key)
     if position is not None and plan is not None and position not in plan.positions:
         key = (*key, position)  # this value alone
-        plan = _PLANS.get(key)
+        plan = plans._PLANS.get(key)
     if plan is None:
         resolved = operator.resolve(call)
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        plan = _PLANS[key] = Plan(op, call, resolved, backend, position)
+        plan = keep(key, Plan(op, call, resolved, backend, position))
         values = [resolved[at] for at in plan.given]
     else:
-        values = plan.values_of(call)
-    outs = _Differentiable.apply(plan, *values) if differentiable else plan.guard(plan.forward, values)
+        plans._PLANS.move_to_end(key)
+        values = [None if at is None else call[at] for at in plan.moves]
+        if plan.seeded:
+            values[plan.moves.index(None)] = operator.dropout_seed(call[0].device, 1.0)
+    if differentiable:
+        outs = _Differentiable.apply(plan, *values)
+    elif values[0].is_cuda:
+        with operator._on_device(values[0]):
+            outs = plan.forward.run(values)
+    else:
+        outs = plan.forward.run(values)
     return outs if len(outs) > 1 else outs[0]
 
 
-def _heard(op: str, call, backend: str | None):
+def _by_operator(op: str, call, backend: str | None):
     """A resolved call by the operator, for whoever listens."""
     if not transforms.active():
         flops.announce()
@@ -67,101 +72,21 @@ def _heard(op: str, call, backend: str | None):
     return outs if len(outs) > 1 else outs[0]
 
 
-class Plan:
-    """How calls of one key are served. Holds no tensor: those are taken from each call, wherever `resolve` moved them
-    to, and so is a position that moves."""
-
-    def __init__(self, op: str, call, resolved, backend: str | None, position: int | None):
-        self.op, self.backend, self.make = op, backend, type(resolved)
-        self.module = backends.choose(op, resolved, backend)
-        self.repeat = backends.repeat(self.module)
-        self.guarded = resolved[0].is_cuda
-        # a field is an option, or the tensor of the call that stands at `moves`
-        self.options = [None if isinstance(value, Tensor) else value for value in resolved]
-        self.tensors = [i for i, value in enumerate(resolved) if isinstance(value, Tensor)]
-        differentiable = [resolved._fields.index(name) for name in resolved.DIFFERENTIABLE]
-        #: of each entry of DIFFERENTIABLE, its place among `tensors`; None where the call has no such tensor
-        self.places = [self.tensors.index(at) if at in self.tensors else None for at in differentiable]
-        self.seeded = getattr(resolved, "seed", None) is not None
-        seed = resolved._fields.index("seed") if self.seeded else None
-        #: what is taken from each call: its tensors, and last the position, where that moves, within `positions`
-        self.given, self.positions = self.tensors, range(0)
-        if position is not None:
-            movable = call.movable()
-            free = position in movable
-            self.positions = movable if free else range(position, position + 1)
-            self.given = [*self.tensors, _moving(self.make)] if free else self.tensors
-        self.moves = [None if at == seed else _place(at, call, resolved) for at in self.given]
-        self.forward = backends.again(self.module, resolved, self.given) or self.repeat(self._forward)
-        self.backwards: dict[tuple, Callable] = {}
-        #: of the tensors of `given` and of the outputs: what a backward pass relies on; known after the first call
-        self.layouts: list[tuple] | None = None
-
-    def values_of(self, call) -> list:
-        """Of the call what `given` names, and a fresh seed where it draws."""
-        if self.seeded:
-            seed = operator.dropout_seed(call[0].device, 1.0)
-            return [seed if at is None else call[at] for at in self.moves]
-        return [call[at] for at in self.moves]
-
-    def guard(self, run: Callable, values):
-        """`run` with the call's GPU current."""
-        if self.guarded and values[0].device.index != torch.cuda.current_device():
-            with torch.cuda.device(values[0].device):
-                return run(values)
-        return run(values)
-
-    def call(self, given):
-        """The call of these values, resolved."""
-        values = self.options.copy()
-        for at, value in zip(self.given, given):
-            values[at] = value
-        return self.make._make(values)
-
-    def _forward(self, values) -> tuple[Tensor, ...]:
-        return tuple([out.contiguous() for out in self.module.forward(self.call(values))])
-
-    def gradients(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
-        """saved: the call's tensors and its outputs, whose layouts are looked at again: a hook may have put others in
-        their place. The gradients of those that `needs` names."""
-        values = (*saved, *grads)
-        key = (needs, *[None if x is None else (x.stride(), x.data_ptr() & 15) for x in values])
-        run = self.backwards.get(key)
-        if run is None:
-            if len(self.backwards) >= _MOST_PLANS:
-                self.backwards.clear()
-            run = self.backwards[key] = self.repeat(lambda values: self._backward(values, needs))
-        return self.guard(run, values)
-
-    def _backward(self, values, needs: tuple[bool, ...]) -> list[Tensor | None]:
-        first = len(self.tensors)
-        count = (len(values) - first) // 2
-        outs, grads = values[first : first + count], values[first + count :]
-        readable = operator.readable(self.call(values), outs, grads)
-        results = [None] * first
-        for at, grad in zip(self.places, self.module.backward(*readable, self.needed(needs)), strict=True):
-            if at is not None and needs[at]:
-                results[at] = grad.contiguous()
-        return results
-
-    def needed(self, needs: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Of each entry of DIFFERENTIABLE, where `needs` says it of each tensor."""
-        return tuple([at is not None and needs[at] for at in self.places])
-
-    def recorded(self, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]) -> list[Tensor | None]:
-        """`gradients` by the registered operator, for whoever listens or differentiates again."""
-        first, named = len(self.tensors), self.needed(needs)
-        call, outs = self.call(saved), saved[first:]
-        transforms.refuse_batched(self.op, grads)
-        if transforms.active():
-            listed = iter(transforms.backward(self.op, call, self.backend, outs, grads, named))
-        else:
-            listed = iter(operator.registered(self.op, "_backward")(*call, self.backend, *outs, *grads, list(named)))
-        results = [None] * first
-        for at, needed in zip(self.places, named):
-            if needed:
-                results[at] = next(listed)
-        return results
+def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]):
+    """Gradients by the registered operator, for whoever listens or differentiates again."""
+    first, named = len(plan.tensors), plan.needed(needs)
+    call, outs = plan.call(saved), saved[first:]
+    transforms.refuse_batched(plan.op, grads)
+    if transforms.active():
+        listed = iter(transforms.backward(plan.op, call, plan.backend, outs, grads, named))
+    else:
+        registered = operator.registered(plan.op, "_backward")
+        listed = iter(registered(*call, plan.backend, *outs, *grads, list(named)))
+    results = [None] * first
+    for at, needed in zip(plan.places, named):
+        if needed:
+            results[at] = next(listed)
+    return results
 
 
 class _Differentiable(torch.autograd.Function):
@@ -169,7 +94,11 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, plan: Plan, *tensors):
-        outs = plan.guard(plan.forward, tensors)
+        if tensors[0].is_cuda:
+            with operator._on_device(tensors[0]):
+                outs = plan.forward.run(tensors)
+        else:
+            outs = plan.forward.run(tensors)
         ctx.plan = plan
         if plan.layouts is None:
             plan.layouts = operator.layouts((*tensors, *outs))
@@ -187,22 +116,13 @@ class _Differentiable(torch.autograd.Function):
             return (None,) * (len(needs) + 1)
         names = [plan.make._fields[at] for at in plan.tensors] + ["output"] * (len(saved) - len(plan.tensors))
         operator.check_saved(plan.op, names, saved, plan.layouts)
-        listens = torch.is_grad_enabled() or not alone()
-        if listens or not all([grad is None or _plain(grad) for grad in grads]):
-            return None, *plan.recorded(saved, grads, needs)
-        return None, *plan.gradients(saved, grads, needs)
-
-
-def forget() -> None:
-    """Make every plan anew: what they were made by has changed."""
-    _PLANS.clear()
-
-
-def _place(i: int, call, resolved) -> int:
-    """Where the call has the tensor that stands at i once resolved; one tensor may be given for several arguments."""
-    if call[i] is resolved[i]:
-        return i
-    return next(j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own)
+        plain = all([g is None or _dispatch_keys(g).raw_repr() in _PLAIN or _plain(g) for g in grads])
+        if torch.is_grad_enabled() or not plain or torch._C._is_any_autocast_enabled() or not unheard():
+            return None, *_gradients_by_operator(plan, saved, grads, needs)
+        if not saved[0].is_cuda:
+            return None, *plan.gradients((*saved, *grads), needs)
+        with operator._on_device(saved[0]):
+            return None, *plan.gradients((*saved, *grads), needs)
 
 
 @functools.cache
@@ -214,8 +134,8 @@ def _moving(problem: type) -> int | None:
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | None]:
     """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the
     call; whether a gradient is wanted; and the position, where it moves and is no part of the key."""
-    parts: list = [op, backend, configs.epoch()]
-    add, wanted, plain = parts.append, False, _PLAIN_ON_CPU
+    parts: list = [op, backend, configs._epoch]
+    add, wanted, plain = parts.append, False, _PLAIN
     if torch._C._has_torch_function(call):
         return None, False, None
     at, position, values = _moving(call.__class__), None, call
@@ -244,12 +164,8 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     if differentiable and position is not None:
         add(position)
         position = None
-    return (tuple(parts) if alone() else None), differentiable, position
-
-
-def alone() -> bool:
-    """Nobody but the implementation wants to know of a call, and no type is changed on its way."""
-    return unheard() and not torch._C._is_any_autocast_enabled()
+    heard = torch._C._is_any_autocast_enabled() or not unheard()
+    return (None if heard else tuple(parts)), differentiable, position
 
 
 def unheard() -> bool:
@@ -266,8 +182,9 @@ def unheard() -> bool:
 
 def _plain(tensor: Tensor) -> bool:
     """An ordinary tensor of the CPU or a GPU: no subclass, no lazy negation, no wrapper."""
-    keys = _dispatch_keys(tensor).raw_repr()
-    return keys in _PLAIN_ON_CPU or (tensor.is_cuda and keys in _plain_keys("cuda"))
+    if tensor.is_cuda:
+        _PLAIN.update(_plain_keys("cuda"))
+    return _dispatch_keys(tensor).raw_repr() in _PLAIN
 
 
 @functools.cache
@@ -279,4 +196,5 @@ def _plain_keys(device: str) -> frozenset[int]:
     return frozenset(found)
 
 
-_PLAIN_ON_CPU = _plain_keys("cpu")
+#: dispatch keys of ordinary tensors on the CPU, and on GPUs once one was seen there
+_PLAIN = set(_plain_keys("cpu"))

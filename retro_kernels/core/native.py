@@ -154,8 +154,3 @@ def cuda_built() -> str:
     runtime, _ = made.versions()
     arches = ", ".join(f"sm_{arch}" for arch in made.architectures.split(","))
     return f"{arches}; CUDA {runtime // 1000}.{runtime % 1000 // 10}"
-
-
-def problem(call) -> tuple:
-    """What C++ sees of a call: its fields in order, tensors as views."""
-    return tuple(view(x) if isinstance(x, Tensor) else x for x in call)

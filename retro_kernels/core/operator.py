@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..checks import has_rows
-from . import backends, flops, transforms
-from .arguments import ANY_STRIDE, CALLS, cast
+from ..compile import configs
+from . import flops, plan, transforms
+from .arguments import CALLS, cast
 
 NAMESPACE = "retro_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -45,7 +45,8 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
         transforms.refuse_tangents(op, args)
         call = problem(*args[:fields])
         with _full_precision(call), _on_device(call[0]):
-            outs = tuple(out.contiguous() for out in backends.choose(op, call, args[fields]).forward(call))
+            made = plan.of_resolved(op, call, args[fields], configs.epoch())
+            outs = made.forward.run([call[at] for at in made.given])
         return outs if count > 1 else outs[0]
 
     def forward_fake(*args):
@@ -56,10 +57,16 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
     def backward(*args):
         transforms.refuse_tangents(op, args)
         call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
-        values = readable(call, args[fields + 1 : fields + 1 + count], args[fields + 1 + count : -1])
+        given = args[fields + 1 : -1]
         with _full_precision(call), _on_device(call[0]):
-            results = backends.choose(op, call, backend).backward(*values, needs)
-        return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
+            made = plan.of_resolved(op, call, backend, configs.epoch())
+            wanted = tuple([at in made.places and needs[made.places.index(at)] for at in range(len(made.tensors))])
+            results = made.gradients((*[call[at] for at in made.tensors], *given), wanted)
+        return [
+            torch.zeros_like(getattr(call, name)) if at is None else results[at]
+            for name, at, needed in zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)
+            if needed
+        ]
 
     def backward_fake(*args):
         inputs = [args[i] for i in where]
@@ -133,28 +140,12 @@ def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
 
 def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
     """Raise where a saved-tensor hook gave another kind of tensor back."""
-    found = layouts(saved)
+    found = [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in saved]
     if found == expected:
         return
     name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
     got, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (got, was))
     raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {got}; it was saved as {was}")
-
-
-def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
-    """The same values as a backward pass can read them: a copy of what has no rows.
-
-    An expanded gradient (out.sum().backward()) has none; an input or output that a saved-tensor hook laid out anew may
-    have none.
-    """
-    strided = {
-        name: x.contiguous()
-        for name in call.DIFFERENTIABLE
-        if name not in ANY_STRIDE and (x := getattr(call, name)) is not None and not has_rows(x)
-    }
-    call = call._replace(**strided) if strided else call
-    outs = tuple([out.contiguous() for out in outs])
-    return call, outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

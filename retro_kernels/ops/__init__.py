@@ -7,6 +7,6 @@
     tiles.json    tile sizes of the Triton kernels
     cases         calls that stand for what users launch, for compilation ahead of time
 
-A call goes  __init__ -> core.eager -> core.backends -> a backend of the op,  or through torch's operator where a
+A call goes  __init__ -> core.eager -> core.plan -> a backend of the op,  or through torch's operator where a
 tracer, a transform or the profiler is active (core.operator).
 """

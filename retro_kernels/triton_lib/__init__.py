@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -60,12 +59,3 @@ def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | 
 def beyond(tensor: Tensor, dimension: int, rows: int) -> bool:
     """Whether so many rows, or all there are, are further apart than 32-bit offsets from the first of them reach."""
     return (min(rows, tensor.shape[dimension]) - 1) * tensor.stride(dimension) >= 2**31
-
-
-def repeat(function: Callable) -> Callable:
-    """`function` of a list of tensors and options, to be called again
-    with tensors of the same layouts: recorded, then replayed.
-    """
-    from .tape import Repeated
-
-    return Repeated(function)

@@ -32,6 +32,10 @@ class Launch:
         limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
+    def with_arguments(self, values: list) -> Launch:
+        """The same launch of other arguments, in the kernel's order."""
+        return dataclasses.replace(self, arguments=dict(zip(self.kernel.arg_names, values, strict=True)))
+
     def run(self):
         """What Triton compiled; None under its interpreter."""
         return self.kernel[self.grid](**self.arguments, **self.options)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from ..compile.aot import Case
 from ..compile.target import Target, current_target
+from ..core import steps
 from .launch import Launch
-from .tape import active
 
 
 @dataclasses.dataclass
@@ -29,42 +28,17 @@ class Plan:
     outputs: tuple[Tensor, ...] = ()
     gradients: Callable[[], list[Tensor | None]] | None = None
 
-    def run(self) -> Plan:
-        tape = active()
+    def run(self, target: Target) -> Plan:
+        listing = steps.active()
         for launch in self.launches:
-            launch.run() if tape is None else tape.launch(launch)
+            launch.run() if listing is None else listing.launch(launch, target)
         return self
-
-
-#: where a context of `collecting` is open: the launches that were left out, and for which target
-_collected: list[tuple[Launch, Target]] | None = None
-
-
-@contextlib.contextmanager
-def collecting() -> Iterator[list[tuple[Launch, Target]]]:
-    """Inside, nothing is launched: launches are collected, outputs and gradients are zeros. Not for threads."""
-    global _collected
-    _collected = launches = []
-    try:
-        yield launches
-    finally:
-        _collected = None
-
-
-def _executed(plan: Plan, target: Target, results: Callable[[], Iterable[Tensor | None]]):
-    """What `results` gives once the plan has run."""
-    if _collected is None:
-        plan.run()
-        return results()
-    _collected.extend((launch, target) for launch in plan.launches)
-    return [None if tensor is None else torch.zeros_like(tensor) for tensor in results()]
 
 
 def run_forward(plan: Callable[..., Plan], call) -> tuple[Tensor, ...]:
     """The outputs of `plan(call, target)`."""
-    target = current_target(call[0].device)
-    made = plan(call, target)
-    return tuple(_executed(made, target, lambda: made.outputs))
+    target = current_target(steps.device_of(call[0]))
+    return plan(call, target).run(target).outputs
 
 
 def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list[Tensor | None]:
@@ -74,9 +48,8 @@ def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list
             torch.zeros_like(getattr(call, name)) if need else None
             for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
         ]
-    target = current_target(call[0].device)
-    made = plan(call, outputs, grads, needs, target)
-    return list(_executed(made, target, made.gradients))
+    target = current_target(steps.device_of(call[0]))
+    return plan(call, outputs, grads, needs, target).run(target).gradients()
 
 
 def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -> list[Tensor | None]:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 
+SECONDS_A_LINE = 10.0  # between two lines in a file
 #: what makes a terminal do something, or shows text in another order than it has; line ends and tabs are none
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -51,7 +54,16 @@ def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[
         yield report
 
 
+@contextlib.contextmanager
+def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar; yields a `report` of the items done and of all, as `evaluation.score` calls it."""
+    with _bar(disable=quiet) as bar:
+        task = bar.add_task(title, total=None, note="")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def _bar(disable: bool = False):
+    """A bar of rich on standard error; a line now and then where that is a file."""
     try:
         from rich.console import Console
         from rich.progress import (
@@ -65,5 +77,37 @@ def _bar(disable: bool = False):
     except ImportError as error:
         raise ImportError("a progress bar needs rich (pip install rich)") from error
 
+    class Lines(Progress):
+        """Says the same in lines."""
+
+        said = -SECONDS_A_LINE
+
+        def add_task(self, *args, **options):
+            number = super().add_task(*args, **options)
+            self._line(number)
+            return number
+
+        def advance(self, task_id, advance=1) -> None:
+            super().advance(task_id, advance)
+            self._line(task_id)
+
+        def update(self, task_id, **options) -> None:
+            super().update(task_id, **options)
+            self._line(task_id)
+
+        def _line(self, number) -> None:
+            task, now = self.tasks[number], time.monotonic()
+            if now - self.said < SECONDS_A_LINE and not task.finished:
+                return
+            self.said = now
+            parts = [f"{task.completed:,.0f} of {task.total:,.0f}"] if task.total else ["begins"]
+            parts += [task.fields["note"]] if task.fields["note"] else []
+            parts += [f"{task.time_remaining:.0f} s left"] if task.time_remaining else []
+            print(f"{task.description}: {', '.join(parts)}", file=sys.stderr, flush=True)
+
+    console = Console(stderr=True)
     said = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    return Progress(*said, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), disable=disable)
+    columns = *said, TimeElapsedColumn(), TimeRemainingColumn()
+    if console.is_terminal or disable:
+        return Progress(*columns, console=console, disable=disable)
+    return Lines(*columns, console=console, disable=True)

@@ -1,7 +1,7 @@
 """A retrofitted decoder as a model of the Hugging Face library: Trainer, generate, save_pretrained. Needs transformers.
 
-model = RetrofitForCausalLM.from_decoder(AutoModelForCausalLM.from_pretrained(NAME), cca_layers=(6, 9, 12))
-Trainer(model, arguments, train_dataset=rows, data_collator=NeighbourCollator(chunk_len=64)).train()
+model = RetrofitForCausalLM.from_decoder(AutoModelForCausalLM.from_pretrained(NAME), neighbours="own")
+Trainer(model, arguments, train_dataset=rows, data_collator=NeighbourCollator(chunk_len=32)).train()
 model.save_pretrained(FOLDER)
 model = RetrofitForCausalLM.from_pretrained(FOLDER)
 model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), retrieve=retrieve, max_new_tokens=100)
@@ -28,9 +28,9 @@ from retro_model.base import checks, disk
 from retro_model.generation.chunk_neighbours import Retrieve, check_retrieved
 from retro_model.retro.cache import completed
 from retro_model.retro.decoders import adapters, base_of
+from retro_model.retro.frozen_decoder import FrozenDecoder, RetrofitCache
 from retro_model.retro.inputs import row_starts
 from retro_model.retro.retrofit import retrofit
-from retro_model.retro.retrofitted_decoder import RetrofitCache, RetrofittedDecoder
 
 WEIGHTS = "model.safetensors"  # of what was added
 DECODER = "decoder"  # the folder of a decoder that is saved whole
@@ -39,7 +39,8 @@ IGNORED = -100  # the label of a token that does not count
 
 class RetrofitConfig(PretrainedConfig):
     """The decoder's configuration, that of what was added (`RetroConfig.to_dict`), and where the decoder's weights are
-    (None: in the same folder); sha256: of the added weights' file."""
+    (None: in the same folder); sha256: of the added weights' file; base_sha256: of the decoder's, see
+    `digest_of`."""
 
     model_type = "retro_retrofit"
 
@@ -49,9 +50,11 @@ class RetrofitConfig(PretrainedConfig):
         retrieval: dict | None = None,
         base: str | None = None,
         sha256: str | None = None,
+        base_sha256: str | None = None,
         **options,
     ):
         self.decoder, self.retrieval, self.base, self.sha256 = decoder or {}, retrieval or {}, base, sha256
+        self.base_sha256 = base_sha256
         super().__init__(**options)
 
     def get_text_config(self, *_, **__) -> PretrainedConfig:
@@ -64,14 +67,14 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
     Args:
         config: names the decoder and the sizes of what was added.
-        model: a `RetrofittedDecoder`.
+        model: a `RetrofittedDecoder` or an `OwnAttention`.
     """
 
     config_class = RetrofitConfig
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
 
-    def __init__(self, config: RetrofitConfig, model: RetrofittedDecoder):
+    def __init__(self, config: RetrofitConfig, model: FrozenDecoder):
         super().__init__(config)
         self.model = model
         self.generation_config = model.decoder.generation_config
@@ -84,10 +87,10 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """A decoder with retrieval; `changes` as in `retrofit`."""
         model = retrofit(decoder, **changes)
         theirs = decoder.config
-        return cls(
-            RetrofitConfig(theirs.to_dict(), model.config.to_dict(), getattr(theirs, "_name_or_path", None) or None),
-            model,
-        )
+        base = getattr(theirs, "_name_or_path", None) or None
+        if base is not None and Path(base).is_dir():
+            base = str(Path(base).resolve())
+        return cls(RetrofitConfig(theirs.to_dict(), model.config.to_dict(), base), model)
 
     def _init_weights(self, module) -> None:
         """Nothing: `retrofit` has."""
@@ -117,7 +120,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
 
         In training with labels the logits are None: those of all tokens are never in memory together.
-        neighbours, neighbour_mask: of complete chunks, as in `RetrofittedDecoder`. past_key_values: the library's, in
+        neighbours, neighbour_mask: of complete chunks, as in `FrozenDecoder`. past_key_values: the library's, in
         `generate`.
         """
         sizes: dict[str, int] = {}
@@ -169,7 +172,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits of the tokens that follow what the library's cache holds; ours rides on it."""
         cache = getattr(past, "retrofit", None)
         if cache is None:
-            cache = past.retrofit = RetrofitCache(self.model.config, len(tokens))
+            cache = past.retrofit = self.model.make_cache(len(tokens))
             cache.decoder, cache.history = past, tokens[:, :0]
         mask = attention_mask if cache.length == 0 else None
         if starts := row_starts("attention_mask", mask, tokens):
@@ -200,11 +203,11 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return {name: t.to(cache.history.device) for name, t in zip(("neighbours", "neighbour_mask"), padded)}
 
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **_) -> None:
-        """See `RetrofittedDecoder.gradient_checkpointing_enable`."""
+        """See `FrozenDecoder.gradient_checkpointing_enable`."""
         self.model.gradient_checkpointing_enable(activation_checkpointing_kwargs)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None, **_) -> None:
-        """See `RetrofittedDecoder.gradient_checkpointing_enable`."""
+        """See `FrozenDecoder.gradient_checkpointing_enable`."""
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
 
     def get_input_embeddings(self):
@@ -232,7 +235,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         weights = save({name: tensor.contiguous() for name, tensor in self.trained_state_dict().items()})
         disk.write_plain(folder / WEIGHTS, weights)
         base, digest = None if whole else self.config.base, hashlib.sha256(weights).hexdigest()
-        RetrofitConfig(self.config.decoder, self.config.retrieval, base, digest).save_pretrained(folder)
+        config = RetrofitConfig(self.config.decoder, self.config.retrieval, base, digest, base and digest_of(base))
+        config.save_pretrained(folder)
         if whole or tuned:
             decoder.save_pretrained(folder / DECODER)
 
@@ -244,7 +248,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
         decoder: the decoder where it is already there, without the adapters that were saved. options: of the decoder's
         from_pretrained.
-        Raises: ValueError where the configuration is corrupt or the added weights are not its own.
+        Raises: ValueError where the configuration is corrupt, the added weights are not its own, or the folder of the
+        decoder holds other weights than it did.
         """
         config = _config_of(Path(folder))
         state = _weights(Path(folder) / WEIGHTS, config.sha256)
@@ -255,12 +260,14 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
                 "decoder: expected the one that the saved adapters belong to, which was nowhere to refer to; got None"
             )
         if decoder is None:
+            if config.base and config.base_sha256 not in (None, digest_of(config.base)):
+                raise ValueError(f"{config.base}: expected the decoder that was retrofitted; its weights have changed")
             decoder = AutoModelForCausalLM.from_pretrained(config.base or saved, **options)
         if tuned:
             from peft import PeftModel
 
             decoder = PeftModel.from_pretrained(decoder, saved, is_trainable=True)
-        fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")
+        fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")  # of the form "new"
         changes = {name: value for name, value in config.retrieval.items() if name not in fixed}
         try:
             model = cls(config, retrofit(decoder, **changes))
@@ -301,6 +308,18 @@ def _weights(file: Path, digest: str | None) -> dict[str, Tensor]:
         return load(content)
     except SafetensorError as error:
         raise ValueError(f"{file}: truncated or corrupt ({error})") from None
+
+
+def digest_of(folder: str | os.PathLike) -> str | None:
+    """Return the SHA-256 of the weight files in a decoder's folder, in the order of their names; None without any."""
+    files = sorted(f for f in Path(folder).glob("*") if f.suffix in (".safetensors", ".bin"))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        with disk.open_plain(file, "rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
 
 
 class NeighbourCollator:

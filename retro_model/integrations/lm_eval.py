@@ -10,6 +10,7 @@ The last is a model folder, by the name that importing this module registers; on
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -23,7 +24,7 @@ from retro_model.apps.serve.reader import open_folder
 from retro_model.apps.serve.retro_reader import RetroReader
 from retro_model.data.hub import as_encoder
 from retro_model.data.tokens import BOS
-from retro_model.evaluation import question_answering, windows
+from retro_model.evaluation import question_answering, random_neighbours, windows
 from retro_model.evaluation.suffixes import score_suffixes
 from retro_model.evaluation.tasks import passages_of
 from retro_model.generation import generate
@@ -92,6 +93,7 @@ class RetroLM(TemplateLM):
         folder: str,
         *,
         neighbours: int | None = None,
+        random: bool = False,
         passages: bool = False,
         device: str | None = None,
         batch_size: int | str | None = None,
@@ -103,6 +105,7 @@ class RetroLM(TemplateLM):
         Args:
             folder: a model folder.
             neighbours: of each chunk; None: as many as in training; 0: retrieval off.
+            random: random chunks of the database in place of the neighbours, the control of retrieval.
             passages: a document's `passages` stand in for them, as in `tasks.question_answering`.
             device, batch_size: the harness's, whose device is cuda unless told otherwise: cpu where there is none.
                 max_batch_size has no use here.
@@ -121,11 +124,19 @@ class RetroLM(TemplateLM):
         if not str(batch_size or 1).isdecimal():
             raise ValueError(f"batch_size: expected a number; got {batch_size!r}")
         database = reader.database
+        seeds = itertools.count()
+
+        def found(chunks):
+            ids = database.search(chunks, k)
+            if random:
+                ids = torch.from_numpy(random_neighbours(ids.numpy(), database, next(seeds)))
+            return database.values(ids)
+
         options = {"window": reader.folder.window, "batch_size": int(batch_size or 1), **options}
         return cls(
             reader.model,
             reader.tokenizer,
-            retrieve=(lambda chunks: database.values(database.search(chunks, k))) if k else None,
+            retrieve=found if k else None,
             passages=passages_of if passages else None,
             bos_id=reader.bos_id,
             **options,

@@ -7,7 +7,6 @@ Nothing but a bias and a scale a head is added, so that it works, to a degree, b
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from . import attention_hook
 from .cache import left_mask
 from .decoders import base_of
 from .frozen_decoder import FrozenDecoder, RetrofitCache
-from .own_pass import Attending, Reading, slots
+from .own_pass import Attending, Reading, Turns, slots
 from .recurring import Readings, Sharing, fingerprint, row_keys
 
 #: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
@@ -47,6 +46,7 @@ class OwnConfig:
         cca_layers: the layers, from 1, that attend neighbours.
         chunk_len: M. neighbour_len: R of the neighbours it is meant for; a call may have another.
         sink_token: the token before each neighbour.
+        rank: of the low-rank maps of queries and of what was attended; 0: none.
     """
 
     vocab_size: int
@@ -57,9 +57,9 @@ class OwnConfig:
     chunk_len: int = 32
     neighbour_len: int = 64
     sink_token: int = 0
+    rank: int = 0
 
     retrieves = True
-    form = "own"
 
     def __post_init__(self):
         layers = self.cca_layers
@@ -72,10 +72,12 @@ class OwnConfig:
         checks.integer("chunk_len", self.chunk_len, low=1)
         checks.integer("neighbour_len", self.neighbour_len, low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
+        checks.integer("rank", self.rank, low=0)
 
     def to_dict(self) -> dict:
-        """What JSON can hold; `retrofit` takes it back."""
-        return dataclasses.asdict(self) | {"cca_layers": list(self.cca_layers), "neighbours": self.form}
+        """Options of `retrofit` that make it again; JSON can hold them."""
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank")
+        return {"neighbours": "own", "cca_layers": list(self.cca_layers)} | {n: getattr(self, n) for n in names}
 
 
 class OwnAttention(FrozenDecoder):
@@ -90,6 +92,10 @@ class OwnAttention(FrozenDecoder):
     One softmax goes over both; the neighbours' values count scale[l, head] times. With learnt positions (GPT-2) the
     query is as it is.
 
+    With a rank r, each head has two maps more, I + down up with down [D,r] and up [r,D], which start as identities: one
+    of the queries that meet neighbours, before they are rotated, and one of what was attended there. As the latter is
+    linear, it adapts the values; neighbours' states stay the decoder's, so that what was kept of them stays valid.
+
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
@@ -97,8 +103,10 @@ class OwnAttention(FrozenDecoder):
             ...
 
     Attributes:
-        bias, scale: [attending layers, heads], all that trains.
-        seconds: spent reading neighbours ("reading") and attending them ("attention") so far, by the host's clock.
+        bias, scale: [attending layers, heads], all that trains at rank 0.
+        query_down, query_up, value_down, value_up: [attending layers, heads, D, r] and [..., r, D]; None at rank 0.
+        seconds: spent so far in calls with neighbours, by the host's clock: reading neighbours ("reading"), in the
+            attention of layers that attend them ("attention"), in all else of the decoder ("decoder").
 
     Source of RETRO's chunks: Borgeaud et al., arXiv 2112.04426, section 2.4.
     """
@@ -109,9 +117,15 @@ class OwnAttention(FrozenDecoder):
         shape = (len(config.cca_layers), config.num_heads)
         self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
         self.scale = nn.Parameter(torch.ones(shape, **self.where))
+        width, rank = self._head()[1], config.rank
+        for name in ("query", "value"):
+            down = nn.Parameter(torch.randn(*shape, width, rank, **self.where) * width**-0.5) if rank else None
+            up = nn.Parameter(torch.zeros(*shape, rank, width, **self.where)) if rank else None
+            self.register_parameter(f"{name}_down", down)
+            self.register_parameter(f"{name}_up", up)
         self.backend = backend
-        self.seconds = {"reading": 0.0, "attention": 0.0}
-        self._layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
+        self.seconds = {"decoder": 0.0, "reading": 0.0, "attention": 0.0}
+        self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
         self._kept: Readings | None = None
 
     @contextlib.contextmanager
@@ -149,11 +163,11 @@ class OwnAttention(FrozenDecoder):
         sink = torch.full_like(neighbours[:, :1], self.config.sink_token)
         texts = torch.cat([sink, neighbours], 1)
         weight = next(self.decoder.parameters())
-        shape = (len(texts), len(self._layers), 2, neighbours.shape[1], heads, width)
+        shape = (len(texts), len(self.layers), 2, neighbours.shape[1], heads, width)
         states = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
-            base(part, use_cache=False, **{attention_hook.ARGUMENT: Reading(self._layers, into)})
+            base(part, use_cache=False, **{attention_hook.ARGUMENT: Reading(self.layers, into)})
         self.seconds["reading"] += time.perf_counter() - began
         return states
 
@@ -186,7 +200,10 @@ class OwnAttention(FrozenDecoder):
         if attending is None:
             return self.decoder(tokens, **options)
         attention_hook.register()
-        return self.decoder(tokens, **options, **{attention_hook.ARGUMENT: attending})
+        began, attention = time.perf_counter(), self.seconds["attention"]
+        out = self.decoder(tokens, **options, **{attention_hook.ARGUMENT: attending})
+        self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
+        return out
 
     def _attending(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None) -> Attending | None:
         """The pass, as the layers meet it; None where no token attends any neighbour. The cache keeps what it needs."""
@@ -227,39 +244,24 @@ class OwnAttention(FrozenDecoder):
             cache.states = pool[laid.place[rows, laid.last]]
             cache.neighbour_mask = laid.mask[rows, laid.last].clone()
         key_mask = left_mask(starts, length + tokens.shape[1], tokens.device) if any(starts) else None
-        return Attending(
-            self._layers,
-            self.bias,
-            self.scale,
-            pool,
-            laid,
-            self._turn(first, tokens.shape[1], laid.mask.shape[-1]),
-            key_mask,
-            self.config.chunk_len,
-            self.backend,
-            self.seconds,
-        )
+        return Attending(self, pool, laid, self._turns(first, tokens.shape[1], laid.mask.shape[-1]), key_mask)
 
-    def _turn(self, first: Sequence[int], count: int, neighbour_len: int) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines [1 or B,N,1,E] that turn a query at its own position to where it stands after a neighbour;
-        None: positions are not turned."""
+    def _turns(self, first: Sequence[int], count: int, neighbour_len: int) -> Turns | None:
+        """How queries at their own positions get to where they stand after a neighbour; None: they are not turned."""
         base = base_of(self.decoder)
         name = DECODERS[base.config.model_type]
         if name is None:
             return None
         rows = first if len(set(first)) > 1 else first[:1]
         weight, m = next(self.decoder.parameters()), self.config.chunk_len
-        position = (
-            torch.arange(count, device=weight.device) + torch.tensor(rows, device=weight.device)[:, None]
-        ).clamp(min=0)
+        position = torch.arange(count, device=weight.device) + torch.tensor(rows, device=weight.device)[:, None]
+        position = position.clamp(min=0)  # padding stands at 0
         there = neighbour_len + 1 + (position + 1) % m
-        # the angles of the decoder's own tables, as it rounds them: a query at p has been multiplied by c + is
-        c, s = getattr(base.base_model, name)(weight, position)
-        to_c, to_s = getattr(base.base_model, name)(weight, there)
         wide = torch.promote_types(weight.dtype, torch.float32)
-        c, s, to_c, to_s = (t.to(wide) for t in (c, s, to_c, to_s))
-        norm = c * c + s * s
-        return ((to_c * c + to_s * s) / norm).unsqueeze(2), ((to_s * c - to_c * s) / norm).unsqueeze(2)
+        tables = getattr(base.base_model, name)  # the decoder's own angles, as it rounds them
+        return Turns.between(
+            *(tuple(t.to(wide).unsqueeze(2) for t in tables(weight, where)) for where in (position, there))
+        )
 
 
 def heads_of(config) -> tuple[int, int, int]:
@@ -277,6 +279,7 @@ def retrofit_own(
     neighbour_len: int = 64,
     bias: float = -1.0,
     sink_token: int | None = None,
+    rank: int = 0,
     backend: str | None = None,
 ) -> OwnAttention:
     """`retrofit(decoder, neighbours="own", ...)`."""
@@ -307,5 +310,6 @@ def retrofit_own(
         chunk_len,
         neighbour_len,
         sink_token,
+        rank,
     )
     return OwnAttention(decoder, config, bias=bias, backend=backend)

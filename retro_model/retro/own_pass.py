@@ -80,29 +80,54 @@ def slots(
     return Slots(query_start, place, mask, last)
 
 
+class Turns(NamedTuple):
+    """Rotations [1 or B,N,1,E] of queries, each a pair of cosines and sines: `back` to position 0, `on` from there to
+    the place after a neighbour, `both` at once."""
+
+    back: tuple[Tensor, Tensor]
+    on: tuple[Tensor, Tensor]
+    both: tuple[Tensor, Tensor]
+
+    @classmethod
+    def between(cls, here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> Turns:
+        """From the tables with which queries were turned, which may be scaled, to others."""
+        (c, s), (to_c, to_s) = here, there
+        norm = c * c + s * s
+        back = (c / norm, -s / norm)
+        return cls(back, there, (to_c * back[0] - to_s * back[1], to_s * back[0] + to_c * back[1]))
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """The first E entries of heads [B,N,H,D], halves paired, turned; the rest pass."""
+    cos, sin = turn
+    width = cos.shape[-1]
+    part, rest = x[..., :width], x[..., width:]
+    low, high = part.chunk(2, -1)
+    out = (part * cos + torch.cat((-high, low), -1) * sin).to(x.dtype)
+    return torch.cat((out, rest), -1) if rest.shape[-1] else out
+
+
+def mapped(x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """Heads [B,N,H,D] plus their low-rank map; down [H,D,r], up [H,r,D]."""
+    return x + torch.einsum("bnhr,hrd->bnhd", torch.einsum("bnhd,hdr->bnhr", x.to(down.dtype), down), up).to(x.dtype)
+
+
 class Attending:
     """The pass of a text, or of the tokens that follow what a cache holds. See `attention_hook.LayerPass`.
 
     It changes nothing that it holds, so that checkpointing may compute a layer again.
 
     Args:
-        layers: layer, from 0 -> its place among those that attend.
-        bias, scale: [A,H].
+        model: an `OwnAttention`.
         pool: states [U,A,2,R,G,D].
         laid: where they are.
-        turn: cosines and sines [1 or B,N,1,E] that turn a query to its place after a neighbour; None: none.
+        turns: None: positions are learnt.
         key_mask: bool [B,S] of the text's own columns, or None.
     """
 
-    def __init__(self, layers, bias, scale, pool, laid: Slots, turn, key_mask, chunk_len: int, backend, seconds: dict):
-        self.layers, self.bias, self.scale, self.pool, self.laid = layers, bias, scale, pool, laid
-        self.turn, self.key_mask, self.chunk_len, self.backend, self.seconds = (
-            turn,
-            key_mask,
-            chunk_len,
-            backend,
-            seconds,
-        )
+    def __init__(self, model, pool: Tensor, laid: Slots, turns: Turns | None, key_mask: Tensor | None):
+        self.model, self.pool, self.laid, self.turns, self.key_mask = model, pool, laid, turns, key_mask
+        self.layers = model.layers
 
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """[B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
@@ -111,45 +136,36 @@ class Attending:
             raise ValueError(
                 f"past_key_values: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}"
             )
-        common = {"scale": scale, "return_lse": True, "backend": self.backend}
+        model, laid = self.model, self.laid
+        common = {"scale": scale, "return_lse": True, "backend": model.backend}
         key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]
-        own = rk.relative_attention(query, key, value, causal=True, window=window, key_mask=key_mask, **common)
-        near = rk.chunked_cross_attention(
-            self._turned(query),
+        own, own_lse = rk.relative_attention(query, key, value, causal=True, window=window, key_mask=key_mask, **common)
+        near, near_lse = rk.chunked_cross_attention(
+            self._query(place, query),
             *self._states(place),
-            chunk_len=self.chunk_len,
-            neighbour_mask=self.laid.mask,
-            query_start=self.laid.query_start,
+            chunk_len=model.config.chunk_len,
+            neighbour_mask=laid.mask,
+            query_start=laid.query_start,
             **common,
         )
-        scaled = (near[0] * self.scale[place, :, None]).to(own[0].dtype)
-        out, _ = merge_attention((own[0], scaled), (own[1], near[1] + self.bias[place, :, None]))
-        self.seconds["attention"] += time.perf_counter() - began
+        if model.config.rank:
+            near = mapped(near, model.value_down[place], model.value_up[place])
+        near = (near * model.scale[place, :, None]).to(own.dtype)
+        out, _ = rk.merge_attention((own, near), (own_lse, near_lse + model.bias[place, :, None]))
+        model.seconds["attention"] += time.perf_counter() - began
         return out
 
-    def _turned(self, query: Tensor) -> Tensor:
-        if self.turn is None:
-            return query
-        cos, sin = self.turn
-        width = cos.shape[-1]
-        part, rest = query[..., :width], query[..., width:]
-        low, high = part.chunk(2, -1)
-        turned = (part * cos + torch.cat((-high, low), -1) * sin).to(query.dtype)
-        return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+    def _query(self, place: int, query: Tensor) -> Tensor:
+        """The queries that meet neighbours."""
+        model, turns = self.model, self.turns
+        if model.config.rank:
+            raw = query if turns is None else turned(query, turns.back)
+            query = mapped(raw, model.query_down[place], model.query_up[place])
+            return query if turns is None else turned(query, turns.on)
+        return query if turns is None else turned(query, turns.both)
 
     def _states(self, place: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B,T,K,R,G,D]."""
         where = self.laid.place
         states = self.pool[:, place].index_select(0, where.flatten()).unflatten(0, where.shape)
         return states.unbind(3)
-
-
-def merge_attention(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Stands in for `rk.merge_attention`."""
-    stacked = torch.stack(tuple(lses))
-    highest = stacked.detach().amax(0).clamp(min=torch.finfo(stacked.dtype).min)
-    shares = (stacked - highest).exp()
-    total = shares.sum(0)
-    weights = shares / total.clamp(min=torch.finfo(stacked.dtype).tiny)
-    out = sum(o * w.transpose(1, 2).unsqueeze(-1) for o, w in zip(outs, weights))
-    return out.to(outs[0].dtype), highest + total.log()

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.core import backends, eager
+from retro_kernels.core import backends, eager, plan, private, steps
 from retro_kernels.testing import inputs, stub
 from tests.conftest import COMPILED, INTERPRETER
+from tests.ops.test_plans import MOST_FUNCTIONS, entered
 
 if INTERPRETER or COMPILED:
     pytest.skip("launches are replaced in this process", allow_module_level=True)
@@ -17,7 +18,6 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from retro_kernels.triton_lib import launcher, moving, tape
 from retro_kernels.triton_lib.launch import Launch
 
 CALLS = {
@@ -41,7 +41,8 @@ def test_bound_launches_are_tritons(op, monkeypatch):
         leaf = kw[next(iter(kw))].requires_grad_()
         seen = {}
         for kind in ("bound", "anew"):
-            monkeypatch.setattr(launcher, "known", lambda kind=kind: kind == "bound")
+            known = private._triton()
+            monkeypatch.setattr(private, "_triton", lambda kind=kind, known=known: known if kind == "bound" else None)
             eager.forget()
             kept = []  # or memory that one call gave back would be another's
             for _ in range(4):
@@ -50,8 +51,9 @@ def test_bound_launches_are_tritons(op, monkeypatch):
                 kept += [out, *torch.autograd.grad(out, leaf, torch.ones_like(out))]
                 seen[kind] = [addresses(launch) for launch in heard]
                 heard.clear()
-            plan = next(plan for plan in eager._PLANS.values() if plan.op == op)
-            assert plan.forward.replays and all(run.replays for run in plan.backwards.values())
+            made = next(made for made in plan._PLANS.values() if made.op == op)
+            passes = [made.forward, *made.backwards.values()]
+            assert all(len(each.ways) == 1 for each in passes)
     inputs = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
     assert len(seen["bound"]) == len(seen["anew"]) > 1
     assert named(seen["bound"], inputs) == named(seen["anew"], inputs)
@@ -78,9 +80,10 @@ STEPS = {
 
 
 @pytest.mark.parametrize("op", STEPS)
-def test_sixty_four_decode_steps_are_planned_three_times(op, monkeypatch):
-    """Once as it is, once recorded, and once more where a plan goes another way (a table that the first positions don't
-    reach). Every launch has the numbers that a plan of its own would have given it."""
+def test_sixty_four_decode_steps_are_planned_twice_at_most(op, monkeypatch):
+    """Once, and once more where a plan decides by the position: whether a table reaches all keys. Every launch has the
+    numbers that a plan of its own would have given it.
+    """
     make, name = STEPS[op]
     module, planned, heard = backends._module(op, "triton"), [], []
     forward = module.forward
@@ -92,7 +95,7 @@ def test_sixty_four_decode_steps_are_planned_three_times(op, monkeypatch):
             getattr(rk, op)(**kw | {name: position}, backend="triton")
             got.append(named([addresses(launch) for launch in heard], given))
             heard.clear()
-        assert len(planned) <= 3 and len(eager._PLANS) == 1
+        assert len(planned) <= 2 and len(plan._PLANS) == 1
         for position in range(64):
             eager.forget()
             getattr(rk, op)(**kw | {name: position}, backend="triton")
@@ -107,12 +110,21 @@ def _kernel(x_ptr, size, offset, BLOCK: tl.constexpr):
 
 
 def test_what_becomes_part_of_a_compiled_kernel_does_not_move():
-    guards = []
-    one = moving.Moving("t0", 1, guards)
-    given = {"x_ptr": None, "size": one, "offset": one + 1, "BLOCK": one + 15}
-    arguments = tape._numbered(Launch(_kernel, (1,), given)).arguments
-    assert arguments["offset"] is given["offset"] and (arguments["size"], arguments["BLOCK"]) == (1, 16)
-    assert guards == ["t0 == 1", "(t0 + 15) == 16"]
+    """A number that Triton compiles in is decided, others are filled in at each launch."""
+
+    def made(values):
+        x, position = values
+        given = {"x_ptr": x, "size": position, "offset": steps.derived(position, lambda p: p + 1), "BLOCK": 16}
+        steps.active().launch(Launch(_kernel, (1,), given), None)
+        return [x]
+
+    each = steps.Pass(made, True)
+    with steps.collecting():
+        for position in (1, 1, 2):
+            each.run([torch.ones(3), position])
+    assert [[guard[2] for guard in way.guards] for way in each.ways] == [[2], [1]]
+    (_, _, rest, moves) = each.ways[0].steps[0]
+    assert rest == [None, 2, None, 16] and [i for i, _ in moves] == [0, 2]
 
 
 def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:
@@ -126,6 +138,20 @@ def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:
             (*launch[:6], *(("made", order.setdefault(x, len(order))) if x in made else x for x in launch[6:]))
         )
     return launches_named
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_a_warm_call_enters_few_functions(op):
+    with stub.device(90):
+        kw = CALLS[op](1)
+        for _ in range(2):
+            getattr(rk, op)(**kw)
+        assert len(found := entered(lambda: getattr(rk, op)(**kw))) <= MOST_FUNCTIONS, found
+        leaves = inputs.differentiable(kw)
+        for _ in range(3):
+            loss = getattr(rk, op)(**leaves).sum()
+            found = entered(loss.backward)
+        assert len(found) <= MOST_FUNCTIONS, found
 
 
 def test_what_a_profiler_hooks_is_heard(monkeypatch):

@@ -77,7 +77,7 @@ def test_training_launches_what_was_compiled_ahead_of_time(op):
     """A loss of `out` alone gives lse no gradient: without that argument kernels have registers of their own."""
     from retro_kernels.compile import aot
     from retro_kernels.compile.target import KNOWN
-    from retro_kernels.triton_lib import plan
+    from retro_kernels.core import steps
 
     def leaf(*sizes):
         return torch.empty(*sizes, dtype=torch.bfloat16, requires_grad=True)
@@ -88,7 +88,7 @@ def test_training_launches_what_was_compiled_ahead_of_time(op):
     else:
         keys, rows, options = (1, 32, 2, 128, 16, 64), 191, dict(rel_start=-127, chunk_len=64)
     leaves = leaf(1, 2048, 16, 64), leaf(*keys), leaf(*keys), leaf(16, rows, 64), leaf(16, 64), leaf(16, 64)
-    with stub.device(90), plan.collecting() as collected:
+    with stub.device(90), steps.collecting() as collected:
         out = getattr(rk, op)(**dict(zip(names, leaves, strict=True)), **options, backend="triton")[0]
         torch.autograd.grad(out.sum(), leaves)
     made = {aot._key(aot.Case("", "", launch), target): launch for launch, target in collected}

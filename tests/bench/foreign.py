@@ -31,7 +31,8 @@ import triton.language as tl
 def _scale_kernel(x_ptr, y_ptr, factor, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK)
     at = tl.program_id(0) * BLOCK + lane
-    tl.store(y_ptr + at, tl.load(x_ptr + at) * factor)
+    x = tl.load(x_ptr + at)
+    tl.store(y_ptr + at, (x - tl.max(x, 0)) * factor)
 
 
 def scale(x, factor):
@@ -87,8 +88,8 @@ operator("decay", slow_decay)
 retro_bench.register(retro_bench.Case("decay", "rows", {"B": 400, "N": 512}, "a test", modes=("fwd",), dtypes=FLOAT))
 retro_bench.register(retro_bench.Contender("decay", "cxx", decay, role="kernel", devices=("cpu",)))
 
-operator("scale", lambda x: x * FACTOR)
-retro_bench.register(retro_bench.Case("scale", "wide", {"B": 8, "N": 4096}, "a test", modes=("fwd",), dtypes=FLOAT))
+operator("scale", lambda x: (x - x.amax(-1, keepdim=True)) * FACTOR)
+retro_bench.register(retro_bench.Case("scale", "wide", {"B": 8, "N": 2048}, "a test", modes=("fwd",), dtypes=FLOAT))
 retro_bench.register(
     retro_bench.Contender("scale", "triton", lambda x: scale(x, FACTOR), role="kernel", devices=("cuda",), triton=True)
 )
@@ -111,7 +112,7 @@ FAULTS = {
         1,
         "sectors of global memory",
     ),
-    "spill": ("kernels.py", "num_warps=4", "num_warps=4, maxnreg=16", 1, "spills"),
+    "spill": ("kernels.py", "num_warps=4", "num_warps=1, maxnreg=32", 1, "spills"),
 }
 
 

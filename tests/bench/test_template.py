@@ -43,6 +43,20 @@ def test_every_command_is_accepted():
         assert callable(arguments.execute), command
 
 
+def test_the_actions_commands_are_accepted():
+    """Words in "$VARIABLES" stand for a module, a commit and the like."""
+    yaml = pytest.importorskip("yaml")
+    action = yaml.safe_load((environment.ROOT / "action.yml").read_text())
+    text = "\n".join(step["run"] for step in action["runs"]["steps"])
+    found = re.findall(r"^ *retro-bench ([^|\n]+)", text, re.M)
+    assert [command.split()[0] for command in found] == ["check", "ab"]
+    for command in found:
+        plain = re.sub(r"\$\{BUILD[^}]*\}\s?|\"\$\{more\[@\]\}\"", "", command)
+        assert callable(parser().parse_args(shlex.split(plain)).execute), plain
+    used = {name for step in action["runs"]["steps"] for name in re.findall(r"inputs\.([\w-]+)", str(step))}
+    assert used == set(action["inputs"])
+
+
 def test_a_command_that_does_not_exist_would_be_noticed():
     with pytest.raises(SystemExit):
         parser().parse_args(shlex.split("ab --bass REF"))

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -189,7 +190,41 @@ INTEGER = {
     "cvt.rn.f32.u32": ("r", "r", bits32),
 }
 
+
+def toward(a, b, c, direction):
+    """a * b + c, exact, as the float32 next to it in a direction: -1, 1, or 0 for toward zero."""
+    values = [float(v) for v in (a, b, c)]
+    if not all(map(math.isfinite, values)):
+        return np.float32(np.float64(values[0]) * values[1] + values[2])
+    exact = Fraction(values[0]) * Fraction(values[1]) + Fraction(values[2])
+    if exact == 0:
+        return None  # the sign of nothing
+    near = np.float32(values[0] * values[1] + values[2])
+    direction = direction or (-1 if exact > 0 else 1)
+    candidates = [np.nextafter(near, np.float32(way)) for way in (-np.inf, np.inf)] + [near]
+    fitting = [v for v in candidates if math.isinf(v) or (Fraction(float(v)) - exact) * direction >= 0]
+    best = min(fitting, key=lambda v: abs(Fraction(float(v)) - exact) if math.isfinite(v) else Fraction(2**200))
+    return best
+
+
+def directed(*operands, direction):
+    found = toward(*operands, direction)
+    return None if found is None else bits32(found)
+
+
 FLOAT = {
+    "add.rz.f32": ("r", "rr", lambda a, b: directed(f32(a), 1.0, f32(b), direction=0)),
+    "sub.rm.f32": ("r", "rr", lambda a, b: directed(f32(a), 1.0, -f32(b), direction=-1)),
+    "mul.rp.f32": ("r", "rr", lambda a, b: directed(f32(a), f32(b), 0.0, direction=1)),
+    "fma.rm.f32": ("r", "rrr", lambda a, b, c: directed(f32(a), f32(b), f32(c), direction=-1)),
+    "sin.approx.f32": ("r", "r", lambda a: bits32(np.sin(f32(a)))),
+    "cos.approx.ftz.f32": ("r", "r", lambda a: bits32(np.cos(flushed(f32(a))))),
+    "tanh.approx.f32": ("r", "r", lambda a: bits32(np.tanh(f32(a)))),
+    "copysign.f32": ("r", "rr", lambda a, b: b & 0x7FFFFFFF | a & 0x80000000),
+    "testp.finite.f32": ("p", "r", lambda a: int(np.isfinite(f32(a)))),
+    "testp.subnormal.f32": ("p", "r", lambda a: int(0 < abs(f32(a)) < np.float32(2.0**-126))),
+    "testp.normal.f32": ("p", "r", lambda a: int(np.isfinite(f32(a)) and abs(f32(a)) >= np.float32(2.0**-126))),
+    "testp.notanumber.f32": ("p", "r", lambda a: int(np.isnan(f32(a)))),
     "add.f32": ("r", "rr", lambda a, b: bits32(f32(a) + f32(b))),
     "add.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) + flushed(f32(b))))),
     "sub.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) - flushed(f32(b))))),

@@ -112,8 +112,11 @@ def read(kind, tokens, window=None):
     return kept
 
 
-def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len, sink, window=None):
-    """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H]."""
+def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len, sink, window=None, maps=None):
+    """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
+
+    maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none.
+    """
     kind, m, r = KINDS.get(decoder.config.model_type, Llama)(decoder), chunk_len, neighbours.shape[-1]
     states = [[read(kind, torch.cat([torch.tensor([sink]), row]), window) for row in chunk] for chunk in neighbours]
     x, positions = kind.embed(tokens), torch.arange(len(tokens))
@@ -131,13 +134,14 @@ def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len,
             row = layers.index(at + 1)
             # own and neighbours' logits are of two queries: both sets of keys see the one that is meant for them
             share = q.shape[1] // k.shape[1]
-            far = kind.turn(raw[p : p + 1], torch.tensor([r + 1 + i]))[0]
+            meets = raw[p : p + 1] if maps is None else torch.einsum("nhd,hde->nhe", raw[p : p + 1], maps[0][row])
+            far = kind.turn(meets, torch.tensor([r + 1 + i]))[0]
             own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
             others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
             weights = torch.softmax(torch.cat([own, others + bias[row][:, None]], 1), -1)
-            both = torch.cat(
-                [values.repeat_interleave(share, 1), near[1].repeat_interleave(share, 1) * scale[row][None, :, None]]
-            )
+            theirs = near[1].repeat_interleave(share, 1) * scale[row][None, :, None]
+            theirs = theirs if maps is None else torch.einsum("shd,hde->she", theirs, maps[1][row])
+            both = torch.cat([values.repeat_interleave(share, 1), theirs])
             out.append(torch.einsum("hs,shd->hd", weights, both))
         x = kind.add(layer, x, torch.stack(out))
     return decoder.get_output_embeddings()(kind.last(x))

@@ -156,6 +156,7 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
         == pytest.approx(bpb["RETRO on, 2 neighbours"])
         == pytest.approx(saved["database"][1][2])
     )
+    assert saved["random"] == pytest.approx(bpb[command.RANDOM]) and saved["gain"] in results["verdicts"]
     assert len({b for _, b in saved["neighbours"]}) == 3 and saved["database"][0][1] < saved["database"][1][1]
     assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
     for _ in range(2):  # the second time every variant's scores are there
@@ -170,5 +171,5 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluation.knn_lm, "SHARPNESS", (1.0,))
     knn_lm.main([str(tmp_path), "--documents", "4", "-k", "3"])
     beside = json.loads((tmp_path / "knn-lm.json").read_text())
-    assert len(beside) == 4 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
+    assert len(beside) == 5 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
     assert beside["RETRO on, 2 neighbours"]["bits_per_byte"] == pytest.approx(found["RETRO"])

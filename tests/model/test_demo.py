@@ -38,7 +38,7 @@ def test_everything_is_there(ran):
         "retro",
         "baseline",
     } <= {p.name for p in folder.iterdir()}
-    assert set(results["bits_per_byte"]) == {"RETRO on, 2 neighbours", "RETRO off", "baseline"}
+    assert set(results["bits_per_byte"]) == {"RETRO on, 2 neighbours", demo.RANDOM, "RETRO off", "baseline"}
     assert all(0 < b < 9 for b in results["bits_per_byte"].values())
     assert results["training"]["RETRO"]["steps"] == results["training"]["baseline"]["steps"] == demo.SMOKE.steps
     assert set(results["speeds"]) == {"cpu", "reference"} and all(
@@ -56,9 +56,9 @@ def test_it_leaves_a_model_folder_and_a_verdict(ran):
         for v in (results["verdicts"][0][1:], results["verdicts"][1])
     )
     assert results["gains"]["RETRO off"][-1][1] == pytest.approx(results["difference"]["RETRO off"][0])
+    assert "Too few to say" in results["verdicts"][0]  # fewer than ten documents
     reader = open_folder(folder)
-    start = reader.passages[reader.start]
-    assert start["off"] - start["on"] == max(p["off"] - p["on"] for p in reader.passages)
+    assert all(p.keys() >= {"on", "off", "random", "seen"} for p in reader.passages)
     reading = reader.read(reader.passage(reader.start), Options())
     assert reading.cards[0] and reading.documents()[0]["name"] in {entry.name for entry in reader.library.documents}
 
@@ -149,14 +149,34 @@ def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
     assert all(0 < b < 9 for b in results["bits_per_byte"].values()) and results["config"]["cca_layers"] == [6, 9, 12]
 
 
-def test_a_budget_in_minutes_sets_the_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        demo,
-        "fit",
-        lambda config, corpus, plan, *_, **__: (None, {"seconds": plan.steps * (0.5 if config.retrieves else 0.1)}),
-    )
+def test_minutes_are_those_of_the_whole(monkeypatch):
+    """What is over and what scoring will take is not left for training."""
+
+    def seconds(config, corpus, plan, *_, **__):
+        return None, {"seconds": plan.steps * (0.5 if config.retrieves else 0.1)}
+
+    monkeypatch.setattr(demo, "fit", seconds)
+    monkeypatch.setattr(demo, "_seconds_of_a_pass", lambda *_: 10.0)
     config = demo.RetroConfig.from_dict({**demo.SMOKE.config, "vocab_size": 512})
-    assert demo.steps_within(60, None, demo.SMOKE, config, 0, "cpu") == 100
+    plan, said = demo.within(4, 100.0, None, demo.SMOKE, config, 0, "cpu")
+    assert plan.steps == pytest.approx((240 - 100 - 10 * demo.PASSES) / 0.6, abs=1)
+    assert said.startswith("about 4.0 min in all: 1.7 gone, 1.0 of training (") and "1.3 of scoring" in said
+    least, said = demo.within(1, 600.0, None, demo.SMOKE, config, 0, "cpu")
+    assert least.steps == 10 and said.startswith("about 11.4 min in all")  # said beforehand
+
+
+def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
+    """Stopped while it scores: both models are kept, the folder can be served, and nothing is trained again."""
+    with monkeypatch.context() as stopped:
+        stopped.setattr(demo, "score_all", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            demo.run(tmp_path, TINY, quiet=True, minutes=0.01)
+    assert open_folder(tmp_path).folder.facts["verdict"] == "Not scored yet."
+    monkeypatch.setattr(demo, "fit", lambda *_, **__: pytest.fail("it trains again"))
+    results = demo.run(tmp_path, TINY, quiet=True, minutes=0.01)
+    assert "speeds" not in results and len(results["training"]["RETRO"]["last_losses"]) >= 2
+    with pytest.raises(pytest.fail.Exception, match="it trains again"):
+        demo.run(tmp_path, TINY, seed=1, quiet=True)
 
 
 def test_the_command_line(monkeypatch, tmp_path):

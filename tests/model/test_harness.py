@@ -171,6 +171,8 @@ def test_the_command_scores_a_model_folder(tmp_path, monkeypatch, capsys):
         assert metrics and all(found[f"retro_{name}"][key] == pytest.approx(want[key]) for key in metrics)
     off, _ = run(RetroLM.from_folder(str(folder), neighbours=0), tasks.wikitext103(articles))
     assert off["bits_per_byte,none"] > found["retro_wikitext103"]["bits_per_byte,none"]
+    control, _ = run(RetroLM.from_folder(str(folder), neighbours=1, random=True), tasks.wikitext103(articles))
+    assert control["bits_per_byte,none"] > found["retro_wikitext103"]["bits_per_byte,none"]
     assert "retro_lambada" in capsys.readouterr().out
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
-from retro_model.apps.library import compare, contenders, record, roff, texts
+from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
 from retro_model.apps.library.library import Searched
-from retro_model.apps.library.options import Fit
+from retro_model.apps.library.options import Fit, Plan
+from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
@@ -148,6 +149,8 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     again = Line()
     facts = fit(again, stream, how, tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
+    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), tmp_path / "stopped", said.append)
+    assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
     kept = sorted((tmp_path / "stopped").glob("model*"))
     assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
     minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), tmp_path / "minutes", said.append)
@@ -211,6 +214,19 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
         assert not retrieves or row["random_documents"] == 2
     assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
     assert rows["new"]["made"]["steps"] == 2 and rows["new"]["made"]["trained_numbers"] > 1000
+
+
+def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path):
+    decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
+    plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400)
+    said = []
+    retrofit.run(decoder, tmp_path, plan, Fit(steps=2), rank=2, folder_of_texts=library, show=said.append)
+    assert any(line.startswith("  step 2 of 2") for line in said) and said[-2].startswith("Too few to say")
+    assert not list((tmp_path / "model").glob("decoder*"))
+    assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
+    reader = open_folder(tmp_path)
+    got = reader.read(reader.passage(reader.start), Options())
+    assert np.abs(got.on - got.off).max() > 1e-4
 
 
 def test_the_differences_are_those_of_the_scores(compared):

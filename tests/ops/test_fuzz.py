@@ -7,7 +7,10 @@ each op, other ones every time. What exceeds the table and lies within the round
 """
 
 import os
+import random
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from unittest import mock
 
@@ -15,10 +18,11 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
 from retro_kernels.testing import assert_passes, compare, guarded, inputs, poisoned, sliced
-from tests.conftest import INTERPRETER, fast_backends
+from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
 NIGHTLY = os.environ.get("RETRO_KERNELS_FUZZ")
 EXAMPLES = int(NIGHTLY) if NIGHTLY else 1 if INTERPRETER else 20
@@ -203,6 +207,60 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
             if not off <= TIMES * rounding(op, kw, upstream, dtype, name, want, eps):  # NaN too
                 raise
             event(f"{op}: {name} beyond the table, within the rounding of its inputs")
+    count["judged"] += 1
+    if not kw.get("dropout_p"):  # seeds are drawn in the order of the threads
+        recent.append((op, kw, backend, view, upstream, dtype))
+        if count["judged"] % recent.maxlen == 0:
+            repeat_among_layouts(count["judged"])
+
+
+#: the calls judged last, and how many there were
+recent: deque = deque(maxlen=8)
+count: Counter[str] = Counter()
+
+
+class Listener(TorchDispatchMode):
+    """Under a mode a call goes by the registered operator, whose way depends on no earlier call."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        return operator(*args, **(kwargs or {}))
+
+
+def repeat_among_layouts(seed: int) -> None:
+    """The layouts judged last, three times each with other values, in turns on threads: the operator's bits."""
+    calls = [(op, shuffled(kw, seed + i), *rest) for op, kw, *rest in recent for i in range(3)]
+    random.Random(seed).shuffle(calls)
+
+    def result(call, listening: bool) -> dict[str, torch.Tensor]:
+        op, kw, backend, view, upstream, dtype = call
+        with Listener() if listening else nullcontext():
+            return run(op, kw, backend, VIEWS[view], upstream, dtype)
+
+    want = [result(call, True) for call in calls]
+    with ThreadPoolExecutor(1 if INTERPRETER or COMPILED else 4) as threads:
+        for (op, _, backend, *_), mine, exact in zip(calls, threads.map(lambda call: result(call, False), calls), want):
+            for name, value in exact.items():
+                same = torch.equal(mine[name].nan_to_num(), value.nan_to_num())
+                assert same, f"{op}/{backend} {name}: a repeated call differs from the operator"
+    count["repeated"] += len(calls)
+
+
+def shuffled(kw: dict, seed: int) -> dict:
+    """The same numbers in every floating tensor, in another order."""
+    g = inputs.generator(seed)
+
+    def moved(t: torch.Tensor) -> torch.Tensor:
+        return t.flatten()[torch.randperm(t.numel(), generator=g).to(t.device)].view(t.shape)
+
+    return {n: moved(v) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for n, v in kw.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted(request):
+    yield
+    if NIGHTLY:
+        writer = request.config.get_terminal_writer()
+        writer.line(f"\n{count['judged']} calls judged, {count['repeated']} repeated among layouts and threads")
 
 
 def backends(op):

@@ -2,17 +2,20 @@
 listens misses one.
 """
 
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
-from retro_kernels.core import backends, eager, native
+from retro_kernels.core import native, plan, steps
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
+MOST_FUNCTIONS = 8  # of the package, in a call that is not its layout's first
 pytestmark = pytest.mark.skipif(INTERPRETER, reason="plans are the CPU's")
 CALLS = {
     "relative_attention": lambda seed: inputs.self_attention(seed, causal=True, key_mask=True),
@@ -25,7 +28,7 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def _forgotten():
-    eager._PLANS.clear()
+    plan._PLANS.clear()
 
 
 def outputs(op, kw, **options):
@@ -40,13 +43,13 @@ def test_later_calls_equal_the_first(op):
     """
     for differentiable in (inputs.differentiable, dict):  # an int position is of the plan where a gradient is wanted
         outputs(op, differentiable(CALLS[op](1)))
-    plans = list(eager._PLANS.values())
+    plans = set(plan._PLANS.values())
     for seed in (2, 3):
         kw = CALLS[op](seed)
         got, want = outputs(op, kw), outputs(op, inputs.differentiable(kw))
         for a, b in zip(got, want, strict=True):
             assert torch.equal(a, b)
-    assert list(eager._PLANS.values()) == plans
+    assert set(plan._PLANS.values()) == plans
 
 
 DECODING = {
@@ -67,18 +70,50 @@ def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_positi
     build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
     calls = [build(seed, dtype=dtype, **sizes) | {position: at} for seed, at in enumerate((23, 9, 16))]
     got = [outputs(op, kw, backend="cpu", return_lse=True) for kw in calls]
-    assert len(eager._PLANS) == 1
-    monkeypatch.setattr(backends, "again", lambda *call: None)
+    assert len(plan._PLANS) == 1
+    monkeypatch.setattr(steps.Pass, "run", lambda self, values: self.function(values))
     for kw, outs in zip(calls, got):
-        eager._PLANS.clear()
+        plan._PLANS.clear()
         for a, b in zip(outs, outputs(op, kw, backend="cpu", return_lse=True), strict=True):
             assert torch.equal(a, b)
     monkeypatch.undo()
-    eager._PLANS.clear()
+    plan._PLANS.clear()
     outputs(op, calls[0], backend="cpu")
     query, first = weakref.ref(calls[0]["query"]), calls.pop(0)
     del first, kw
     assert query() is None
+
+
+def entered(run) -> list[str]:
+    """Functions of the package that `run` enters, comprehensions and the test bench apart."""
+    package, names = str(Path(rk.__file__).parent), []
+
+    def profile(frame, event, argument):
+        code = frame.f_code
+        ours = code.co_filename.startswith(package) and "testing" not in code.co_filename
+        if event == "call" and ours and not code.co_name.startswith("<"):
+            names.append(code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_a_warm_call_enters_few_functions(op):
+    plain, leaves = CALLS[op](1), inputs.differentiable(CALLS[op](1))
+    for kw in (plain, leaves):
+        for _ in range(2):
+            out = outputs(op, kw)[0]
+        assert len(found := entered(lambda: getattr(rk, op)(**kw))) <= MOST_FUNCTIONS, found
+    for _ in range(2):
+        out = outputs(op, leaves)[0]
+        loss = out.where(out.isfinite(), 0).sum()
+        found = entered(loss.backward)
+    assert len(found) <= MOST_FUNCTIONS, found
 
 
 def test_one_tensor_given_for_several_arguments():
@@ -86,7 +121,7 @@ def test_one_tensor_given_for_several_arguments():
     x, rest = torch.randn(1, 8, 2, 16), [torch.randn(1, 8, 2, 16) for _ in range(3)]
     rk.relative_attention(x, x, x)
     got = rk.relative_attention(*rest)
-    assert len(eager._PLANS) == 1
+    assert len(plan._PLANS) == 1
     torch.testing.assert_close(got, rk.relative_attention(*rest, backend="reference"))
 
 
@@ -123,7 +158,7 @@ def test_the_backend_is_part_of_the_plan():
     for name in ("reference", None, "reference"):
         with rk.use_backend(name):
             rk.leaky_average(**kw)
-        served.append(len(eager._PLANS))
+        served.append(len(plan._PLANS))
     assert served == [2, 2, 2]
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.leaky_average(**kw, backend="mkl")
@@ -166,7 +201,7 @@ def test_autocast_is_served_by_plans_and_stays_on():
         with pytest.raises(ValueError, match="rel_key: expected"):
             rk.relative_logits(**kw | {"rel_key": kw["rel_key"][:, 1:]})
         assert torch.is_autocast_enabled("cpu")
-    assert logits.dtype == torch.bfloat16 and len(eager._PLANS) == 1
+    assert logits.dtype == torch.bfloat16 and len(plan._PLANS) == 1
     (grad,) = torch.autograd.grad(logits.float().sum(), kw["query"])
     narrow = {name: x.detach().bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
     query = narrow["query"].requires_grad_()
@@ -186,7 +221,7 @@ def test_dropout_draws_another_seed_every_time():
 
 
 def test_plans_are_bounded(monkeypatch):
-    monkeypatch.setattr(eager, "_MOST_PLANS", 3)
+    monkeypatch.setattr(plan, "_MOST_PLANS", 3)
     for n in range(1, 9):
         rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
-        assert 1 <= len(eager._PLANS) <= 3
+        assert 1 <= len(plan._PLANS) <= 3

@@ -1,18 +1,11 @@
-"""Calls that are replayed, launches and torch's operations alike,
-equal the registered operator: other values, other memory.
-"""
-
-import ctypes
-import dataclasses
-import itertools
-import types
+"""Later calls of a layout, launches and torch's operations alike, equal the backend run on the tensors themselves."""
 
 import pytest
 import torch
 
 import retro_kernels as rk
 from retro_kernels.compile import configs
-from retro_kernels.core import eager
+from retro_kernels.core import plan, steps
 from retro_kernels.testing import inputs
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -32,10 +25,10 @@ CALLS = {
 }
 
 
-def results(op, kw, run):
+def results(op, kw):
     """Every output and gradient."""
     kw = inputs.differentiable(kw)
-    outs = run(kw)
+    outs = getattr(rk, op)(**kw, backend="triton")
     outs = outs if isinstance(outs, tuple) else (outs,)
     out = outs[0].where(outs[0].isfinite(), 0)
     leaves = [value for value in kw.values() if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -45,28 +38,21 @@ def results(op, kw, run):
     ]
 
 
-def operator(op):
-    """Without a plan of ours."""
-
-    def run(kw):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(eager, "_key", lambda *call: (None, False, None))
-            return getattr(rk, op)(**kw, backend="triton")
-
-    return run
+def directly(op, kw):
+    """`results` without a list of steps: the backend's functions on the tensors themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps.Pass, "run", lambda self, values: self.function(values))
+        return results(op, kw)
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_replayed_calls_equal_the_operator(op):
+def test_calls_by_steps_equal_the_backend_itself(op):
     for seed in (1, 2, 3, 4):
-        got = results(op, CALLS[op](seed), lambda kw: getattr(rk, op)(**kw, backend="triton"))
-        if seed == 2:
-            (plan,) = eager._PLANS.values()
-            assert len(plan.forward.replays) == 1
-            assert [len(run.replays) for run in plan.backwards.values()] == [1]
-        if seed != 2:
-            for a, b in zip(got, results(op, CALLS[op](seed), operator(op)), strict=True):
-                assert torch.equal(a, b)
+        got = results(op, CALLS[op](seed))
+        (made,) = plan._PLANS.values()
+        assert len(made.forward.ways) == 1 and [len(each.ways) for each in made.backwards.values()] == [1]
+        for a, b in zip(got, directly(op, CALLS[op](seed)), strict=True):
+            assert torch.equal(a, b)
 
 
 STEPS = {
@@ -81,7 +67,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("op", STEPS)
-def test_a_position_that_moves_is_the_replays(op):
+def test_a_position_that_moves_is_each_calls_own(op):
     kw, name = STEPS[op]
     for position in (3, 4, 5, 63, 0, 29, 30, 31, 32):
         got = getattr(rk, op)(**kw | {name: position}, backend="triton")
@@ -100,14 +86,16 @@ def test_a_position_beyond_what_was_checked_is_checked():
         rk.chunked_cross_attention(**kw | {"query_start": 71}, backend="triton")
 
 
-def test_a_seed_is_drawn_for_every_replay():
+def test_a_seed_is_drawn_for_every_call():
     kw = CALLS["relative_attention"](1, dropout_p=0.5)
     drawn = [rk.relative_attention(**kw, backend="triton") for _ in range(4)]
     assert not torch.equal(drawn[2], drawn[3])
     torch.manual_seed(7)
     again = rk.relative_attention(**kw, backend="triton")
     torch.manual_seed(7)
-    assert torch.equal(again, operator("relative_attention")(kw))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps.Pass, "run", lambda self, values: self.function(values))
+        assert torch.equal(again, rk.relative_attention(**kw, backend="triton"))
 
 
 def test_one_tensor_for_several_arguments_is_not_one_for_good():
@@ -125,59 +113,6 @@ def test_what_changes_the_choice_ends_a_plan():
     with configs.watched() as seen:
         rk.relative_logits(**kw, backend="triton")
     assert [op for op, _ in seen] == ["relative_logits"]
-
-
-class Compiled:
-    """In place of what Triton compiled: executes a launch whose tensors are addresses, as the driver gets them."""
-
-    packed_metadata = function = None
-
-    def __init__(self, launch, execute):
-        self.launch, self.execute = launch, execute
-        self.heard = 0
-
-    def run(self, x, y, z, stream, function, metadata, hooks, enter, leave, *own):
-        self.heard += 1
-        names = self.launch.kernel.arg_names
-        given = {name: self.at(value, self.launch.arguments[name]) for name, value in zip(names, own, strict=True)}
-        self.execute(dataclasses.replace(self.launch, grid=(x, y, z), arguments=given))
-
-    @staticmethod
-    def at(value, like):
-        """Memory at this address, with the type and strides of what stood there when the launch was noted."""
-        if not isinstance(like, torch.Tensor):
-            assert value == like or value is like
-            return value
-        extent = sum((n - 1) * s for n, s in zip(like.shape, like.stride())) + 1
-        held = (ctypes.c_char * (extent * like.element_size())).from_address(value)
-        return torch.frombuffer(held, dtype=torch.uint8).view(like.dtype).as_strided(like.shape, like.stride())
-
-
-@pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention", "leaky_average"])
-def test_launches_by_address_equal_the_operator(op, monkeypatch):
-    """Scratch memory is one allocation then, and results are apart from it and from one another."""
-    from triton.runtime import driver
-
-    from retro_kernels.triton_lib import launch
-
-    execute, compiled = launch.Launch.run, []
-
-    def noted(self):
-        execute(self)
-        compiled.append(Compiled(self, execute))
-        return compiled[-1]
-
-    monkeypatch.setattr(launch.Launch, "run", noted)
-    calls = types.SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
-    monkeypatch.setattr(driver, "_active", calls)
-    for seed in (1, 2, 3):
-        heard = sum(kernel.heard for kernel in compiled)
-        got = results(op, CALLS[op](seed), lambda kw: getattr(rk, op)(**kw, backend="triton"))
-        assert (sum(kernel.heard for kernel in compiled) > heard) == (seed > 2)
-    for a, b in zip(got, results(op, CALLS[op](3), operator(op)), strict=True):
-        assert torch.equal(a, b)
-    places = sorted((t.data_ptr(), t.nbytes) for t in got)
-    assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(places))
 
 
 def test_the_interpreters_bfloat16_rounds_as_torch_does():

@@ -270,3 +270,46 @@ def test_topk_chunks(change, error, words):
 @pytest.mark.parametrize("change, error, words", LEAKY, ids=_ids(LEAKY))
 def test_leaky_average(change, error, words):
     _check(rk.leaky_average, inputs.leaky(), change, error, words)
+
+
+def heads_first(*names):
+    """The named tensors as [B,H,N,D], as torch's own attention takes them."""
+    return {name: (lambda t: t.transpose(-3, -2).contiguous()) for name in names}
+
+
+LAYOUTS = [
+    ("relative_attention", heads_first("query", "key", "value"), r"^query: .*H=4 heads as in \w+; .*\[B,H,N,D\]\?$"),
+    ("relative_attention", heads_first("query"), r"^query: .*did you pass \[B,H,N,D\]\?$"),
+    ("relative_attention", heads_first("key", "value"), r"^key: .*; got G=12: did you pass \[B,G,S,D\]\?$"),
+    ("chunked_cross_attention", heads_first("query"), r"^query: .*did you pass \[B,H,N,D\]\?$"),
+    ("chunked_cross_attention", heads_first("key", "value"), r"^key: .*; got G=8: did you pass \[B,L,K,G,R,D\]\?$"),
+    ("chunked_cross_attention", {"chunk_len": 3}, r"^chunk_len: expected 4, for rel_key has T = .*; got 3$"),
+    ("chunked_cross_attention", {"chunk_len": 9}, r"^chunk_len: expected 4, for rel_key has T = .*; got 9$"),
+    ("relative_logits", heads_first("query"), r"^query: .*did you pass \[B,H,N,D\]\?$"),
+    ("leaky_average", heads_first("x") | {"initial": None}, r"^x: .*as in decay; .*did you pass \[B,H,N,D\]\?$"),
+]
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["", "with biases"])
+@pytest.mark.parametrize("op, change, message", LAYOUTS)
+def test_another_layout_or_chunk_len_is_named_first(op, change, message, biases):
+    """Not the relative keys or biases, which are right."""
+    build = {
+        "relative_attention": lambda: inputs.self_attention(1, N=12, biases=biases),
+        "chunked_cross_attention": lambda: inputs.cross_attention(1, N=18, M=4, R=8, biases=biases),
+        "relative_logits": lambda: inputs.relative_logits(1, N=7, biases=biases),
+        "leaky_average": lambda: inputs.leaky(1, N=7),
+    }
+    kw = build[op]()
+    kw |= {name: new(kw[name]) if callable(new) else new for name, new in change.items()}
+    with pytest.raises(ValueError, match=message):
+        getattr(rk, op)(**kw)
+
+
+def test_one_token_and_one_table_for_all_heads_are_no_other_layout():
+    for op, kw in (
+        ("relative_attention", inputs.self_attention(1, N=1, heads="shared")),
+        ("chunked_cross_attention", inputs.cross_attention(1, N=1, heads="shared", extra_chunks=1)),
+        ("relative_logits", inputs.relative_logits(1, N=1, heads="shared")),
+    ):
+        getattr(rk, op)(**kw)

@@ -140,7 +140,8 @@ def chunked_cross_attention(
         dropout_p,
         None,
     )
-    checks.flag("return_lse", return_lse)
+    if return_lse.__class__ is not bool:
+        checks.flag("return_lse", return_lse)
     out, lse = eager.serve("chunked_cross_attention", call, backend)
     return (out, lse) if return_lse else out
 

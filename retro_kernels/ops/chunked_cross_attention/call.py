@@ -62,6 +62,7 @@ class ChunkedCrossAttention(NamedTuple):
             checks.integer("query_start", self.query_start, 0, checks.POSITION_MAX)
         arguments.attention_inputs(self, "B,L,K,R,G,D", sizes)
         query_start, batch_start = arguments.positions("query_start", self.query_start, self.query, sizes)
+        self._check_chunk_len(query_start, sizes)
         needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
         if batch_start is None and sizes["L"] < needed:
             start = f", query_start={query_start}" if query_start else ""
@@ -88,6 +89,17 @@ class ChunkedCrossAttention(NamedTuple):
             scale=arguments.default_scale(self.scale, sizes["D"]),
             dropout_p=checks.probability("dropout_p", self.dropout_p),
         )
+
+    def _check_chunk_len(self, query_start: int, sizes: dict[str, int]) -> None:
+        """Blame chunk_len where rel_key and the number of chunks agree on another one."""
+        if not isinstance(self.rel_key, Tensor) or self.rel_key.dim() != 3 or self.rel_start is not None:
+            return
+        rows, fits = self.rel_key.shape[1], self.rel_key.shape[1] - sizes["R"] + 1
+        if fits != self.chunk_len and fits >= 1 and sizes["L"] == (query_start + sizes["N"]) // fits:
+            raise ValueError(
+                f"chunk_len: expected {fits}, for rel_key has T = chunk_len+R-1 = {rows} rows and key has "
+                f"L={sizes['L']} chunks for N={sizes['N']}; got {self.chunk_len}"
+            )
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
         """Outputs of the right shapes and types, not filled."""

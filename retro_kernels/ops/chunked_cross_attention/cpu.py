@@ -20,10 +20,6 @@ def forward(call) -> tuple[Tensor, Tensor]:
     return attention.forward(OP, call)
 
 
-def again(call, given):
-    return attention.again(OP, call, given)
-
-
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """Sums over chunks (rel_key, biases) are float32, in an order fixed by the sizes."""
     return attention.backward(OP, call, outputs, grads, needs, call.batch_start)

@@ -31,6 +31,8 @@ class LeakyAverage(NamedTuple):
         sizes: dict[str, int] = {}
         checks.shape("x", self.x, "B,N,H,D", sizes)
         checks.floating("x", self.x)
+        if checks.tensor("decay", self.decay).dim() == 1:
+            arguments.check_heads("x", self.x, "decay", len(self.decay))
         checks.shape("decay", self.decay, "H", sizes)
         # bfloat16 rounds 0.999 to 1.0, so a decay may stay float32 beside a narrower x
         checks.like("decay", self.decay, self.x, tuple({self.x.dtype: None, torch.float32: None}), first="x")

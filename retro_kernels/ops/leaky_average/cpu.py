@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import native
+from ...core import steps
 from ...cpu_lib import empty, unsupported_tensors
 
 
@@ -17,8 +17,7 @@ def unsupported(call) -> str | None:
 
 def forward(call) -> tuple[Tensor]:
     y = empty(call.x.shape, call.x.dtype)
-    run = native.extension("_cpu").leaky_average_forward
-    run(*map(native.view, (call.x, call.decay, call.initial, call.segment, y)), torch.get_num_threads())
+    steps.call("_cpu", "leaky_average_forward", *call, y, steps.THREADS)
     return (y,)
 
 
@@ -33,9 +32,6 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
     dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None
-    run = native.extension("_cpu").leaky_average_backward
-    run(
-        *map(native.view, (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)),
-        torch.get_num_threads(),
-    )
+    tensors = (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)
+    steps.call("_cpu", "leaky_average_backward", *tensors, steps.THREADS)
     return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

@@ -21,10 +21,6 @@ def forward(call) -> tuple[Tensor, Tensor]:
     return attention.forward(OP, call)
 
 
-def again(call, given):
-    return attention.again(OP, call, given)
-
-
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """float32 partial sums: dK and dV of one key head a task, d
     rel_key of the heads of a task; see `Partition` in csrc.

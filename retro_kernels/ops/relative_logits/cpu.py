@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ...core import native
+from ...core import steps
 from ...cpu_lib import empty, unsupported_tensors
 
 
@@ -16,8 +15,7 @@ def unsupported(call) -> str | None:
 def forward(call) -> tuple[Tensor]:
     b, n, h, _ = call.query.shape
     logits = empty((b, h, n, call.key_len), call.query.dtype)
-    run = native.extension("_cpu").relative_logits_forward
-    run(native.problem(call), native.view(logits), torch.get_num_threads())
+    steps.call("_cpu", "relative_logits_forward", call, logits, steps.THREADS)
     return (logits,)
 
 
@@ -26,6 +24,5 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
         empty(tensor.shape, tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
         for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
     ]
-    run = native.extension("_cpu").relative_logits_backward
-    run(native.problem(call), *map(native.view, (grads[0], *wanted)), torch.get_num_threads())
+    steps.call("_cpu", "relative_logits_backward", call, grads[0], *wanted, steps.THREADS)
     return wanted

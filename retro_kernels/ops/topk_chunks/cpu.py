@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import native
+from ...core import steps
 from ...cpu_lib import empty, unsupported_tensors
 
 
@@ -24,11 +24,11 @@ def forward(call) -> tuple[Tensor, Tensor]:
     scores = empty((b, q, call.k), torch.float32)
     indices = empty((b, q, call.k), torch.int64)
     causal = call.causal_gap is not None
-    shift = call.query_offset - call.causal_gap if causal else 0
+    gap, s = call.causal_gap or 0, call.key.shape[1]
     # beyond these every key or none is visible, and 64 bits might not do
-    shift = max(-q, min(call.key.shape[1], shift))
-    views = map(native.view, (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, scores, indices))
-    native.extension("_cpu").topk_chunks_forward(*views, call.metric == "l2", causal, shift, torch.get_num_threads())
+    shift = steps.derived(call.query_offset, lambda offset: max(-q, min(s, offset - gap if causal else 0)))
+    tensors = (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, scores, indices)
+    steps.call("_cpu", "topk_chunks_forward", *tensors, call.metric == "l2", causal, shift, steps.THREADS)
     return scores, indices
 
 
@@ -38,6 +38,6 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     if grads[0] is None:
         return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
     results = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
-    views = map(native.view, (*inputs, outputs[1], grads[0], *results))
-    native.extension("_cpu").topk_chunks_backward(*views, call.metric == "l2", torch.get_num_threads())
+    tensors = (*inputs, outputs[1], grads[0], *results)
+    steps.call("_cpu", "topk_chunks_backward", *tensors, call.metric == "l2", steps.THREADS)
     return results

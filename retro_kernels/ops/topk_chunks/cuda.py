@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...compile.target import OLDEST_ARCH, Target, current_target
-from ...core import native
+from ...core import steps
 from .call import TopkChunks
 
 MAX_K = 128
@@ -83,30 +83,18 @@ def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     """scores [B,Q,k] float32, indices [B,Q,k] int64."""
     query = call.query
     b, q, _ = query.shape
-    target = current_target(query.device)
+    target = current_target(steps.device_of(query))
     count, length = split(b, q, call.key.shape[1], target.multiprocessors)
     scores = torch.empty((b, q, call.k), dtype=torch.float32, device=query.device)
     indices = torch.empty((b, q, call.k), dtype=torch.int64, device=query.device)
     partial = torch.empty((b, q, count, call.k), dtype=torch.int64, device=query.device)
-    shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
+    gap, s = call.causal_gap, call.key.shape[1]
     # beyond these nothing changes, and its sum with a row fits int32
-    shift = min(max(shift, -q - 1), call.key.shape[1])
+    shift = steps.derived(call.query_offset, lambda offset: min(max(0 if gap is None else offset - gap, -q - 1), s))
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks = min(target.multiprocessors, b * -(-q // TILE_Q) * count)
-    stream = torch.cuda.current_stream().cuda_stream  # of the query's device, which registration made current
-    error = native.extension("_cuda").topk_chunks(
-        *map(native.view, tensors),
-        call.k,
-        call.metric == "l2",
-        call.causal_gap is not None,
-        shift,
-        count,
-        length,
-        blocks,
-        stream,
-    )
-    if error:
-        raise RuntimeError(f"topk_chunks: CUDA error {error} at launch")
+    options = (call.k, call.metric == "l2", gap is not None, shift, count, length, blocks)
+    steps.call("_cuda", "topk_chunks", *tensors, *options, steps.STREAM)
     return scores, indices
 
 

@@ -10,11 +10,11 @@ both are scored on packages that training, tokeniser and database never saw.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,9 @@ from torch import nn
 
 from retro_model import Retro, RetroConfig, checkpoint, evaluation, generate, training
 from retro_model.apps.serve import folder as folders
+from retro_model.apps.serve import reader
+from retro_model.base import disk
+from retro_model.base.progress import counting
 from retro_model.evaluation import colouring
 from retro_model.retro import copying
 
@@ -33,7 +36,7 @@ from .options import parser
 from .plan import DEFAULT, SMOKE, Plan, preset
 
 
-@contextmanager
+@contextlib.contextmanager
 def stage(console: Console, timings: dict[str, float], name: str):
     """Prints what begins, and keeps how long it took."""
     console.print(f"[bold]{name}[/bold]")
@@ -82,27 +85,87 @@ def fit(
     return model, facts
 
 
-def steps_within(seconds: float, corpus: Corpus, plan: Plan, config: RetroConfig, seed: int, device: str) -> int:
-    """Steps that both models together take in `seconds`, from the time of a few."""
-    spent = 0.0
+PASSES = 8  # over the held-out text after training: five scores, and the page's figures with their control
+LEAST_SHARE = 0.1  # of the minutes that training gets, however long the rest takes
+
+
+def fitted(
+    name: str, config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, folder: Path, quiet: bool
+) -> tuple[Retro, dict]:
+    """A trained model: the checkpoint of an earlier run of the same plan and seed, or a new one that is saved."""
+    path, wanted = folder / name.lower(), json.loads(json.dumps({"plan": dataclasses.asdict(plan), "seed": seed}))
+    with contextlib.suppress(checkpoint.CheckpointError):
+        kept = checkpoint.read_state(path)
+        if kept["extra"].get("run") == wanted and kept["config"] == config.to_dict():
+            model = make_model(config, plan, seed, device)
+            checkpoint.load(path, model)
+            return model, kept["extra"]["facts"]
+    model, facts = fit(config, corpus, plan, seed, device, name, quiet)
+    checkpoint.save(path, model, step=plan.steps, position=plan.steps, extra={"run": wanted, "facts": facts})
+    return model, facts
+
+
+def within(
+    minutes: float, gone: float, corpus: Corpus, plan: Plan, config: RetroConfig, seed: int, device: str
+) -> tuple[Plan, str]:
+    """The plan whose whole run takes `minutes`, and how they are spent.
+
+    gone: seconds of them that are over. The times of training and scoring are those of a few steps and one document.
+    """
+    begin, step = time.perf_counter(), 0.0
     for c in (config, config.baseline()):
         few = dataclasses.replace(plan, steps=3, warmup_steps=0)
         fit(c, corpus, dataclasses.replace(few, steps=1), seed, device, "warm-up", quiet=True)
-        spent += fit(c, corpus, few, seed, device, "calibration", quiet=True)[1]["seconds"] / few.steps
-    return max(2, int(seconds / spent))
+        model, facts = fit(c, corpus, few, seed, device, "calibration", quiet=True)
+        step += facts["seconds"] / few.steps
+        if c.retrieves:
+            scoring = PASSES * _seconds_of_a_pass(model, corpus, plan)
+    gone += time.perf_counter() - begin
+    train = training_seconds(minutes, gone, scoring)
+    steps = max(2, int(train / step))
+    parts = {"gone": gone, f"of training ({steps} steps of each model)": steps * step, "of scoring": scoring}
+    listed = ", ".join(f"{seconds / 60:.1f} {name}" for name, seconds in parts.items())
+    said = f"about {sum(parts.values()) / 60:.1f} min in all: {listed}; the backends are not compared"
+    return dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10)), said
 
 
-def score_all(retro: Retro, baseline: Retro, corpus: Corpus, plan: Plan) -> dict[str, evaluation.Scores]:
-    """Scores of the validation store: RETRO with each number of neighbours, RETRO off, the baseline."""
-    options = {"window": plan.window, "stride": plan.stride, "autocast": plan.autocast}
-    scores = {
-        f"RETRO on, {k} neighbours": evaluation.score(
-            retro, corpus.validation, corpus.validation_neighbours[:, :k], corpus.database, **options
-        )
-        for k in plan.evaluation_neighbours
-    }
-    scores["RETRO off"] = evaluation.score(retro, corpus.validation, **options)
-    scores["baseline"] = evaluation.score(baseline, corpus.validation, **options)
+def training_seconds(minutes: float, gone: float, scoring: float) -> float:
+    """What is left of `minutes` for training; at least `LEAST_SHARE` of them."""
+    return max(60 * minutes - gone - scoring, LEAST_SHARE * 60 * minutes)
+
+
+def _seconds_of_a_pass(model: Retro, corpus: Corpus, plan: Plan) -> float:
+    """Estimate of one score of the held-out text, from its longest document."""
+    held, near = corpus.validation, corpus.validation_neighbours[:, : plan.neighbours]
+    longest = max(range(len(held.documents)), key=lambda number: held.documents[number].num_tokens)
+    begin = time.perf_counter()
+    evaluation.score(model, held, near, corpus.database, window=plan.window, stride=plan.stride, documents=[longest])
+    return (time.perf_counter() - begin) * held.num_tokens / held.documents[longest].num_tokens
+
+
+RANDOM = "RETRO on, random neighbours"
+
+
+def score_all(
+    retro: Retro, baseline: Retro, corpus: Corpus, plan: Plan, seed: int = 0, quiet: bool = False
+) -> dict[str, evaluation.Scores]:
+    """Scores of the validation store: RETRO with each number of neighbours, with random ones, off; the baseline."""
+    near, database = corpus.validation_neighbours, corpus.database
+    given = {f"RETRO on, {k} neighbours": (retro, near[:, :k], database) for k in plan.evaluation_neighbours}
+    given[RANDOM] = (retro, evaluation.random_neighbours(near[:, : plan.neighbours], database, seed), database)
+    given |= {"RETRO off": (retro,), "baseline": (baseline,)}
+    scores = {}
+    for name, (model, *neighbours) in given.items():
+        with counting(f"scoring {name}", quiet) as report:
+            scores[name] = evaluation.score(
+                model,
+                corpus.validation,
+                *neighbours,
+                window=plan.window,
+                stride=plan.stride,
+                autocast=plan.autocast,
+                report=report,
+            )
     return scores
 
 
@@ -194,28 +257,29 @@ def _tables(results: dict, scores: dict[str, evaluation.Scores], leakage: np.nda
     for name, f in results["training"].items():
         models.add_row(name, *(f"{f[k]:,}" for k in ("weights", "parameters", "steps", "seconds", "tokens_per_second")))
     rates = Table("backend", "training, tokens/s", "decoding, tokens/s", title="RETRO's speed by backend")
-    for name, f in results["speeds"].items():
+    for name, f in results.get("speeds", {}).items():
         rates.add_row(name, *(f"{f[k]:,.0f}" for k in ("training", "decoding")))
-    return [models, evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125)), rates]
+    return [models, evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125)), *[rates] * ("speeds" in results)]
 
 
 def run(
     folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes: float | None = None, quiet: bool = False
 ) -> dict:
-    """The whole demonstration; everything it makes lies in `folder`.
+    """The whole demonstration; everything it makes lies in `folder`. Stopped and called again, it goes on with the
+    models that are trained.
 
-    minutes: time for training both models together; None: plan.steps.
+    minutes: of the whole; None: plan.steps.
     Returns: the numbers that it also writes to results.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     console, timings = Console(record=True, file=io.StringIO() if quiet else None), {}
     with stage(console, timings, "corpus, tokeniser, database, neighbours"):
-        corpus = prepare(folder, plan, console)
+        corpus = prepare(folder, plan, console, not quiet)
     config = RetroConfig.from_dict({**plan.config, "vocab_size": corpus.tokenizer.vocab_size})
+    compares = minutes is None
     if minutes is not None:
-        with stage(console, timings, "step times"):
-            steps = steps_within(60 * minutes, corpus, plan, config, seed, device)
-            plan = dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10))
+        with stage(console, timings, "times of a step and a score"):
+            plan = _planned(folder, minutes, sum(timings.values()), corpus, plan, config, seed, device, console)
     models: dict[str, nn.Module] = {}
     results: dict = {
         "plan": dataclasses.asdict(plan),
@@ -226,24 +290,31 @@ def run(
     }
     for name, c in (("RETRO", config), ("baseline", config.baseline())):
         with stage(console, timings, f"training {name}"):
-            models[name], results["training"][name] = fit(c, corpus, plan, seed, device, name, quiet)
-        checkpoint.save(folder / name.lower(), models[name], step=plan.steps, position=plan.steps)
+            models[name], results["training"][name] = fitted(name, c, corpus, plan, seed, device, folder, quiet)
+    describe(folder, plan, corpus, "Not scored yet.")  # `serve` takes it from here on
     with stage(console, timings, "evaluation"):
-        scores = score_all(models["RETRO"], models["baseline"], corpus, plan)
+        scores = score_all(models["RETRO"], models["baseline"], corpus, plan, seed, quiet)
         leakage = evaluation.leakage(corpus.validation, corpus.validation_neighbours, corpus.database)
         best = scores[f"RETRO on, {plan.neighbours} neighbours"]
-        others = {name: scores[name] for name in ("RETRO off", "baseline")}
+        others = {name: scores[name] for name in (RANDOM, "RETRO off", "baseline")}
         evaluation.plot_gains(best, others, corpus.validation, leakage, folder / "leakage.png")
     results["bits_per_byte"] = {name: evaluation.bits_per_byte(s) for name, s in scores.items()}
     results["curves"] = {name: evaluation.curve(s, leakage) for name, s in scores.items()}
     results["difference"] = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in others}
     results["gains"] = {n: evaluation.gains(best, other, corpus.validation, leakage) for n, other in others.items()}
-    results["verdicts"] = evaluation.verdicts(*results["difference"].values())
-    keep(folder, plan, corpus, best, scores["RETRO off"], results["verdicts"])
+    difference = results["difference"]
+    results["verdicts"] = [
+        evaluation.gain_of_retrieval(best, scores[RANDOM], corpus.validation),
+        evaluation.verdicts(difference["RETRO off"], difference["baseline"])[1],
+    ]
+    describe(folder, plan, corpus, " ".join(results["verdicts"]))
+    with stage(console, timings, "figures of the page"), counting("held-out passages", quiet) as report:
+        reader.measure(folder, report)
     with stage(console, timings, "a sample"):
         draw_sample(models["RETRO"], corpus, plan, folder, console, seed)
-    with stage(console, timings, "speed of the backends"):
-        results["speeds"] = speeds(models["RETRO"], corpus, plan, seed)
+    if compares:
+        with stage(console, timings, "speed of the backends"):
+            results["speeds"] = speeds(models["RETRO"], corpus, plan, seed)
     for table in _tables(results, scores, leakage):
         console.print(table)
     for sentence in results["verdicts"]:
@@ -263,12 +334,32 @@ def run(
     return results
 
 
-def keep(
-    folder: Path, plan: Plan, corpus: Corpus, on: evaluation.Scores, off: evaluation.Scores, verdicts: list[str]
-) -> None:
+def _planned(
+    folder: Path,
+    minutes: float,
+    gone: float,
+    corpus: Corpus,
+    plan: Plan,
+    config: RetroConfig,
+    seed: int,
+    device: str,
+    console: Console,
+) -> Plan:
+    """The plan within `minutes`: that of an earlier run that was asked the same, or a new one that is kept."""
+    path = folder / "minutes.json"
+    asked = json.loads(json.dumps({"plan": dataclasses.asdict(plan), "minutes": minutes, "seed": seed}))
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if kept.get("asked") != asked:
+        made, said = within(minutes, gone, corpus, plan, config, seed, device)
+        console.print(f"  {said}", soft_wrap=True)
+        kept = {"asked": asked, "steps": made.steps, "warmup_steps": made.warmup_steps}
+        disk.write_json(path, kept)
+    return dataclasses.replace(plan, steps=kept["steps"], warmup_steps=kept["warmup_steps"])
+
+
+def describe(folder: Path, plan: Plan, corpus: Corpus, verdict: str) -> None:
     """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
-    passages = folders.passages(corpus.validation, plan.window, on, off)
-    facts = {"neighbours": plan.neighbours, "bos": True, "verdict": " ".join(verdicts), "passages": passages}
+    facts = {"neighbours": plan.neighbours, "bos": True, "verdict": verdict}
     parts = {
         "model": "retro",
         "tokenizer": "tokenizer.json",
@@ -277,7 +368,9 @@ def keep(
         "keys": "embeddings",
         "embedder": "embedder.npz",
     }
-    folders.describe(folder, "retro", "RETRO, trained on Python's standard library", parts, plan.window, facts)
+    folders.describe(
+        folder, "retro", "A small RETRO with the sources of Python's standard library", parts, plan.window, facts
+    )
 
 
 def _no_device(name: str) -> str | None:

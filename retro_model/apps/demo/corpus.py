@@ -25,9 +25,12 @@ from retro_model.data.tokens import Tokenizer
 
 from .plan import Plan
 
-#: Held out: modules that have siblings (ntpath: posixpath; ssl: socket), all of them in Python 3.11 to 3.14.
-#: `test` is a package of its own and stays in training.
-VALIDATION = ("fractions", "locale", "ntpath", "optparse", "shutil", "socket", "ssl", "sysconfig", "uuid")
+#: Held out: modules that have siblings (ntpath: posixpath; ssl: socket), all of them in Python 3.11 to 3.14, and small
+#: ones among them: an interval over documents needs ten. `test` is a package of its own and stays in training.
+VALIDATION = (
+    *("bisect", "calendar", "csv", "fnmatch", "fractions", "getopt", "heapq", "locale", "ntpath", "optparse", "shutil"),
+    *("socket", "ssl", "sysconfig", "textwrap", "uuid", "zipapp"),
+)
 #: Tables rather than programs: help texts, encoded test data.
 TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")
 #: Neighbours searched for beyond those used: a window leaves out those from its own documents.
@@ -82,11 +85,12 @@ def first_bytes(documents: list[Document], limit: int) -> list[Document]:
     return taken
 
 
-def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
+def prepare(folder: Path, plan: Plan, console: Console, progress: bool = False) -> Corpus:
     """Tokeniser, stores, deduplication, database and neighbours in
     `folder`; what is there from the same plan is used again.
     """
     root = Path(sysconfig.get_path("stdlib"))
+    console.print(f"  reading the sources below {root} ...", soft_wrap=True)
     every = list(sources(root))
     validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
     # tests come last
@@ -94,12 +98,14 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
     others = first_bytes(training_documents, plan.database_bytes)
     if not validation or not others:
         raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
+    console.print(f"  {len(every):,} files; tokeniser ...")
     tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     options = {"chunk_len": plan.config["chunk_len"], "bos": True}
     held_out = build_store(folder / "validation", validation, tokenizer, **options)
     raw = build_store(folder / "all", others, tokenizer, **options)
-    leaked = find_leaked(raw, [held_out])
+    console.print("  what training shares with the held-out text ...")
+    leaked = find_leaked(raw, [held_out], progress=progress)
     leaked.save(folder / "deduplication.json")
     removed = {removal.name for removal in leaked.removed}
     store = (
@@ -113,12 +119,17 @@ def prepare(folder: Path, plan: Plan, console: Console) -> Corpus:
         tokenizer,
         **options,
     )
+    console.print(f"  keys of {len(store):,} chunks, and the neighbours of {len(train):,} ...")
     embedder = HashedTfidf(plan.dim).fit(store)
     embedder.save(folder / "embedder.npz")
     database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
-    train_neighbours = precompute_neighbours(folder / "train-neighbours", train, database, plan.neighbours + SPARE)
+    train_neighbours = precompute_neighbours(
+        folder / "train-neighbours", train, database, plan.neighbours + SPARE, progress=progress
+    )
     most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
-    validation_neighbours = precompute_neighbours(folder / "validation-neighbours", held_out, database, most)
+    validation_neighbours = precompute_neighbours(
+        folder / "validation-neighbours", held_out, database, most, progress=progress
+    )
     facts = {
         "validation_groups": sorted({d.group for d in validation}),
         "training_groups": len({d.group for d in others}),

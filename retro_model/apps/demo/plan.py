@@ -24,7 +24,7 @@ class Plan:
     vocab_size: int = 2048
     database_bytes: int = 12_000_000
     train_bytes: int = 2_500_000
-    validation_bytes: int = 200_000
+    validation_bytes: int = 250_000
     dim: int = 512
     index: str | None = None
     neighbours: int = 2

@@ -80,7 +80,8 @@ def lm_eval() -> argparse.ArgumentParser:
   retro-model lm-eval ls tasks
   retro-model lm-eval run --help       every option of the harness
 
-folder: what `retro-model demo` or `retrofit` left; neighbours=off or random: without retrieval, or its control.
+folder: what `retro-model demo` or `retrofit` left. With neighbours=0: without retrieval; with random=True: random
+passages in place of those found. The gain of retrieval is the result minus that with random=True.
 NAME=FILE: a task of the paper on a local file.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=True,

@@ -33,7 +33,8 @@ def curves(
 
     shares: of the database's chunks, with the training's number of neighbours. ks: with the whole database. documents:
     of the held-out text, the first so many; None: all. seed: of the documents that a share keeps.
-    Returns: {"database": [(share, chunks, bpb)], "neighbours": [(k, bpb)], "off": bpb, "baseline": bpb, "k": k}.
+    Returns: {"database": [(share, chunks, bpb)], "neighbours": [(k, bpb)], "off": bpb, "baseline": bpb, "random": bpb,
+        "k": k, "gain": the outcome in a sentence}; random: with k random neighbours, the control.
     """
     held_out, database = demo.corpus.validation, demo.corpus.database
     options = {"window": demo.plan.window, "stride": demo.plan.stride}
@@ -54,6 +55,11 @@ def curves(
         report(f"{k} neighbours among {len(rows):,} chunks ({share:.0%}): {out['database'][-1][2]:.4f}")
     if not len(most):
         most = subset_neighbours(database, held_out, max(ks), np.arange(len(database)))
+    random = evaluation.random_neighbours(most[:, :k], database, seed)
+    control, on = (evaluation.score(demo.retro, held_out, n, database, **options) for n in (random, most[:, :k]))
+    out["random"] = evaluation.bits_per_byte(control)
+    out["gain"] = evaluation.gain_of_retrieval(on, control, held_out)
+    report(f"{k} random neighbours: {out['random']:.4f}. {out['gain']}")
     for number in sorted(ks):
         out["neighbours"].append((number, bpb(demo.retro, most[:, :number], database)))
         report(f"{number} neighbours of the whole database: {out['neighbours'][-1][1]:.4f}")
@@ -82,6 +88,7 @@ def plot(results: dict, path: Path) -> None:
     )
     for axes, label in ((left, "chunks in the database"), (right, "neighbours")):
         axes.axhline(results["off"], color="grey", linestyle="--", label="RETRO off")
+        axes.axhline(results["random"], color="grey", linestyle="-.", label="RETRO, random neighbours")
         axes.axhline(results["baseline"], color="black", linestyle=":", label="baseline")
         axes.set(xscale="log", xlabel=label)
         axes.legend(fontsize=8)

@@ -65,7 +65,9 @@ def _settings(setting: Setting) -> dict:
 def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
     """Goes on where `result` ends, and keeps it after each group of documents."""
     library, done = setting.library, result.facts["documents"]
-    score, result.facts["made"] = MAKERS[name](setting)
+    with record.Cost() as making:
+        score, made = MAKERS[name](setting)
+    result.facts.setdefault("made", {"making_cpu_seconds": making.cpu_seconds} | made)
     random = evaluation.random_neighbours(setting.near, library.database, setting.fit.seed)
     for which, near in (("true", setting.near), ("random", random)):
         for first in range(done[which], wanted[which], GROUP):

@@ -18,9 +18,9 @@ from retro_model import evaluation
 from retro_model.evaluation import knn_lm
 from retro_model.retro.retrofit import retrofit
 
-from .fitting import fit
-from .library import Library, stream
-from .options import DATASTORE_TOKENS, RATES, Fit, Plan
+from .fitting import changes, fit
+from .library import Library, read_decoder, stream
+from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,7 @@ class Setting:
 
     def decoder(self) -> nn.Module:
         """Read anew, for retrofits leave their hooks in a decoder."""
-        from transformers import AutoModelForCausalLM
-
-        local = {"local_files_only": True, "trust_remote_code": False}
-        return AutoModelForCausalLM.from_pretrained(self.decoder_folder, dtype=torch.float32, **local).eval()
+        return read_decoder(self.decoder_folder)
 
     @functools.cached_property
     def near(self) -> np.ndarray:
@@ -54,15 +51,6 @@ class Setting:
 
 #: Scores of some held-out documents with given neighbours [chunks,K].
 Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
-
-
-def _scorer(s: Setting, model: nn.Module) -> Scorer:
-    """Of a model that takes neighbours."""
-
-    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
-        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
-
-    return score
 
 
 def alone(s: Setting, times: int = 1) -> tuple[Scorer, dict]:
@@ -115,25 +103,19 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def new_layers(s: Setting) -> tuple[Scorer, dict]:
-    """RETRO's retrofit: a neighbour encoder and cross-attention of their own, after every fourth layer of the upper
-    third."""
-    decoder = s.decoder()
-    layers = decoder.config.num_hidden_layers
-    width = 256
-    sizes = {"encoder_layers": 1, "encoder_d_model": width, "encoder_d_ff": 2 * width}
-    sizes |= {"encoder_heads": 4, "encoder_head_dim": width // 4, "chunk_len": s.plan.chunk_len}
+def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0) -> tuple[Scorer, dict]:
+    """The decoder with RETRO's new layers, or reading neighbours by its own attention; rank: of its low-rank maps."""
     torch.manual_seed(s.fit.seed)
-    model = retrofit(decoder, cca_layers=tuple(range(layers * 2 // 3 or 1, layers + 1, 4)), **sizes)
-    how = dataclasses.replace(s.fit, max_lr=RATES["new"])
-    return _scorer(s, model), _fit(s, model, how, "new")
+    decoder = s.decoder()
+    model = retrofit(decoder, **changes(attention, s.plan.chunk_len, decoder.config.num_hidden_layers, rank=rank))
+    rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
+    how = dataclasses.replace(s.fit, max_lr=rate)
+    facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
 
+    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
+        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
 
-def own(s: Setting, trained: str | None = None) -> tuple[Scorer, dict]:
-    """The decoder's own attention reads the neighbours. trained: None, "gates" (bias and scale a head)."""
-    model = retrofit(s.decoder(), neighbours="own", chunk_len=s.plan.chunk_len)
-    facts = {} if trained is None else _fit(s, model, s.fit, f"own-{trained}")
-    return _scorer(s, model), facts
+    return score, facts
 
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
@@ -149,9 +131,10 @@ MAKERS: dict[str, Callable[[Setting], tuple[Scorer, dict]]] = {
     "alone": alone,
     "longer": functools.partial(alone, times=2),
     "knn": knn,
-    "new": new_layers,
-    "own": own,
-    "own-gates": functools.partial(own, trained="gates"),
+    "new": functools.partial(retrofitted, attention="new"),
+    "own": functools.partial(retrofitted, attention="own", trained=False),
+    "own-gates": functools.partial(retrofitted, attention="own"),
+    "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,20 @@ from retro_model.training import checkpoint
 from .options import Fit
 
 SAVED_EVERY = 5  # steps
+ENCODER = 256  # width of the encoder of new layers
+
+
+def changes(
+    attention: str, chunk_len: int, decoder_layers: int, layers: tuple[int, ...] | None = None, rank: int = 0
+) -> dict:
+    """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
+    fourth layer of the upper third. layers: that attend, in place of these, or of all. rank: of own attention's maps.
+    """
+    if attention == "own":
+        return {"neighbours": "own", "cca_layers": layers, "chunk_len": chunk_len, "rank": rank}
+    layers = layers or tuple(range(max(1, decoder_layers * 2 // 3), decoder_layers + 1, 4))
+    encoder = {"layers": 1, "d_model": ENCODER, "d_ff": 2 * ENCODER, "heads": 4, "head_dim": ENCODER // 4}
+    return {"cca_layers": layers, "chunk_len": chunk_len, **{f"encoder_{name}": n for name, n in encoder.items()}}
 
 
 class Added(nn.Module):
@@ -28,13 +43,16 @@ class Added(nn.Module):
 def fit(
     model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, folder: Path, show=print
 ) -> dict:
-    """Trains what is not frozen. A folder that holds a training goes on from its last step.
+    """Trains what is not frozen. A folder that holds the same training goes on from its last step.
 
     stream: gives the batches from a position on. Returns: steps, tokens, CPU seconds and the last losses.
     """
     added = Added(model)
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
-    done = dict(state["extra"]) if state else {"cpu_seconds": 0.0, "tokens": 0, "losses": []}
+    if state and state["extra"]["how"] != dataclasses.asdict(how):
+        state = None  # of another training
+    done = {"how": dataclasses.asdict(how), "cpu_seconds": 0.0, "tokens": 0, "losses": []}
+    done |= state["extra"] if state else {}
     steps = done.get("steps") or (how.steps if how.minutes is None else _steps_within(model, stream, how))
     settings = training.Settings(
         steps, max_lr=how.max_lr, warmup_steps=min(10, steps // 5), weight_decay=0.01, autocast=how.autocast

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from retro_model import evaluation, training
 from retro_model.apps.evaluate.neighbours import make_embedder
@@ -87,6 +88,14 @@ def prepare(
         },
     }
     return Library(tokenizer, database, held_out, np.asarray(near), leakage, facts)
+
+
+def read_decoder(folder: Path):
+    """A decoder of the Hugging Face library; nothing is fetched and no code of the folder's is run."""
+    from transformers import AutoModelForCausalLM
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
 
 
 def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0):

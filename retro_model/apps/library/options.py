@@ -15,12 +15,14 @@ CONTENDERS = {
     "new": "RETRO's new layers, trained",
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
+    "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
 }
 DATASTORE_TOKENS = 20_000
 ATTENTION = ("own", "new")
-#: Learning rates that fit what is added: biases and scales of heads, or whole layers.
-RATES = {"own": 0.05, "new": 2e-3}
+#: Learning rates that fit what is added: biases and scales of heads, low-rank maps beside them, or whole layers.
+RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
+RANK = 8  # of the low-rank maps in `compare`
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ def retrofit() -> argparse.ArgumentParser:
     add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
     add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps})")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
-    add("--lr", type=float, help=f"largest learning rate (default: {RATES['own']} for own, {RATES['new']} for new)")
+    rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
+    add("--lr", type=float, help=f"largest learning rate (default: {rates})")
+    add("--rank", type=int, default=0, help="of low-rank maps beside bias and scale of own attention (default: none)")
     add("--layers", type=int, nargs="+", help="that attend neighbours, from 1")
     add("--neighbours", type=int, default=Plan.neighbours, help=f"of each chunk (default: {Plan.neighbours})")
     add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")

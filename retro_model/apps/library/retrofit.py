@@ -20,11 +20,13 @@ import torch
 
 from retro_model import evaluation
 from retro_model.apps.serve import folder as folders
+from retro_model.apps.serve import reader
+from retro_model.base.progress import counting
 
 from . import texts
 from .compare import show_line
-from .fitting import fit
-from .library import Library, prepare, stream
+from .fitting import changes, fit
+from .library import Library, prepare, read_decoder, stream
 from .options import ATTENTION, RATES, Fit, Plan
 from .options import retrofit as parser
 
@@ -37,15 +39,18 @@ def run(
     *,
     attention: str = "own",
     layers: tuple[int, ...] | None = None,
+    rank: int = 0,
     folder_of_texts: Path | None = None,
     show=show_line,
 ) -> str:
     """Everything, into `folder`; gives the verdict.
 
-    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers: that
-    attend, from 1; None: all of "own", every third of the upper half of "new".
+    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers,
+    rank: see `fitting.changes`.
     Raises: FileNotFoundError, ValueError naming what is wrong.
     """
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
+
     if not (decoder / "config.json").exists():
         raise FileNotFoundError(f"{decoder}: expected the folder of a decoder, with its config.json; none is there")
     if attention not in ATTENTION:
@@ -54,19 +59,22 @@ def run(
     show(f"{title}: {len(documents):,} documents")
     rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
     library = prepare(folder, decoder, rest, held, plan, show)
-    whole = retrofitted(decoder, attention, layers, plan, how.seed)
+    model = read_decoder(decoder)
+    torch.manual_seed(how.seed)
+    options = changes(attention, plan.chunk_len, model.config.num_hidden_layers, layers, rank)
+    whole = RetrofitForCausalLM.from_decoder(model, **options)
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
     batches = functools.partial(stream, library, plan, how.batch_size, how.seed)
     whole.save_pretrained(folder / "model")
     done = fit(whole.model, batches, how, folder / "training", show)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    describe(folder, decoder, title, library, plan, "Not scored yet.", [])  # `serve` takes it from here on
+    describe(folder, decoder, title, library, plan, "Not scored yet.")  # `serve` takes it from here on
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
     began = time.process_time()
     off, on, random = score(whole.model, library, plan, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out)
-    describe(folder, decoder, title, library, plan, said, folders.passages(library.held_out, plan.window, on, off))
+    describe(folder, decoder, title, library, plan, said)
     record = {
         "bits_per_byte": {
             name: evaluation.bits_per_byte(s) for name, s in (("off", off), ("on", on), ("random", random))
@@ -84,45 +92,31 @@ def run(
     for name, bits in record["bits_per_byte"].items():
         show(f"  {name}: {bits:.4f} bits per byte")
     show(said)
+    with counting("held-out passages, as the page shows them") as report:
+        reader.measure(folder, report)
     show(f"See what it looks up, and change that: retro-model serve {folder}")
     return said
-
-
-def retrofitted(decoder: Path, attention: str, layers: tuple[int, ...] | None, plan: Plan, seed: int):
-    """The decoder with what is added, as a model of the Hugging Face library that refers to the decoder's folder."""
-    from transformers import AutoModelForCausalLM
-
-    from retro_model.integrations.huggingface import RetrofitForCausalLM
-
-    local = {"local_files_only": True, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(decoder.resolve(), dtype=torch.float32, **local)
-    torch.manual_seed(seed)
-    options = {"cca_layers": layers, "chunk_len": plan.chunk_len}
-    if attention == "own":
-        return RetrofitForCausalLM.from_decoder(model, neighbours="own", **options)
-    count, width = model.config.num_hidden_layers, 128
-    options["cca_layers"] = layers or tuple(range(count // 2 + 1, count + 1, 3))
-    sizes = {"encoder_layers": 1, "encoder_d_model": width, "encoder_d_ff": 2 * width}
-    return RetrofitForCausalLM.from_decoder(model, **options, **sizes, encoder_heads=2, encoder_head_dim=width // 2)
 
 
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Of the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
     random = evaluation.random_neighbours(near, library.database, how.seed)
-    given = ((), (near, library.database), (random, library.database))
-    return tuple(evaluation.score(model, library.held_out, *args, autocast=how.autocast, **windows) for args in given)
+    given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}
+    scores = []
+    for name, args in given.items():
+        with counting(f"scoring, {name}") as report:
+            options = windows | {"autocast": how.autocast, "report": report}
+            scores.append(evaluation.score(model, library.held_out, *args, **options))
+    return tuple(scores)
 
 
-def describe(
-    folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str, passages: list
-) -> None:
+def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
     """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
     facts = {
         "neighbours": plan.neighbours,
         "bos": library.tokenizer.bos_id is not None,
         "verdict": verdict,
-        "passages": passages,
     }
     parts = {
         "model": "model",
@@ -139,14 +133,14 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     given = parser().parse_args(arguments)
     plan = Plan(given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out)
-    rate = given.lr or RATES[given.attention]
+    rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)
-    options = {"attention": given.attention, "layers": given.layers and tuple(given.layers)}
+    options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
     try:
         if given.decoder is None:
             from retro_model.integrations import smollm
 
-            given.decoder = smollm.folder()
+            given.decoder = smollm.folder(report=show_line)
         run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model retrofit: {error}")

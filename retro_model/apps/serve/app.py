@@ -111,7 +111,8 @@ class Service:
         return self.reader.read(self._tokens(asked), _options(asked)).to_dict()
 
     def write(self, asked: dict) -> dict:
-        reading, plain = self.reader.write(self._tokens(asked), _options(asked))
+        tokens = self.reader.question(_text(asked, "text")) if asked.get("question") is True else self._tokens(asked)
+        reading, plain = self.reader.write(tokens, _options(asked))
         return reading.to_dict() | {"plain": plain}
 
     def forget(self, asked: dict) -> dict:

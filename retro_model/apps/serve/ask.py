@@ -34,10 +34,10 @@ def style(gain: float) -> str:
 def coloured(reading: Reading, first: int = 0) -> Text:
     """The text, each token coloured by what retrieval brought; from `first` on, what was written is bold."""
     text = Text()
-    for i, (token, on, off, blank) in enumerate(zip(reading.texts, reading.on, reading.off, reading.blank)):
+    for i, (token, gain, blank) in enumerate(zip(reading.texts, reading.gain, reading.blank)):
         text.append(
             printable(token),
-            style="" if blank else f"{style(off - on)} {'bold' if first and i >= first else ''}".strip(),
+            style="" if blank else f"{style(gain)} {'bold' if first and i >= first else ''}".strip(),
         )
     return text
 
@@ -52,11 +52,17 @@ def card(neighbour: dict) -> Panel:
 
 
 def verdict(reading: Reading, without: str) -> Text:
-    """The outcome in a sentence."""
-    on, off = reading.per_byte(reading.on), reading.per_byte(reading.off)
-    change = 1 - on / off if off else 0.0
-    what = f"{abs(change):.0%} {'fewer' if change >= 0 else 'more'}"
-    return Text(f"{on:.3f} bits per byte; {without}: {off:.3f}. Looking things up takes {what} bits to tell this text.")
+    """The outcome of one text in a sentence; its gain is against random passages where there is that control."""
+    found = reading.bits_per_byte()
+    control = "random" if "random" in found else "off"
+    change = 1 - found["on"] / found[control] if found[control] else 0.0
+    names = {"on": "bits per byte", "off": without, "random": "random passages"}
+    costs = "; ".join(f"{names[name]}: {cost:.3f}" for name, cost in found.items() if name != "on")
+    than = "random passages do" if control == "random" else without
+    return Text(
+        f"{found['on']:.3f} bits per byte; {costs}. Looking things up tells this text in {abs(change):.0%} "
+        f"{'fewer' if change >= 0 else 'more'} bits than {than}. One text is too few to say more."
+    )
 
 
 def show(console: Console, reader: Reader, reading: Reading, written_from: int = 0) -> None:
@@ -68,7 +74,7 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
             title_align="left",
         )
     )
-    gain, m = reading.off - reading.on, reading.chunk_len
+    gain, m = reading.gain, reading.chunk_len
     chunks = [c for c in range(1, -(-len(gain) // m)) if c <= len(reading.cards) and reading.cards[c - 1]]
     if chunks:
         best = max(chunks, key=lambda c: gain[c * m : (c + 1) * m].sum())
@@ -87,7 +93,10 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
         for entry in documents[:8]:
             table.add_row(Text(printable(entry["name"])), str(entry["chunks"]), f"{entry['saved']:+.1f}")
         console.print(table)
-    console.print(verdict(reading, reader.without))
+    if written_from:
+        console.print("It wrote the bold words itself: their cost says nothing of retrieval.")
+    else:
+        console.print(verdict(reading, reader.without))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -112,7 +121,8 @@ def main(arguments: list[str] | None = None) -> None:
             show(console, reader, reader.read(ids, how))
             return
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-        reading, plain = reader.write(reader.encode(prompt), how)
+        ids = reader.question(prompt) if options.question else reader.encode(prompt)
+        reading, plain = reader.write(ids, how)
         show(console, reader, reading, reading.extra["prompt_tokens"])
         console.print(Panel(Text(printable(plain)), title=f"{reader.without} it writes", title_align="left"))
     except (FileNotFoundError, ValueError) as error:

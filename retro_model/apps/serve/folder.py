@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,20 +90,6 @@ def keep(
     store = build_store(folder / "held-out", held_out, tokenizer, chunk_len=chunk_len, bos=bos)
     parts = {"model": "model", "tokenizer": vocabulary, "held_out": store.folder.name}
     return describe(folder, kind, title, parts, window, (facts or {}) | {"bos": bos})
-
-
-def passages(store: TokenStore, window: int, on, off) -> list[dict]:
-    """What each window of each document costs in bits per byte, for `facts`; on, off:
-    `evaluation.Scores` of the store.
-    """
-    per_window, spans = max(1, window // store.chunk_len), []
-    for number, entry in enumerate(store.documents):
-        for first in range(0, entry.num_chunks, per_window):
-            rows = slice(entry.first_chunk + first, entry.first_chunk + min(first + per_window, entry.num_chunks))
-            total = math.log(2) * max(1, int(on.bytes[rows].sum()))
-            bits = {name: round(float(s.nats[rows].sum()) / total, 4) for name, s in (("on", on), ("off", off))}
-            spans.append({"document": number, "first_chunk": first} | bits)
-    return spans
 
 
 def read(folder: str | Path) -> ModelFolder:

@@ -160,6 +160,14 @@ class Library:
         missing = ((0, 0), (0, k - ids.shape[1]))
         return np.pad(ids, missing, constant_values=-1), np.pad(near, missing, constant_values=-np.inf)
 
+    def drawn(self, ids: np.ndarray, seed: int = 0) -> np.ndarray:
+        """The control of `search`: for each id a random chunk that is not forgotten; -1 stays."""
+        shown = [np.flatnonzero(part.searcher.chunk_doc != FORGOTTEN) for part in self.parts]
+        every = np.concatenate([shown[0], shown[1] + len(self.store)])
+        if not len(every):
+            return np.full(ids.shape, -1)
+        return np.where(ids < 0, -1, np.random.default_rng(seed).choice(every, ids.shape))
+
     def values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each chunk and what follows it in its document: tokens and mask [...,2M]."""
         base = len(self.store)

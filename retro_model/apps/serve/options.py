@@ -32,9 +32,12 @@ def ask() -> argparse.ArgumentParser:
     )
     made.add_argument("--passage", type=int, help="which held-out text; default: the one that retrieval helps most")
     made.add_argument("-k", type=int, help="neighbours of a chunk")
+    made.add_argument("--question", action="store_true", help="the prompt is a question, for a model that answers")
     made.add_argument("--off", action="store_true", help="without retrieval")
     made.add_argument("--tokens", type=int, default=64, help="to write")
-    made.add_argument("--temperature", type=float, default=0.0)
+    made.add_argument(
+        "--temperature", type=float, default=0.7, help="of what it writes; 0: the likeliest (default: 0.7)"
+    )
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
         "--forget",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ KINDS = {
 }
 MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
+FIGURES = ("on", "off", "random", "seen")  # of a passage, as the page reads it
 LONGEST_TEXT = 64 << 10  # characters
 BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
 
@@ -38,7 +40,7 @@ class Options:
 
     k: int = 2
     retrieval: bool = True
-    temperature: float = 0.0
+    temperature: float = 0.7
     new_tokens: int = 64
     seed: int = 0
 
@@ -66,12 +68,14 @@ class Reader:
 
     Attributes:
         folder: what `model.json` says. model, tokenizer, held_out: its parts. library: what it looks things up in;
-            None: nothing but
-        the text itself. passages: of the held-out texts, a window each.
+            None: nothing but the text itself. passages: of the held-out texts, a window each. order: numbers of the
+            passages, those first in which most can be seen.
     """
 
     library = None
     without = "without retrieval"
+    asks = False  # whether the model answers questions: see `question`
+    stop_token: int | None = None
 
     def __init__(self, folder: folders.ModelFolder, device: str = "cpu") -> None:
         self.folder, self.device = folder, torch.device(device)
@@ -79,8 +83,13 @@ class Reader:
         self.held_out = folders.held_out(folder)
         self.model = self._model().to(self.device).eval()
         self.passages = self._passages()
-        gains = [p["off"] - p["on"] if "on" in p else 0.0 for p in self.passages]
-        self.start = int(np.argmax(gains)) if gains else 0
+        self.order = sorted(range(len(self.passages)), key=self._worth)
+        self.start = self.order[0] if self.order else 0
+
+    def _worth(self, number: int) -> tuple:
+        """Key that sorts passages: whole ones before tails, then by the gain that can be seen in them."""
+        passage = self.passages[number]
+        return passage["tokens"] < self.folder.window // 2, -passage.get("seen", 0.0), number
 
     def _tokenizer(self):
         return folders.tokenizer_of(self.folder)
@@ -110,13 +119,14 @@ class Reader:
                     "name": entry.name,
                     "first_chunk": first,
                     "line": lines,
+                    "tokens": min(self.folder.window, entry.num_tokens - first * self.held_out.chunk_len),
                 }
                 lines += self.tokenizer.decode_bytes(
                     ids.reshape(-1)[: entry.num_tokens - first * self.held_out.chunk_len]
                 ).count(b"\n")
+                figures = known.get((number, first), {})  # of another measure where it has no `seen`
                 passages.append(
-                    passage
-                    | {key: value for key, value in known.get((number, first), {}).items() if key in ("on", "off")}
+                    passage | {key: figures[key] for key in FIGURES if "seen" in figures and key in figures}
                 )
         return passages
 
@@ -139,6 +149,10 @@ class Reader:
         if not len(ids):
             raise ValueError("text: expected some text; got none")
         return np.concatenate([[self.bos_id], ids]) if self.begins_with_bos else np.asarray(ids)
+
+    def question(self, text: str) -> np.ndarray:
+        """Token ids of a question as the model was taught to be asked. Raises: ValueError where it was not."""
+        raise ValueError(f"question: expected a model that was taught to answer; got a {self.folder.kind} model")
 
     def _first_tokens(self, text: str, count: int) -> np.ndarray:
         """encode(text)[:count], reading no more of the text than that takes.
@@ -186,18 +200,26 @@ class Reader:
                 self._generate(torch.as_tensor(ids, device=self.device)[None], options, on, generator).cpu().numpy()
             )
         reading = self.read(written[0], options)
-        reading.extra["prompt_tokens"] = len(ids)
+        # its own words are likely to the model that wrote them: their cost says nothing of retrieval
+        reading.extra |= {"prompt_tokens": len(ids), "bits_per_byte": None}
         return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
 
     def _sample(self, ids: Tensor, options: Options, generator: torch.Generator, **how) -> Tensor:
         return generate(
-            self.model, ids, options.new_tokens, temperature=options.temperature, top_p=0.95, generator=generator, **how
+            self.model,
+            ids,
+            options.new_tokens,
+            temperature=options.temperature,
+            top_p=0.95,
+            generator=generator,
+            stop_token=self.stop_token,
+            **how,
         )[0]
 
-    def _reading(self, ids: np.ndarray, on, off, cards, sources, extra: dict) -> Reading:
+    def _reading(self, ids: np.ndarray, on, off, cards, sources, extra: dict, random=None) -> Reading:
         texts = token_texts(self.tokenizer.decode_bytes, ids)
         lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
-        return Reading(ids, texts, on, off, lengths, self.chunk_len, cards, sources, extra)
+        return Reading(ids, texts, on, off, lengths, self.chunk_len, cards, sources, extra, random)
 
     def blank(self, ids: np.ndarray) -> np.ndarray:
         """[N]: tokens of white space alone."""
@@ -213,7 +235,8 @@ class Reader:
             "window": self.folder.window,
             "without": self.without,
             "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"},
-            "passages": self.passages,
+            "passages": [self.passages[number] for number in self.order],
+            "asks": self.asks,
             "start": self.start,
             "most_neighbours": MOST_NEIGHBOURS,
             "most_new_tokens": MOST_NEW_TOKENS,
@@ -247,3 +270,32 @@ def open_folder(path: str | Path, device: str = "cpu") -> Reader:
     folder = folders.read(path)
     module, name = KINDS[folder.kind]
     return getattr(importlib.import_module(f"{__package__}.{module}"), name)(folder, device)
+
+
+def measure(path: str | Path, report: Callable[[int, int], None] = lambda done, total: None) -> list[dict]:
+    """Read every held-out passage as the page does, and write the figures into `model.json`: the chooser shows them.
+
+    Passages whose figures are there are left out, so that a call that was stopped goes on. report: called with the
+    passages done and in all. Returns: the figures.
+    """
+    reader = open_folder(path)
+    options = Options(k=reader.neighbours)
+    for done, passage in enumerate(reader.passages):
+        report(done, len(reader.passages))
+        if "seen" in passage:
+            continue
+        reading = reader.read(reader.passage(passage["id"]), options)
+        passage |= {name: round(value, 4) for name, value in reading.bits_per_byte().items()}
+        passage["seen"] = round(reading.seen, 1)
+        if done % 16 == 15:
+            _keep_figures(reader)
+    report(len(reader.passages), len(reader.passages))
+    return _keep_figures(reader)
+
+
+def _keep_figures(reader: Reader) -> list[dict]:
+    names = ("document", "first_chunk", *FIGURES)
+    figures = [{name: p[name] for name in names if name in p} for p in reader.passages if "seen" in p]
+    f = reader.folder
+    folders.describe(f.path, f.kind, f.title, f.parts, f.window, f.facts | {"passages": figures})
+    return figures

@@ -90,7 +90,7 @@ class Reading:
 
     tokens: [N]. texts: of each token. on, off: bits [N]. byte_lengths: [N]. chunk_len: M. cards: what was retrieved for
     each complete chunk, read by the one after it; nearest first. sources: see `sources`. extra: whatever a kind has
-    besides.
+    besides. random: bits [N] with random passages in place of those found, the control; None: the kind has none.
     """
 
     tokens: np.ndarray
@@ -102,6 +102,17 @@ class Reading:
     cards: list[list[dict]]
     sources: list
     extra: dict
+    random: np.ndarray | None = None
+
+    @property
+    def gain(self) -> np.ndarray:
+        """[N]: bits that each token gains by what was found: against random passages where there is that control."""
+        return (self.off if self.random is None else self.random) - self.on
+
+    @property
+    def seen(self) -> float:
+        """Bits gained in the tokens that stand in what was found: the gain that can be seen."""
+        return float(sum(gain for gain, source in zip(self.gain, self.sources) if source is not None))
 
     @property
     def blank(self) -> np.ndarray:
@@ -111,6 +122,11 @@ class Reading:
     def per_byte(self, cost: np.ndarray) -> float:
         """Bits per byte of the tokens that are scored, all but the first."""
         return float(cost[1:].sum() / max(1, self.byte_lengths[1:].sum()))
+
+    def bits_per_byte(self) -> dict[str, float]:
+        """Of the text, on, off and (where there is that control) with random passages."""
+        costs = {"on": self.on, "off": self.off, "random": self.random}
+        return {name: self.per_byte(cost) for name, cost in costs.items() if cost is not None}
 
     def documents(self) -> list[dict]:
         """The documents that were retrieved: in how many chunks, and the bits that the tokens which stand in them
@@ -124,7 +140,7 @@ class Reading:
         for i, source in enumerate(self.sources):
             if source is not None:
                 card = self.cards[i // self.chunk_len - 1][source[0]]
-                entries[card["document"]]["saved"] += float(self.off[i] - self.on[i])
+                entries[card["document"]]["saved"] += float(self.gain[i])
         return sorted(entries.values(), key=lambda entry: -entry["saved"])
 
     def to_dict(self) -> dict:
@@ -134,11 +150,12 @@ class Reading:
             "texts": self.texts,
             "on": round3(self.on),
             "off": round3(self.off),
+            "gain": round3(self.gain),
             "blank": self.blank.tolist(),
             "chunk_len": self.chunk_len,
             "cards": self.cards,
             "sources": self.sources,
             "documents": self.documents(),
-            "bits_per_byte": {"on": self.per_byte(self.on), "off": self.per_byte(self.off)},
+            "bits_per_byte": self.bits_per_byte(),
             **self.extra,
         }

@@ -51,19 +51,17 @@ class RetroReader(Reader):
             else (np.zeros((0, options.k), np.int64), np.zeros((0, options.k)))
         )
         neighbours, mask = self.library.values(hits)
-        off = bits(self._logits(ids), torch.as_tensor(ids, device=self.device))
-        on = (
-            bits(self._logits(ids, neighbours, mask), torch.as_tensor(ids, device=self.device))
-            if options.retrieval
-            else off
-        )
+        cost = lambda *found: bits(self._logits(ids, *found), torch.as_tensor(ids, device=self.device))  # noqa: E731
+        on = off = cost()
+        random = None
+        if options.retrieval:
+            on, random = cost(neighbours, mask), cost(*self.library.values(self.library.drawn(hits)))
         cards = [
             [self._card(*what) for what in zip(*of_chunk) if what[0] >= 0]
             for of_chunk in zip(hits, near, neighbours, mask)
         ]
-        return self._reading(
-            ids, on, off, cards, sources(ids, neighbours, mask, self.blank(ids)), {"library": self.library_state()}
-        )
+        found, extra = sources(ids, neighbours, mask, self.blank(ids)), {"library": self.library_state()}
+        return self._reading(ids, on, off, cards, found, extra, random)
 
     def _card(self, chunk: int, near: float, tokens: np.ndarray, mask: np.ndarray) -> dict:
         """What the page shows of a neighbour."""

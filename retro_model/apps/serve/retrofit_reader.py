@@ -51,9 +51,33 @@ class RetrofitReader(RetroReader):
     def _model(self) -> nn.Module:
         from retro_model.integrations.huggingface import RetrofitForCausalLM
 
-        return RetrofitForCausalLM.from_pretrained(
+        model = RetrofitForCausalLM.from_pretrained(
             self.folder.part("model"), local_files_only=True, trust_remote_code=False
         ).model
+        if hasattr(model, "keeping"):  # the decoder's own attention: neighbours that recur are read once
+            self._kept = model.keeping()
+            self._kept.__enter__()
+        return model
+
+    @property
+    def asks(self) -> bool:
+        """Whether the tokeniser has a template of a conversation."""
+        return bool(getattr(self.tokenizer.theirs, "chat_template", None))
+
+    @property
+    def stop_token(self) -> int | None:
+        """The token that ends an answer."""
+        return self.tokenizer.theirs.eos_token_id if self.asks else None
+
+    def question(self, text: str) -> np.ndarray:
+        if not self.asks:
+            return super().question(text)
+        self.encode(text)  # raises for a text that is empty or too long
+        said = [{"role": "user", "content": text}]
+        found = self.tokenizer.theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+        if len(found) >= self.folder.window:
+            raise ValueError(f"text: expected a question of less than {self.folder.window} tokens; got {len(found)}")
+        return np.asarray(found, np.int64)
 
     @property
     def bos_id(self) -> int:

@@ -102,6 +102,7 @@ def test_writing_on_from_a_prompt_shows_what_it_writes_alone_too(page):
     page.wait_for_selector("#text .written")
     assert page.inner_text("#text").startswith("The harbour moved the crane near the")
     assert page.inner_text("#plain").strip() and "retrieval off" in page.inner_text("#plain-title")
+    assert "wrote these words itself" in page.inner_text("#verdict") and not page.locator("#bars").is_visible()
 
 
 def test_by_keyboard_alone(page):
@@ -181,3 +182,37 @@ def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers,
         screenshots.of_retro(chromium, address, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {"serve-retro.png", "serve-forgotten.png", "serve-narrow.png"}
     assert all((screenshots.IMAGES / p.name).exists() for p in tmp_path.iterdir())
+
+
+def test_the_page_says_its_limits_and_its_control(page):
+    assert cost(page) < cost(page, "random") and "than random passages do" in page.inner_text("#verdict")
+    assert all(page.inner_text(f"#{name}-value").endswith("bits a byte") for name in ("on", "off", "random"))
+    assert "256 KB a file, 1 MB in all" in page.inner_text("#limits")
+    page.locator("label", has_text="Write on").click()
+    assert "65,536 characters" in page.inner_text("#prompt-limits") and page.inner_text("#temperature-value") == "0.7"
+    assert not page.locator("#ask-tab").is_visible()
+    page.set_input_files("#file", {"name": "big.txt", "mimeType": "text/plain", "buffer": b"a" * (257 << 10)})
+    page.wait_for_selector("#error:not([hidden])")
+    assert "big.txt: expected a file of at most 256 KB; got 257 KB" in page.inner_text("#error")
+
+
+def test_who_waits_is_told_his_place(page):
+    """Two questions before this one, as the queue says them."""
+    page.route("**/api/queue*", lambda route: route.fulfill(json={"place": 2, "waiting": 3, "seconds": 7}))
+    waiting = []
+    page.route("**/api/read", lambda route: waiting.append(route))
+    page.select_option("#passage", label="note.html, from line 1")
+    page.wait_for_selector("#busy >> text=2 before you, about 7 s")
+    assert page.locator("body.busy").count() == 1
+    waiting[0].continue_()
+    page.wait_for_selector("body:not(.busy)")
+    assert not page.locator("#busy").is_visible()
+
+
+def test_a_full_queue_is_said(page):
+    page.route(
+        "**/api/read", lambda route: route.fulfill(status=503, json={"error": "busy: 32 questions are before yours"})
+    )
+    page.select_option("#passage", label="note.html, from line 1")
+    page.wait_for_selector("#error >> text=busy: 32 questions are before yours")
+    page.strange.clear()  # the browser itself notes the 503

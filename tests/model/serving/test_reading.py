@@ -268,3 +268,67 @@ def test_no_escape_of_a_text_or_a_name_reaches_the_terminal(tmp_path, capsys):
     for text in (said, str(stopped.value)):
         assert not set(text) & set("\x1b\x07\x9b\r\x00\u202e") and "taken over" in text
     assert "\u241b]0;taken over\u2407" in said
+
+
+def test_a_reading_has_its_control(paths):
+    """Random passages of the library in place of those found: what the gain is measured against."""
+    reader = open_folder(paths["retro"])
+    reading = reader.read(reader.passage(0), Options())
+    assert reading.random.shape == reading.on.shape and reading.random[0] == 0
+    assert np.array_equal(reading.gain, reading.random - reading.on)
+    assert reading.to_dict()["bits_per_byte"].keys() == {"on", "off", "random"}
+    assert reading.per_byte(reading.on) < reading.per_byte(reading.random)  # the circuit copies from what was found
+    standing = [gain for gain, source in zip(reading.gain, reading.sources) if source]
+    assert reading.seen == pytest.approx(sum(standing))
+    alone = reader.read(reader.passage(0), Options(retrieval=False))
+    assert alone.random is None and not alone.gain.any()
+
+
+def test_random_passages_are_of_the_library_as_it_is(paths):
+    library = open_folder(paths["retro"]).library
+    ids = np.array([[0, -1], [3, 4]] * 50)
+    drawn = library.drawn(ids)
+    assert ((drawn < 0) == (ids < 0)).all() and len(set(drawn.ravel())) > 20
+    assert np.array_equal(drawn, library.drawn(ids))
+    for number in range(len(library.documents) - 1):
+        library.forget(number)
+    kept = {library.place(int(i)).document for i in library.drawn(ids).ravel() if i >= 0}
+    assert kept == {len(library.documents) - 1}
+    new = library.add("new.txt", "The crane moved. " * 30)
+    library.forget(new - 1)
+    assert {library.place(int(i)).document for i in library.drawn(ids).ravel() if i >= 0} == {new}
+
+
+def test_passages_are_measured_as_the_page_reads_them(tmp_path):
+    from retro_model.apps.serve.reader import measure
+
+    folder, told = folders.retro(tmp_path), []
+    before = open_folder(folder)
+    assert not any("on" in passage for passage in before.passages)
+    figures = measure(folder, lambda done, total: told.append((done, total)))
+    assert told[0][0] == 0 and told[-1][0] == told[-1][1] == len(figures)
+    reader = open_folder(folder)
+    for number, passage in enumerate(reader.passages):
+        reading = reader.read(reader.passage(number), Options(k=reader.neighbours))
+        for name, value in reading.bits_per_byte().items():
+            assert passage[name] == pytest.approx(value, abs=1e-4)
+        assert passage["seen"] == pytest.approx(reading.seen, abs=0.06)
+    shown = [reader.passages[number] for number in reader.order]
+    seen = [passage["seen"] for passage in shown]
+    assert seen == sorted(seen, reverse=True) and reader.start == shown[0]["id"]
+    assert [p["id"] for p in reader.about()["passages"]] == reader.order
+    shown[0]["tokens"] = reader.folder.window // 2 - 1
+    assert sorted(reader.order, key=reader._worth) == [*reader.order[1:], reader.order[0]]  # a tail comes last
+    kept = (folder / "model.json").read_text()
+    assert measure(folder) == figures and (folder / "model.json").read_text() == kept  # nothing is read again
+
+
+def test_its_own_words_are_not_scored(paths, capsys):
+    reader = open_folder(paths["retro"])
+    reading, _ = reader.write(reader.encode("The harbour moved the"), Options(new_tokens=4))
+    assert reading.to_dict()["bits_per_byte"] is None and reading.extra["prompt_tokens"] > 1
+    ask.main([str(paths["retro"]), "The harbour", "--tokens", "4"])
+    said = capsys.readouterr().out
+    assert "It wrote the bold words itself" in said and "fewer bits" not in said and "more bits" not in said
+    with pytest.raises(ValueError, match="question: expected a model that was taught to answer"):
+        reader.question("What is a harbour?")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
+from ....core.steps import decided, derived
 from ....triton_lib import beyond, dropout
 from ....triton_lib.launch import Launch, power_of_two, settled, strides
 from ....triton_lib.merge import _merge_kernel
@@ -43,8 +44,9 @@ class Span:
 def span(call: ChunkedCrossAttention) -> Span:
     if call.batch_start is not None:
         return Span(0, (call.query.shape[1] - 2) // call.chunk_len + 2)
-    first = (call.query_start + 1) // call.chunk_len - 1
-    return Span(first, (call.query_start + call.query.shape[1]) // call.chunk_len - first)
+    n, m = call.query.shape[1], call.chunk_len
+    first = derived(call.query_start, lambda start: (start + 1) // m - 1)
+    return Span(first, decided(call.query_start, lambda start: (start + n) // m - (start + 1) // m + 1))
 
 
 def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:

@@ -10,6 +10,7 @@ import torch
 
 from ....compile import configs
 from ....compile.target import Target
+from ....core.steps import decided
 from ....triton_lib import dropout
 from ....triton_lib.launch import Launch, power_of_two, settled, strides
 from ....triton_lib.merge import _merge_kernel
@@ -89,8 +90,12 @@ def bounded(call: RelativeAttention) -> bool:
         return False
     if call.batch_offset is not None:
         return True
+    return decided(call.query_offset, lambda offset: _beyond_the_table(call, offset))
+
+
+def _beyond_the_table(call: RelativeAttention, offset: int) -> bool:
     n, s = call.query.shape[1], call.key.shape[1]
-    smallest, largest = call.query_offset - (s - 1), call.query_offset + n - 1
+    smallest, largest = offset - (s - 1), offset + n - 1
     if call.causal:
         smallest = max(smallest, call.causal_gap)
     if call.window is not None:

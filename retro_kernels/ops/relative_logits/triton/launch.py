@@ -6,6 +6,7 @@ import torch
 
 from ....compile import configs
 from ....compile.target import Target
+from ....core.steps import derived
 from ....triton_lib.launch import Launch, power_of_two, strides
 from ....triton_lib.plan import Plan
 from ....triton_lib.sums import summed
@@ -115,7 +116,8 @@ def _bias(call: RelativeLogits) -> dict:
 
 
 def _sizes(call: RelativeLogits) -> dict:
-    n, shift = call.query.shape[1], call.query_offset - call.rel_start
+    n, start = call.query.shape[1], call.rel_start
+    shift = derived(call.query_offset, lambda offset: offset - start)
     return {"N": n, "S": call.key_len, "T": call.rel_key.shape[1], "shift": shift}
 
 

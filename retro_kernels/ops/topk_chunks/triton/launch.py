@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
+from ....core.steps import derived
 from ....triton_lib.launch import Launch, power_of_two
 from ....triton_lib.plan import Plan
 from ..call import TopkChunks
@@ -147,7 +148,9 @@ def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: S
 def _inputs(call: TopkChunks) -> dict:
     """Arguments of the scan that follow from the call alone."""
     q, s, d = call.query.shape[1], call.key.shape[1], call.key.shape[2]
-    shift = 0 if call.causal_gap is None else call.query_offset - call.causal_gap
+    gap = call.causal_gap
+    # beyond these nothing changes, and its sum with a row fits int32
+    shift = derived(call.query_offset, lambda offset: min(max(0 if gap is None else offset - gap, -q - 1), s))
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
         "query_ptr": call.query,
@@ -164,7 +167,7 @@ def _inputs(call: TopkChunks) -> dict:
         "S": s,
         "D": d,
         "k": call.k,
-        "causal_shift": min(max(shift, -q - 1), s),  # beyond these nothing changes, and its sum with a row fits int32
+        "causal_shift": shift,
     }
 
 

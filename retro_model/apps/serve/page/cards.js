@@ -21,16 +21,17 @@ function short(text) {
   return line.length > 70 ? `…${line.slice(-70)}` : line;
 }
 
-/** What the chosen word gained, in words. */
+/** What the chosen word gained, in words: against random passages where there is that control. */
 export function gainOf({ reading, chosen }, cards) {
-  const gain = reading.off[chosen] - reading.on[chosen];
+  const gain = reading.gain[chosen];
   const word = make("code", {}, visible(reading.texts[chosen]) || "the beginning");
   if (reading.blank[chosen]) return [word, " is white space: not coloured."];
   const factor = 2 ** Math.abs(gain);
   const times = factor >= 1.25 ? `, ${factor >= 10 ? Math.round(factor) : factor.toFixed(1)} times as likely` : "";
   const source = reading.sources[chosen];
   const where = source && cards[source[0]] ? ` It stands ${cards[source[0]].line ? "in " : ""}${cards[source[0]].name}.` : "";
-  const how = gain >= 0 ? `${bits(gain)} gained${times}.` : `${bits(gain)}: less likely than without.`;
+  const than = reading.controlled ? "random passages" : "none";
+  const how = gain >= 0 ? `${bits(gain)} gained over ${than}${times}.` : `${bits(gain)}: less likely than with ${than}.`;
   return [word, ` ${how}${where}`];
 }
 

@@ -13,15 +13,26 @@ export function make(tag, options = {}, ...children) {
   return element;
 }
 
-/** Asks the server; raises an Error with its words where it refuses. */
-export async function ask(name, what) {
-  const options = what === undefined ? {} : {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(what),
-  };
-  const response = await fetch(`/api/${name}`, options);
-  const found = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
-  if (!response.ok) throw new Error(found.error ?? `the server answered ${response.status}`);
-  return found;
+/** Asks the server; raises an Error with its words where it refuses. place(n, seconds): told while others are before. */
+export async function ask(name, what, { signal, place } = {}) {
+  if (what === undefined) return found(await fetch(`/api/${name}`, { signal }));
+  const ticket = crypto.getRandomValues(new Uint32Array(4)).join("-");
+  const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...what, ticket }), signal };
+  const asking = setInterval(async () => {
+    const queue = await fetch(`/api/queue?ticket=${ticket}`).then((answer) => answer.json()).catch(() => null);
+    if (queue?.place !== null && queue?.place !== undefined) place?.(queue.place, queue.seconds);
+  }, 1000);
+  try {
+    return await found(await fetch(`/api/${name}`, options));
+  } finally {
+    clearInterval(asking);
+  }
+}
+
+async function found(response) {
+  const said = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
+  if (!response.ok) throw new Error(said.error ?? `the server answered ${response.status}`);
+  return said;
 }
 
 export const bits = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(1)} bits`;

@@ -10,6 +10,7 @@ import { words } from "./words.js";
 const state = { about: null, reading: null, chosen: 0, pinned: false, retrieval: true, mode: "read", history: [], before: null, last: null };
 let say = null;
 let turn = 0; // of requests: an answer that a later question overtook is dropped
+let asking = null; // the request that is under way: a later one stops it, on the server too
 
 async function start() {
   state.about = await ask("about");
@@ -28,14 +29,24 @@ async function start() {
   $("on-name").textContent = say.on;
   $("off-name").textContent = say.off;
   $("off-name").title = about.without;
+  $("random-name").textContent = say.random ?? "";
+  $("limits").textContent = about.library ? `At most ${kilobytes(about.limits.file)} a file, ${kilobytes(about.limits.added)} in all; nothing on disk changes.` : "";
+  $("prompt-limits").textContent = `At most ${about.limits.text.toLocaleString("en")} characters; the first ${about.window} tokens are read.`;
+  $("ask-tab").hidden = !about.asks;
   $("passage").replaceChildren(...about.passages.map((passage) => {
-    const gain = passage.on === undefined ? "" : `  (${passage.on <= passage.off ? "−" : "+"}${Math.abs(100 * (passage.on / passage.off - 1)).toFixed(0)}%)`;
+    const share = passage.on === undefined ? null : shareOf(passage);
+    const gain = share === null ? "" : `  (${share >= 0 ? "−" : "+"}${Math.abs(share)}%)`;
     return make("option", { value: passage.id }, `${passage.name}, from line ${passage.line}${gain}`);
   }));
   $("passage").value = about.start;
   if (about.library) drawChanged(about.library, remember, forget);
   await refresh({ choose: true });
 }
+
+const kilobytes = (bytes) => (bytes >= 1 << 20 ? `${bytes / (1 << 20)} MB` : `${bytes / 1024} KB`);
+
+/** Per cent of the bits that were saved: against random passages where there is that control. */
+const shareOf = ({ on, off, random }) => Math.round(100 * (1 - on / (random ?? off)));
 
 function asked() {
   const text = state.mode === "read" ? { passage: Number($("passage").value) } : { text: $("prompt").value };
@@ -45,16 +56,21 @@ function asked() {
 /** Asks for the text anew and draws everything; choose: begin at the word that gained most. */
 async function refresh({ choose = false, write = false, label = null } = {}) {
   const mine = ++turn;
-  document.body.classList.add("busy");
+  asking?.abort();
+  asking = new AbortController();
+  busy(write ? "Writing" : "Reading");
   $("error").hidden = true;
   try {
-    const more = write ? { temperature: Number($("temperature").value), new_tokens: 96, seed: Math.floor(Math.random() * 1e6) } : {};
-    const found = await ask(write ? "write" : "read", write ? { ...asked(), ...more } : state.last && state.mode === "write" ? { ...asked(), text: state.last } : asked());
+    const more = write ? { temperature: Number($("temperature").value), new_tokens: 96, seed: Math.floor(Math.random() * 1e6), question: state.mode === "ask" } : {};
+    const what = !write && state.last && state.mode !== "read" ? { ...asked(), text: state.last } : { ...asked(), ...more };
+    const found = await ask(write ? "write" : "read", what, { signal: asking.signal, place: (n, seconds) => mine === turn && busy(write ? "Writing" : "Reading", n, seconds) });
     if (mine !== turn) return;
-    const before = state.reading?.bits_per_byte.on;
+    found.controlled = found.bits_per_byte ? found.bits_per_byte.random !== undefined : state.retrieval && state.about.library !== null;
+    const before = state.reading?.bits_per_byte?.on;
     if (write) state.last = found.texts.join("");
+    else if (state.mode !== "read") found.bits_per_byte = null; // its own words again
     state.reading = found;
-    if (label && before !== undefined) {
+    if (label && before !== undefined && found.bits_per_byte) {
       state.history.push({ label, before, after: found.bits_per_byte.on });
       state.before = before;
     } else state.before = null;
@@ -63,19 +79,29 @@ async function refresh({ choose = false, write = false, label = null } = {}) {
     drawAll(found, write);
     if (choose) reveal(state.chosen);
   } catch (error) {
-    if (mine === turn) {
-      $("error").textContent = error.message;
-      $("error").hidden = false;
-    }
+    if (mine === turn) fail(error);
   } finally {
-    if (mine === turn) document.body.classList.remove("busy");
+    if (mine === turn) busy(null);
   }
+}
+
+/** Says what is under way and how many are before it; null: nothing is. */
+function busy(verb, place = 0, seconds = 0) {
+  document.body.classList.toggle("busy", verb !== null);
+  $("busy").hidden = verb === null;
+  if (verb) $("busy").textContent = place ? `${place} before you, about ${seconds} s…` : `${verb}…`;
+}
+
+function fail(error) {
+  $("error").textContent = error.message;
+  $("error").hidden = false;
 }
 
 function drawAll(found, written) {
   draw(found);
-  const passage = state.about.passages[Number($("passage").value)];
-  $("paper-title").textContent = state.mode === "read" ? `${passage.name}, from line ${passage.line}` : "Your prompt, and what it wrote";
+  const passage = state.about.passages.find(({ id }) => id === Number($("passage").value));
+  const titles = { read: `${passage?.name}, from line ${passage?.line}`, write: "Your prompt, and its continuation", ask: "Your question, and its answer" };
+  $("paper-title").textContent = titles[state.mode];
   if (written) {
     $("plain").textContent = found.plain;
     $("plain-title").textContent = `${state.about.without}, it writes`;
@@ -94,24 +120,31 @@ function drawStory(m) {
   $("story").replaceChildren(...say.story(m).map(([strong, rest]) => make("li", {}, make("b", {}, strong), ` ${rest}`)));
 }
 
-/** Two bars, where the upper one stood before the last change, and the verdict in a sentence. */
+/** The bars, where the lowest stood before the last change, and the outcome in a sentence. */
 function drawMeter(found) {
-  const { on, off } = found.bits_per_byte;
-  const full = Math.max(on, off, state.before ?? 0) || 1;
-  for (const [name, value] of [["on", on], ["off", off]]) {
+  const costs = found.bits_per_byte;
+  $("bars").hidden = !costs;
+  if (!costs) {
+    $("verdict").replaceChildren("It wrote these words itself, so their cost says nothing. The colours show which of them the library made likelier.");
+    return;
+  }
+  const full = Math.max(...Object.values(costs), state.before ?? 0) || 1;
+  $("random-row").hidden = costs.random === undefined;
+  for (const [name, value] of Object.entries(costs)) {
     $(`${name}-bar`).style.width = `${(100 * value) / full}%`;
-    $(`${name}-value`).textContent = `${value.toFixed(2)} bits a letter`;
+    $(`${name}-value`).textContent = `${value.toFixed(2)} bits a byte`;
   }
   $("before").hidden = state.before === null;
   $("before").style.left = `${(100 * (state.before ?? 0)) / full}%`;
-  const share = Math.round(100 * Math.abs(1 - on / off));
-  const helped = !state.retrieval ? "The switch is off: the model is alone." : on < off
-    ? `${say.does} tells this text in ${share}% fewer bits.`
-    : `${say.does} costs ${share}% more bits here: it misleads.`;
+  const share = shareOf(costs);
+  const than = costs.random === undefined ? "" : " than random passages do";
+  const helped = !state.retrieval ? "The switch is off: the model is alone." : share >= 0
+    ? `${say.does} tells this text in ${share}% fewer bits${than}.`
+    : `${say.does} costs ${-share}% more bits here${than}: it misleads.`;
   const last = state.before === null ? null : state.history.at(-1);
   const change = last ? last.after - last.before : 0;
   const way = change > 0.0005 ? "the cost rises" : change < -0.0005 ? "the cost falls" : "the cost stays";
-  $("verdict").replaceChildren(helped, ...(last ? [" ", make("b", { className: change > 0.0005 ? "rose" : "fell" }, `${last.label}: ${way} from ${last.before.toFixed(2)} to ${last.after.toFixed(2)}.`)] : []));
+  $("verdict").replaceChildren(helped, ...(last ? [" ", make("b", { className: change > 0.0005 ? "rose" : "fell" }, `${last.label}: ${way} from ${last.before.toFixed(2)} to ${last.after.toFixed(2)} bits a byte.`)] : []));
 }
 
 function drawChosen(tell = false) {
@@ -137,13 +170,14 @@ function choose(i, pinned, byKey = false) {
 
 async function change(verb, what, label) {
   try {
-    const { library } = await ask(verb, what);
+    busy("Changing the library");
+    const { library } = await ask(verb, what, { place: (n, seconds) => busy("Changing the library", n, seconds) });
     state.about.library = library;
     drawChanged(library, remember, forget);
     await refresh({ label });
   } catch (error) {
-    $("error").textContent = error.message;
-    $("error").hidden = false;
+    busy(null);
+    fail(error);
   }
 }
 
@@ -151,14 +185,20 @@ const forget = (entry) => change("forget", { document: entry.document }, `Forgot
 const remember = (entry) => change("remember", { document: entry.document }, `Remembered ${entry.name}`);
 
 async function addFile(file) {
+  const most = state.about.limits.file;
+  if (file.size > most) return fail(new Error(`${file.name}: expected a file of at most ${kilobytes(most)}; got ${kilobytes(Math.ceil(file.size / 1024) * 1024)}`));
   await change("add", { name: file.name, text: await file.text() }, `Added ${file.name}`);
 }
 
 function setMode(mode) {
   state.mode = mode;
   for (const part of document.querySelectorAll(".reads")) part.hidden = mode !== "read";
-  for (const part of document.querySelectorAll(".writes")) part.hidden = mode !== "write";
+  for (const part of document.querySelectorAll(".writes")) part.hidden = mode === "read";
+  $("prompt-name").textContent = mode === "ask" ? "Question" : "Prompt";
+  $("write-on").textContent = mode === "ask" ? "Ask" : "Write on";
+  if (mode === "ask") $("prompt").value = "";
   if (mode === "read") refresh({ choose: true });
+  else if (mode === "ask") $("prompt").focus();
   else if (!$("prompt").value) {
     const words = state.reading.texts.join("");
     $("prompt").value = words.slice(0, Math.min(240, words.length));
@@ -175,7 +215,7 @@ function connect() {
   for (const tab of document.querySelectorAll("input[name=mode]")) tab.addEventListener("change", () => setMode(tab.value));
   $("knobs").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (state.mode === "write") refresh({ choose: true, write: true });
+    if (state.mode !== "read") refresh({ choose: true, write: true });
   });
   $("reset").addEventListener("click", () => change("reset", {}, "Undid all"));
   $("add-itself").addEventListener("click", () => change("add", { passage: Number($("passage").value) }, "Added this very text"));
@@ -196,6 +236,6 @@ function connect() {
 
 connect();
 start().catch((error) => {
-  $("error").textContent = error.message;
-  $("error").hidden = false;
+  busy(null);
+  fail(error);
 });

@@ -14,7 +14,7 @@ export function shade(gain) {
 export function draw(reading) {
   const from = reading.prompt_tokens ?? 0;
   const words = reading.texts.map((text, i) => {
-    const gain = reading.off[i] - reading.on[i];
+    const gain = reading.gain[i];
     const classes = ["t", reading.blank[i] ? "" : shade(gain), from && i >= from ? "written" : ""];
     return make("span", { className: classes.filter(Boolean).join(" "), data: { i } }, text);
   });
@@ -25,7 +25,7 @@ export function draw(reading) {
 export function best(reading) {
   const worth = reading.texts.map((text, i) => {
     if (reading.blank[i]) return -Infinity;
-    const gain = (reading.off[i] - reading.on[i]) * Math.min(1, text.trim().length / 5); // a longer word says more than a bracket
+    const gain = reading.gain[i] * Math.min(1, text.trim().length / 5); // a longer word says more than a bracket
     return reading.sources[i] || reading.memories ? gain : gain - 100;
   });
   return worth.indexOf(Math.max(...worth));

@@ -5,10 +5,10 @@ const number = (value) => value.toLocaleString("en");
 export function words(about) {
   const files = about.library ? number(about.library.documents) : "";
   const retro = {
-    on: "with the library", off: "alone", switchName: "Library", looked: "What it looked up here", told: "told by what was looked up", does: "Looking things up",
+    on: "with the library", random: "with random passages", off: "alone", switchName: "Library", looked: "What it looked up here", told: "told by what was looked up", does: "Looking things up",
     story: (m) => [
       ["It reads a text it has never seen,", `${m} tokens at a time.`],
-      ["It looks for similar passages", `in ${files} other files: its library.`],
+      ["It looks for similar passages", `in ${files} other documents: its library.`],
       ["It reads what came next there,", "and so guesses what comes next here."],
     ],
     question: (before) => ["It had just read ", before, " and looked for passages like it. Dim: the passage found. Bright: what came next there."],

@@ -14,9 +14,10 @@ import threading
 import torch
 from torch import Tensor
 
+from . import native, private
+
 FROM, KEPT = 4 << 20, 256 << 20  # bytes: of a block at least, and of all blocks at most
 
-_users = getattr(torch._C, "_storage_Use_Count", None)
 _blocks: list[torch.UntypedStorage] = []  # in use or free, the one that was taken longest ago first
 _lock = threading.Lock()
 
@@ -45,7 +46,7 @@ def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
 def keep(tensor: Tensor) -> None:
     """From now on its memory is taken again once nobody uses it, where KEPT has room: free blocks make room, the one
     taken longest ago first."""
-    if _users is None or tensor.nbytes > KEPT:
+    if private.storage_users is None or tensor.nbytes > KEPT:
         return
     with _lock:
         held = sum(block.nbytes() for block in _blocks) + tensor.nbytes
@@ -58,4 +59,16 @@ def keep(tensor: Tensor) -> None:
 def _free(at: int) -> bool:
     """Whether only the list holds a block: no tensor, and no reference to the storage's one object but the list's and
     this call's."""
-    return _users(_blocks[at]._cdata) == 1 and sys.getrefcount(_blocks[at]) <= 2
+    return private.storage_users(_blocks[at]._cdata) == 1 and sys.getrefcount(_blocks[at]) <= 2
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A large output whose elements a kernel will all write: in memory that an earlier one gave back, else in huge
+    pages, if the system has them: outputs come and go with every call."""
+    tensor = take(shape, dtype)
+    if tensor is None:
+        tensor = torch.empty(shape, dtype=dtype)
+        if native.unavailable("_cpu") is None:
+            native.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
+        keep(tensor)
+    return tensor

@@ -1,0 +1,30 @@
+"""How far a ratio moved between the records that are kept of one processor: one night's figure is not the machine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..records import environment, record
+from . import summary
+
+KEPT = environment.ROOT / "bench" / "results"
+
+
+def of(records: list[dict[str, Any]], folder: Path = KEPT) -> dict[str, tuple[float, float]]:
+    """id -> lowest and highest ratio to the best baseline, over kept records of the same processor and instructions."""
+    wanted = {_processor(one) for one in records}
+    ratios: dict[str, list[float]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            kept = [one for one in record.read(path) if one["time"] and _processor(one) in wanted]
+        except record.BadRecord:  # predictions lie there too
+            continue
+        for row in summary.rows(list(record.latest(kept).values())):
+            if row.rival_speedup is not None:
+                ratios.setdefault(row.record["id"], []).append(row.rival_speedup)
+    return {name: (min(values), max(values)) for name, values in ratios.items() if len(values) > 1}
+
+
+def _processor(one: dict[str, Any]) -> tuple:
+    return one["device"].get("name"), tuple(one["environment"].get("isa") or ())

@@ -1,0 +1,136 @@
+"""How calls of one layout are served: checked and given a backend once, their passes listed once.
+
+What follows from a call's shapes, strides, types, options and alignment is kept; the tensors are each call's own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..checks import has_rows
+from . import backends
+from .arguments import ANY_STRIDE
+from .steps import Pass
+
+_MOST_PLANS = 4096  # the one used longest ago goes first
+_MOST_BACKWARDS = 64  # of one plan
+
+_PLANS: OrderedDict[tuple, Plan] = OrderedDict()
+
+
+class Plan:
+    """How calls of one key are served. It holds no tensor."""
+
+    def __init__(self, op: str, call, resolved, backend: str | None, position: int | None = None):
+        self.op, self.backend, self.make = op, backend, type(resolved)
+        self.module = backends.choose(op, resolved, backend)
+        self.listable = not self.module.__name__.endswith(".reference")
+        # a field is an option, or the tensor of the call that stands at `moves`
+        self.options = [None if isinstance(value, Tensor) else value for value in resolved]
+        self.tensors = [i for i, value in enumerate(resolved) if isinstance(value, Tensor)]
+        differentiable = [resolved._fields.index(name) for name in resolved.DIFFERENTIABLE]
+        #: of each entry of DIFFERENTIABLE, its place among `tensors`; None where the call has no such tensor
+        self.places = [self.tensors.index(at) if at in self.tensors else None for at in differentiable]
+        #: what is taken from each call: its tensors, and last the position, where that moves, within `positions`
+        self.given, self.positions = self.tensors, range(0)
+        if position is not None:
+            movable = call.movable()
+            free = position in movable
+            self.positions = movable if free else range(position, position + 1)
+            self.given = [*self.tensors, resolved._fields.index(self.make.MOVES)] if free else self.tensors
+        self.moves = [_place(at, call, resolved) for at in self.given]
+        self.seeded = None in self.moves
+        self.forward = Pass(self._forward, self.listable)
+        self.backwards: OrderedDict[tuple, Pass] = OrderedDict()
+        #: of the tensors of `given` and of the outputs: what a backward pass relies on; known after the first call
+        self.layouts: list[tuple] | None = None
+
+    def call(self, given):
+        """The call of these values, resolved."""
+        values = self.options.copy()
+        for at, value in zip(self.given, given):
+            values[at] = value
+        return self.make._make(values)
+
+    def _forward(self, values) -> tuple[Tensor, ...]:
+        return tuple([out.contiguous() for out in self.module.forward(self.call(values))])
+
+    def gradients(self, values: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> list[Tensor | None]:
+        """The gradients of those tensors of the call that `needs` names.
+
+        values: the call's tensors, its outputs, and their gradients, whose layouts are looked at again: a hook may have
+        put others in their place.
+        """
+        key = (needs, *[None if x is None else (x.stride(), x.data_ptr() & 15) for x in values])
+        found = self.backwards.get(key)
+        if found is None:
+            if len(self.backwards) >= _MOST_BACKWARDS:
+                self.backwards.popitem(last=False)
+            found = self.backwards[key] = Pass(lambda values: self._backward(values, needs), self.listable)
+        return found.run(values)
+
+    def _backward(self, values, needs: tuple[bool, ...]) -> list[Tensor | None]:
+        first = len(self.tensors)
+        count = (len(values) - first) // 2
+        outs, grads = values[first : first + count], values[first + count :]
+        call, outs, grads = readable(self.call(values), outs, grads)
+        results = [None] * first
+        for at, grad in zip(self.places, self.module.backward(call, outs, grads, self.needed(needs)), strict=True):
+            if at is not None and needs[at]:
+                results[at] = grad.contiguous()
+        return results
+
+    def needed(self, needs: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Of each entry of DIFFERENTIABLE, where `needs` says it of each tensor."""
+        return tuple([at is not None and needs[at] for at in self.places])
+
+
+def keep(key: tuple, plan: Plan) -> Plan:
+    """Keep a plan; the one used longest ago makes room."""
+    while len(_PLANS) >= _MOST_PLANS:
+        _PLANS.popitem(last=False)
+    _PLANS[key] = plan
+    return plan
+
+
+def forget() -> None:
+    """Make every plan anew: what they were made by has changed."""
+    _PLANS.clear()
+
+
+def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
+    """The plan of a call whose defaults are filled in."""
+    layout = [
+        (x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15) if isinstance(x, Tensor) else (type(x), x)
+        for x in call
+    ]
+    key = (op, backend, epoch, "resolved", *layout)
+    found = _PLANS.get(key)
+    return keep(key, Plan(op, call, call, backend)) if found is None else found
+
+
+def _place(i: int, call, resolved) -> int | None:
+    """Where the call has the tensor that stands at i once resolved, None where it has none: a seed is drawn for each
+    call. One tensor may be given for several arguments."""
+    if call[i] is resolved[i]:
+        return i
+    return next((j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own), None)
+
+
+def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
+    """The same values as a backward pass can read them: a copy of what has no rows.
+
+    An expanded gradient (out.sum().backward()) has none; an input or output that a saved-tensor hook laid out anew may
+    have none.
+    """
+    strided = {
+        name: x.contiguous()
+        for name in call.DIFFERENTIABLE
+        if name not in ANY_STRIDE and (x := getattr(call, name)) is not None and not has_rows(x)
+    }
+    call = call._replace(**strided) if strided else call
+    outs = tuple([out.contiguous() for out in outs])
+    return call, outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])

@@ -1,0 +1,304 @@
+"""One pass of a call as data: a list of steps over slots, made once for a layout and run by one loop.
+
+A backend's pass (`forward` or `backward`) is run on meta tensors, which have shapes and strides and no memory. It makes
+outputs and scratch memory, calls compiled functions (`native.call`), launches kernels, and may use torch's operations.
+Each of these becomes a step; each tensor becomes a slot. Running the list puts real tensors into the slots. A position
+that moves from call to call is a slot too: a pass derives numbers from it and decides by it through `derived` and
+`decided`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import native, private, recycled
+
+_MOST_WAYS = 4  # lists kept for one layout, one for each decision about the position
+_EMPTY, _TORCH, _NATIVE, _LAUNCH = range(4)  # kinds of steps
+_VALUE, _VIEW, _NUMBER, _CALL, _ASKED = range(5)  # kinds of a compiled function's arguments
+_ATEN = torch.ops.aten
+_FRESH = (
+    _ATEN.empty.memory_format,
+    _ATEN.empty_like.default,
+    _ATEN.empty_strided.default,
+    _ATEN.new_empty.default,
+    _ATEN.new_empty_strided.default,
+)
+_ACTIVE = threading.local()
+#: arguments of a compiled function that are asked for at each call: the number of threads, the GPU's current stream
+THREADS, STREAM = torch.get_num_threads, lambda: torch.cuda.current_stream().cuda_stream
+#: where a context of `collecting` is open: the launches that were left out
+_collected: list | None = None
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[list]:
+    """Inside, nothing is run: launches are collected, outputs and gradients are zeros. Not for threads."""
+    global _collected
+    _collected = launches = []
+    try:
+        yield launches
+    finally:
+        _collected = None
+
+
+class Position:
+    """An int that moves from call to call, while a pass is listed: its slot, and its value in this call."""
+
+    def __init__(self, listing: Listing, slot: int, value: int):
+        self.listing, self.slot, self.value = listing, slot, value
+
+
+def derived(position: int | Position, function: Callable[[int], int]) -> int | Position:
+    """`function(position)`, computed anew in each call."""
+    if not isinstance(position, Position):
+        return function(position)
+    return position.listing.number(position, function)
+
+
+def decided(position: int | Position, function: Callable[[int], object]):
+    """`function(position)`, part of the list: a call for which it differs gets a list of its own."""
+    if not isinstance(position, Position):
+        return function(position)
+    value = function(position.value)
+    position.listing.guards.append((position.slot, function, value))
+    return value
+
+
+def active() -> Listing | None:
+    """The listing of this thread."""
+    return getattr(_ACTIVE, "listing", None)
+
+
+class Listing(TorchDispatchMode):
+    """Inside, operations on meta tensors, compiled functions and launches are noted as steps. Nothing is computed."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.steps: list[tuple] = []
+        self.launches: list = []
+        self.guards: list[tuple[int, Callable, object]] = []
+        self.numbers: list[tuple[int, int, Callable]] = []
+        self.slots: dict[int, int] = {}
+        self.alive: list = []  # an id is one tensor's as long as it lives
+        self.device = values[0].device
+        self.given = [self._twin(value) for value in values]
+
+    def __enter__(self):
+        _ACTIVE.listing = self
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        _ACTIVE.listing = None
+        return super().__exit__(*exception)
+
+    def _twin(self, value):
+        """What stands for an input: a tensor of its layout and alignment, or a position."""
+        if isinstance(value, Tensor):
+            extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) + 1
+            offset = (value.data_ptr() & 15) // value.element_size()
+            memory = torch.empty(extent + offset, dtype=value.dtype, device="meta")
+            value = memory.as_strided(value.shape, value.stride(), offset)
+        elif value is not None:
+            value = Position(self, len(self.alive), value)
+        self._put(value)
+        return value
+
+    def _put(self, value) -> int:
+        """The slot of a result: the tensor's own if it has one, as after an operation in place."""
+        if id(value) not in self.slots or value is None:
+            self.slots[id(value)] = len(self.alive)
+            self.alive.append(value)
+        return self.slots[id(value)]
+
+    def number(self, position: Position, function: Callable[[int], int]) -> Position:
+        made = Position(self, len(self.alive), function(position.value))
+        self._put(made)
+        self.numbers.append((made.slot, position.slot, function))
+        return made
+
+    def _slot(self, value) -> int:
+        if id(value) not in self.slots:
+            raise RuntimeError("a pass of a backend may use the call's tensors and what it makes of them, no others")
+        return self.slots[id(value)]
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        out = operation(*args, **kwargs)
+        if operation is _ATEN.detach.default:  # the same memory, and nobody here differentiates
+            self.slots[id(out)] = self._slot(args[0])
+            self.alive.append(out)
+        elif operation in _FRESH:
+            self.steps.append((_EMPTY, self._put(out), tuple(out.shape), out.stride(), out.dtype, out.nbytes))
+        else:
+            moves = [(i, self._slot(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+            at_device = kwargs.pop("device", None) is not None
+            outs = [self._put(x) for x in (out if isinstance(out, (list, tuple)) else (out,))]
+            rest = [None if isinstance(arg, Tensor) else arg for arg in args]
+            self.steps.append((_TORCH, outs, operation, rest, moves, kwargs, at_device))
+        return out
+
+    def native(self, library: str, name: str, arguments: tuple) -> None:
+        """Note a call of a compiled function."""
+        self.steps.append((_NATIVE, library, name, self._template(arguments)))
+
+    def _template(self, arguments: tuple) -> list[tuple]:
+        made = []
+        for value in arguments:
+            if isinstance(value, Tensor):
+                made.append((_VIEW, self._slot(value), native.view(value)[1:]))
+            elif isinstance(value, Position):
+                made.append((_NUMBER, value.slot, None))
+            elif isinstance(value, tuple):
+                made += [*self._template(value), (_CALL, len(value), None)]
+            else:
+                made.append((_ASKED if callable(value) else _VALUE, None, value))
+        return made
+
+    def launch(self, launch, target) -> None:
+        """Note a launch of a Triton kernel."""
+        fixed = private.specialised(launch.kernel)
+        arguments = [
+            decided(x, int) if isinstance(x, Position) and name in fixed else x
+            for name, x in ((name, launch.arguments[name]) for name in launch.kernel.arg_names)
+        ]
+        moves = [
+            (i, x.slot if isinstance(x, Position) else self._slot(x))
+            for i, x in enumerate(arguments)
+            if isinstance(x, (Tensor, Position))
+        ]
+        rest = [None if isinstance(x, (Tensor, Position)) else x for x in arguments]
+        self.launches.append((launch, target))
+        self.steps.append((_LAUNCH, private.Launched(launch), rest, moves))
+
+
+class _Way:
+    """The list of steps for one set of decisions."""
+
+    def __init__(self, listing: Listing, results):
+        self.steps, self.launches, self.guards, self.numbers = (
+            listing.steps,
+            listing.launches,
+            listing.guards,
+            listing.numbers,
+        )
+        self.blank = [None] * (len(listing.alive) - len(listing.given))
+        self.kind = type(results)
+        self.results = [None if x is None else listing._slot(x) for x in results]
+        self.made = list(results)
+
+
+class Pass:
+    """A pass of calls of one layout. `function` takes tensors, None and at most one position, last, and returns tensors
+    and None; where it is not `listable`, as autograd in the reference, it runs as it is.
+    """
+
+    def __init__(self, function: Callable, listable: bool):
+        self.function, self.listable, self.ways = function, listable, []
+
+    def _listed(self, values) -> _Way:
+        with Listing(values) as listing:
+            results = self.function(listing.given)
+        way = _Way(listing, results)
+        self.ways = [way, *self.ways[: _MOST_WAYS - 1]]
+        return way
+
+    def run(self, values):
+        """The results of these values."""
+        if not self.listable:
+            return self.function(values)
+        for way in self.ways:
+            if not way.guards or all([function(values[slot]) == value for slot, function, value in way.guards]):
+                break
+        else:
+            way = self._listed(values)
+        device = values[0].device
+        if _collected is not None:
+            _collected.extend(way.launches)
+            return way.kind([None if x is None else torch.zeros_like(x, device=device) for x in way.made])
+        at = [*values, *way.blank]
+        for slot, source, function in way.numbers:
+            at[slot] = function(at[source])
+        stream = None
+        empty = private.EMPTY[device.type]
+        for step in way.steps:
+            kind = step[0]
+            if kind == _EMPTY:
+                _, slot, shape, strides, dtype, size = step
+                large = size >= recycled.FROM and device.type == "cpu"
+                at[slot] = recycled.empty(shape, dtype) if large else empty(shape, strides, dtype)
+            elif kind == _LAUNCH:
+                _, launched, rest, moves = step
+                arguments = rest.copy()
+                for i, slot in moves:
+                    arguments[i] = at[slot]
+                if stream is None and launched.run is not None:
+                    stream = private.stream()
+                if launched.run is None or stream is NotImplemented:
+                    launched.by_triton(arguments)
+                else:
+                    launched.run(*launched.grid, stream, *launched.between, *arguments)
+            elif kind == _NATIVE:
+                error = getattr(native.extension(step[1]), step[2])(*_filled(step[3], at))
+                if error:
+                    raise RuntimeError(f"{step[2]}: CUDA error {error} at launch")
+            else:
+                _, slots, operation, rest, moves, options, at_device = step
+                arguments = rest.copy()
+                for i, slot in moves:
+                    arguments[i] = at[slot]
+                out = operation(*arguments, **options, device=device) if at_device else operation(*arguments, **options)
+                for slot, value in zip(slots, out if isinstance(out, (list, tuple)) else (out,)):
+                    at[slot] = value
+        return way.kind([None if slot is None else at[slot] for slot in way.results])
+
+
+def _filled(template: list[tuple], at: list) -> list:
+    """The arguments of a compiled function."""
+    arguments = []
+    for kind, slot, value in template:
+        if kind == _VIEW:
+            value = (at[slot].data_ptr(), *value)
+        elif kind == _CALL:  # of the last arguments, `slot` many
+            value = tuple(arguments[-slot:])
+            del arguments[-slot:]
+        elif kind == _NUMBER:
+            value = at[slot]
+        elif kind == _ASKED:
+            value = value()
+        arguments.append(value)
+    return arguments
+
+
+def call(library: str, name: str, *arguments) -> None:
+    """Call a compiled function, or note that a pass calls it. Tensors are handed over as views, a call as a tuple."""
+    listing = active()
+    if listing is not None:
+        listing.native(library, name, arguments)
+    elif error := getattr(native.extension(library), name)(*_now(arguments)):
+        raise RuntimeError(f"{name}: CUDA error {error} at launch")
+
+
+def _now(arguments: tuple) -> list:
+    return [
+        native.view(value)
+        if isinstance(value, Tensor)
+        else tuple(_now(value))
+        if isinstance(value, tuple)
+        else value()
+        if callable(value)
+        else value
+        for value in arguments
+    ]
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """The device on which a pass runs; while it is listed its tensors are on the meta device."""
+    listing = active()
+    return tensor.device if listing is None else listing.device

@@ -1,0 +1,66 @@
+"""`ab` for a repository of somebody else: four faults are red, an empty change is green, each side is its own code."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.bench import foreign
+from tests.conftest import INTERPRETER
+
+pytestmark = [
+    pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return foreign.repository(tmp_path_factory.mktemp("foreign") / "repository")
+
+
+@pytest.fixture
+def repository(made):
+    yield made
+    foreign.restore(made)
+
+
+@pytest.mark.parametrize("fault", ["lost coalescing", "spill"])
+def test_worse_machine_code_is_red(repository, fault):
+    pytest.importorskip("triton")
+    foreign.plant(repository, fault)
+    done = foreign.gate(repository, "--static-only")
+    _, _, _, code, words = foreign.FAULTS[fault]
+    assert done.returncode == code and words in done.stdout, done.stdout + done.stderr
+
+
+def test_the_same_machine_code_is_green(repository):
+    pytest.importorskip("triton")
+    (repository / "kernels.py").write_text(foreign.KERNELS + "\n# a remark\n")
+    done = foreign.gate(repository, "--static-only")
+    assert done.returncode == 0 and "0 of 1 launches differ" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_wrong_result_is_red(repository):
+    foreign.plant(repository, "wrong result")
+    done = foreign.gate(repository, "--no-static", "--pairs", "1", "--threads", "1")
+    assert done.returncode == 2 and "numerics" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_kernel_that_the_head_no_longer_registers_has_vanished(repository):
+    text = (repository / "plug.py").read_text()
+    (repository / "plug.py").write_text(text.replace('"cxx"', '"renamed"'))
+    done = foreign.gate(repository, "--no-static", "--pairs", "1", "--threads", "1", "--case", "rows")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "decay/cxx/rows/float32/fwd      vanished" in done.stdout and "new" in done.stdout
+
+
+def test_a_build_that_fails_and_a_folder_that_is_no_repository_are_said(repository, tmp_path):
+    (repository / "decay.cpp").write_text("no C++")
+    done = foreign.gate(repository, "--no-static")
+    assert done.returncode == 4 and "--build" in done.stderr, done.stdout + done.stderr
+    environ = {"PYTHONPATH": str(foreign.ROOT), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-m", "bench", "ab", "--base", "HEAD"]
+    outside = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert outside.returncode == 4 and "in no git repository" in outside.stderr

@@ -1,0 +1,65 @@
+"""Records over commits: what is kept, where a level changed, what only adds up."""
+
+import itertools
+import random
+
+import bench
+from bench.records import record
+from bench.report import changes
+from tests.bench.test_reports import timed
+
+
+def run_of(number, seconds):
+    one = timed() | {"run": f"run{number}", "at": f"2026-01-{number + 1:02d}T00:00:00+00:00"}
+    one["git"] = {"sha": f"{number:040x}", "dirty": False}
+    one["time"] = one["time"] | {
+        "samples": [seconds],
+        "minimum": seconds,
+        "median": seconds,
+        "p10": seconds,
+        "p90": seconds,
+    }
+    return one
+
+
+def test_a_step_is_found_and_noise_is_none():
+    for seed in range(50):
+        noise = random.Random(seed)
+        flat = [1e-3 * (1 + noise.gauss(0, 0.01)) for _ in range(30)]
+        assert changes.points(flat) == [], seed
+        stepped = [t * (1.1 if i >= 18 else 1) for i, t in enumerate(flat)]
+        (found,) = changes.points(stepped)
+        assert abs(found - 18) <= 1, (seed, found)
+
+
+def test_a_drift_that_no_commit_shows_is_named():
+    times = [1e-3 * 1.006**i for i in range(20)]
+    assert max(b / a for a, b in itertools.pairwise(times)) < changes.SHIFT and changes.drift(times) > 1.05
+
+
+def test_records_are_kept_once_and_drawn(tmp_path, capsys):
+    for number in range(8):
+        record.Writer(tmp_path / "run.jsonl").write(run_of(number, 1e-3 if number < 4 else 1.3e-3))
+    command = ["history", str(tmp_path / "run.jsonl"), "--record", str(tmp_path / "kept")]
+    assert bench.main(command) == 0 and bench.main(command) == 5  # nothing twice
+    page = tmp_path / "history.html"
+    assert bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "8 records added" in out and f"{4:040x}"[:9] + " 1.30x" in out
+    drawn = page.read_text()
+    assert drawn.count("<circle") == 8 and drawn.count('class="change"') == 1 and "http" not in drawn
+
+
+def test_machines_have_curves_of_their_own(tmp_path, capsys):
+    there = run_of(1, 2e-3)
+    there["device"] = there["device"] | {"name": "another"}
+    for one in (run_of(0, 1e-3), there):
+        record.Writer(tmp_path / "history.jsonl").write(one)
+    assert bench.main(["history", "--report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("a/float32/fwd") == 2
+
+
+def test_what_cannot_be_is_said(tmp_path, capsys):
+    assert bench.main(["history", "--report", str(tmp_path)]) == 4
+    assert bench.main(["history", "--record", str(tmp_path)]) == 4
+    assert bench.main(["history"]) == 4

@@ -1,0 +1,22 @@
+"""The tutorials' kernels on every architecture: values, and nothing that the emulator reports."""
+
+import pytest
+
+from bench import emulate
+from tests.conftest import COMPILED, INTERPRETER
+
+if INTERPRETER or COMPILED:
+    pytest.skip("kernels are interpreted, or emulated by conftest already", allow_module_level=True)
+
+from tests.emulate import tutorials
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("launch", tutorials.EVERY, ids=lambda one: one.__name__)
+def test_values(launch, arch):
+    with emulate.gpu(arch) as log:
+        got, want, tolerance = launch()
+    assert (got - want).abs().max() <= tolerance
+    if launch in (tutorials.persistent_product, tutorials.descriptors_made_in_the_kernel):
+        (one,) = log.launches
+        assert any("bulk.tensor" in counted.opcode for counted in one.counted()) == (arch > 80)
