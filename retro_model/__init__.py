@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsCache, MosaicsConfig, PersistentMemory
     from .retro import (
         NeighbourEncoder,
+        OwnAttention,
         Retro,
         RetroCache,
         RetroConfig,
@@ -47,6 +48,7 @@ __all__ = [
     "MosaicsConfig",
     "NeighbourEncoder",
     "NeighbourGate",
+    "OwnAttention",
     "PersistentMemory",
     "RPTCache",
     "RPTConfig",
@@ -73,6 +75,7 @@ _HOMES = {
     "memory_mosaics": ("ContextualMemory", "MemoryMosaics", "MosaicsCache", "MosaicsConfig", "PersistentMemory"),
     "retro": (
         "NeighbourEncoder",
+        "OwnAttention",
         "Retro",
         "RetroCache",
         "RetroConfig",

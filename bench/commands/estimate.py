@@ -13,28 +13,41 @@ import sys
 from pathlib import Path
 
 from ..report.tables import align
-from . import exits, options
+from . import calls, exits, options
 
+#: 90th percentile of the error over all published rows, by --calibration
+SPREAD = 0.18
 HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    calls.add_call(parser)
     options.add_kernels(parser, cases=False)
     options.add_launches(parser, arches=None)
     parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
     parser.add_argument("--dtype", choices=options.DTYPES, help="default bfloat16, of a plug-in all")
+    parser.add_argument(
+        "--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another of `estimate.MACHINES`"
+    )
+    parser.add_argument("--calibration", action="store_true", help="estimate published kernels; about ten minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if arguments.call:
+        return _called(arguments.call)
     import tempfile
 
     from ..emulate.parse import PtxError
     from ..static import estimate, table
 
-    machine = estimate.MACHINES[90]
+    if arguments.machine not in estimate.MACHINES:
+        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {arguments.machine!r}")
+    if arguments.calibration:
+        return _calibration()
+    machine = estimate.MACHINES[arguments.machine]
     plan = table.plan([machine.arch], options.parts(arguments))
     plan.cuda.clear()
     plan.triton[:] = [one for one in plan.triton if options.launch_matches(one, arguments)]
@@ -71,7 +84,30 @@ def execute(arguments: argparse.Namespace) -> int:
     print(align(lines))
     for (op, case), parts in totals.items():
         print(f"{op}, {case}: {1e6 * sum(s for s, _ in parts):.1f} us in {len(parts)} launches")
-    print(f"predicted for one {machine.name}, not measured")
+    print(
+        f"estimated for one {machine.name}, not measured; nine tenths of the calibration's rows are within {SPREAD:.0%}"
+    )
+    return exits.OK
+
+
+def _calibration() -> int:
+    """Published rows beside their estimates, and the errors."""
+    from ..static.calibration import judge
+
+    rows, lines = [], [("kernel", "GPU", "type", "sizes", "us", "estimated", "bound", "")]
+    for one in judge.judged():
+        rows.append(one)
+        sizes = "x".join(map(str, one.row.sizes))
+        held = "held back" if one.held_back else ""
+        measured, ratio = f"{one.row.microseconds:g}", f"{one.ratio:.2f}x"
+        lines.append((one.row.kernel, one.row.machine, one.row.dtype, sizes, measured, ratio, one.bound, held))
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    print(align(lines))
+    parts = {"all": rows, "fitted": [r for r in rows if not r.held_back], "held back": [r for r in rows if r.held_back]}
+    for name, part in parts.items():
+        median, ninth = judge.errors(part)
+        print(f"{name}, {len(part)} rows: median error {median:.1%}, 90th percentile {ninth:.1%}")
     return exits.OK
 
 
@@ -90,3 +126,16 @@ def _write(path: Path, one, machine, found) -> None:
     }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def _called(call: str) -> int:
+    """What FILE.py::FUNCTION launches."""
+    from ..static import estimate
+
+    machine, total = estimate.MACHINES[90], 0.0
+    for launch in calls.launches(call, machine.arch, counts=False):
+        found = launch.estimate(machine.name)
+        total += found.seconds
+        print(f"{calls.titled(launch)}: {1e6 * found.seconds:.1f} us, {found.bound}")
+    print(f"{1e6 * total:.1f} us; predicted for one {machine.name}, not measured")
+    return exits.OK

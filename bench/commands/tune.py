@@ -116,7 +116,7 @@ def execute_static(arguments: argparse.Namespace) -> int:
         raise exits.UsageError("--static: name a --kernel and a shipped --case")
     from ..static import estimate, tiles
 
-    machine, pace, tuned = estimate.MACHINES[90], Pace([], arguments.deadline), []
+    machine, pace, tuned = estimate.MACHINES["H200"], Pace([], arguments.deadline), []
     for op in arguments.kernel:
         for case in arguments.case:
             for dtype in arguments.dtype or ("bfloat16",):

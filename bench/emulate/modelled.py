@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from unittest import mock
 
 import triton
@@ -12,18 +13,23 @@ from torch import Tensor
 def estimate(launch, machine: str):
     """`static.estimate.estimate` of a `context.Launched`, on copies of its tensors."""
     from ..static import estimate as model
-    from ..static import tiles
 
-    machines = {one.name: one for one in model.MACHINES.values()}
+    machines = model.MACHINES
     if machine not in machines:
         raise ValueError(f"machine: expected one of {sorted(machines)}; got {machine!r}")
     if machines[machine].arch != launch.arch:
         raise ValueError(
             f"machine: {machine} is sm_{machines[machine].arch}; the launch was compiled for sm_{launch.arch}"
         )
-    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):  # to machine code this time
-        static = tiles.static_record(launch, launch.arch)
-    return model.estimate(copied(launch), static, machines[machine])
+    return model.estimate(copied(launch), static_record(launch), machines[machine])
+
+
+def static_record(launch) -> dict[str, Any]:
+    """The `static` part of a record of the launch: compiled to machine code, which emulation does without."""
+    from ..static import tiles
+
+    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):
+        return tiles.static_record(launch, launch.arch)
 
 
 def copied(launch):

@@ -1,15 +1,16 @@
-"""A static model of a launch's time on a GPU that is not here: from its compiled code, executed by the emulator.
+"""Estimate of a launch's time on a GPU that is not here, from its compiled code, executed by the emulator.
 
-Three CTAs of the grid are executed and their instructions kept in order; many more are only counted, and what the three
-take is scaled to what the grid executes (of a causal launch some CTAs have thirty times the work of others). A warp of
-each of the three passes a scoreboard: an instruction runs once its operands are there and its pipe is free, every pipe
-being shared by the warps of the CTA (they run alike), and none passes a barrier, a branch or a wait for copies. That
-gives the CTA's time alone, with the latency that its own work leaves exposed. An SM that holds several CTAs takes at
-least the sum of what each asks of its busiest pipe; a launch takes at least what its bytes take from HBM and from L2.
-The longest of these is the time, and names the bound.
+Three CTAs of the grid are executed and traced; many more are only counted, and the three are scaled to the grid's
+average (a causal launch has CTAs with thirty times the work of others). A warp of a traced CTA passes a scoreboard: an
+instruction runs once its operands are there and its pipe is free. All warps of the CTA run alike and share the pipes;
+no warp passes a barrier, a branch or a wait for copies. The result is the CTA's time alone, with its exposed latency.
 
-Not in the model: clocks that fall under load, cache misses of other launches, bank conflicts inside wgmma, and ptxas's
-order of instructions, of which only the number is taken (issue slots are PTX's by the ratio of the two lengths).
+The launch's time joins six lower bounds: latency (waves of CTAs), each pipe of the busiest SM, L2 and HBM. They overlap
+imperfectly, so they are joined by a norm (`OVERLAP`); the longest names the bound. The constants below were fitted to
+times that others measured on real GPUs (`calibration`; docs/lab/calibration.md has the errors).
+
+Left out: clocks that fall under load, cache misses of other launches, bank conflicts inside wgmma, and the order of
+instructions that ptxas chose (issue slots are PTX's, scaled by the ratio of the two lengths).
 """
 
 from __future__ import annotations
@@ -23,30 +24,59 @@ from typing import Any
 from torch import Tensor
 
 from ..emulate import counters, launches
+from ..emulate.parse import Vector
 from . import sass
 
 _SAMPLES = (0.18, 0.47, 0.83)  # of the grid: causal launches have short and long CTAs
 _COUNTED, _GOLDEN = 20, 0.6180339887498949  # CTAs counted: spread evenly over every dimension of the grid
 
 
+# Fitted to published times (bench/static/calibration), all machines alike.
+COPY = 0.88  # share of the data sheet's memory rate that a copy reaches
+L2_BYTES = 40.0  # of L2, a cycle and SM
+START, LIFE = 120.0, 700.0  # cycles of a CTA's start and end: issue slots of its SM; latency
+OVERLAP = 4.0  # exponent of the norm that joins the bounds; infinity would be their maximum
+BEGIN = 1.5e-6  # seconds from a kernel's start to its first CTA's, and from its last to its end
+EVENTS = 6e-6  # seconds that timing by events adds
+L1_KEPT = 96 << 10  # bytes: a tensor no larger is read from L2 once an SM
+
+
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What the model knows of a GPU. Rates are a cycle and SM unless they say seconds."""
+    """A GPU by its data sheet. Rates are a cycle and SM unless they say seconds."""
 
     name: str
     arch: int
     multiprocessors: int
     hertz: float
-    hbm: float  # bytes a second that a copy reaches
-    l2: float  # bytes a second
-    tensor: float  # FLOPs of half types
+    memory: float  # bytes a second
+    tensor: float  # FLOPs of half types, float32 sums
     mufu: float = 16.0  # results
     shared: float = 128.0  # bytes
-    launch: float = 2.5e-6  # seconds from one kernel's end to the next one's start
+
+    @property
+    def hbm(self) -> float:
+        """Bytes a second that a copy reaches."""
+        return COPY * self.memory
+
+    @property
+    def l2(self) -> float:
+        """Bytes a second of L2."""
+        return L2_BYTES * self.multiprocessors * self.hertz
 
 
-#: 4.8 TB/s HBM3e of which a copy gets nine tenths, 1.755 GHz, 989 TFLOP/s at 1.83 GHz: data sheet; L2: E, from H100's
-MACHINES = {90: Machine("H200", 90, 132, 1.755e9, 0.9 * 4.8e12, 5.5e12, sass.TENSOR_FLOPS[90])}
+#: SMs, clock under load, memory rate, tensor FLOPs a cycle and SM: NVIDIA's data sheets
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        Machine("A100", 80, 108, 1.41e9, 2.039e12, 2048),
+        Machine("RTX 4090", 89, 128, 2.52e9, 1.008e12, 512),
+        Machine("L40S", 89, 142, 2.52e9, 0.864e12, 1024),
+        Machine("H100", 90, 132, 1.755e9, 3.35e12, 4096),
+        Machine("H200", 90, 132, 1.755e9, 4.8e12, 4096),
+        Machine("B200", 100, 148, 1.85e9, 8.0e12, 8192),
+    )
+}
 
 #: cycles from issue to result, by the first part of an opcode. Published microbenchmarks of sm_80 and sm_90
 _LATENCY = {
@@ -69,6 +99,9 @@ _LATENCY = {
 _ARITHMETIC, _SHARED_LOAD, _WGMMA = 5, 30, 60
 _L2_LOAD, _HBM_LOAD = 280, 700  # under load
 _MUFU = ("ex2", "lg2", "rcp", "rsqrt", "sqrt")
+#: integers, comparisons and conversions pass at half the rate of float additions and products
+_HALF_RATE = ("add", "sub", "mul", "mad", "min", "max", "shl", "shr", "and", "or", "xor", "not", "setp", "selp", "cvt")
+_FULL_RATE_TYPES = ("f32", "f16", "f16x2", "bf16x2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,37 +117,44 @@ class Estimate:
 
 
 def estimate(launch, compiled: dict[str, Any], machine: Machine) -> Estimate:
-    """The model of one launch. compiled: its `static` record.
+    """Estimate the time of one launch. compiled: its `static` record.
 
     Raises:
         EmulationError, PtxError: the emulator refuses the kernel.
     """
-    number, resident = math.prod(launch.grid), max(compiled["blocks_per_sm"], 1)
-    hbm = _argument_bytes(launch)
-    samples, work = _samples(launch, machine.arch)
+    return timed(math.prod(launch.grid), _argument_bytes(launch), *_samples(launch, machine.arch), compiled, machine)
+
+
+def timed(number: int, sizes: list[int], samples: list, work: float, compiled: dict, machine: Machine) -> Estimate:
+    """The estimate of a grid of `number` CTAs over tensors of `sizes` bytes, from the samples of `_samples`."""
+    resident = max(compiled["blocks_per_sm"], 1)
+    hbm, kept = sum(sizes), sum(size for size in sizes if size <= L1_KEPT)
     l2 = counters.SECTOR_BYTES * number * work * statistics.fmean(sectors(counted) for _, counted, _ in samples)
+    l2 = max(hbm, l2 - number * kept)  # every CTA reads a small tensor whole, and finds it in L1
     ratio = compiled["instructions"] / len(samples[0][1])
     load = _L2_LOAD + (_HBM_LOAD - _L2_LOAD) * min(1.0, hbm / l2)  # cycles; what is read again comes from L2
-    timed = [scoreboard(*sample, compiled["warps"], ratio, load, machine) for sample in samples]
-    alone = work * statistics.fmean(cycles for cycles, _ in timed)
-    pipes = {name: work * statistics.fmean(busy[name] for _, busy in timed) for name in timed[0][1]}
+    scored = [scoreboard(*sample, compiled["warps"], ratio, load, machine) for sample in samples]
+    alone = work * statistics.fmean(cycles for cycles, _ in scored)
+    pipes = {name: work * statistics.fmean(busy[name] for _, busy in scored) for name in scored[0][1]}
+    pipes["issue"] += START
     most = -(-number // machine.multiprocessors)  # CTAs of the busiest SM
     candidates = {
-        "latency": -(-most // resident) * alone / machine.hertz,
+        "latency": -(-most // resident) * (alone + LIFE) / machine.hertz,
         **{name: most * cycles / machine.hertz for name, cycles in pipes.items()},
         "HBM": hbm / machine.hbm,
         "L2": l2 / machine.l2,
     }
     bound = max(candidates, key=candidates.get)
-    seconds = candidates[bound] + machine.launch
+    seconds = sum(value**OVERLAP for value in candidates.values()) ** (1 / OVERLAP) + BEGIN
     shares = {name: round(value / seconds, 3) for name, value in candidates.items()}
     return Estimate(seconds, bound, shares, number / (machine.multiprocessors * resident), hbm, round(l2))
 
 
-def _argument_bytes(launch) -> int:
-    """Bytes of the tensors that a launch is given, each once: what it must read or write, if it uses all of them."""
-    places = {id(t): t.numel() * t.element_size() for t in launch.arguments.values() if isinstance(t, Tensor)}
-    return sum(places.values())
+def _argument_bytes(launch) -> list[int]:
+    """Bytes of each tensor that a launch is given: what it must read or write once, if it uses all of them."""
+    return list(
+        {id(t): t.numel() * t.element_size() for t in launch.arguments.values() if isinstance(t, Tensor)}.values()
+    )
 
 
 def _samples(launch, arch: int) -> tuple[list[tuple], float]:
@@ -153,13 +193,18 @@ def scoreboard(
         _cost(statement, c, warps, ratio, load, machine) for statement, c in zip(program.kernel.statements, counted)
     ]
     ready: dict[int, float] = defaultdict(float)
-    free = dict.fromkeys(("tensor", "MUFU", "shared"), 0.0)
+    free = dict.fromkeys(("tensor", "MUFU", "shared", "ALU"), 0.0)
     busy = dict.fromkeys(("issue", *free), 0.0)
     copies: list[float] = []  # when each group of copies arrives
     issued = arrives = stored = 0.0
     for at in trace:
         targets, sources, predicate = program.registers[at]
         root, pipe, cycles, latency, slots, wait = costs[at]
+        operands = (
+            _operand_cycles(program.kernel.statements[at], warps, machine)
+            if pipe == "tensor" and root == "wgmma"
+            else 0.0
+        )
         if root == "wgmma":  # a chain of products on one accumulator is ordered by the tensor cores
             sources = sources[: len(sources) - len(targets)]
         start = (
@@ -169,9 +214,9 @@ def scoreboard(
         busy["issue"] += slots
         done = start
         if pipe is not None:
-            free[pipe] = max(free[pipe], start) + cycles
+            free[pipe] = done = max(free[pipe], start) + max(cycles, operands)
             busy[pipe] += cycles
-            done = free[pipe]
+            busy["shared"] += operands  # read while the product runs
         if root == "cp.copy":
             arrives = max(arrives, done + load)
         elif root == "cp.commit":
@@ -189,6 +234,21 @@ def scoreboard(
     return max(issued, stored, *ready.values(), *free.values()), busy
 
 
+def _operand_cycles(statement, warps: int, machine: Machine) -> float:
+    """Cycles in which a wgmma reads its operands from shared memory: B, and A unless it lies in registers."""
+    parts = statement.opcode.split(".")
+    n, k = _columns_and_depth(parts[4])
+    rows = 0 if isinstance(statement.operands[1], Vector) else 64
+    size = {"tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}.get(parts[-1], 2)
+    return size * k * (n + rows) * max(warps // 4, 1) / machine.shared
+
+
+def _columns_and_depth(shape: str) -> tuple[int, int]:
+    """(N, K) of "m64n128k16"."""
+    n, k = shape.removeprefix("m64n").split("k")
+    return int(n), int(k)
+
+
 def _cost(statement, counted, warps: int, ratio: float, load: float, machine: Machine):
     """(what it is, pipe, cycles of it, latency, issue slots, groups that a wait leaves) of one execution by a CTA."""
     root, *parts = statement.opcode.split(".")
@@ -202,15 +262,17 @@ def _cost(statement, counted, warps: int, ratio: float, load: float, machine: Ma
     if root == "wgmma" and parts[0] in ("fence", "commit_group", "wait_group"):
         return parts[0], None, 0.0, 0, slots, 0
     if root == "wgmma":
-        n, k = (int(part) for part in parts[3].removeprefix("m64n").split("k"))
+        n, k = _columns_and_depth(parts[3])
         double = 2 if parts[-1] == "tf32" else 1
         cycles = double * 2.0 * 64 * n * k * max(warps // 4, 1) / machine.tensor
         return "wgmma", "tensor", cycles, _WGMMA, slots, 0
     if root == "mma":
         m, n, k = 16, 8, int(parts[2].rsplit("k", 1)[1])
         double = 2 if "tf32" in parts else 1
-        # mma.sync reaches some 62% of wgmma's rate on sm_90
-        return "mma", "tensor", double * 2.0 * m * n * k * warps / (0.62 * machine.tensor), latency, slots, 0
+        rate = machine.tensor * (0.62 if machine.arch == 90 else 1.0)  # of wgmma's rate, on sm_90
+        return "mma", "tensor", double * 2.0 * m * n * k * warps / rate, latency, slots, 0
+    if root in _HALF_RATE and (root in ("min", "max", "setp", "selp", "cvt") or parts[-1] not in _FULL_RATE_TYPES):
+        return root, "ALU", 2 * slots, latency, slots, 0
     if root in _MUFU:
         return root, "MUFU", sass.LANES * warps / machine.mufu, latency, slots, 0
     if root in ("bar", "barrier"):

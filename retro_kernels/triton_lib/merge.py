@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .launch import Launch, power_of_two
 from .softmax import LOG2E
+
+_STEP = 8  # parts that one step of the merge loads
+
+
+def of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[dict[str, Tensor], list[Launch]]:
+    """Where the programs of `count` splits of the keys write, and the launch that merges it into out [B,N,H,D] and lse;
+    one split writes out and lse themselves.
+    """
+    if count == 1:
+        return {"out_ptr": out, "lse_ptr": lse}, []
+    b, n, h, d = out.shape
+    parts = torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device)
+    part_lses = torch.empty((count, b, h, n), dtype=torch.float32, device=out.device)
+    arguments = {
+        "part_ptr": parts,
+        "part_lse_ptr": part_lses,
+        "out_ptr": out,
+        "lse_ptr": lse,
+        "N": n,
+        "H": h,
+        "splits": count,
+        "D": d,
+        "BLOCK_D": power_of_two(d),
+        "BLOCK_S": _STEP,
+    }
+    launch = Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)
+    return {"out_ptr": parts, "lse_ptr": part_lses}, [launch]
 
 
 @triton.jit(do_not_specialize=("N", "H", "splits"))

@@ -170,7 +170,7 @@ def test_other_backends_and_baselines_are_refused(capsys):
 
 
 STATIC = dict(rounds=9, kernels=None, tiles=None, say=lambda text: None, over=lambda: False)
-STATIC_CALL = OP, "wide", "bfloat16", model.MACHINES[90]
+STATIC_CALL = OP, "wide", "bfloat16", model.MACHINES["H200"]
 
 
 def predicted(row, launches, machine, base=False):

@@ -155,6 +155,9 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
     minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), tmp_path / "minutes", said.append)
     assert minutes["steps"] >= 1
+    untrained = Line()
+    assert fit(untrained, stream, Fit(steps=0), tmp_path / "none", said.append)["steps"] == 0
+    assert torch.equal(untrained.table, Line().table)
 
 
 def decoder_folder(folder):
@@ -205,7 +208,9 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
     found = json.loads((compared[0] / "compare.json").read_text())
     rows = found["contenders"]
     assert rows.keys() == set(NAMES) and (compared[0] / "compare.png").stat().st_size > 10_000
-    assert rows["alone"]["minus_alone"] == [0, 0, 0]
+    assert rows["alone"]["minus_alone"] == rows["in-context"]["minus_in_context"] == [0, 0, 0]
+    gap = rows["own"]["minus_alone"][0] - rows["in-context"]["minus_alone"][0]
+    assert rows["own"]["minus_in_context"][0] == pytest.approx(gap, abs=2e-4)
     for name, row in rows.items():
         assert row["cpu_seconds"]["true"] > 0 and row["tokens_per_cpu_second"] > 0
         assert row["peak_mb"] is None or row["peak_mb"] > 50

@@ -98,6 +98,11 @@ TARGETS = (
         2,
     ),
     Target(
+        "retro_model/retro/frozen_decoder.py", ("tests/model/test_retrofit.py", "tests/model/test_own_attention.py"), 2
+    ),
+    Target("retro_model/retro/own_attention.py", ("tests/model/test_own_attention.py",), 2),
+    Target("retro_model/retro/own_pass.py", ("tests/model/test_own_attention.py",), 2),
+    Target(
         "retro_model/integrations/huggingface.py",
         ("tests/model/test_huggingface.py", "tests/model/test_retrofit_abroad.py"),
         2,

@@ -45,7 +45,8 @@ def fit(
 ) -> dict:
     """Trains what is not frozen. A folder that holds the same training goes on from its last step.
 
-    stream: gives the batches from a position on. Returns: steps, tokens, CPU seconds and the last losses.
+    No steps: nothing is trained. stream: gives the batches from a position on. Returns: steps, tokens, CPU seconds and
+    the last losses.
     """
     added = Added(model)
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
@@ -53,6 +54,8 @@ def fit(
         state = None  # of another training
     done = {"how": dataclasses.asdict(how), "cpu_seconds": 0.0, "tokens": 0, "losses": []}
     done |= state["extra"] if state else {}
+    if how.steps == 0 and how.minutes is None:
+        return done | {"steps": 0}
     steps = done.get("steps") or (how.steps if how.minutes is None else _steps_within(model, stream, how))
     settings = training.Settings(
         steps, max_lr=how.max_lr, warmup_steps=min(10, steps // 5), weight_decay=0.01, autocast=how.autocast

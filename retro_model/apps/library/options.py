@@ -88,7 +88,7 @@ def retrofit() -> argparse.ArgumentParser:
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
     add("--attention", choices=ATTENTION, default="own", help="its own, or RETRO's new layers (default: own)")
     add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
-    add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps})")
+    add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps}); 0: as it is")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
@@ -97,7 +97,7 @@ def retrofit() -> argparse.ArgumentParser:
     add("--neighbours", type=int, default=Plan.neighbours, help=f"of each chunk (default: {Plan.neighbours})")
     add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
     add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
-    add("--held-out", type=int, default=20, help="documents that are scored (default: 20)")
+    add("--held-out", type=int, default=12, help="documents that are scored (default: 12)")
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     add("--seed", type=int, default=0)
     return made

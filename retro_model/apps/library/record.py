@@ -15,6 +15,8 @@ import numpy as np
 from retro_model import evaluation
 from retro_model.evaluation import Scores
 
+from .options import CONTENDERS
+
 ALPHAS = (0.25, 0.5)
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -100,6 +102,8 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
             "minus_alone": _difference(scores, shared["alone"], store),
             "tokens_per_cpu_second": round(int(result.true.tokens.sum()) / facts["cpu_seconds"]["true"], 1),
         }
+        if "in-context" in shared:
+            row["minus_in_context"] = _difference(scores, shared["in-context"], store)
         if kept.any():
             row["random_minus_alone"] = _difference(result.random, _of(results["alone"].true, kept), store)
             row["minus_random"] = _difference(_of(result.true, kept), result.random, store)
@@ -165,14 +169,15 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
     FigureCanvasAgg(figure)
     panels = np.atleast_1d(figure.subplots(1, len(records), sharey=True))
     for axes, (title, found) in zip(panels, records.items()):
-        for colour, row in zip(COLOURS, found.values()):
+        for name, row in found.items():
+            colour = COLOURS[list(CONTENDERS).index(name)]
             at = 1000 / row["tokens_per_cpu_second"]
             gap, low, high = (-value for value in row["minus_alone"])
             axes.errorbar(at, gap, [[gap - high], [low - gap]], marker="o", color=colour, label=row["title"], capsize=2)
             if "random_minus_alone" in row:
                 axes.plot(at, -row["random_minus_alone"][0], marker="o", markerfacecolor="none", color=colour)
         axes.axhline(0, color="black", linewidth=0.6)
-        axes.set(title=title, xlabel="CPU milliseconds a scored token", xscale="log")
+        axes.set(title=title, xlabel="CPU milliseconds a scored token", xlim=(0, None))
     panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95% over documents; hollow: random)")
-    panels[0].legend(fontsize=7)
+    panels[int(np.argmax([len(found) for found in records.values()]))].legend(fontsize=7)
     figure.savefig(path, dpi=150)

@@ -30,6 +30,8 @@ from .library import Library, prepare, read_decoder, stream
 from .options import ATTENTION, RATES, Fit, Plan
 from .options import retrofit as parser
 
+HELD_BYTES = 1000  # characters of each held-out document: scoring it three times takes as long as a short training
+
 
 def run(
     decoder: Path,
@@ -126,13 +128,17 @@ def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Pl
         "keys": "embeddings",
         "embedder": "embedder.npz",
     }
-    folders.describe(folder, "retrofit", f"{decoder.name} with {title}", parts, plan.window, facts)
+    documents = f"{len(library.database.store.documents):,}"
+    shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"
+    folders.describe(folder, "retrofit", f"{decoder.name} with {shown}", parts, plan.window, facts)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     given = parser().parse_args(arguments)
-    plan = Plan(given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out)
+    plan = Plan(
+        given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out, held_bytes=HELD_BYTES
+    )
     rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)
     options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}

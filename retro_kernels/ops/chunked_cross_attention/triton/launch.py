@@ -15,7 +15,7 @@ from ....compile.target import Target
 from ....core.steps import decided, derived
 from ....triton_lib import beyond, dropout
 from ....triton_lib.launch import Launch, power_of_two, settled, strides
-from ....triton_lib.merge import _merge_kernel
+from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
 from ..call import ChunkedCrossAttention
@@ -24,7 +24,6 @@ from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_b
 from .forward import _cca_forward_kernel
 
 OP = "chunked_cross_attention"
-_MERGE_SPLITS = 8  # parts that one step of the merge loads
 WAVES = 2  # programs per multiprocessor below which the keys are split
 
 
@@ -156,33 +155,14 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
 
 def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | None = None) -> Plan:
     """out and lse, and the launches that fill them."""
-    b, n, h, d = call.query.shape
+    b, n, h, _ = call.query.shape
     tile = choose_tile(call, "forward", target) if tile is None else tile
     part = span(call)
     blocks = -(-min(call.chunk_len, n) // tile.block_m)
     per_split, neighbours_per_split, neighbour_splits, count = splits(call, tile, part.count * blocks * h * b, target)
     out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
     lse = torch.empty((b, h, n), dtype=torch.float32, device=out.device)
-    into = {"out_ptr": out, "lse_ptr": lse}
-    merge = []
-    if count > 1:
-        into = {
-            "out_ptr": torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device),
-            "lse_ptr": torch.empty((count, b, h, n), dtype=torch.float32, device=out.device),
-        }
-        arguments = {
-            "part_ptr": into["out_ptr"],
-            "part_lse_ptr": into["lse_ptr"],
-            "out_ptr": out,
-            "lse_ptr": lse,
-            "N": n,
-            "H": h,
-            "splits": count,
-            "D": d,
-            "BLOCK_D": power_of_two(d),
-            "BLOCK_S": _MERGE_SPLITS,
-        }
-        merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+    into, merge = of_splits(out, lse, count)
     arguments = {
         **inputs(call),
         **into,

@@ -13,7 +13,7 @@ from ....compile.target import Target
 from ....core.steps import decided
 from ....triton_lib import dropout
 from ....triton_lib.launch import Launch, power_of_two, settled, strides
-from ....triton_lib.merge import _merge_kernel
+from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
 from ..call import RelativeAttention
@@ -26,7 +26,6 @@ from .gradient import _relative_delta_kernel
 from .tile import NO_WINDOW, TALL
 
 OP = "relative_attention"
-_MERGE_SPLITS = 8  # parts that one step of the merge loads
 _WAVES = 2  # programs per multiprocessor that splitting the keys, or the items of a table, aims at
 _DELTA_ROWS, _DELTA_WARPS = 32, 4
 
@@ -195,33 +194,13 @@ def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: T
 
 def forward(call: RelativeAttention, target: Target) -> Plan:
     """out and lse, and the launches that fill them."""
-    b, n, h, d = call.query.shape
+    b, n, h, _ = call.query.shape
     tile = choose_tile(call, "forward", target)
     blocks = -(-n // tile.block_m)
     per_split, count = splits(call, tile, blocks * h * b, target)
-    device, acc_dtype = call.query.device, torch.float32
-    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
-    lse = torch.empty((b, h, n), dtype=acc_dtype, device=device)
-    into, merge = {"out_ptr": out, "lse_ptr": lse}, []
-    if count > 1:
-        parts = (
-            torch.empty((count, b, n, h, d), dtype=acc_dtype, device=device),
-            torch.empty((count, b, h, n), dtype=acc_dtype, device=device),
-        )
-        into = dict(zip(("out_ptr", "lse_ptr"), parts, strict=True))
-        arguments = {
-            "part_ptr": parts[0],
-            "part_lse_ptr": parts[1],
-            "out_ptr": out,
-            "lse_ptr": lse,
-            "N": n,
-            "H": h,
-            "splits": count,
-            "D": d,
-            "BLOCK_D": power_of_two(d),
-            "BLOCK_S": _MERGE_SPLITS,
-        }
-        merge = [Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)]
+    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
+    lse = torch.empty((b, h, n), dtype=torch.float32, device=out.device)
+    into, merge = of_splits(out, lse, count)
     with_biases, first = biased(call)
     arguments = {**inputs(with_biases), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
     main = launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)

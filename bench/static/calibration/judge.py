@@ -1,0 +1,61 @@
+"""How far the estimate is from published times."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ..estimate import EVENTS, MACHINES, Estimate, estimate
+from ..tiles import static_record
+from . import kernels
+from .published import ROWS, Row
+
+SEED = 20261123  # draws the third of each kernel's rows that the fit did not see
+#: tiles of flash attention that are tried, the fastest estimated is taken: (queries, keys, warps, stages)
+TILES = ((128, 64, 8, 3), (128, 32, 4, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 32, 4, 3), (128, 64, 4, 3))
+
+
+class Judged(NamedTuple):
+    """A published row and the estimate of it; ratio: estimated over measured."""
+
+    row: Row
+    ratio: float
+    held_back: bool
+    bound: str
+
+
+def held_back() -> set[int]:
+    """Indices of `ROWS` that no constant was fitted to: a third of each kernel's."""
+    of_kernel = defaultdict(list)
+    for at, row in enumerate(ROWS):
+        of_kernel[row.kernel].append(at)
+    draw = random.Random(SEED)
+    return {at for rows in of_kernel.values() for at in draw.sample(rows, len(rows) // 3)}
+
+
+def estimated(row: Row) -> Estimate:
+    """The estimate of a row's launch."""
+    machine = MACHINES[row.machine]
+    make = getattr(kernels, row.kernel)
+    options = [{"tile": tile} for tile in TILES] if row.kernel == "flash" else [row.options]
+    launches = [make(row.dtype, *row.sizes, **one) for one in options]
+    found = [estimate(launch, static_record(launch, machine.arch), machine) for launch in launches]
+    return min(found, key=lambda one: one.seconds)
+
+
+def judged(estimated: Callable[[Row], Estimate] = estimated) -> Iterator[Judged]:
+    """Every published row with its estimate."""
+    held = held_back()
+    for at, row in enumerate(ROWS):
+        found = estimated(row)
+        seconds = found.seconds + (EVENTS if row.how == "events" else 0.0)
+        yield Judged(row, 1e6 * seconds / row.microseconds, at in held, found.bound)
+
+
+def errors(rows: list[Judged]) -> tuple[float, float]:
+    """(median, 90th percentile) of |ratio - 1|."""
+    apart = sorted(abs(row.ratio - 1) for row in rows)
+    return statistics.median(apart), apart[min(len(apart) - 1, int(0.9 * len(apart)))]
