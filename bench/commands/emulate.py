@@ -11,12 +11,13 @@ import argparse
 import os
 import sys
 
-from . import exits, options
+from . import calls, exits, options
 
 LINES = 12  # hot lines of source that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    calls.add_call(parser)
     options.add_kernels(parser, cases=False)
     options.add_launches(parser, arches=None)
     parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if arguments.call:
+        return _called(arguments)
     from ..emulate import counters
     from ..emulate.parse import PtxError
     from ..emulate.program import EmulationError
@@ -62,13 +65,32 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.NUMERICS if wrong else exits.OK
 
 
-def drawn(metrics: dict, lines: list) -> str:
+def _called(arguments: argparse.Namespace) -> int:
+    """The launches of FILE.py::FUNCTION, whole grids."""
+    from ..emulate import EmulationError, PtxError
+
+    try:
+        launches = calls.launches(arguments.call, arguments.arch)
+    except EmulationError as error:
+        print(error)
+        return exits.NUMERICS
+    except PtxError as error:
+        raise exits.UsageError(f"not emulated: {error}") from None
+    for launch in launches:
+        print(calls.titled(launch))
+        if not arguments.brief:
+            print(drawn(launch.counters(), launch.lines()[:LINES], "the grid"), flush=True)
+    print(f"{len(launches)} launches: nothing wrong")
+    return exits.OK
+
+
+def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
     """The metrics in sentences, then the hottest lines of source."""
     mix = ", ".join(
         f"{kind} {count}" for kind, count in sorted(metrics["instruction_mix"].items(), key=lambda item: -item[1])
     )
     table = [
-        f"  {metrics['emulated_instructions']} instructions a CTA's warp issues: {mix}",
+        f"  {metrics['emulated_instructions']} instructions of {of}, for all its warps at once: {mix}",
         f"  {metrics['barriers']} barriers; {metrics['global_bytes'] / 1024:.0f} KiB in sectors of global memory",
         f"  sectors a request {_shown(metrics['sectors_per_request'])}; of the fewest possible: sectors "
         f"{_shown(metrics['sectors_over_fewest'])}x, "

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from ..report.tables import align
-from . import exits, options
+from . import calls, exits, options
 
 #: 90th percentile of the error over all published rows, by --calibration
 SPREAD = 0.18
@@ -21,6 +21,7 @@ HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    calls.add_call(parser)
     options.add_kernels(parser, cases=False)
     options.add_launches(parser, arches=None)
     parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
@@ -35,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if arguments.call:
+        return _called(arguments.call)
     import tempfile
 
     from ..emulate.parse import PtxError
@@ -123,3 +126,16 @@ def _write(path: Path, one, machine, found) -> None:
     }
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def _called(call: str) -> int:
+    """What FILE.py::FUNCTION launches."""
+    from ..static import estimate
+
+    machine, total = estimate.MACHINES[90], 0.0
+    for launch in calls.launches(call, machine.arch, counts=False):
+        found = launch.estimate(machine.name)
+        total += found.seconds
+        print(f"{calls.titled(launch)}: {1e6 * found.seconds:.1f} us, {found.bound}")
+    print(f"{1e6 * total:.1f} us; predicted for one {machine.name}, not measured")
+    return exits.OK

@@ -16,10 +16,11 @@ from typing import Any
 
 from ..records import record
 from ..report import terminal
-from . import exits, options, progress
+from . import calls, exits, options, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    calls.add_call(parser)
     options.add_kernels(parser, cases=False)
     options.add_launches(parser, arches=",".join(map(str, options.ARCHES)))
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the cubins there")
@@ -52,7 +53,10 @@ def execute(arguments: argparse.Namespace) -> int:
             arguments.fingerprints.write_text(json.dumps(static.listing(arches, options.parts(arguments)), indent=1))
             return exits.OK
         only = _ids(arguments.only) if arguments.only else None
-        records = _compile(static.plan(arches, options.parts(arguments), only), arguments)
+        if arguments.call:
+            records = _called(arguments.call, arches)
+        else:
+            records = _compile(static.plan(arches, options.parts(arguments), only), arguments)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not records:
@@ -85,6 +89,26 @@ def _compile(plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
             if writer:
                 writer.write(item)
     return records
+
+
+def _called(call: str, arches: list[int]) -> list[dict[str, Any]]:
+    """Rows of what FILE.py::FUNCTION launches, each distinct compile once."""
+    from ..emulate.modelled import static_record
+    from ..static import entry
+
+    rows = {}
+    for arch in arches:
+        for launch in calls.launches(call, arch, counts=False):
+            types = [
+                str(value.dtype).removeprefix("torch.")
+                for value in launch.arguments.values()
+                if hasattr(value, "dtype")
+            ]
+            program = launch.compiled.program
+            if (launch.name, id(program)) not in rows:
+                case = f"{launch.name}:{call.partition('::')[2]}:sm{arch}" + (f"#{len(rows) + 1}" if rows else "")
+                rows[launch.name, id(program)] = entry.row(launch.name, "triton", case, types[0], static_record(launch))
+    return list(rows.values())
 
 
 def _ids(path: Path) -> list[str]:

@@ -64,6 +64,25 @@ class Event:
     record = wait = synchronize = _nothing
 
 
+_DONE_AT_ONCE = (
+    "synchronize",
+    "empty_cache",
+    "set_device",
+    "init",
+    "_lazy_init",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+)
+_DONE_AT_ONCE += ("seed_all", "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")
+_BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+
+
+def _giving(value):
+    """A function of its own for each name: torch's compiler keeps a table of them."""
+    return lambda *_, **__: value
+
+
 def answers(device) -> list:
     """Patches under which `torch.cuda` describes a `driver.Device`."""
     properties = types.SimpleNamespace(
@@ -98,8 +117,8 @@ def answers(device) -> list:
         "get_device_properties": lambda *_: properties,
         "get_arch_list": lambda: [f"sm_{device.arch}"],
         "mem_get_info": lambda *_: (device.memory, device.memory),
-        "current_stream": Stream,
-        "default_stream": Stream,
+        "current_stream": lambda *_: Stream(),
+        "default_stream": lambda *_: Stream(),
         "stream": lambda stream: contextlib.nullcontext(),
         "Stream": Stream,
         "Event": Event,
@@ -109,12 +128,8 @@ def answers(device) -> list:
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
-        **dict.fromkeys(("synchronize", "empty_cache", "set_device", "init", "_lazy_init"), _nothing),
-        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
-        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect"), _nothing),
-        **dict.fromkeys(
-            ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), lambda *_: 0
-        ),
+        **{name: _giving(None) for name in _DONE_AT_ONCE},
+        **{name: _giving(0) for name in _BYTES},
     }
     patches = [mock.patch.object(torch.cuda, name, answer) for name, answer in functions.items()]
     patches.append(mock.patch.object(torch.version, "cuda", torch.version.cuda or "13.0"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from unittest import mock
 
 import triton
@@ -12,7 +13,6 @@ from torch import Tensor
 def estimate(launch, machine: str):
     """`static.estimate.estimate` of a `context.Launched`, on copies of its tensors."""
     from ..static import estimate as model
-    from ..static import tiles
 
     machines = model.MACHINES
     if machine not in machines:
@@ -21,9 +21,15 @@ def estimate(launch, machine: str):
         raise ValueError(
             f"machine: {machine} is sm_{machines[machine].arch}; the launch was compiled for sm_{launch.arch}"
         )
-    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):  # to machine code this time
-        static = tiles.static_record(launch, launch.arch)
-    return model.estimate(copied(launch), static, machines[machine])
+    return model.estimate(copied(launch), static_record(launch), machines[machine])
+
+
+def static_record(launch) -> dict[str, Any]:
+    """The `static` part of a record of the launch: compiled to machine code, which emulation does without."""
+    from ..static import tiles
+
+    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):
+        return tiles.static_record(launch, launch.arch)
 
 
 def copied(launch):

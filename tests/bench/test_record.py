@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench.records import record
+from bench.records import environment, record
 
 
 @pytest.fixture
@@ -110,3 +110,12 @@ def test_a_record_of_the_first_schema_is_read_as_the_second(good, tmp_path):
     old = {k: v for k, v in good.items() if k != "counters"} | {"schema": 1}
     path.write_text(json.dumps(old) + "\n")
     assert record.read(path) == [good | {"counters": None}]
+
+
+def test_every_record_in_the_tree_is_named_by_a_page():
+    """A table may leave out what its records' names share."""
+    root = environment.ROOT
+    text = "\n".join(page.read_text() for page in [root / "README.md", *(root / "docs").rglob("*.md")])
+    records = sorted((root / "bench" / "results").glob("*.json*"))
+    lost = [p.name for p in records if p.stem not in text and p.stem.removeprefix("cpu-zen5-2core-") not in text]
+    assert records and not lost

@@ -1,0 +1,55 @@
+"""FILE.py::FUNCTION on a command line: the Triton launches that a call of the function makes, on the emulator."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from . import exits
+
+
+def add_call(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "call",
+        nargs="?",
+        metavar="FILE.py::FUNCTION",
+        help="the launches that this call makes, of any @triton.jit kernel",
+    )
+
+
+def launches(target: str, arch: int, counts: bool = True) -> list:
+    """What FUNCTION() launches, executed: a list of `emulate.Launched`. Its tensors may be on "cuda" or on the CPU.
+
+    Raises:
+        UsageError: there is no such file or function, or it launches nothing. EmulationError, PtxError: of a kernel.
+    """
+    from .. import emulate
+
+    file, separator, name = target.partition("::")
+    path = Path(file)
+    if not separator or not name or not path.is_file():
+        raise exits.UsageError(f"{target}: expected FILE.py::FUNCTION with a file that exists")
+    with emulate.gpu(arch, counts=counts, cuda=True) as log:
+        sys.path.insert(0, str(path.parent.resolve()))
+        try:
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.pop(0)
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise exits.UsageError(f"{target}: {path.name} has no function {name}")
+        function()
+    if not log.launches:
+        raise exits.UsageError(f"{target}: the call launched no Triton kernel")
+    return log.launches
+
+
+def titled(launch) -> str:
+    """A line that names a launch."""
+    chosen = f", {launch.configuration}" if launch.configuration else ""
+    return f"{launch.name}, sm_{launch.arch}, grid {launch.grid}, {launch.num_warps} warps{chosen}"

@@ -1,0 +1,61 @@
+"""What `--help` says: in 80 columns, with the values that exist, without seconds of importing."""
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from bench.__main__ import COMMANDS, WIDTH, described, parser
+from bench.records import environment
+from bench.registry import CASES, OPERATORS
+from bench.report import html, ranges
+from tests.bench.test_reports import timed
+
+
+def sub(name) -> argparse.ArgumentParser:
+    (commands,) = (a for a in parser(name)._actions if isinstance(a, argparse._SubParsersAction))
+    return commands.choices[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_text_fits_and_says_one_thing(name):
+    text = sub(name).format_help()
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert len(described(name).splitlines()[0]) <= 70 and not described(name).splitlines()[0].endswith(".")
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("bounds",)])
+def test_one_flag_means_one_thing(name):
+    """--kernel names operators and says which, wherever it is; what parts of a launch's id select is --launch."""
+    for action in sub(name)._actions:
+        if "--kernel" in action.option_strings:
+            assert all(op in action.help for op in OPERATORS), name
+        if "--case" in action.option_strings and "launches" not in action.help:
+            assert all(case in action.help for _, case in CASES), name
+
+
+def test_no_help_imports_torch_or_triton():
+    code = (
+        "import sys\nfrom bench.__main__ import COMMANDS, main\n"
+        "[main([name, '--help']) for name in COMMANDS]\n"
+        "print([m for m in ('torch._C', 'triton') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]", done.stderr
+
+
+def test_the_page_begins_with_the_verdict(tmp_path, monkeypatch):
+    page = html.page([timed()])
+    assert page.index("Right?") < page.index("Fast?") < page.index("Missing?") < page.index("<section")
+    assert "yes: 1 pass" in page and "1 of 1 faster" in page
+
+
+def test_a_ratio_stands_beside_its_range(tmp_path):
+    from bench.records import record
+
+    for number, ratio in enumerate((1.2, 1.9)):
+        record.Writer(tmp_path / f"{number}.jsonl").write(timed() | {"speedup": {"eager": 2.0, "toeplitz": ratio}})
+    other = timed() | {"speedup": {"eager": 2.0, "toeplitz": 9.0}}
+    record.Writer(tmp_path / "other.jsonl").write(other | {"device": other["device"] | {"name": "another"}})
+    assert ranges.of([timed()], tmp_path) == {timed()["id"]: (1.2, 1.9)}
