@@ -95,9 +95,18 @@ def _joined(
 
 @triton.jit
 def _joined_documents(
-    begin, end, first, shift, S, query_segment_at, segment_at, stride_qsn, stride_kss,
-    BLOCK_N: tl.constexpr, BLOCK: tl.constexpr = 1024,
-):  # fmt: skip
+    begin,
+    end,
+    first,
+    shift,
+    S,
+    query_segment_at,
+    segment_at,
+    stride_qsn,
+    stride_kss,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr = 1024,
+):
     """The part of the queries [begin, end) that some displacement of the block joins to a key of their own document.
 
     Where the keys' segments ascend a document is among a query's keys iff it lies between their first and last segment.
