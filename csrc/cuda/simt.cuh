@@ -84,10 +84,17 @@ __device__ __forceinline__ void wgmma_begin() {
 #endif
 }
 
-// All products begun are in their sums.
-__device__ __forceinline__ void wgmma_end() {
+// The products begun run on; their sums may not be touched before `wgmma_wait`.
+__device__ __forceinline__ void wgmma_commit() {
 #ifdef RETRO_WGMMA
-  asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory");
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// All products committed are in their sums.
+__device__ __forceinline__ void wgmma_wait() {
+#ifdef RETRO_WGMMA
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
 }
 

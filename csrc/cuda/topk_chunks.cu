@@ -269,8 +269,9 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
     simt::cp_async_wait<Mma::STAGES - 2>();
     Mma::publish();
     __syncthreads();  // everyone's pieces of this stage are in, and everyone has left the stage that is filled next
-    load_next();
-    Mma::multiply(sums, shared.stage[at], warp, lane);
+    Mma::begin(sums, shared.stage[at], warp);
+    load_next();  // while the tensor cores work
+    Mma::finish(sums, shared.stage[at], warp, lane);
     if (call.l2) square += stage_square<Mma>(shared.stage[at]);
     at = (at + 1) % Mma::STAGES;
     if (++step < steps) continue;

@@ -1,5 +1,6 @@
 // How a block multiplies its 128 queries by 256 keys: one struct an instruction set. Both say where a stage keeps a
-// 16-byte piece, which rows and columns a thread's sums belong to, and add a stage to them.
+// 16-byte piece, which rows and columns a thread's sums belong to, and add a stage to them: `begin` starts the products
+// that run beside the block's other instructions, `finish` does the rest and waits.
 #pragma once
 
 #include "simt.cuh"
@@ -30,7 +31,9 @@ struct MmaSync {
 
   static __device__ __forceinline__ void publish() {}
 
-  static __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int warp, int lane) {
+  static __device__ __forceinline__ void begin(Sums&, const unsigned char*, int) {}
+
+  static __device__ __forceinline__ void finish(Sums& sums, const unsigned char* stage, int warp, int lane) {
     const int row_a = warp / WARPS_N * 64 + lane % 16;
     const int row_b = TILE_Q + warp % WARPS_N * 64 + lane % 8 + lane / 16 * 8;
 #pragma unroll
@@ -67,15 +70,17 @@ struct Wgmma {
   // What cp.async wrote, the tensor cores read through another proxy.
   static __device__ __forceinline__ void publish() { simt::fence_proxy_async(); }
 
-  static __device__ __forceinline__ void multiply(Sums& sums, const unsigned char* stage, int warp, int) {
+  static __device__ __forceinline__ void begin(Sums& sums, const unsigned char* stage, int warp) {
     const uint64_t a = simt::swizzled128_descriptor(stage + warp / 4 * 64 * 128);
     const uint64_t b = simt::swizzled128_descriptor(stage + TILE_Q * 128);
     simt::wgmma_begin();
     // a step of 16 elements is 32 bytes, 2 units of a descriptor
 #pragma unroll
     for (int k16 = 0; k16 < STEP_D / 16; ++k16) simt::wgmma_64x256x16<BF16>(sums[0], a + k16 * 2, b + k16 * 2);
-    simt::wgmma_end();
+    simt::wgmma_commit();
   }
+
+  static __device__ __forceinline__ void finish(Sums&, const unsigned char*, int, int) { simt::wgmma_wait(); }
 };
 
 // The row of the tile, and the column of the warp's own, of sum `i` of fragment (m, n).

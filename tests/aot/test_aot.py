@@ -95,6 +95,7 @@ SPILLS = (
     Spill("relative_keys", "causal d128", "bfloat16", {90: 8}, "outside the loop over tiles"),
     Spill("relative_keys", "head of 96", "bfloat16", {90: 16}, _FASTER),
     Spill("relative_keys", "documents, masked", "bfloat16", {90: 64}, _FASTER),
+    Spill("relative_keys", "plain d64, documents, dropout", "bfloat16", {80: 16}, "outside the loop over tiles"),
     Spill("relative_table", "causal d128", "bfloat16", {90: 72}, _FASTER),
     Spill("relative_table", "head of 96", "bfloat16", {90: 64}, _FASTER),
     Spill("relative_table", "head of 256", "bfloat16", {80: 64, 90: 32, 100: 56}, _RARE),

@@ -212,7 +212,8 @@ inline const unsigned char* shared_memory = nullptr;  // where the emulated bloc
 
 inline void fence_proxy_async() {}
 inline void wgmma_begin() {}
-inline void wgmma_end() { __syncwarp(); }
+inline void wgmma_commit() {}
+inline void wgmma_wait() { __syncwarp(); }
 
 inline uint64_t swizzled128_descriptor(const void* tile) {
   const auto address = static_cast<uint64_t>(static_cast<const unsigned char*>(tile) - shared_memory);

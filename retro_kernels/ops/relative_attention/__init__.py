@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ... import checks
 from ...core import eager, operator
+from . import packed
 from .call import RelativeAttention
 
 
@@ -30,6 +31,7 @@ def relative_attention(
     key_mask: Tensor | None = ...,
     query_segment: Tensor | None = ...,
     key_segment: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     dropout_p: float = ...,
     return_lse: Literal[False] = ...,
@@ -56,6 +58,7 @@ def relative_attention(
     key_mask: Tensor | None = ...,
     query_segment: Tensor | None = ...,
     key_segment: Tensor | None = ...,
+    cu_seqlens: Tensor | None = ...,
     scale: float | None = ...,
     dropout_p: float = ...,
     return_lse: Literal[True],
@@ -81,6 +84,7 @@ def relative_attention(
     key_mask: Tensor | None = None,
     query_segment: Tensor | None = None,
     key_segment: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_lse: bool = False,
@@ -117,7 +121,11 @@ def relative_attention(
             be captured once as a CUDA graph and replayed (causal=True hides what lies beyond a position). Values count
             as within +-2**29.
         key_mask: bool [B,S], True = visible. What a masked key holds does not matter.
-        query_segment, key_segment: integers [B,N] and [B,S], packed documents.
+        query_segment, key_segment: integers [B,N] and [B,S], packed documents. Where they ascend a document costs what
+            it contains.
+        cu_seqlens: int32 [documents+1], the same as segments for documents one after the other in a row, B = 1 and
+            N = S: document d is tokens cu_seqlens[d] to cu_seqlens[d+1]. Values are checked on the CPU alone; on a GPU
+            tokens outside all documents attend nothing.
         scale: default D**-0.5.
         dropout_p: probability that an attention weight is dropped; `torch.manual_seed` makes it repeatable.
         return_lse: also return the log-sum-exp of the logits.
@@ -140,6 +148,11 @@ def relative_attention(
     Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3; window_block: Rubin and Berant, arXiv
     2306.13421, section 3.
     """
+    if cu_seqlens is not None:
+        for name, segment in (("query_segment", query_segment), ("key_segment", key_segment)):
+            if segment is not None:
+                raise ValueError(f"cu_seqlens: expected None where {name} is given; got a tensor")
+        query_segment, key_segment = packed.segments(cu_seqlens, query, key)
     call = RelativeAttention(
         query,
         key,

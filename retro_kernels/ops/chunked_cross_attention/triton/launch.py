@@ -178,8 +178,9 @@ def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | No
     return Plan([main, *merge], (out, lse))
 
 
-#: bound of the band workspace: it should stay in the second-level cache (50 MB on sm_90) from one kernel to the next
-SLAB_BYTES = 48 << 20
+#: Bound of the band workspace in bytes. It should stay in the second-level cache (50 MB on sm_90, 40 on sm_80) from one
+#: kernel to the next, while keys, values and their gradients stream through.
+SLAB_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,7 +164,7 @@ def _relative_keys_kernel(
         end = tl.where(tl.max(seen.to(tl.int32), 0) > 0, end, begin)
     if key_segment_ptr is not None:
         _, smallest, largest = load_segments(segment_at, j, seen, j0, stride_kss)
-        begin, end = narrow(begin, end, query_segment_at, stride_qsn, None, 0, smallest, largest, 512)
+        begin, end = narrow(begin, end, query_segment_at, stride_qsn, None, 0, smallest, largest)
     begin = begin // BLOCK_M * BLOCK_M
     end = tl.maximum(begin, end)
     shift = offset - rel_start

@@ -205,7 +205,7 @@ def _relative_query_kernel(
     begin = tl.min(first_key, 0)
     end = tl.max(last_key, 0) + 1
     if mask_ptr is not None or key_segment_ptr is not None:
-        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
+        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest)
     begin = begin // BLOCK_N * BLOCK_N
     shift = offset - rel_start
     table_begin, table_end = table_span(

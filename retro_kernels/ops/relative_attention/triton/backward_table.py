@@ -93,6 +93,42 @@ def _joined(
     return shift, begin, end
 
 
+@triton.jit
+def _joined_documents(
+    begin,
+    end,
+    first,
+    shift,
+    S,
+    query_segment_at,
+    segment_at,
+    stride_qsn,
+    stride_kss,
+    BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr = 1024,
+):
+    """The part of the queries [begin, end) that some displacement of the block joins to a key of their own document.
+
+    Where the keys' segments ascend a document is among a query's keys iff it lies between their first and last segment.
+    Where they do not, all queries stay.
+    """
+    begin = tl.minimum(begin, end)
+    low, high, falls = end, begin, 0
+    for start in range(begin - BLOCK_N, end, BLOCK):  # so much earlier begin the keys of the first query
+        i = start + tl.arange(0, BLOCK)
+        inside = (i >= begin) & (i < end)
+        query = tl.load(query_segment_at + i * stride_qsn, mask=inside, other=0)
+        near = tl.minimum(tl.maximum(i + shift - first, 0), S - 1)
+        far = tl.minimum(tl.maximum(i + shift - first - (BLOCK_N - 1), 0), S - 1)
+        largest, smallest = tl.load(segment_at + near * stride_kss), tl.load(segment_at + far * stride_kss)
+        before = tl.load(segment_at + tl.maximum(near - 1, 0) * stride_kss)
+        falls = tl.maximum(falls, tl.max(((before > largest) & (i < end)).to(tl.int32), 0))
+        hit = inside & (query >= smallest) & (query <= largest)
+        low = tl.minimum(low, tl.min(tl.where(hit, i, end), 0))
+        high = tl.maximum(high, tl.max(tl.where(hit, i + 1, begin), 0))
+    return tl.where(falls > 0, begin, low), tl.where(falls > 0, end, tl.maximum(low, high))
+
+
 @triton.jit(do_not_specialize=(*SIZES, "items", "items_per_split", "heads_per_table"))
 def _relative_table_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
@@ -132,7 +168,12 @@ def _relative_table_kernel(
         if batch_offset_ptr is not None:
             own = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
             shift, begin, end = _joined(first, N, S, own, rel_start, causal_gap, window, BLOCK_N, CAUSAL, WINDOW)
-        for start in range(begin, end, BLOCK_M):
+        here, until = begin, end
+        if key_segment_ptr is not None:
+            here, until = _joined_documents(
+                begin, end, first, shift, S, query_segment_at, segment_at, stride_qsn, stride_kss, BLOCK_N
+            )
+        for start in range(here, until, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             row_mask = i < N
             q_base, rq_base = (

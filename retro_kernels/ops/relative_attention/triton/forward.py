@@ -170,7 +170,7 @@ def _relative_forward_kernel(
     begin = tl.maximum(tl.min(first_key, 0), split * keys_per_split)
     end = tl.minimum(tl.max(tl.where(row_mask, last_key, -1), 0) + 1, (split + 1) * keys_per_split)
     if mask_ptr is not None or key_segment_ptr is not None:
-        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest, 512)
+        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest)
     begin, end = whole_tiles(begin, end, BLOCK_N)
     shift = offset - rel_start
     table_begin, table_end = table_span(

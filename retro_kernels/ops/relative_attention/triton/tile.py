@@ -46,9 +46,13 @@ def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: t
 
 
 @triton.jit
-def narrow(low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smallest, largest, BLOCK: tl.constexpr):
+def narrow(
+    low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smallest, largest, BLOCK: tl.constexpr = 2048
+):
     """The part of [low, high) from the first to the last index that
     is unmasked and whose segment is in [smallest, largest].
+
+    BLOCK: of a packed row the whole length is looked through, and each step waits for its loads.
     """
     # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
     high = tl.maximum(low, high)

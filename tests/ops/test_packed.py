@@ -1,0 +1,117 @@
+"""Packed documents by `cu_seqlens`: the values of separate calls, the errors, and what the host reads."""
+
+import itertools
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels.testing import compare, inputs
+from tests import standin
+from tests.conftest import COMPILED, INTERPRETER
+
+OP = "relative_attention"
+ENDS = [0, 7, 7, 30, 41]  # one document is empty
+
+
+LINE = {"rel_start": 0, "T": 20}  # of displacements; a document may be longer
+
+
+def boundaries(*ends):
+    return torch.tensor(ends, dtype=torch.int32, device=inputs.DEVICE)
+
+
+def packed(**options):
+    return inputs.self_attention(3, B=1, N=ENDS[-1], S=ENDS[-1], causal=True, rel="bounded", **LINE, **options)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_documents_equal_separate_calls(backend, window):
+    kw = packed(window=window)
+    got = compare.run(OP, {**kw, "cu_seqlens": boundaries(*ENDS)}, backend)
+    outs, lses, grads = [], [], {}
+    g = inputs.generator(1)
+    wholes = [inputs.randn(g, *got[f"out{i}"].shape, dtype=torch.float32).to(inputs.DEVICE) for i in (0, 1)]
+    leaves = inputs.differentiable(kw)
+    for a, b in itertools.pairwise(ENDS):
+        if a == b:
+            continue
+        part = {n: leaves[n][:, a:b] for n in ("query", "key", "value") if n in leaves}
+        out, lse = rk.relative_attention(**{**leaves, **part}, return_lse=True, backend=backend)
+        outs.append(out)
+        lses.append(lse)
+    out, lse = torch.cat(outs, 1), torch.cat(lses, 2)
+    torch.testing.assert_close(got["out0"], out.detach())
+    torch.testing.assert_close(got["out1"], lse.detach())
+    names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
+    grads = torch.autograd.grad((out, lse), [leaves[n] for n in names], wholes)
+    for name, grad in zip(names, grads, strict=True):
+        torch.testing.assert_close(got[f"grad_{name}"], grad, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_segments_and_boundaries_give_the_same_bits(backend):
+    kw = packed()
+    segment = torch.repeat_interleave(torch.arange(3), torch.tensor([7, 23, 11]))[None].to(inputs.DEVICE)
+    want = compare.run(OP, {**kw, "query_segment": segment, "key_segment": segment}, backend)
+    got = compare.run(OP, {**kw, "cu_seqlens": boundaries(*ENDS)}, backend)
+    for name, value in want.items():
+        assert torch.equal(got[name], value), name
+
+
+def test_boundaries_against_float64(backend):
+    compare.check(OP, {**packed(), "cu_seqlens": boundaries(*ENDS)}, backend)
+
+
+@pytest.mark.parametrize("falling", [False, True])
+def test_the_table_takes_documents_that_ascend_and_those_that_do_not(backend, falling):
+    """Rows of several tiles: displacements past every document add nothing, and an order that falls loses none."""
+    kw = inputs.self_attention(4, B=1, N=200, S=200, D=16, H=1, G=1, causal=True)
+    segment = torch.arange(200, device=inputs.DEVICE)[None] // 40
+    segment = segment * (-1 if falling else 1)
+    if falling:
+        segment[0, 100:] += 3  # the first ones come again
+    compare.check(OP, {**kw, "query_segment": segment, "key_segment": segment}, backend)
+
+
+@pytest.mark.parametrize(
+    "given, error, words",
+    [
+        (lambda: boundaries(1, 41), ValueError, "begin with 0"),
+        (lambda: boundaries(0, 30, 20, 41), ValueError, "never to fall"),
+        (lambda: boundaries(0, 40), ValueError, "end with N=41"),
+        (lambda: boundaries(0, 41).long(), TypeError, "cu_seqlens: expected torch.int32; got torch.int64"),
+        (lambda: boundaries(0, 41)[None], ValueError, r"cu_seqlens: expected \[documents\+1\]"),
+        (lambda: [0, 41], TypeError, "cu_seqlens: expected a tensor or None; got list"),
+    ],
+)
+def test_errors(given, error, words):
+    with pytest.raises(error, match=words):
+        rk.relative_attention(**packed(), cu_seqlens=given(), backend="reference")
+
+
+def test_boundaries_of_a_batch_or_beside_segments_are_refused():
+    kw = inputs.self_attention(5, N=8, S=8)
+    with pytest.raises(ValueError, match=r"query: expected \[1,N,H,D\] where cu_seqlens is given"):
+        rk.relative_attention(**kw, cu_seqlens=boundaries(0, 8))
+    with pytest.raises(ValueError, match="expected None where query_segment is given"):
+        rk.relative_attention(**inputs.self_attention(5, segments=True), cu_seqlens=boundaries(0, 8))
+
+
+@pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
+def test_a_gpu_reads_no_boundary_and_what_lies_beyond_attends_nothing():
+    near = torch.tensor([2, 20, 30], dtype=torch.int32)
+    with standin.standing_in() as waits:
+        kw = {n: v.to(standin.DEVICE) if isinstance(v, torch.Tensor) else v for n, v in packed(E=8).items()}
+        cu_seqlens = near.to(standin.DEVICE)
+        waits.clear()
+        out = rk.relative_attention(**kw, cu_seqlens=cu_seqlens, backend="triton")
+        assert not waits
+        out = out.cpu()
+    assert (out[:, :2] == 0).all() and (out[:, 30:] == 0).all() and (out[:, 2:30] != 0).any(-1).all()
+
+
+def test_boundaries_compile(backend):
+    kw = packed()
+    call = torch.compile(lambda ends: rk.relative_attention(**kw, cu_seqlens=ends, backend=backend), fullgraph=True)
+    ends = boundaries(*ENDS)
+    torch.testing.assert_close(call(ends), rk.relative_attention(**kw, cu_seqlens=ends, backend=backend))
