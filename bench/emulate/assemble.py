@@ -41,6 +41,7 @@ _HINTS = {
     "L1::evict_first",
     "L1::no_allocate",
     "L1::evict_normal",
+    "L2::cache_hint",
     "L2::128B",
     "L2::256B",
     "L2::64B",
@@ -314,10 +315,15 @@ def _load(s, parts):
         return Instruction("ld", parts[-1], [address.base], values(target), options=(offset, PARAMETERS))
     space, kind, count = _space(parts)
     targets = values(target)
-    if len(targets) != count or len(s.operands) > 2:
+    if len(targets) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
         raise NotUnderstood("operands")
     offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
     return Instruction("ld", kind, [address.base], targets, options=(offset, space))
+
+
+@form("createpolicy")
+def _policy(s, parts):
+    return Instruction("mov", "b64", [Constant(0)], [s.operands[0]], options=(1,))  # how to cache, not what
 
 
 @form("st")
@@ -325,7 +331,7 @@ def _store(s, parts):
     address, value = s.operands[:2]
     space, kind, count = _space(parts)
     stored = values(value)
-    if len(stored) != count or len(s.operands) > 2:
+    if len(stored) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
         raise NotUnderstood("operands")
     offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
     return Instruction("st", kind, [address.base, *stored], [], options=(offset, space))

@@ -27,6 +27,7 @@ COVERED = {
     "ldmatrix",
     "stmatrix",
     "cvta",
+    "createpolicy",
 }
 
 SMEM = "\tmov.b32 %r200, smem;\n\tshl.b32 %r201, %r300, 2;\n\tadd.s32 %r202, %r200, %r201;\n"
@@ -61,6 +62,16 @@ def test_vectors_and_signs():
         out[:, 2] == (values[:, 2] & 0xFFFFFFFF).astype(np.uint32).astype(np.int32).astype(np.int64).astype(np.uint64)
     ).all()
     assert (out[:, 3] == (values[:, 2] & 0xFFFF)).all()
+
+
+def test_policies_of_caching():
+    body = """
+	createpolicy.fractional.L2::evict_first.b64 %l1, 1.0;
+	ld.global.L1::evict_first.L2::cache_hint.b64 %l2, [%l33], %l1;
+	st.global.L2::cache_hint.b64 [%l34], %l2, %l1;
+"""
+    values = registers()
+    assert (harness.run(body, values)[:, 0] == values[:, 0]).all()
 
 
 def test_out_of_bounds_and_alignment():
