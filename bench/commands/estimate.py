@@ -37,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     if arguments.call:
-        return _called(arguments.call)
+        return _called(arguments.call, arguments.machine)
     import tempfile
 
     from ..emulate.parse import PtxError
@@ -128,11 +128,13 @@ def _write(path: Path, one, machine, found) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _called(call: str) -> int:
+def _called(call: str, name: str) -> int:
     """What FILE.py::FUNCTION launches."""
     from ..static import estimate
 
-    machine, total = estimate.MACHINES[90], 0.0
+    if name not in estimate.MACHINES:
+        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {name!r}")
+    machine, total = estimate.MACHINES[name], 0.0
     for launch in calls.launches(call, machine.arch, counts=False):
         found = launch.estimate(machine.name)
         total += found.seconds
