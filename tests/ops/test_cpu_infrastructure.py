@@ -26,13 +26,6 @@ def isas() -> list[str]:
     return [] if native.unavailable("_cpu") else native.extension("_cpu").supported_isas().split()
 
 
-@pytest.fixture
-def kernels():
-    kernels = native.extension("_cpu")
-    yield kernels
-    kernels.set_isa("")
-
-
 def test_set_isa(kernels):
     for name in isas():
         kernels.set_isa(name)

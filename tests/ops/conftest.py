@@ -1,0 +1,13 @@
+"""Fixtures of the ops' tests."""
+
+import pytest
+
+from retro_kernels.core import native
+
+
+@pytest.fixture
+def kernels():
+    """The CPU extension, whose instruction set a test may set."""
+    kernels = native.extension("_cpu")
+    yield kernels
+    kernels.set_isa("")
