@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import retro_kernels as rk
+from retro_kernels.core import eager
 from retro_kernels.reference_lib import attention
 
 from . import inputs
@@ -21,8 +22,12 @@ from .memory import poisoned
 @contextmanager
 def eager_types():
     """The reference computed wholly in the inputs' own type: the eager formulation a kernel is held against."""
-    with mock.patch.object(attention, "accumulator", lambda tensor: tensor.dtype):
-        yield
+    eager.forget()  # plans know the types of the outputs
+    try:
+        with mock.patch.object(attention, "accumulator", lambda tensor: tensor.dtype):
+            yield
+    finally:
+        eager.forget()
 
 
 def run(op: str, kw: dict, backend: str, grad_seed: int = 1) -> dict[str, Tensor]:
