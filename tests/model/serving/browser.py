@@ -41,6 +41,7 @@ def open_page(chromium, address: str, *, width: int = 1400, height: int = 1000, 
     kept in `.strange`.
     """
     page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
+    page.set_default_timeout(120_000)  # milliseconds: a busy machine is slow, not wrong
     page.strange = []
     page.on(
         "request",
@@ -49,5 +50,5 @@ def open_page(chromium, address: str, *, width: int = 1400, height: int = 1000, 
     page.on("console", lambda message: page.strange.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: page.strange.append(str(error)))
     page.goto(address)
-    page.wait_for_selector("#text .chosen", timeout=60_000)
+    page.wait_for_selector("#text .chosen")
     return page

@@ -100,6 +100,7 @@ def test_writing_on_from_a_prompt_shows_what_it_writes_alone_too(page):
     with page.expect_response("**/api/write"):
         page.locator("form button[type=submit]").click()
     page.wait_for_selector("#text .written")
+    page.wait_for_function("document.querySelector('#verdict').innerText.includes('wrote these words itself')")
     assert page.inner_text("#text").startswith("The harbour moved the crane near the")
     assert page.inner_text("#plain").strip() and "retrieval off" in page.inner_text("#plain-title")
     assert "wrote these words itself" in page.inner_text("#verdict") and not page.locator("#bars").is_visible()
