@@ -130,7 +130,7 @@ def test_static_keeps_what_was_compiled_before_it_was_stopped(tmp_path, monkeypa
         "static",
         "--arch",
         "90",
-        "--kernel",
+        "--launch",
         "leaky_average/triton",
         "--jobs",
         "1",
