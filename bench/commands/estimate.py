@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another of `estimate.MACHINES`"
     )
-    parser.add_argument("--calibration", action="store_true", help="estimate published kernels; about ten minutes")
+    parser.add_argument("--calibration", action="store_true", help="estimate published kernels; takes minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
 
 
