@@ -22,6 +22,7 @@ STOREYS = (
     {"generation", "training", "evaluation"},
 )
 BACKENDS = ("triton", "cuda", "cpu", "reference")
+LIBRARIES = ("triton_lib", "cpu_lib", "reference_lib")
 #: what of retro_model loads nothing optional
 LIGHT = ("retro", "layers", "generation", "training", "evaluation")
 MOST_ARGUMENTS = 40  # that stand one a line; the attentions' kernels have more, in rows of a kind
@@ -74,6 +75,13 @@ def test_the_reference_imports_only_torch(path):
 def test_the_package_never_imports_what_stands_on_it():
     for path in PACKAGE.rglob("*.py"):
         assert not [name for name in imported(path) if name.split(".")[0] in ("retro_model", "bench", "tests")], path
+
+
+def test_the_models_use_only_public_names_of_the_ops():
+    private = ("retro_kernels._", *(f"retro_kernels.{part}" for part in ("core", *LIBRARIES)))
+    for path in MODELS.rglob("*.py"):
+        names = imported(path) - {"retro_kernels.__version__"}
+        assert not [name for name in names if name.startswith(private)], path
 
 
 def storey(module: str) -> int:

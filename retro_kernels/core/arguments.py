@@ -65,6 +65,12 @@ def _attention_sizes(call, sizes: dict[str, int]) -> None:
         )
 
 
+def rows(name: str, value: Tensor, letter: str, sizes: dict[str, int]) -> None:
+    """Raise where the last dimension isn't of the size that the letter has."""
+    if value.dim() == 0 or value.shape[-1] != sizes[letter]:
+        raise ValueError(f"{name}: expected [...,{letter}] with {letter}={sizes[letter]}; got {list(value.shape)}")
+
+
 def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
     """Raise where the heads of `other` are the tokens of `value`, a tensor [B,N,H,...]: its layout is another one."""
     _, tokens, found, _ = value.shape

@@ -18,8 +18,9 @@ from . import plan as plans
 from .plan import Plan, forget, keep
 
 _OPTIONS = frozenset((int, float, bool, str))
+_ORDINARY = _OPTIONS | {Tensor, torch.nn.Parameter, type(None)}
 _dispatch_keys = torch._C._dispatch_keys
-__all__ = ["forget", "serve"]
+__all__ = ["forget", "serve", "serve_or_torch", "watched"]
 
 
 def serve(op: str, call, backend: str | None):
@@ -63,6 +64,29 @@ def serve(op: str, call, backend: str | None):
     return outs if len(outs) > 1 else outs[0]
 
 
+def serve_or_torch(op: str, call, backend: str | None, function):
+    """Serve a call of the public op, by torch's own `function` where nobody names a backend and no kernel is faster."""
+    if backends.named(backend) is not None:
+        return serve(op, call, backend)
+    narrowed = torch._C._is_any_autocast_enabled() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
+    if not narrowed and not watched(call) and backends.kernel_is_faster(op, call):
+        return serve(op, call, backend)
+    try:
+        if not torch.compiler.is_compiling() and call.strict():
+            return function(*call)
+    except (AttributeError, RuntimeError, TypeError):  # their messages name no argument
+        operator.resolve(call)
+        raise
+    return function(*operator.resolve(call))
+
+
+def watched(call) -> bool:
+    """Whether a compiler, a transform or a subclass of tensors is to see the operations of a call."""
+    if torch.compiler.is_compiling() or transforms.active():
+        return True
+    return any([value.__class__ not in _ORDINARY for value in call])
+
+
 def _by_operator(op: str, call, backend: str | None):
     """A resolved call by the operator, for whoever listens."""
     if not transforms.active():
@@ -77,7 +101,9 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
     first, named = len(plan.tensors), plan.needed(needs)
     call, outs = plan.call(saved), saved[first:]
     transforms.refuse_batched(plan.op, grads)
-    if transforms.active():
+    if getattr(call, "TWICE", False) and torch.is_grad_enabled():
+        listed = iter(_by_definition(plan.op, call, grads, named))
+    elif transforms.active():
         listed = iter(transforms.backward(plan.op, call, plan.backend, outs, grads, named))
     else:
         registered = operator.registered(plan.op, "_backward")
@@ -87,6 +113,14 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
         if needed:
             results[at] = next(listed)
     return results
+
+
+def _by_definition(op: str, call, grads, named: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    """Gradients that can be differentiated again: autograd's own, of the reference."""
+    inputs = [getattr(call, name) for name, needed in zip(call.DIFFERENTIABLE, named) if needed]
+    outs = backends.module(op, "reference").forward(call)
+    outs, grads = zip(*[(out, grad) for out, grad in zip(outs, grads) if grad is not None])
+    return torch.autograd.grad(outs, inputs, grads, create_graph=True)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -100,9 +134,10 @@ class _Differentiable(torch.autograd.Function):
         else:
             outs = plan.forward.run(tensors)
         ctx.plan = plan
+        kept = [outs[at] for at in plan.kept]
         if plan.layouts is None:
-            plan.layouts = operator.layouts((*tensors, *outs))
-        ctx.save_for_backward(*tensors, *outs)
+            plan.layouts = operator.layouts((*tensors, *kept))
+        ctx.save_for_backward(*tensors, *kept)
         ctx.set_materialize_grads(False)
         if not outs[-1].is_floating_point():  # of topk_chunks; the last of its outputs
             ctx.mark_non_differentiable(outs[-1])

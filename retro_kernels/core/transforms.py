@@ -63,7 +63,8 @@ class _Forward(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[3 + place] for place in places)
         results = [None] * (3 + len(call))
         if any(needs) and not all(grad is None for grad in grads):
-            found = iter(backward(ctx.op, call, ctx.backend, outs, grads, needs))
+            kept = [outs[call.RETURNS.index(name)] for name in getattr(call, "KEPT", call.RETURNS)]
+            found = iter(backward(ctx.op, call, ctx.backend, kept, grads, needs))
             for place, needed in zip(places, needs):
                 results[3 + place] = next(found) if needed else None
         return tuple(results)

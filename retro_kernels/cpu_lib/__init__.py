@@ -15,6 +15,17 @@ def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
     return arguments.unsupported_tensors(tensors, "cpu")
 
 
+def unsupported_but_float32(call) -> str | None:
+    """What an op with kernels for float32 alone refuses."""
+    for name in call.DIFFERENTIABLE:
+        x = getattr(call, name)
+        if x is not None and x.dtype != torch.float32:
+            return f"{name} is {x.dtype}; have float32"
+        if x is not None and x.device.type != "cpu":
+            return f"{name} is on {x.device}, not on a cpu device"
+    return None
+
+
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An output whose elements a kernel will all write."""
     if steps.active() is not None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_kernels.core.arguments import INTEGERS
+from retro_kernels.checks import INTEGERS
 from retro_model.base import checks
 from retro_model.layers import NextTokenLoss, linear, next_token_loss
 
