@@ -25,8 +25,8 @@ from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
 
 @dataclass(frozen=True)
 class Setting:
-    """What contenders are made of. folder: of the trained ones. datastore_tokens: of kNN-LM. states: where the states
-    of neighbours are kept between contenders and calls of the command, None: nowhere."""
+    """Inputs of the contenders. folder: of the trained ones. datastore_tokens: of kNN-LM. states: where the states of
+    neighbours are kept between contenders and calls of the command, None: nowhere."""
 
     decoder_folder: Path
     library: Library
