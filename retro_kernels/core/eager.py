@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from ..compile import configs
-from . import arguments, backends, flops, operator, transforms
+from . import arguments, backends, flops, operator, private, transforms
 from . import plan as plans
 from .plan import Plan, forget, keep
 
 _OPTIONS = frozenset((int, float, bool, str))
 _ORDINARY = _OPTIONS | {Tensor, torch.nn.Parameter, type(None)}
-_dispatch_keys = torch._C._dispatch_keys
 __all__ = ["forget", "serve", "serve_or_torch", "watched"]
 
 
@@ -27,7 +26,7 @@ def serve(op: str, call, backend: str | None):
     """Check, choose and run a call of the public op."""
     if torch.compiler.is_compiling():
         return operator.registered(op)(*operator.resolve(call), backends.named(backend))
-    if torch._C._is_any_autocast_enabled() and unheard() and arguments.autocast_on(call[0]):
+    if private.autocast() and private.unheard() and arguments.autocast_on(call[0]):
         call, device = arguments.cast(call), call[0].device.type
         torch.set_autocast_enabled(device, False)
         try:
@@ -68,7 +67,7 @@ def serve_or_torch(op: str, call, backend: str | None, function):
     """Serve a call of the public op, by torch's own `function` where nobody names a backend and no kernel is faster."""
     if backends.named(backend) is not None:
         return serve(op, call, backend)
-    narrowed = torch._C._is_any_autocast_enabled() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
+    narrowed = private.autocast() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
     if not narrowed and not watched(call) and backends.kernel_is_faster(op, call):
         return serve(op, call, backend)
     try:
@@ -82,14 +81,14 @@ def serve_or_torch(op: str, call, backend: str | None, function):
 
 def watched(call) -> bool:
     """Whether a compiler, a transform or a subclass of tensors is to see the operations of a call."""
-    if torch.compiler.is_compiling() or transforms.active():
+    if torch.compiler.is_compiling() or private.transformed():
         return True
     return any([value.__class__ not in _ORDINARY for value in call])
 
 
 def _by_operator(op: str, call, backend: str | None):
     """A resolved call by the operator, for whoever listens."""
-    if not transforms.active():
+    if not private.transformed():
         flops.announce()
         return operator.registered(op)(*call, backend)
     outs = transforms.forward(op, call, backend)
@@ -103,7 +102,7 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
     transforms.refuse_batched(plan.op, grads)
     if getattr(call, "TWICE", False) and torch.is_grad_enabled():
         listed = iter(_by_definition(plan.op, call, grads, named))
-    elif transforms.active():
+    elif private.transformed():
         listed = iter(transforms.backward(plan.op, call, plan.backend, outs, grads, named))
     else:
         registered = operator.registered(plan.op, "_backward")
@@ -151,8 +150,8 @@ class _Differentiable(torch.autograd.Function):
             return (None,) * (len(needs) + 1)
         names = [plan.make._fields[at] for at in plan.tensors] + ["output"] * (len(saved) - len(plan.tensors))
         operator.check_saved(plan.op, names, saved, plan.layouts)
-        plain = all([g is None or _dispatch_keys(g).raw_repr() in _PLAIN or _plain(g) for g in grads])
-        if torch.is_grad_enabled() or not plain or torch._C._is_any_autocast_enabled() or not unheard():
+        plain = all([g is None or private.dispatch_keys(g).raw_repr() in _PLAIN or _plain(g) for g in grads])
+        if torch.is_grad_enabled() or not plain or private.autocast() or not private.unheard():
             return None, *_gradients_by_operator(plan, saved, grads, needs)
         if not saved[0].is_cuda:
             return None, *plan.gradients((*saved, *grads), needs)
@@ -171,7 +170,7 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     call; whether a gradient is wanted; and the position, where it moves and is no part of the key."""
     parts: list = [op, backend, configs._epoch]
     add, wanted, plain = parts.append, False, _PLAIN
-    if torch._C._has_torch_function(call):
+    if torch.overrides.has_torch_function(call):
         return None, False, None
     at, position, values = _moving(call.__class__), None, call
     if at is not None and call[at].__class__ is int:
@@ -182,7 +181,7 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
         if value is None:
             add(None)
         elif isinstance(value, Tensor):
-            if _dispatch_keys(value).raw_repr() not in plain and not _plain(value):
+            if private.dispatch_keys(value).raw_repr() not in plain and not _plain(value):
                 return None, False, None
             add(value.dtype)
             add(value.shape)
@@ -199,35 +198,23 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     if differentiable and position is not None:
         add(position)
         position = None
-    heard = torch._C._is_any_autocast_enabled() or not unheard()
+    heard = private.autocast() or not private.unheard()
     return (None if heard else tuple(parts)), differentiable, position
-
-
-def unheard() -> bool:
-    """No mode, transform, tracer or profiler is on."""
-    return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch.autograd._profiler_enabled()
-    )
 
 
 def _plain(tensor: Tensor) -> bool:
     """An ordinary tensor of the CPU or a GPU: no subclass, no lazy negation, no wrapper."""
     if tensor.is_cuda:
         _PLAIN.update(_plain_keys("cuda"))
-    return _dispatch_keys(tensor).raw_repr() in _PLAIN
+    return private.dispatch_keys(tensor).raw_repr() in _PLAIN
 
 
 @functools.cache
 def _plain_keys(device: str) -> frozenset[int]:
     """Dispatch keys of ordinary tensors, of inference mode too; asked for a GPU once a tensor has been there."""
-    found = [_dispatch_keys(torch.empty(0, device=device)).raw_repr()]
+    found = [private.dispatch_keys(torch.empty(0, device=device)).raw_repr()]
     with torch.inference_mode():
-        found.append(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
+        found.append(private.dispatch_keys(torch.empty(0, device=device)).raw_repr())
     return frozenset(found)
 
 

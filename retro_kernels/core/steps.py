@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import native, private, recycled
 
@@ -100,7 +99,7 @@ def active() -> Listing | None:
     return getattr(_ACTIVE, "listing", None)
 
 
-class Listing(TorchDispatchMode):
+class Listing(private.TorchDispatchMode):
     """Inside, operations on meta tensors, compiled functions and launches are noted as steps. Nothing is computed."""
 
     def __init__(self, values):

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
-from triton.runtime.jit import KernelInterface
+from triton import JITFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Launch:
     constants included; tensors may be on the meta device.
     """
 
-    kernel: KernelInterface
+    kernel: JITFunction
     grid: tuple[int, ...]
     arguments: dict[str, Tensor | int | float | bool | str | None]
     num_warps: int = 4
