@@ -63,7 +63,7 @@ def _stale(module: ModuleType, expected: int) -> str | None:
 
 
 def _remedy(needs: str) -> str:
-    """What to do about an extension that can't be used, in a checkout or where the package is installed."""
+    """Say how to repair an extension, in a checkout or where the package is installed."""
     if (Path(__file__).resolve().parents[1] / "setup.py").exists():
         return f"python setup.py build_ext --inplace; needs {needs}"
     again = "install retro-kernels again from its source distribution, with pip's --no-build-isolation"

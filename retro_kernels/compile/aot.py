@@ -30,7 +30,7 @@ from .target import KNOWN, Target
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one compiled kernel needs. stack: bytes a thread, above 0 where registers spill; shared_*: bytes a block."""
+    """Resources of a compiled kernel. stack: bytes a thread, above 0 where registers spill; shared_*: bytes a block."""
 
     op: str
     kernel: str

@@ -29,7 +29,7 @@ _FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|json)", re.
 
 
 def identity() -> dict[str, str]:
-    """What a compiled kernel's key depends on, apart from the kernel's own arguments."""
+    """Return the parts of a compiled kernel's key that do not depend on its arguments."""
     import triton
 
     sources = hashlib.sha256()
@@ -116,7 +116,7 @@ def _files(entry: Path) -> dict[str, bytes]:
 
 
 def _content(file: Path) -> bytes:
-    """Of a regular file, never through a link. Raises: ValueError, FileNotFoundError."""
+    """Read a regular file, never through a link. Raises: ValueError, FileNotFoundError."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

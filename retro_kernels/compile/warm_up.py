@@ -111,9 +111,7 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
 
 def _type_of(value):
-    """What stands for an argument in another process: of a tensor its
-    type, and whether it starts at a multiple of 16 bytes.
-    """
+    """Replace a tensor by its type and whether its address is a multiple of 16: enough to compile for it elsewhere."""
     return (
         (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
         if isinstance(value, torch.Tensor)

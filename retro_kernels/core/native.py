@@ -60,7 +60,7 @@ def extension(name: str) -> ModuleType:
 
 
 def view(tensor: Tensor | None) -> View | None:
-    """What C++ sees of a tensor: address, type code, sizes, strides. The caller keeps the tensor alive.
+    """Return address, type code, sizes and strides of a tensor, for C++. The caller keeps the tensor alive.
 
     A dimension of size 1 gets the stride of dense memory: torch lets it be anything, and kernels step by strides to
     where their first element would lie.
@@ -71,7 +71,7 @@ def view(tensor: Tensor | None) -> View | None:
 
 
 def layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple:
-    """A view but for its address."""
+    """Return a view without its address."""
     return _TYPE[dtype], tuple(shape), _dense_where_one(shape, strides) if 1 in shape else strides
 
 

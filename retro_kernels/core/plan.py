@@ -85,7 +85,7 @@ class Plan:
         return results
 
     def needed(self, needs: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Of each entry of DIFFERENTIABLE, where `needs` says it of each tensor."""
+        """Return `needs`, which has one flag a tensor, as one flag an entry of DIFFERENTIABLE."""
         return tuple([at is not None and needs[at] for at in self.places])
 
 
@@ -114,8 +114,10 @@ def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
 
 
 def _place(i: int, call, resolved) -> int | None:
-    """Where the call has the tensor that stands at i once resolved, None where it has none: a seed is drawn for each
-    call. One tensor may be given for several arguments."""
+    """Return the field of the call that holds the resolved call's tensor i; None for a seed, which each call draws.
+
+    One tensor may be given for several arguments.
+    """
     if call[i] is resolved[i]:
         return i
     return next((j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own), None)

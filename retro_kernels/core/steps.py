@@ -122,7 +122,7 @@ class Listing(private.TorchDispatchMode):
         return super().__exit__(*exception)
 
     def _twin(self, value):
-        """What stands for an input: a tensor of its layout and alignment, or a position."""
+        """Return a stand-in for an input: a meta tensor of its layout and alignment, or a position."""
         if isinstance(value, Tensor):
             extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) + 1
             offset = (value.data_ptr() & 15) // value.element_size()

@@ -9,10 +9,10 @@ from .cache import KeyValueCache
 from .chunked_cross_attention import ChunkedCrossAttention
 from .feed_forward import FeedForward
 from .initialisation import initialise
-from .linear import Linear
 from .loss import NextTokenLoss, linear_cross_entropy, next_token_loss
 from .norms import RMSNorm
 from .positions import RelativePositions, encode_displacements
+from .products import Linear
 from .rotary import RotaryAttention, Rotation, rotate, rotation
 
 __all__ = [

@@ -9,8 +9,8 @@ import retro_kernels as rk
 from retro_model.base import checks
 
 from .cache import KeyValueCache
-from .linear import Linear
 from .positions import RelativePositions
+from .products import Linear
 
 
 class Attention(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import Linear
+from .products import Linear
 
 
 class FeedForward(nn.Module):

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .linear import Linear
+from .products import Linear
 
 ENCODING_BASE = (
     10_000.0  # longest wavelength / 2 pi of a positional encoding: Vaswani et al., arXiv 1706.03762, section 3.5

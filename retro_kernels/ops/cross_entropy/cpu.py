@@ -6,11 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core import steps
-from ...cpu_lib import empty, unsupported_but_float32
-
-
-def unsupported(call) -> str | None:
-    return unsupported_but_float32(call)
+from ...cpu_lib import empty
 
 
 def forward(call) -> tuple[Tensor]:

@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from ...core import native, steps
-from ...cpu_lib import empty, unsupported_but_float32
+from ...cpu_lib import empty
 
 #: multiply-adds below which a call costs more than the better product gains
 LEAST_MULTIPLY_ADDS = 2**21
 #: rows below which the packed copy of the other matrix costs more than it gains
 LEAST_ROWS = 32
-
-
-def unsupported(call) -> str | None:
-    return unsupported_but_float32(call)
 
 
 def slower(call) -> str | None:

@@ -6,16 +6,12 @@ import torch
 from torch import Tensor
 
 from ...core import steps
-from ...cpu_lib import empty, unsupported_but_float32
+from ...cpu_lib import empty
 
 #: rows whose part of the weight's gradient is summed in one go
 GROUP = 64
 #: elements below which a call costs more than it gains
 LEAST_ELEMENTS = 2**14
-
-
-def unsupported(call) -> str | None:
-    return unsupported_but_float32(call)
 
 
 def slower(call) -> str | None:
