@@ -140,8 +140,10 @@ def restore(folder: Path) -> None:
     subprocess.run([*GIT, "-C", str(folder), "checkout", "-q", "."], check=True)
 
 
-def gate(folder: Path, *more: str) -> subprocess.CompletedProcess:
-    """`retro-bench ab` in the repository, its working tree against the commit."""
+def gate(folder: Path, *more: str, installed: Path | None = None) -> subprocess.CompletedProcess:
+    """`retro-bench ab` in the repository, its working tree against the commit; installed: the program of a wheel."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")}
-    command = [sys.executable, "-m", "bench", "ab", "--plugin", "plug", "--base", "HEAD", "--build", BUILD, *more]
-    return subprocess.run(command, cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    program = [str(installed)] if installed else [sys.executable, "-m", "bench"]
+    command = [*program, "ab", "--plugin", "plug", "--base", "HEAD", "--build", BUILD, *more]
+    environ |= {} if installed else {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)

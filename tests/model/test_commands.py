@@ -171,5 +171,8 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluation.knn_lm, "SHARPNESS", (1.0,))
     knn_lm.main([str(tmp_path), "--documents", "4", "-k", "3"])
     beside = json.loads((tmp_path / "knn-lm.json").read_text())
-    assert len(beside) == 5 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
+    assert len(beside) == 7 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
     assert beside["RETRO on, 2 neighbours"]["bits_per_byte"] == pytest.approx(found["RETRO"])
+    assert beside[command.RANDOM]["bits_per_byte"] == pytest.approx(bpb[command.RANDOM])
+    assert beside["RETRO on, 2 neighbours"]["gain"] in results["verdicts"]  # of what is found, minus its control
+    assert "random neighbours" in beside[knn_lm.TUNED]["gain"] and knn_lm.SHUFFLED in beside
