@@ -1,5 +1,4 @@
-"""What can be measured: operators, cases, contenders. Declarative values; everything else in `bench` only reads these
-tables.
+"""Tables of operators, cases and contenders: declarative values, which everything else in `bench` only reads.
 
 An operator says how its inputs are drawn, what its float64 definition is and how much work a case is. A case is one
 shape.
@@ -56,7 +55,7 @@ class Lazy(ModuleType):
 
 
 def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called in the end, for whoever times it."""
+    """Return the function behind a `Later`, so that a timer measures no indirection."""
     return function.function if isinstance(function, Later) else function
 
 

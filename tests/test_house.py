@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -219,3 +220,15 @@ def test_nothing_names_a_machine():
                 if needle in text
             ]
     assert not bad and seen > 400
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_a_page_can_be_read(page):
+    """Guides have at most 150 lines; prose has at most 160 characters a line. Tables and code may be wider."""
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M).splitlines()
+    assert not [line for line in prose if len(line) > 160 and not line.lstrip().startswith("|")]
+    if page.parent == ROOT / "docs":
+        assert len(text.splitlines()) <= 150

@@ -132,7 +132,7 @@ def _build(command: str | None, base: Path, root: Path) -> None:
 def _items(
     selection: choose.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...], root: Path
 ) -> list[ab.Item]:
-    """What to time of the head; with --from-diff only what the changed files can affect, which may be nothing."""
+    """Return the items of the head to time. With --from-diff: only those that the changed files can affect."""
     if arguments.from_diff:
         changed = affected.changed_files(root, arguments.base)
         known = affected.kernels(changed, OPERATORS, root) if environment.ours(root) else OPERATORS if changed else ()
@@ -188,7 +188,7 @@ def table(outcomes: list[ab.Outcome]) -> str:
 
 
 def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
-    """What changed in sight, the rest folded."""
+    """Return a comment in Markdown: changes in sight, the rest folded."""
     order = ("numerics", "vanished", "regression", "inconclusive", "warn", "faster", "skipped", "new", "ok")
     lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
     first, *worse = more

@@ -20,7 +20,7 @@ def add_call(parser: argparse.ArgumentParser) -> None:
 
 
 def launches(target: str, arch: int, counts: bool = True) -> list:
-    """What FUNCTION() launches, executed: a list of `emulate.Launched`. Its tensors may be on "cuda" or on the CPU.
+    """Execute the launches of FUNCTION(): a list of `emulate.Launched`. Its tensors may be on "cuda" or on the CPU.
 
     Raises:
         UsageError: there is no such file or function, or it launches nothing. EmulationError, PtxError: of a kernel.

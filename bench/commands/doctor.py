@@ -63,7 +63,7 @@ def installed(package: str) -> bool:
 
 
 def remedies(spread: float | None) -> list[str]:
-    """What is amiss, and what mends it, a line each."""
+    """List faults of this machine and their remedies, one a line."""
     from retro_kernels.core import native
 
     advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]

@@ -129,7 +129,7 @@ def _write(path: Path, one, machine, found) -> None:
 
 
 def _called(call: str, name: str) -> int:
-    """What FILE.py::FUNCTION launches."""
+    """Print the estimates of the launches of FILE.py::FUNCTION."""
     from ..static import estimate
 
     if name not in estimate.MACHINES:

@@ -160,7 +160,7 @@ def stage(name: str, arguments: argparse.Namespace) -> int:
 
 
 def missing(step: Step) -> str | None:
-    """What the step needs and this machine has not."""
+    """Name the first requirement of the step that this machine lacks."""
     if step.tool not in (None, "python") and not shutil.which(step.tool):
         return f"{step.tool} is not installed"
     absent = [name for name in step.needs if importlib.util.find_spec(name) is None]

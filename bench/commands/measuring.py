@@ -1,4 +1,4 @@
-"""What `check` and `run` share: walk the selection, show progress, hand records to whoever wants them."""
+"""Loop of `check` and `run`: walk the selection, show progress, hand records to their readers."""
 
 from __future__ import annotations
 

@@ -101,9 +101,7 @@ def selection(arguments: argparse.Namespace) -> choose.Selection:
 
 
 def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
-    """What the arguments name on `device`, whether or not this machine has one. Raises UsageError for a name that
-    doesn't exist.
-    """
+    """Select the cases named for `device`, whether or not this machine has one. Raises UsageError for unknown names."""
     for names, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
         for name in names or ():
             if name not in known:

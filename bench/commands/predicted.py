@@ -103,7 +103,7 @@ def run_once(shipped: list, device: str) -> int:
 
 
 def launches(identities: list[str]) -> dict:
-    """Those of them that this tree ships, by id."""
+    """Return the launches with these identities that this tree ships, by id."""
     from ..static import triton_kernels
 
     arches = sorted({int(identity.split(":sm")[1].split("/")[0]) for identity in identities})
@@ -147,7 +147,7 @@ def filled(launch, device: str):
 
 
 def on(device: str, one) -> contextlib.AbstractContextManager:
-    """Where a launch runs; on the CPU nowhere."""
+    """Context in which a launch runs: a stub of its device where the machine has only a CPU."""
     if device == "cuda":
         return contextlib.nullcontext()
     from retro_kernels.testing import stub

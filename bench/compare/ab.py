@@ -181,9 +181,7 @@ def sampled(
     items: list[Item],
     say: Callable[[str], None],
 ):
-    """What `take` makes of the items, taken again for those whose interval is still wide: a noisy case needs more
-    process pairs.
-    """
+    """Sample the items by `take`, and again those whose interval is still wide: noise takes more process pairs."""
     samples = take(items)
     for _ in range(MOST_BATCHES - 1):
         wide = [
@@ -244,7 +242,7 @@ def compare(
 
 
 def listed(tree: Path, root: Path, selection: dict, plugins: tuple[tuple[str, str], ...]) -> list[Item]:
-    """What a tree would measure of a selection."""
+    """List the items that a tree would measure of a selection."""
     worker = Worker(tree, root)
     answer = worker.ask({"list": selection, "plugins": plugins})
     worker.close()
@@ -323,6 +321,6 @@ def build(tree: Path, like: Path | None = None) -> None:
 
 
 def sources(tree: Path) -> dict[str, bytes]:
-    """What the extensions are built from: path -> contents."""
+    """Read the sources of the extensions: path -> contents."""
     paths = [tree / "setup.py", *(p for p in (tree / "csrc").rglob("*") if p.is_file())]
     return {p.relative_to(tree).as_posix(): p.read_bytes() for p in paths}

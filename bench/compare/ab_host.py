@@ -46,7 +46,7 @@ def _slower(
 
 
 def slower(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple[float, float]]:
-    """What took at least BAR times as long, and GRAIN_S longer.
+    """Return the calls that took at least BAR times as long, and GRAIN_S longer.
 
     >>> slower({"a": 20e-6, "b": 20e-6, "c": 1e-6}, {"a": 26e-6, "b": 21e-6, "c": 2e-6})
     {'a': (2e-05, 2.6e-05)}

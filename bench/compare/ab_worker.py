@@ -49,7 +49,7 @@ class Side:
 
 
 def listed(side: Side, message: dict) -> dict:
-    """What this tree would measure of a selection; nothing where its plug-ins are missing."""
+    """List the items that this tree would measure of a selection; none where its plug-ins are missing."""
     if side.load(message["plugins"]):
         return {"items": []}
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in message["list"].items()}

@@ -1,4 +1,4 @@
-"""What a caller calls a commit, as a commit: nothing that is given becomes an option of git."""
+"""Resolve a user's ref to a commit hash. Arguments are never parsed as options of git."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ab` measures: the cases, types and modes of a selection, for every kernel that runs on the device."""
+"""Items of `ab`: the cases, types and modes of a selection, for every kernel that runs on the device."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Change:
 
 
 def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
-    """What differs from `a` to `b`, failures first. Baselines are left out: they are not ours."""
+    """List the differences from `a` to `b`, failures first. Baselines are left out: they are not ours."""
     before, after = ({i: r for i, r in record.latest(side).items() if r["role"] != "baseline"} for side in (a, b))
     differences = [
         Change(*line.split(": ", 1)[:1], "static", line.split(": ", 1)[1]) for line in _static(before, after)

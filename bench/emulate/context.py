@@ -42,7 +42,7 @@ class Launched:
         return self.options["num_stages"]
 
     def counted(self) -> list[Counted]:
-        """What every instruction of the whole grid did."""
+        """Return the counts of every instruction over the whole grid."""
         if self.counts is None:
             raise ValueError(f"{self.name}: the launch did not finish, or `gpu` was told not to count")
         statements = self.compiled.program.kernel.statements
@@ -68,7 +68,7 @@ class Launched:
 
 @dataclasses.dataclass
 class Log:
-    """What was launched inside `gpu`, in order, and which configuration each autotuner took."""
+    """Launches inside `gpu`, in order, and the configuration that each autotuner took."""
 
     launches: list[Launched] = dataclasses.field(default_factory=list)
     choices: list[str] = dataclasses.field(default_factory=list)
@@ -126,7 +126,7 @@ def _noting(known: Known):
 
 
 class _State:
-    """What the patches of one `gpu` share."""
+    """State that the patches of one `gpu` share."""
 
     def __init__(self, arch: int, checks: bool, counts: bool, log: Log, known: Known):
         self.arch, self.checks, self.counts, self.log, self.known = arch, checks, counts, log, known

@@ -1,6 +1,4 @@
-"""What one CTA of a launch does, counted while it is emulated:
-instructions by kind, sectors and wavefronts a request, barriers.
-"""
+"""Counters of one CTA of a launch: instructions by kind, sectors and wavefronts a request, barriers."""
 
 from __future__ import annotations
 

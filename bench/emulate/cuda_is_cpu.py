@@ -1,4 +1,4 @@
-"""What programs ask of `torch.cuda`, answered for an emulated GPU; and, on request, the device "cuda" as the CPU.
+"""Answers of `torch.cuda` for an emulated GPU; on request, the device "cuda" mapped to the CPU.
 
 `answers` alone leaves devices as they are: a program that asks for a GPU's name, capability or properties gets them,
 and tensors stay on the CPU. `mapped` is for programs that put their tensors on "cuda": every function of torch that

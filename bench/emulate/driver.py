@@ -20,7 +20,7 @@ from .program import Program
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What a program may ask of a GPU. Sources: the data sheets of A100 SXM 80 GB, H200 SXM and B200."""
+    """Properties of a GPU. Sources: the data sheets of A100 SXM 80 GB, H200 SXM and B200."""
 
     name: str
     arch: int
@@ -48,7 +48,7 @@ _NUMBER = 1000
 
 
 class Utilities:
-    """What Triton calls the driver's utilities."""
+    """Utilities of the driver, by Triton's names."""
 
     def __init__(self, device: Device):
         self._device = device
@@ -82,7 +82,7 @@ def loaded(binary: bytes):
 
 
 class Launcher:
-    """What Triton calls to launch a kernel that it compiled."""
+    """Callable by which Triton launches a kernel that it compiled."""
 
     def __init__(self, source, metadata):
         self.source, self.metadata = source, metadata

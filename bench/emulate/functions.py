@@ -1,4 +1,4 @@
-"""What a module has beside its kernel: constants, and functions, which are put in place of their calls.
+"""Constants and functions beside a module's kernel. Functions are inlined.
 
 The parameters of a call are registers here, one an offset. `vprintf` and `__assertfail` are the emulator's own.
 """

@@ -25,7 +25,7 @@ class Compiled:
 
     @classmethod
     def of(cls, program: Program, source, metadata) -> Compiled:
-        """What Triton compiled; PtxError: what of it is not emulated."""
+        """Read a kernel that Triton compiled. Raises PtxError for parts that are not emulated."""
         if getattr(metadata, "num_ctas", 1) > 1:
             raise PtxError(f"{metadata.name}: not emulated: clusters of {metadata.num_ctas} CTAs (num_ctas)")
         return cls(

@@ -130,7 +130,7 @@ def kernel(text: str, name: str | None = None) -> Kernel:
 
 
 def body(text: str) -> str:
-    """What is before the brace that closes the one before `text`, without comments."""
+    """Return `text`, without comments, up to the brace that closes the block it begins in."""
     text, depth = _LINE_COMMENT.sub("", text), 1
     for brace in re.finditer(r"[{}]", text):
         depth += 1 if brace[0] == "{" else -1

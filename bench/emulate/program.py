@@ -34,9 +34,7 @@ _KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, *(f"%{kind}.{axis}" for kind in ("ntid",
 
 
 class EmulationError(RuntimeError):
-    """What a launch did wrong: an access, a race, a wait that is
-    missing; it names the line of source and the instruction.
-    """
+    """Fault of a launch: an access, a race, a missing wait. It names the line of source and the instruction."""
 
 
 class DeviceAssertion(EmulationError, AssertionError):
@@ -58,7 +56,7 @@ class Counted:
 
 
 def cache_folder() -> Path:
-    """Where what was compiled is kept."""
+    """Return the folder of compiled emulators; make it if needed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels"
     cache.mkdir(parents=True, exist_ok=True)
     return cache
@@ -226,7 +224,7 @@ class Program:
         return barriers.value
 
     def _address(self, name: str) -> int:
-        """Of a symbol: in its own space for shared and a thread's memory, generic for constants."""
+        """Return a symbol's address: in its own space for shared and local memory, generic for constants."""
         if name in self.kernel.shared:
             return SHARED_BASE + self.kernel.shared[name][0]
         if name in self.kernel.local:

@@ -1,4 +1,4 @@
-"""What sm_100 adds, as far as Triton's kernels use it: tensor memory, its products, and the mbarriers that end them."""
+"""Instructions that sm_100 adds and Triton uses: tensor memory, its products, and the mbarriers that end them."""
 
 from __future__ import annotations
 

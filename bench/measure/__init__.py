@@ -1,1 +1,1 @@
-"""What a call costs: time, memory, instructions, and the ceilings of this machine."""
+"""Costs of a call: time, memory, instructions; and the ceilings of this machine."""

@@ -1,4 +1,4 @@
-"""What this machine can do, measured once a run: copy bandwidth and the best matrix product in each type.
+"""Ceilings of this machine, measured once a run: copy bandwidth and the best matrix product in each type.
 
 A datasheet promises more than any program gets, and a rented machine less than its datasheet; a fraction of a measured
 ceiling is honest.

@@ -1,4 +1,4 @@
-"""What a command line selects: cases, types, modes and contenders; and why a contender can't run one of them."""
+"""Selection of a command line: cases, types, modes and contenders; and why a contender can't run one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a selection will launch on a GPU, compiled ahead in a process a core: Triton itself compiles where it meets."""
+"""Compile the launches of a selection ahead, in one process a core: Triton compiles at the first launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decode step asks of the host and the device: torch's operations, launches of our kernels, host time.
+"""Costs of a decode step on host and device: torch's operations, launches of our kernels, host time.
 
 Models of the papers' depth and little width, within a chunk, with launches that go nowhere (`retro_kernels.testing`).
 Operations are those that do something on a GPU: no views, no empty memory. A captured step is the same step as a

@@ -1,5 +1,4 @@
-"""What the host does for a call, in seconds: checks, choice, plan, arguments, autograd; of the Triton kernels all but
-the launch itself.
+"""Host time of a call: checks, choice, plan, arguments, autograd; of the Triton kernels all but the launch itself.
 
 CPU time of this thread, the least of some batches: little disturbed by whatever else runs. The Triton backend serves a
 device that isn't there (`retro_kernels.testing.stub`), so no GPU is needed; torch's own operations between its launches

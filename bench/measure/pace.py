@@ -32,9 +32,7 @@ class Pace:
         return self.limit is not None and self.spent >= self.limit
 
     def share(self, done: int) -> float:
-        """Of the usual effort, for the step after the first `done`: 1, or less where the rest would not end in time at
-        the pace so far.
-        """
+        """Return the share of the usual effort for the step after the first `done`: below 1 where time runs out."""
         if self.limit is None:
             return 1.0
         expected = sum(self.work[:done])

@@ -1,4 +1,4 @@
-"""What the CPU kernels are made of, each part measured alone on this machine, and what those parts add up to in a case.
+"""Parts of the CPU kernels, each measured alone on this machine, and their sum in a case.
 
 A part runs on every thread at once, in memory of its own that stays in the caches: products at the sizes that the
 kernel multiplies, the softmax's pass, rows packed and transposed, the hand-over of tasks to threads. The sum is what
@@ -90,7 +90,7 @@ class Parts:
         return self._once(("handover", tasks), run)
 
     def host(self, op: str) -> float:
-        """Of a decoding call: the smallest one's, whose kernel computes next to nothing."""
+        """Time the host's part of a decoding call: the smallest one's, whose kernel computes next to nothing."""
         if ("host", op) not in self._known:
             self._known["host", op] = host.measure(("cpu",), (op,))[f"{op}/cpu/decode/fwd"]
         return self._known["host", op]
@@ -103,7 +103,7 @@ def _clock(run: Callable[[int], Any], repeats: int) -> float:
 
 
 def bound(parts: Parts, case: Case, dtype: str, mode: str, arguments: dict[str, Any]) -> Bound:
-    """What the parts of a case add up to. Raises KeyError for an op whose parts are not known."""
+    """Add up the parts of a case. Raises KeyError for an op whose parts are not known."""
     made = {"chunked_cross_attention": _cross_attention, "relative_attention": _one_row, "topk_chunks": _topk}[
         case.kernel
     ]

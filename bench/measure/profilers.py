@@ -82,7 +82,7 @@ def calls(selection: choose.Selection, count: int, seed: int, proton: str | None
 
 
 def _proton(path: str | None) -> Callable[[str], contextlib.AbstractContextManager]:
-    """What makes a scope of triton's profiler; of nothing where `path` is None."""
+    """Return a maker of scopes for triton's profiler; they do nothing where `path` is None."""
     if path is None:
         return lambda name: contextlib.nullcontext()
     import triton.profiler

@@ -25,7 +25,7 @@ BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what
 
 @dataclass
 class Run:
-    """What all records of one invocation share."""
+    """Fields that all records of one invocation share."""
 
     device: str
     timed: bool = True

@@ -1,4 +1,4 @@
-"""What is made of raw samples: the numbers of a record, and the one that ratios are made of. Needs no torch."""
+"""Statistics of raw samples: the numbers of a record, and the one that ratios use. Needs no torch."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Bench:
         return None if verdict.passed else ("numerics", verdict.complaint())
 
     def compile(self, *calls: Callable[[], Any]) -> None:
-        """What the calls launch, in a process a core; what doesn't compile says so when its turn comes."""
+        """Compile the launches of the calls, one process a core. Failures show when they are timed."""
         with contextlib.suppress(RuntimeError, ValueError):
             retro_kernels.warm_up(*calls)
 
@@ -182,7 +182,7 @@ def _tune_row(
 
 
 def tile_text(row: dict) -> str:
-    """What a step may change, in short: `m64 n32 w4 s2`."""
+    """Write the settings that a step may change, in short: `m64 n32 w4 s2`."""
     letters = {
         "block_m": "m",
         "block_n": "n",

@@ -1,4 +1,4 @@
-"""What bounds a model's training step on a CPU: its products, and the bytes that all else must move.
+"""Bound of a model's training step on a CPU: its products, and the bytes that all else must move.
 
 Everything but products and the package's kernels reads and writes memory once at least: norms, activations, residual
 sums, the loss's softmax, the optimiser. Counted are the floats of a step in float32 where each of these is one pass,
@@ -57,7 +57,7 @@ def flops(found: Counter[Product]) -> int:
 
 
 def seconds_alone(found: Counter[Product], repeats: int = 5) -> float:
-    """What those products take, each shape's by itself: the least of some calls."""
+    """Time the products, each shape by itself: the least of some calls."""
     total = 0.0
     for (rows, read, made, asks), times in found.items():
         x, weight, grad = torch.randn(rows, read), torch.randn(made, read), torch.randn(rows, made)

@@ -43,7 +43,7 @@ DTYPES = {"float32": None, "bfloat16": "bfloat16"}  # of products -> training.Se
 
 
 class Contender(NamedTuple):
-    """What builds a model, and what it is trained on."""
+    """Builder of a model, and the batch that it is trained on."""
 
     build: Callable[[], nn.Module]
     batch: training.Batch
@@ -120,7 +120,7 @@ def measure(contender: Contender, dtype: str, steps: int) -> list[dict[str, floa
 
 
 def kernel_seconds(contender: Contender, steps: int = 2) -> float:
-    """What the package's own ops take of a step, forward and backward: the least of some profiled steps."""
+    """Time the package's own ops within a step, forward and backward: the least of some profiled steps."""
     model, optimizer, settings = _prepare(contender, "float32", steps)
     times = []
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""What the ops of the harness share: words of their cases, work of an attention, pieces of the baselines.
+"""Shared parts of the harness's ops: words of their cases, work of an attention, pieces of the baselines.
 
 Importing it takes no torch: `list` and `--help` read every op.
 """

@@ -1,5 +1,4 @@
-"""What a record says about the machine and the tree: versions, processor, threads, git state. Nothing is guessed:
-unknown is None.
+"""Machine and tree of a record: versions, processor, threads, git state. Nothing is guessed: unknown is None.
 
 torch is imported where it is asked: reports of records need none.
 """

@@ -40,7 +40,7 @@ IDENTITY: dict[str, Callable[[dict[str, Any]], str | None]] = {
 
 
 def identity(record: dict[str, Any]) -> dict[str, str]:
-    """What the record says of its machine."""
+    """Return the fields of a record that identify its machine."""
     return {name: value for name, of in IDENTITY.items() if (value := of(record)) is not None}
 
 

@@ -138,7 +138,7 @@ def identity(kernel: str, backend: str, case: str, dtype: str, mode: str) -> str
 
 
 def validate(record: Any) -> list[str]:
-    """What is wrong with `record`; empty if nothing is."""
+    """List the faults of `record`; empty if it is valid."""
     if not isinstance(record, dict):
         return [f"a record is an object; got {type(record).__name__}"]
     wrong = [f"{name}: missing" for name in FIELDS if name not in record]
@@ -163,7 +163,7 @@ def _typed(path: str, value: Any, types: tuple[type, ...], nullable: bool) -> li
 
 
 def _inside(record: dict[str, Any]) -> list[str]:
-    """What is missing inside the objects, or of another type."""
+    """List keys inside the objects that are missing or of another type."""
     wrong = []
     for pattern, keys in REQUIRED_INSIDE.items():
         sections = [(path, value) for path, value in _reach(record, pattern) if isinstance(value, dict)]
@@ -187,7 +187,7 @@ def _reach(record: dict[str, Any], pattern: str) -> list[tuple[str, Any]]:
 
 
 def _meaning(record: dict[str, Any]) -> list[str]:
-    """What the types can't say; only for a record whose fields are all there."""
+    """List faults that the types can't show. The record must have all fields."""
     wrong = [] if record["schema"] == SCHEMA else [f"schema: expected {SCHEMA}; got {record['schema']}"]
     if record["status"] not in STATUSES:
         wrong.append(f"status: expected one of {', '.join(STATUSES)}; got {record['status']!r}")

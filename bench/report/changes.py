@@ -1,4 +1,4 @@
-"""Where a series of times changed its level: for histories over commits."""
+"""Change points of a series of times, for histories over commits."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _section(title: str, anchor: str, content: str) -> str:
 
 
 def _cards(records: list[dict[str, Any]]) -> str:
-    """One an operator and type: the geometric mean against the best baseline, the worst error, the verdict."""
+    """Write a card for each operator and type: geometric mean against the best baseline, worst error, verdict."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         if record["role"] != "baseline" and record["mode"] != "static":
@@ -203,7 +203,7 @@ def _timed(rows: list[summary.Row]) -> str:
 
 
 def _share(fraction: float | None) -> str:
-    """Of the roofline: greener the nearer, red beyond it."""
+    """Style a share of the roofline: greener the nearer, red beyond it."""
     if fraction is None:
         return ""
     return (

@@ -1,5 +1,6 @@
-"""What each picture shows, drawn once with matplotlib for the PNG and the page. An operator has one colour everywhere,
-a type one marker.
+"""Panels of the pictures, drawn once with matplotlib for the PNG and the page.
+
+An operator has one colour everywhere, a type one marker.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def percent(value: float | None) -> str:
 
 
 def beyond(records: list[dict[str, Any]]) -> str | None:
-    """What to say where kernels are faster than the measured ceiling: it is the ceiling that is wrong."""
+    """Return a warning where kernels are faster than the measured ceiling: then the ceiling is wrong."""
     above = [r["roofline"]["fraction"] for r in records if r["roofline"] and (r["roofline"]["fraction"] or 0) > 1]
     if not above:
         return None

@@ -1,4 +1,4 @@
-"""What a terminal shows of records: tables of times, checks and compiled kernels, then what did not run and why."""
+"""Tables of records for a terminal: times, checks and compiled kernels; then cases that did not run, and why."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checks(records: list[dict[str, Any]], room: int | None = None) -> str:
 
 
 def full(records: list[dict[str, Any]], room: int | None = None) -> str:
-    """Whatever the records hold: times, checks, compiled kernels."""
+    """Write every table that the records fill: times, checks, compiled kernels."""
     compiled = [r for r in records if r["static"]]
     checked = [r for r in records if r["mode"] == "check"]
     timed = [r for r in records if r["mode"] not in ("check", "static")]

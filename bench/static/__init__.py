@@ -1,1 +1,1 @@
-"""What the compiled kernels look like, without a GPU."""
+"""Static metrics of the compiled kernels, read without a GPU."""

@@ -9,7 +9,7 @@ from . import sass
 
 
 class NoToolchain(RuntimeError):
-    """What is missing to compile without a GPU."""
+    """Error: a tool that compiling without a GPU needs is missing."""
 
 
 #: what `bench.emulate` counts of one CTA, where nothing was counted

@@ -1,5 +1,4 @@
-"""What a Triton launch would be compiled from, as a hash: two trees with one hash have one machine code under one
-toolchain.
+"""Hash of the sources of a Triton launch: under one toolchain, trees with one hash have one machine code.
 
 Triton's own cache key also changes with a comment or a line number. This one follows the syntax trees of the kernel and
 of everything that it names, so `ab` compiles only what an edit could have changed.
@@ -30,7 +29,7 @@ def of_launch(source, options) -> str:
 
 
 def of_files(folder: Path, suffixes: tuple[str, ...]) -> str:
-    """Of the contents of all files in `folder` that end so: a CUDA C++ source and the headers beside it."""
+    """Hash the files in `folder` with these suffixes: a CUDA C++ source and the headers beside it."""
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in suffixes):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

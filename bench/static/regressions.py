@@ -1,4 +1,4 @@
-"""What got worse between two tables of static metrics, made with one toolchain."""
+"""Regressions between two tables of static metrics, made with one toolchain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def vanished(base: Collection[str], head: Collection[str]) -> list[str]:
 
 
 def regressions(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> list[str]:
-    """What got worse from `base` to `head`, a line each; both must come from one toolchain."""
+    """List what got worse from `base` to `head`, one a line; both must come from one toolchain."""
     after = {r["id"]: r["static"] for r in head if r["static"]}
     worse = []
     for before in base:

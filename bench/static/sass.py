@@ -113,9 +113,7 @@ def writes(code: list[Instruction]) -> bool:
 
 
 def summarise(code: list[Instruction], warps: int | None, arch: int) -> dict:
-    """What is compared between two builds of a kernel; issue slots
-    count every warp of a block, None where that is unknown.
-    """
+    """Summarise a kernel for comparing two builds. Issue slots count every warp of a block; None where unknown."""
     loop = hot_loop(code)
     counts = collections.Counter(i.name for i in loop)
     names = collections.Counter(i.name for i in code)

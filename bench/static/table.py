@@ -26,7 +26,7 @@ def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be compiled."""
+    """Launches and sources to compile."""
 
     arches: list[int]
     every: list[triton_kernels.Launch]
@@ -39,7 +39,7 @@ class Plan:
 
 
 def plan(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str] | None = None) -> Plan:
-    """Whatever has one of `parts` in its id; `only`: ids of a listing. Raises NoToolchain."""
+    """Select the kernels with one of `parts` in their ids; `only`: ids of a listing. Raises NoToolchain."""
     every = triton_kernels.launches(arches, parts)
     triton = [launch for launch in every if launch.wanted and (only is None or launch.id in only)]
     cuda = [source for source in cuda_kernels.sources(arches, parts) if only is None or source.id in only]

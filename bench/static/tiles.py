@@ -61,7 +61,7 @@ def _shipped(op: str, arch: int) -> Iterator[aot.Case]:
 
 
 def identity(launch) -> tuple:
-    """What a launch is compiled from, as far as a tile decides it."""
+    """Return the part of a launch's compilation key that a tile decides."""
     options = {k: v for k, v in launch.arguments.items() if isinstance(v, (int, str, bool))}
     return launch.name, launch.grid, tuple(launch.options.items()), tuple(sorted(options.items()))
 

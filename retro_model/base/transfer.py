@@ -1,4 +1,4 @@
-"""What the host knows, on its way to a device: without the host waiting for the device."""
+"""Copies from host to device that make the host wait for nothing."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def _sizes(settings: dict, facts: dict) -> dict[str, int]:
 
 
 def _key_type(settings: dict) -> str:
-    """Of the keys on disk; the first databases had float32 only and do not say so."""
+    """Return the type of the keys on disk. The first databases had float32 only and do not say so."""
     name = settings.get("key_type", KEY_TYPES[0])
     return name if name in KEY_TYPES else KEY_TYPES[0]
 

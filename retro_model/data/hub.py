@@ -75,9 +75,7 @@ class HubTokenizer:
 
 
 def as_encoder(tokenizer) -> Encoder:
-    """What a store is written with, of an `Encoder` or any Hugging
-    Face tokenizer. Raises: TypeError for anything else.
-    """
+    """Wrap any Hugging Face tokenizer as an `Encoder`. Raises: TypeError for anything else."""
     if all(hasattr(tokenizer, name) for name in ("name", "vocab_size", "byte_lengths", "encode_batch")):
         return tokenizer
     if hasattr(tokenizer, "get_vocab") and (

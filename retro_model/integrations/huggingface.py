@@ -96,7 +96,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Nothing: `retrofit` has."""
 
     def trained_state_dict(self) -> dict[str, Tensor]:
-        """What `save_pretrained` writes, and all that training moves: the added weights, and PEFT's in the decoder."""
+        """Return the weights that training moves and `save_pretrained` writes: added ones, and PEFT's."""
         trained = {
             f"model.{name}"
             for name, p in self.model.named_parameters()
@@ -244,7 +244,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
     def from_pretrained(
         cls, folder: str | os.PathLike, *, decoder: PreTrainedModel | None = None, **options
     ) -> RetrofitForCausalLM:
-        """What `save_pretrained` wrote.
+        """Load a folder that `save_pretrained` wrote.
 
         decoder: the decoder where it is already there, without the adapters that were saved. options: of the decoder's
         from_pretrained.

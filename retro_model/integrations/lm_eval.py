@@ -100,7 +100,7 @@ class RetroLM(TemplateLM):
         max_batch_size: int | None = None,
         **options,
     ) -> RetroLM:
-        """What `retro-model demo` or `retrofit` left; the harness calls this for `--model retro --model_args ...`.
+        """Load a folder of `retro-model demo` or `retrofit`: the evaluation harness's `--model retro --model_args ...`.
 
         Args:
             folder: a model folder.

@@ -16,7 +16,7 @@ from .cache import ChunkCache, left_mask
 from .decoders import adapters, base_of, freeze, readout_of, warn_in_generate
 from .inputs import check_inputs, row_starts
 
-#: What the Hugging Face library does with its models, and with `RetrofitForCausalLM`.
+#: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
 THEIRS = ("generate", "save_pretrained", "push_to_hub")
 ABROAD = "its Trainer, generate and save_pretrained take huggingface.RetrofitForCausalLM.from_decoder(decoder, ...)"
 HALF = (torch.float16, torch.bfloat16)
@@ -100,9 +100,7 @@ class FrozenDecoder(nn.Module):
 
     @property
     def accepts_loss_kwargs(self) -> bool:
-        """What the Trainer asks of a model before it touches it.
-        Raises: TypeError, for it trains `RetrofitForCausalLM`.
-        """
+        """Refuse the Trainer, which asks for this first. Raises: TypeError, for it trains `RetrofitForCausalLM`."""
         raise TypeError(f"model: a {type(self).__name__} is no model of the Hugging Face library; {ABROAD}")
 
     def forward(
@@ -201,7 +199,7 @@ class FrozenDecoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the decoder is."""
+        """Device of the decoder."""
         return next(self.decoder.parameters()).device
 
     def added_parameters(self) -> list[nn.Parameter]:
@@ -210,7 +208,7 @@ class FrozenDecoder(nn.Module):
 
     @staticmethod
     def _padding(tokens: Tensor, mask: Tensor | None, starts: list[int] | None, cache: RetrofitCache | None) -> dict:
-        """What the decoder is told of padding: a mask of all columns, and positions from each row's first token."""
+        """Return the decoder's arguments for padding: a mask of all columns, positions from each row's first token."""
         starts, held = (starts, 0) if cache is None else (cache.starts, cache.length)
         if not starts or not any(starts):
             return {} if mask is None or cache is not None else {"attention_mask": mask}
@@ -284,8 +282,10 @@ class FrozenDecoder(nn.Module):
 
 
 class RetrofitCache(ChunkCache):
-    """What a retrofitted decoder keeps while it decodes: `ChunkCache`, and the decoder's own cache. Rows are of one
-    length, or padded on the left."""
+    """Cache of a retrofitted decoder: a `ChunkCache`, and the decoder's own cache.
+
+    Rows are of one length, or padded on the left.
+    """
 
     def __init__(self, config, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)

@@ -26,7 +26,7 @@ class Reading:
 
 
 class Slots(NamedTuple):
-    """Where a pass finds the neighbours of each chunk that its tokens attend.
+    """Places of the neighbours of each chunk that the tokens of a pass attend.
 
     Slot t of row b is one chunk: the row's last complete chunk before the call where a cache holds its neighbours, then
     those that complete within the call.

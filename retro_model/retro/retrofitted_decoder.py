@@ -107,7 +107,7 @@ class RetrofittedDecoder(FrozenDecoder):
 
 
 class _Pass:
-    """What one forward pass hands from hook to hook."""
+    """State that one forward pass hands from hook to hook."""
 
     def __init__(self, retrieval: Retrieval):
         self.retrieval = retrieval

@@ -73,7 +73,7 @@ class Settings:
             raise ValueError(f"autocast: expected one of {AUTOCAST}; got {self.autocast!r}")
 
     def to_dict(self) -> dict:
-        """What JSON can hold."""
+        """Return the settings as JSON can hold them."""
         return asdict(self)
 
 

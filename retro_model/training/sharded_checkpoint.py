@@ -164,7 +164,7 @@ def read_state(path: str | os.PathLike) -> dict:
 
 
 def _saved_not(path: Path, error) -> Exception:
-    """What stands for torch's exception: the first process's that failed."""
+    """Return the exception of the first process that failed, in place of torch's."""
     first = next(iter(error.failures.values()))[0]
     if isinstance(first, OSError):
         return OSError(first.errno, f"{path} cannot be saved: {first.strerror or first}")
@@ -194,7 +194,7 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processe
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Of all files, each process computing its part; every process calls."""
+    """Return the digests of all files. Every process calls, and computes its part."""
     if dist.is_initialized():
         dist.barrier()
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

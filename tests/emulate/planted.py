@@ -2,7 +2,7 @@
 
     python -m tests.emulate.planted [--arch 80,90,100] [--dtype bfloat16] [--kernel forward] [--most 6]
 
-prints the table of docs/emulation.md.
+prints the table of docs/lab/emulation.md.
 """
 
 from __future__ import annotations

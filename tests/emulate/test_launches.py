@@ -87,7 +87,7 @@ def test_float32_products_on_tensor_cores_are_three():
 @pytest.mark.parametrize(("arch", "kernel"), [(80, "relative_forward"), (90, "cca_forward")])
 def test_planted_faults_are_reported(arch, kernel):
     """Most of them: the last wait of a kernel, or a barrier that the next one makes good, can go unseen
-    (docs/emulation.md has the counts).
+    (docs/lab/emulation.md has the counts).
     """
     counts = {plant: found for _, plant, found in planted.count(arch, torch.bfloat16, kernel, most=4)}
     assert set(counts) >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}

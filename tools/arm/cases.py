@@ -21,7 +21,7 @@ SELF = {
 
 
 def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Of the ops that compile within seconds."""
+    """Yield small cases of the ops that compile within seconds."""
     yield "odd sizes", "leaky_average", inputs.leaky(4, dtype=dtype)
     yield (
         "odd sizes",

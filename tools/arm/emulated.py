@@ -31,7 +31,7 @@ ELEMENT_BYTES = (0, 4, 2, 2, 1, 8, 4, 2, 1, 1)  # by type code, csrc/view.h
 
 
 def missing() -> str | None:
-    """What this machine lacks to compile and run the kernels, or None."""
+    """Name the tools that this machine lacks to compile and run the kernels; None if it has all."""
     absent = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
     return f"no {' and no '.join(absent)} (Debian: g++-aarch64-linux-gnu, qemu-user)" if absent else None
 

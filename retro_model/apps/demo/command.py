@@ -131,7 +131,7 @@ def within(
 
 
 def training_seconds(minutes: float, gone: float, scoring: float) -> float:
-    """What is left of `minutes` for training; at least `LEAST_SHARE` of them."""
+    """Return the seconds that are left of `minutes` for training; at least `LEAST_SHARE` of them."""
     return max(60 * minutes - gone - scoring, LEAST_SHARE * 60 * minutes)
 
 

@@ -1,5 +1,4 @@
-"""What a trained model gains from a larger database and from more neighbours, and what its parts are worth: curves and
-a table.
+"""Gain of a trained model from a larger database and from more neighbours, and the worth of its parts.
 
     retro-model demo --out demo-out
     retro-model scaling demo-out                              # scaling.json, scaling.png in demo-out

@@ -25,7 +25,7 @@ from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
 
 @dataclass(frozen=True)
 class Setting:
-    """What contenders are made of. folder: of the trained ones. datastore_tokens: of kNN-LM."""
+    """Inputs of the contenders. folder: of the trained ones. datastore_tokens: of kNN-LM."""
 
     decoder_folder: Path
     library: Library

@@ -87,8 +87,10 @@ class Cost:
 
 
 def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakage: np.ndarray) -> dict[str, dict]:
-    """What the record says of each contender, over the documents that all of them have scored; differences are
-    (difference, 2.5%, 97.5% over documents)."""
+    """Make a row of the record for each contender, over the documents that all of them have scored.
+
+    Differences are (difference, 2.5%, 97.5% over documents).
+    """
     few = min(result.facts["documents"]["true"] for result in results.values())
     shared = {name: _of(result.true, np.asarray(store.chunk_doc) < few) for name, result in results.items()}
     found = {}

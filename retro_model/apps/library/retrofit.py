@@ -101,7 +101,7 @@ def run(
 
 
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
-    """Of the held-out documents: off, on, and on with random neighbours."""
+    """Score the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
     random = evaluation.random_neighbours(near, library.database, how.seed)
     given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}

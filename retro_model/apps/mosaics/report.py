@@ -34,9 +34,7 @@ class Report:
         self.quiet = quiet
 
     def part(self, name: str, make: Callable[[], dict]) -> dict:
-        """What `make` gives, numbers and tensors, from the folder if it is there: what was stopped goes on after its
-        last whole part.
-        """
+        """Return the result of `make`, from the folder if it is there: a stopped run continues after its last part."""
         path, start = self.folder / "parts" / f"{name.replace(' ', '-')}.pt", time.perf_counter()
         kept = torch.load(path, weights_only=True) if path.exists() else {}
         if kept.get("plan") == self.plan:

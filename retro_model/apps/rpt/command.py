@@ -22,8 +22,8 @@ from .options import parser
 from .parts import Stopped
 
 LOWER = ("layers.0.", "layers.1.", "retriever.attention.")
-#: What the two lower layers and the chunk attention learn fast is what all cues have in common; it drowns the words
-#: while the embeddings still have to learn which forms are one word's. So they learn slowly, and the embeddings fast.
+#: The two lower layers and the chunk attention learn slowly, the embeddings fast. Otherwise the former learn what all
+#: cues have in common, and that drowns the words before the embeddings know which forms are one word's.
 REWORDED = cards.Plan(
     Deck(words=32, forms=8),
     steps=450,

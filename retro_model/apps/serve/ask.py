@@ -43,7 +43,7 @@ def coloured(reading: Reading, first: int = 0) -> Text:
 
 
 def card(neighbour: dict) -> Panel:
-    """What was found; what stood after it, which is what helps, is bright."""
+    """Draw a neighbour: the chunk that was found is dim; its continuation, which helps, is bright."""
     text = Text(printable("".join(neighbour["texts"][: neighbour["found"]])), style="dim")
     text.append(printable("".join(neighbour["texts"][neighbour["found"] :])))
     line = f"line {neighbour['line']}, " if "line" in neighbour else ""

@@ -33,9 +33,10 @@ PARTS = {
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What `model.json` says: kind, a title, names of parts within the folder, window (tokens read at once), and facts:
-    what there is to show, `passages` with their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K in
-    training).
+    """Contents of `model.json`: kind, title, names of parts within the folder, window (tokens read at once) and facts.
+
+    Facts: figures to show, `passages` with their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K
+    in training).
     """
 
     path: Path
@@ -46,7 +47,7 @@ class ModelFolder:
     facts: dict
 
     def part(self, name: str) -> Path:
-        """Where a part lies."""
+        """Return the path of a part."""
         return self.path / self.parts[name]
 
 
@@ -93,7 +94,7 @@ def keep(
 
 
 def read(folder: str | Path) -> ModelFolder:
-    """What `model.json` of a folder says.
+    """Read `model.json` of a folder.
 
     Raises: FileNotFoundError, ValueError naming the file, and the command that makes such a folder.
     """

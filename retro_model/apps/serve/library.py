@@ -17,7 +17,7 @@ FORGOTTEN = -2  # the number that the chunks of every forgotten document are sea
 
 
 class Place(NamedTuple):
-    """Where a chunk stands: the document's number, its name, the line that the chunk begins in (from 1)."""
+    """Position of a chunk: the document's number, its name, the line that the chunk begins in (from 1)."""
 
     document: int
     name: str
@@ -56,7 +56,7 @@ class AddedStore:
 
 
 class Library:
-    """What a model looks things up in.
+    """Documents that a model looks things up in.
 
         library = Library(store, keys, embedder, tokenizer)
         ids, similarity = library.search(chunks, k=2)   # [n,2] each
@@ -95,7 +95,7 @@ class Library:
 
     @property
     def documents(self) -> list[Entry]:
-        """Of the store, then added; forgotten ones too."""
+        """Documents of the store, then those that were added; forgotten ones too."""
         return [*self.store.documents, *self.added.documents]
 
     def _check(self, document: int) -> int:
@@ -178,7 +178,7 @@ class Library:
         return np.where(there, more, tokens), mask | there
 
     def place(self, chunk: int) -> Place:
-        """Where a chunk that was found stands."""
+        """Return the position of a chunk that was found."""
         base = len(self.store)
         store, first, at = (
             (self.store, 0, chunk) if chunk < base else (self.added, len(self.store.documents), chunk - base)

@@ -184,7 +184,7 @@ class Reader:
         return bool(self.folder.facts.get("bos", False))
 
     def read(self, ids: np.ndarray, options: Options) -> Reading:
-        """What each token costs with retrieval and without, and what was retrieved."""
+        """Read tokens: the cost of each with retrieval and without, and the retrieved neighbours."""
         raise NotImplementedError
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
@@ -226,7 +226,7 @@ class Reader:
         return np.array([not text.strip() for text in token_texts(self.tokenizer.decode_bytes, ids)], bool)
 
     def about(self) -> dict:
-        """What a page says of the model before it reads."""
+        """Return the facts of the model that a page shows before it reads."""
         weights = sum(p.numel() for p in self.model.parameters())
         return {
             "kind": self.folder.kind,

@@ -1,6 +1,4 @@
-"""What a page shows of a text: its tokens, what each costs with and without retrieval, and where it
-can have been read.
-"""
+"""Reading of a text for a page: tokens, their costs with and without retrieval, and passages that hold them."""
 
 from __future__ import annotations
 
@@ -124,7 +122,7 @@ class Reading:
         return float(cost[1:].sum() / max(1, self.byte_lengths[1:].sum()))
 
     def bits_per_byte(self) -> dict[str, float]:
-        """Of the text, on, off and (where there is that control) with random passages."""
+        """Return the text's bits per byte: on, off and, where there is that control, with random passages."""
         costs = {"on": self.on, "off": self.off, "random": self.random}
         return {name: self.per_byte(cost) for name, cost in costs.items() if cost is not None}
 

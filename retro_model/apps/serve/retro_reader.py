@@ -64,7 +64,7 @@ class RetroReader(Reader):
         return self._reading(ids, on, off, cards, found, extra, random)
 
     def _card(self, chunk: int, near: float, tokens: np.ndarray, mask: np.ndarray) -> dict:
-        """What the page shows of a neighbour."""
+        """Return the fields of a neighbour that the page shows."""
         place = self.library.place(int(chunk))
         return {
             "document": place.document,
