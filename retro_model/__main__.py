@@ -90,7 +90,11 @@ def main(arguments: list[str]) -> None:
 
 def command() -> None:
     """The console script `retro-model`."""
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("retro-model: stopped; the same command goes on with what was saved", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,16 @@ def test_a_command_that_is_not_there_names_the_nearest(capsys):
     assert stopped.value.code == 2 and "usage: retro-model" in capsys.readouterr().out
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
+    def stopped(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "main", stopped)
+    with pytest.raises(SystemExit) as end:
+        program.command()
+    assert end.value.code == 130 and "goes on with what was saved" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_commands_parser_is_the_one_that_it_runs_with(name):
     parser = program.parser(name)
