@@ -68,6 +68,8 @@ def test_python_faults_of_caches_ranges_and_writes():
         "for i in range(2, len(rows)): -> for i in range(2, len(rows) + 1):",
         "for i in range(2, len(rows)): -> for i in range(3, len(rows)):",
     } == faults
+    rare = {fault.text for fault in operators.python(KEPT) if fault.rare}
+    assert rare == {text for text in faults if "key = (" in text or "; " in text or "+ 1" in text}
     for fault in operators.python(KEPT):
         ast.parse(fault.apply(KEPT))
 
@@ -97,4 +99,5 @@ def test_targets_are_there_and_give_at_least_sixty_faults():
         assert any((trees.ROOT / test).exists() for test in target.tests), target
         source = (trees.ROOT / target.path).read_text()
         assert faults[target.path] == sampled_faults(target, trees.ROOT, 1)
+        assert set(faults[target.path]) >= {fault for fault in operators.of(target.path, source) if fault.rare}
         assert all(fault.apply(source) != source for fault in faults[target.path])

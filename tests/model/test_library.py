@@ -189,7 +189,7 @@ def compared(tmp_path_factory):
     text_folder(library)
     arguments = [str(decoder), "--texts", str(library), "--out", str(out), "--chunk-len", "8", "--window", "32"]
     arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
-    arguments += ["--datastore-tokens", "300", "--random-documents", "2", "--contenders", *NAMES]
+    arguments += ["--datastore-tokens", "300", "--random-documents", "2", "--keep-states", "--contenders", *NAMES]
     compare.main(arguments)
     return out, arguments
 
@@ -202,13 +202,53 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
     gap = rows["own"]["minus_alone"][0] - rows["in-context"]["minus_alone"][0]
     assert rows["own"]["minus_in_context"][0] == pytest.approx(gap, abs=2e-4)
     for name, row in rows.items():
-        assert row["cpu_seconds"]["true"] > 0 and row["tokens_per_cpu_second"] > 0
+        assert row["cpu_seconds"]["true"] > 0 and row["cpu_ms_a_token"] > 0
         assert row["peak_mb"] is None or row["peak_mb"] > 50
+        assert ("reading_cpu_ms_a_token" in row) == name.startswith("own")
         retrieves = name not in contenders.RETRIEVE_NOTHING
         assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
         assert not retrieves or row["random_documents"] == 2
     assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
     assert rows["new"]["made"]["steps"] == 2 and rows["new"]["made"]["trained_numbers"] > 1000
+
+
+def test_the_contenders_share_what_was_read_of_neighbours(compared):
+    facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in NAMES if n.startswith("own")}
+    assert facts["own"]["read"] > 0 and facts["own"]["reading_cpu_seconds"] > 0
+    assert facts["own"]["read"] <= facts["own"]["neighbours"]["true"] + facts["own"]["neighbours"]["random"]
+    assert facts["own-gates"]["read"] == facts["own-lora"]["read"] == facts["own-lora"]["reading_cpu_seconds"] == 0
+    rows = json.loads((compared[0] / "compare.json").read_text())["contenders"]
+    reading = rows["own-gates"]["reading_cpu_ms_a_token"]
+    assert reading == rows["own"]["reading_cpu_ms_a_token"] > 0
+
+
+def test_records_of_several_libraries_make_one_picture_and_their_tables(compared, tmp_path):
+    path = compared[0] / "compare.json"
+    compare.main(["--records", str(path), str(path), "--out", str(tmp_path)])
+    one, both = ((folder / "compare.md").read_text() for folder in (compared[0], tmp_path))
+    assert both == one + "\n" + one and (tmp_path / "compare.png").exists()
+    rows = [line.split(" | ") for line in one.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(NAMES) and {len(row) for row in rows} == {len(record.COLUMNS)}
+    with pytest.raises(SystemExit, match="DECODER: expected the folder"):
+        compare.main(["--out", str(tmp_path)])
+
+
+def test_exchanged_neighbours_are_those_of_other_documents():
+    store = toys.store([[1] * 8] * 3, 4)  # three documents of two chunks
+    near = np.array([[1, 2], [2, -1], [3, 2], [4, 5], [5, 6], [7, 1]])
+    lacks = [{3, 4, 5, 6, 7}, {1, 6, 7}, {2, 3, 4}]
+    seen = [set(), set(), set()]
+    for seed in range(30):
+        got = evaluation.exchanged_neighbours(near, store, seed)
+        assert np.array_equal(got < 0, near < 0)
+        for document in range(3):
+            rows = got[2 * document : 2 * document + 2]
+            seen[document] |= set(rows[rows >= 0].tolist())
+    assert seen == lacks
+    with pytest.raises(ValueError, match="neighbours: expected other documents' to exchange"):
+        evaluation.exchanged_neighbours(np.where(near < 0, -1, 1), store)
+    nothing = np.full_like(near, -1)
+    assert np.array_equal(evaluation.exchanged_neighbours(nothing, store), nothing)
 
 
 def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path):

@@ -1,17 +1,20 @@
 """Random calls of every op on every backend, values and gradients by the one tolerance table.
 
 Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and which outputs a gradient
-comes back for. A handful here; `RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py --timeout 0` draws as many of
-each op, other ones every time. What exceeds the table and lies within the rounding of the inputs is an event:
-`--hypothesis-show-statistics` counts them.
+comes back for. Then each layout is repeated among others on threads and must have the same bits. A handful here;
+`RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py --timeout 0` draws as many of each op, other ones every time,
+`--hypothesis-seed=N` the same ones again. What exceeds the table and lies within the rounding of the inputs is an
+event: `--hypothesis-show-statistics` counts them.
 """
 
+import itertools
 import os
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -167,6 +170,12 @@ def run(
     }
 
 
+def reseed(kw: dict) -> None:
+    """The generator that dropout draws from begins anew. torch.manual_seed would note a traceback for GPUs to come."""
+    if kw.get("dropout_p"):
+        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
+
+
 def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, exact: dict, eps: float) -> float:
     """How far, in the mean, the exact result moves when what it is
     made of moves by rounding: less can be asked of no arithmetic.
@@ -174,7 +183,7 @@ def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, ex
     total, call = 0.0, inputs.cast(kw, torch.float64)
     for seed in range(DRAWS):
         noise = Noise(seed, eps, exact)
-        torch.manual_seed(0)  # dropout's
+        reseed(call)
         with noise.of_scores() if "attention" in op else nullcontext():
             moved = run(op, call, "reference", None, upstream, dtype, noise)[name]
         total += float((moved.detach() - exact[name]).nan_to_num(0.0, 0.0, 0.0).square().sum()) / DRAWS
@@ -185,7 +194,7 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
     dtype = kw["query" if "query" in kw else "x"].dtype
     results = []
     for name, call in (("reference", inputs.cast(kw, torch.float64)), ("eager", kw), (backend, kw)):
-        torch.manual_seed(0)
+        reseed(kw)
         if name == "eager":
             with compare.eager_types():
                 results.append(run(op, call, "reference", VIEWS["dense"], upstream, dtype))
@@ -207,16 +216,32 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
             if not off <= TIMES * rounding(op, kw, upstream, dtype, name, want, eps):  # NaN too
                 raise
             event(f"{op}: {name} beyond the table, within the rounding of its inputs")
+            count["beyond the table, within rounding"] += 1
     count["judged"] += 1
-    if not kw.get("dropout_p"):  # seeds are drawn in the order of the threads
-        recent.append((op, kw, backend, view, upstream, dtype))
-        if count["judged"] % recent.maxlen == 0:
-            repeat_among_layouts(count["judged"])
+    recent.append((Call(op, kw, backend, view, upstream, dtype), got))
+    if len(recent) == LAYOUTS:
+        repeat_among_layouts(recent, count["judged"])
+        recent.clear()
 
 
-#: the calls judged last, and how many there were
-recent: deque = deque(maxlen=8)
+#: layouts that are repeated together, and how often each of the two calls of one
+LAYOUTS, REPEATS = (4, 2) if INTERPRETER or COMPILED else (16, 6)
+#: the calls judged last with their results, and how many of each kind there were
+recent: list[tuple] = []
 count: Counter[str] = Counter()
+
+
+class Call(NamedTuple):
+    op: str
+    kw: dict
+    backend: str
+    view: str
+    upstream: str
+    dtype: torch.dtype
+
+    def results(self) -> dict[str, torch.Tensor]:
+        reseed(self.kw)
+        return run(self.op, self.kw, self.backend, VIEWS[self.view], self.upstream, self.dtype)
 
 
 class Listener(TorchDispatchMode):
@@ -226,23 +251,36 @@ class Listener(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-def repeat_among_layouts(seed: int) -> None:
-    """The layouts judged last, three times each with other values, in turns on threads: the operator's bits."""
-    calls = [(op, shuffled(kw, seed + i), *rest) for op, kw, *rest in recent for i in range(3)]
-    random.Random(seed).shuffle(calls)
+def repeat_among_layouts(judged: list[tuple], seed: int) -> None:
+    """Each layout with the values it was judged by and with others, in turns on threads: what it was judged by and the
+    operator's bits.
+    """
+    known = list(judged)
+    for i, (call, _) in enumerate(judged):
+        other = call._replace(kw=shuffled(call.kw, seed + i))
+        with Listener():
+            known.append((other, other.results()))
+    known *= REPEATS
+    random.Random(seed).shuffle(known)
+    # seeds are drawn in the order of the threads: calls with dropout stay in this one
+    aside = [(call, want) for call, want in known if not call.kw.get("dropout_p")]
+    here = [(call, want) for call, want in known if call.kw.get("dropout_p")]
+    if INTERPRETER or COMPILED:
+        aside, here = [], known
+    with ThreadPoolExecutor(4) as threads:
+        waited = threads.map(lambda one: same_bits(*one), aside)
+        for one in here:
+            same_bits(*one)
+        list(waited)  # raises what a thread raised
+    count["repeated"] += len(known)
 
-    def result(call, listening: bool) -> dict[str, torch.Tensor]:
-        op, kw, backend, view, upstream, dtype = call
-        with Listener() if listening else nullcontext():
-            return run(op, kw, backend, VIEWS[view], upstream, dtype)
 
-    want = [result(call, True) for call in calls]
-    with ThreadPoolExecutor(1 if INTERPRETER or COMPILED else 4) as threads:
-        for (op, _, backend, *_), mine, exact in zip(calls, threads.map(lambda call: result(call, False), calls), want):
-            for name, value in exact.items():
-                same = torch.equal(mine[name].nan_to_num(), value.nan_to_num())
-                assert same, f"{op}/{backend} {name}: a repeated call differs from the operator"
-    count["repeated"] += len(calls)
+def same_bits(call: Call, want: dict[str, torch.Tensor]) -> None:
+    got = call.results()
+    for name, value in want.items():
+        if not torch.equal(got[name].nan_to_num(), value.nan_to_num()):
+            shapes = {n: list(v.shape) if isinstance(v, torch.Tensor) else v for n, v in call.kw.items()}
+            raise AssertionError(f"{call._replace(kw=shapes)}: {name} of a repeated call has other bits")
 
 
 def shuffled(kw: dict, seed: int) -> dict:
@@ -260,7 +298,7 @@ def _counted(request):
     yield
     if NIGHTLY:
         writer = request.config.get_terminal_writer()
-        writer.line(f"\n{count['judged']} calls judged, {count['repeated']} repeated among layouts and threads")
+        writer.line("\n" + ", ".join(f"{number} {what}" for what, number in count.items()))
 
 
 def backends(op):
@@ -286,7 +324,7 @@ def backends(op):
             each_offset=st.booleans(),
             key_mask=st.booleans(),
             segments=st.booleans(),
-            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3, 0.9]),
             scale=st.sampled_from([None, None, 0.01, 1.0]),
         )
     )
@@ -324,7 +362,7 @@ def test_relative_attention(backend, case):
             mask=st.sampled_from([None, "neighbour", "token"]),
             scale=st.sampled_from([None, None, 0.01, 1.0]),
             extra_chunks=st.integers(0, 1),
-            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3]),
+            dropout_p=st.sampled_from([0.0, 0.0, 0.0, 0.3, 0.9]),
         )
     )
 )
@@ -429,3 +467,20 @@ def test_what_rounding_does_not_explain_is_refused(name, dtype, part, monkeypatc
     check("relative_attention", "reference", kw, "dense", "both")
     with pytest.raises(AssertionError, match=f"{name}.*relative error"):
         check("relative_attention", "wrong", kw, "dense", "both")
+
+
+def test_a_repeated_call_that_has_another_bit_is_refused(monkeypatch):
+    kw, honest, calls = inputs.leaky(5, B=1, N=9, H=2, D=4), run, itertools.count(1)
+    call = Call("leaky_average", kw, "reference", "dense", "out", torch.float32)
+    judged = [(call, call.results())]
+    repeat_among_layouts(judged, 1)
+
+    def off_once(*args, **more):
+        got = honest(*args, **more)
+        if next(calls) == 5:
+            got["grad_x"].view(torch.int32)[0, 3, 1, 2] ^= 1
+        return got
+
+    monkeypatch.setitem(globals(), "run", off_once)
+    with pytest.raises(AssertionError, match="grad_x of a repeated call has other bits"):
+        repeat_among_layouts(judged, 1)

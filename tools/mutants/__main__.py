@@ -29,11 +29,12 @@ EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 
 def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operators.Fault]:
-    """`target.count` faults of the file, a line at most once."""
+    """Every rare fault of the file and `target.count` others, a line at most once."""
     faults = operators.of(target.path, (tree / target.path).read_text())
+    rare, faults = ([f for f in faults if f.rare is kind] for kind in (True, False))
     rng = random.Random(f"{seed} {target.path}")
     rng.shuffle(faults)
-    return sorted({f.line: f for f in faults}.values(), key=lambda f: rng.random())[: target.count]
+    return rare + sorted({f.line: f for f in faults}.values(), key=lambda f: rng.random())[: target.count]
 
 
 def build(tree: Path, isa: str) -> bool:

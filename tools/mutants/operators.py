@@ -9,16 +9,20 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The lines from `line` on (from 1) read `before` and shall read `after`."""
+    """The lines from `line` on (from 1) read `before` and shall read `after`.
+
+    rare: a key without a part, a range that goes one further, a write before its sync: few sources have any.
+    """
 
     line: int
     before: str
     after: str
+    rare: bool = field(default=False, compare=False)
 
     def apply(self, source: str) -> str:
         """Raises ValueError where the lines do not read `before`."""
@@ -66,7 +70,8 @@ def python(source: str) -> list[Fault]:
             text = lines[line - 1].encode()
             before, inside, after = (part.decode() for part in (text[:start], text[start:end], text[end:]))
             if inside.count(old) == 1:
-                fault = Fault(line, lines[line - 1], before + inside.replace(old, new) + after)
+                rare = isinstance(node, (ast.Assign, ast.AnnAssign, ast.Call))
+                fault = Fault(line, lines[line - 1], before + inside.replace(old, new) + after, rare)
                 faults[fault] = None
     for node in ast.walk(ast.parse(source)):
         faults |= dict.fromkeys(_before_a_sync(node, lines))
@@ -150,13 +155,13 @@ def _dropped(parts: list[ast.expr], lines: list[str]) -> Iterator[tuple[int, int
 
 def _before_a_sync(node: ast.AST, lines: list[str]) -> Iterator[Fault]:
     """The statement that follows a sync in its block, moved before it."""
-    for field in ("body", "orelse", "finalbody"):
-        block = getattr(node, field, None)
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
         for sync, then in itertools.pairwise(block if isinstance(block, list) else []):
             one, two = sync.lineno - 1, then.lineno - 1
             single = sync.end_lineno == sync.lineno and then.end_lineno == then.lineno == sync.lineno + 1
             if single and SYNC.search(lines[one]) and not isinstance(then, (ast.Return, ast.Raise)):
-                yield Fault(sync.lineno, f"{lines[one]}\n{lines[two]}", f"{lines[two]}\n{lines[one]}")
+                yield Fault(sync.lineno, f"{lines[one]}\n{lines[two]}", f"{lines[two]}\n{lines[one]}", True)
 
 
 def _between(

@@ -54,6 +54,12 @@ TARGETS = (
         ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py", "tests/ops/test_transforms.py"),
         8,
     ),
+    Target("retro_kernels/core/plan.py", ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py"), 3),
+    *[
+        Target(f"{OPS}/{op}/call.py", ("tests/ops/test_validation.py", "tests/ops/test_repeated_calls.py"), 2)
+        for op in ("chunked_cross_attention", "leaky_average", "merge_attention")
+        + ("relative_attention", "relative_logits", "topk_chunks")
+    ],
     Target("retro_kernels/compile/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
     Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
     Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
@@ -90,6 +96,10 @@ TARGETS = (
         ("tests/model/test_checkpoint.py", "tests/model/test_sharded_checkpoint.py"),
         3,
     ),
+    Target("retro_model/training/sharded_checkpoint.py", ("tests/model/test_sharded_checkpoint.py",), 3),
+    Target("retro_model/memory_mosaics/cache.py", ("tests/model/memory_mosaics",), 3),
+    Target("retro_model/data/executors.py", ("tests/model/test_shards.py",), 3),
+    Target("retro_model/apps/serve/app.py", ("tests/model/serving/test_app.py", "tests/model/serving/test_load.py"), 4),
     Target("retro_model/training/batches.py", ("tests/model/test_training.py",), 2),
     Target("retro_model/retro/retrieval.py", ("tests/model/test_retro.py", "tests/model/test_cache.py"), 2),
     Target(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from retro_model.data.store import Document, TokenStore, build_store
 
 from .options import Plan
 
+SEARCHED = 256  # held-out chunks that the cost of a search is measured on
 SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
 
 
@@ -79,6 +82,7 @@ def prepare(
         "tokens": store.num_tokens,
         "chunks": len(store),
         "leaks_dropped": sorted(removal.name for removal in leaked.removed),
+        "search_cpu_ms_a_chunk": _cost_of_search(folder / "search.json", held_out, database, plan.neighbours),
         "held_out_documents": len(held_out.documents),
         "held_out_tokens": held_out.num_tokens,
         "held_out_bytes": held_out.num_bytes,
@@ -88,6 +92,15 @@ def prepare(
         },
     }
     return Library(tokenizer, database, held_out, np.asarray(near), leakage, facts)
+
+
+def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k: int) -> float:
+    """CPU milliseconds to embed a chunk and find its neighbours; measured once, kept in a file."""
+    if not path.exists():
+        rows, began = np.arange(min(SEARCHED, len(held_out))), time.process_time()
+        database.search_rows(held_out, rows, k)
+        path.write_text(json.dumps(round(1000 * (time.process_time() - began) / len(rows), 2)))
+    return json.loads(path.read_text())
 
 
 def read_decoder(folder: Path):

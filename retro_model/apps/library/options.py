@@ -60,7 +60,8 @@ def compare() -> argparse.ArgumentParser:
         description="Everything a user could do with a decoder and texts, measured on the same held-out documents.",
     )
     add = made.add_argument
-    add("decoder", type=Path, help="folder of a causal language model and its tokeniser")
+    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser")
+    add("--records", type=Path, nargs="+", metavar="JSON", help="records to show in one picture; nothing is measured")
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
     add("--out", type=Path, default=Path("compare-out"), help="folder for all that is made (default: compare-out)")
     names = ", ".join(CONTENDERS)
@@ -72,6 +73,7 @@ def compare() -> argparse.ArgumentParser:
     add("--steps", type=int, default=Fit.steps, help=f"of what trains (default: {Fit.steps})")
     add("--lr", type=float, default=Fit.max_lr, help=f"of own attention (default: {Fit.max_lr})")
     add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=f"of kNN-LM (default: {DATASTORE_TOKENS})")
+    add("--keep-states", action="store_true", help="of neighbours, on disk, between contenders and calls")
     add("--seed", type=int, default=0)
     return made
 
