@@ -166,8 +166,10 @@ def _moving(problem: type) -> int | None:
 
 
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | None]:
-    """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the
-    call; whether a gradient is wanted; and the position, where it moves and is no part of the key."""
+    """Return (key of the plan, whether a gradient is wanted, the position that moves and is no part of the key).
+
+    The key is None where a mode, transform, tracer or profiler listens.
+    """
     parts: list = [op, backend, configs._epoch]
     add, wanted, plain = parts.append, False, _PLAIN
     if torch.overrides.has_torch_function(call):
