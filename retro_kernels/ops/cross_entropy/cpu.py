@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from ...core import steps
-from ...cpu_lib import empty
+from ...cpu_lib import empty, unsupported_but_float32
+
+unsupported = unsupported_but_float32
 
 
 def forward(call) -> tuple[Tensor]:

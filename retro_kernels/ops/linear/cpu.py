@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ...core import native, steps
-from ...cpu_lib import empty
+from ...cpu_lib import empty, unsupported_but_float32
 
 #: multiply-adds below which a call costs more than the better product gains
 LEAST_MULTIPLY_ADDS = 2**21
 #: rows below which the packed copy of the other matrix costs more than it gains
 LEAST_ROWS = 32
+
+unsupported = unsupported_but_float32
 
 
 def slower(call) -> str | None:

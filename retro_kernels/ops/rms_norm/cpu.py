@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from ...core import steps
-from ...cpu_lib import empty
+from ...cpu_lib import empty, unsupported_but_float32
 
 #: rows whose part of the weight's gradient is summed in one go
 GROUP = 64
 #: elements below which a call costs more than it gains
 LEAST_ELEMENTS = 2**14
+
+unsupported = unsupported_but_float32
 
 
 def slower(call) -> str | None:
