@@ -9,6 +9,7 @@ and called again, the command goes on. The result is for `retro-model ask` and `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -22,6 +23,7 @@ from retro_model import evaluation
 from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve import reader
 from retro_model.base.progress import counting
+from retro_model.retro import OwnAttention
 
 from . import texts
 from .compare import show_line
@@ -66,9 +68,11 @@ def run(
     options = changes(attention, plan.chunk_len, model.config.num_hidden_layers, layers, rank)
     whole = RetrofitForCausalLM.from_decoder(model, **options)
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
-    batches = functools.partial(stream, library, plan, how.batch_size, how.seed)
+    windows = how.windows if attention == "own" else None
+    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, windows=windows)
     whole.save_pretrained(folder / "model")
-    done = fit(whole.model, batches, how, folder / "training", show)
+    with _keeping(whole.model):
+        done = fit(whole.model, batches, how, folder / "training", show)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
     describe(folder, decoder, title, library, plan, "Not scored yet.")  # `serve` takes it from here on
@@ -100,16 +104,22 @@ def run(
     return said
 
 
+def _keeping(model):
+    """A context in which states of neighbours are kept, where a model has any."""
+    return model.keeping() if isinstance(model, OwnAttention) else contextlib.nullcontext()
+
+
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Score the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
-    random = evaluation.random_neighbours(near, library.database, how.seed)
+    random = evaluation.exchanged_neighbours(near, library.held_out, how.seed)
     given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}
     scores = []
-    for name, args in given.items():
-        with counting(f"scoring, {name}") as report:
-            options = windows | {"autocast": how.autocast, "report": report}
-            scores.append(evaluation.score(model, library.held_out, *args, **options))
+    with _keeping(model):
+        for name, args in given.items():
+            with counting(f"scoring, {name}") as report:
+                options = windows | {"autocast": how.autocast, "report": report}
+                scores.append(evaluation.score(model, library.held_out, *args, **options))
     return tuple(scores)
 
 
@@ -140,7 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
         given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out, held_bytes=HELD_BYTES
     )
     rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
-    how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)
+    how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
     try:
         if given.decoder is None:
