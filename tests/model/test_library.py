@@ -11,7 +11,7 @@ import torch
 from retro_model import evaluation, training
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
-from retro_model.apps.library.library import Searched
+from retro_model.apps.library.library import Searched, beginnings
 from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.database import ChunkDatabase
@@ -243,6 +243,14 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
         compare.main(["--out", str(tmp_path)])
 
 
+def test_training_windows_that_recur_begin_documents():
+    store = toys.store([[1] * 8, [2] * 12, [3] * 20, [4] * 16, [5] * 12], 4)
+    firsts = [2, 5, 10, 14]  # of documents that fill a window of twelve tokens
+    drawn = [beginnings(store, 12, 2, seed) for seed in range(20)]
+    assert {row for rows in drawn for row in rows.tolist()} == set(firsts)
+    assert all(len(set(rows.tolist())) == 2 for rows in drawn) and beginnings(store, 12, 5, 0) is None
+
+
 def test_exchanged_neighbours_are_those_of_other_documents():
     store = toys.store([[1] * 8] * 3, 4)  # three documents of two chunks
     near = np.array([[1, 2], [2, -1], [3, 2], [4, 5], [5, 6], [7, 1]])
@@ -266,7 +274,10 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400)
     said = []
     retrofit.run(decoder, tmp_path, plan, Fit(steps=2), rank=2, folder_of_texts=library, show=said.append)
-    assert any(line.startswith("  step 2 of 2") for line in said) and said[-2].startswith("Too few to say")
+    assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
+    seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
+    assert list(seconds) == ["ready", "trained", "scored"]
+    assert 0 < seconds["ready"] <= seconds["trained"] <= seconds["scored"]
     assert not list((tmp_path / "model").glob("decoder*"))
     assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
     reader = open_folder(tmp_path)

@@ -59,6 +59,11 @@ def run(
         raise FileNotFoundError(f"{decoder}: expected the folder of a decoder, with its config.json; none is there")
     if attention not in ATTENTION:
         raise ValueError(f"attention: expected one of {', '.join(ATTENTION)}; got {attention!r}")
+    began, seconds = time.perf_counter(), {}
+
+    def done(stage: str) -> None:
+        seconds[stage] = round(time.perf_counter() - began, 1)
+
     title, documents = texts.read(folder_of_texts, plan.database_bytes)
     show(f"{title}: {len(documents):,} documents")
     rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
@@ -67,17 +72,20 @@ def run(
     torch.manual_seed(how.seed)
     options = changes(attention, plan.chunk_len, model.config.num_hidden_layers, layers, rank)
     whole = RetrofitForCausalLM.from_decoder(model, **options)
+    whole.save_pretrained(folder / "model")
+    library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
+    describe(folder, decoder, title, library, plan, "Not scored yet.")
+    done("ready")
+    show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-model serve {folder}")
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
     windows = how.windows if attention == "own" else None
     batches = functools.partial(stream, library, plan, how.batch_size, how.seed, windows=windows)
-    whole.save_pretrained(folder / "model")
     with _keeping(whole.model):
-        done = fit(whole.model, batches, how, folder / "training", show)
+        training = fit(whole.model, batches, how, folder / "training", show)
     whole.save_pretrained(folder / "model")
-    library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    describe(folder, decoder, title, library, plan, "Not scored yet.")  # `serve` takes it from here on
+    done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
-    began = time.process_time()
+    scoring = time.process_time()
     off, on, random = score(whole.model, library, plan, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out)
     describe(folder, decoder, title, library, plan, said)
@@ -88,18 +96,21 @@ def run(
         "on_minus_random": evaluation.bootstrap(on, random, library.held_out),
         "on_minus_off": evaluation.bootstrap(on, off, library.held_out),
         "verdict": said,
-        "training": done,
-        "scoring_cpu_seconds": time.process_time() - began,
+        "training": training,
+        "scoring_cpu_seconds": time.process_time() - scoring,
         "plan": dataclasses.asdict(plan),
         "fit": dataclasses.asdict(how),
         "library": library.facts,
     }
-    (folder / "retrofit.json").write_text(json.dumps(record, indent=1) + "\n")
+    done("scored")
+    (folder / "retrofit.json").write_text(json.dumps(record | {"seconds": seconds}, indent=1) + "\n")
     for name, bits in record["bits_per_byte"].items():
         show(f"  {name}: {bits:.4f} bits per byte")
     show(said)
     with counting("held-out passages, as the page shows them") as report:
         reader.measure(folder, report)
+    done("shown")
+    show("seconds since the start: " + ", ".join(f"{stage} {passed:.0f}" for stage, passed in seconds.items()))
     show(f"See what it looks up, and change that: retro-model serve {folder}")
     return said
 
