@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
+from retro_model.apps.evaluate import knn_lm
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
 from retro_model.apps.library.library import Searched, beginnings
@@ -18,7 +19,6 @@ from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
-from retro_model.data.tokens import Tokenizer
 from tests.model import toys
 from tests.model.data import random_documents, store_of
 from tests.model.serving import folders
@@ -160,34 +160,6 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert torch.equal(untrained.table, Line().table)
 
 
-def decoder_folder(folder):
-    tokenizer = Tokenizer.train([text for _, _, text in folders.texts()], 400)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
-    )
-    theirs.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        bos_token_id=1,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def text_folder(folder):
-    for number in range(4):
-        for name, _, text in folders.texts():
-            words = text.split()
-            plain = name.replace("<b>", "").rpartition(".")[0]
-            (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
-
-
 NAMES = list(contenders.MAKERS)
 
 
@@ -195,8 +167,8 @@ NAMES = list(contenders.MAKERS)
 def compared(tmp_path_factory):
     """What `compare` left, and its arguments."""
     decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
-    decoder_folder(decoder)
-    text_folder(library)
+    folders.decoder(decoder)
+    folders.text_files(library)
     arguments = [str(decoder), "--texts", str(library), "--out", str(out), "--chunk-len", "8", "--window", "32"]
     arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
     arguments += ["--datastore-tokens", "300", "--random-documents", "2", "--keep-states", "--contenders", *NAMES]
@@ -283,6 +255,14 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     reader = open_folder(tmp_path)
     got = reader.read(reader.passage(reader.start), Options())
     assert np.abs(got.on - got.off).max() > 1e-4
+
+
+def test_commands_over_a_demonstration_refuse_a_retrofit_and_name_what_serves(tmp_path):
+    with pytest.raises(SystemExit, match=r"expected a folder that retro-model demo left, with its results\.json$"):
+        knn_lm.main([str(tmp_path)])
+    (tmp_path / "retrofit.json").write_text("{}")
+    with pytest.raises(SystemExit, match="compare DECODER --contenders alone knn own"):
+        knn_lm.main([str(tmp_path)])
 
 
 def test_the_differences_are_those_of_the_scores(compared):

@@ -134,3 +134,35 @@ def mosaics(path: Path) -> Path:
     )
     folders.keep(path, "mosaics", "Tiny Memory Mosaics", model, tokenizer, held_out(), chunk_len=M, window=96, bos=True)
     return path
+
+
+def decoder(folder: Path) -> None:
+    """A tiny Llama of the Hugging Face library and its tokeniser."""
+    import transformers
+
+    tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
+    )
+    theirs.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        bos_token_id=1,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def text_files(folder: Path) -> None:
+    """The texts, four times each with other words first, as files."""
+    for number in range(4):
+        for name, _, text in texts():
+            words = text.split()
+            plain = name.replace("<b>", "").rpartition(".")[0]
+            (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
