@@ -90,13 +90,11 @@ def in_context(s: Setting) -> Contender:
 
 
 def knn(s: Setting) -> Contender:
-    """kNN-LM over the library's documents that supply most of the neighbours. Its control keeps the contexts and
-    exchanges what followed them."""
+    """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
     library, model = s.library, s.decoder
     documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
     datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
-    shuffled = torch.randperm(len(datastore.values), generator=torch.Generator().manual_seed(0))
-    control = dataclasses.replace(datastore, values=datastore.values[shuffled])
+    control = datastore.shuffled()
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         found = datastore if near is s.near else control
