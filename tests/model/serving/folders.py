@@ -95,24 +95,7 @@ def retro(path: Path) -> Path:
 
 
 def config(vocab_size: int) -> RetroConfig:
-    return RetroConfig(
-        vocab_size,
-        d_model=64,
-        d_ff=64,
-        num_heads=2,
-        head_dim=32,
-        num_layers=2,
-        chunk_len=M,
-        neighbour_len=2 * M,
-        cca_layers=(2,),
-        encoder_layers=1,
-        encoder_d_model=64,
-        encoder_d_ff=64,
-        encoder_heads=2,
-        encoder_head_dim=32,
-        share_embeddings=True,
-        max_len=512,
-    )
+    return RetroConfig.small(vocab_size, 64, 64, 2, num_layers=2, chunk_len=M, share_embeddings=True, max_len=512)
 
 
 def rpt(path: Path) -> Path:
@@ -140,23 +123,15 @@ def decoder(folder: Path) -> None:
     """A tiny Llama of the Hugging Face library and its tokeniser."""
     import transformers
 
+    from tests.model import decoders
+
     tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
     )
     theirs.save_pretrained(folder)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        bos_token_id=1,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    decoders.llama(tokenizer.vocab_size, 3, d_ff=32, longest=256, bos_token_id=1).save_pretrained(folder)
 
 
 def text_files(folder: Path) -> None:
