@@ -54,7 +54,7 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     top = Parser(
         prog="retro-bench",
         description="Are the kernels right, and how fast are they on this machine?",
-        epilog=f"Exit codes: {CODES}.",
+        epilog=f"Exit codes: {CODES}. --version prints the version.",
     )
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     for name in COMMANDS:
@@ -87,6 +87,9 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # advice to whoever configures Triton
     words = sys.argv[1:] if argv is None else argv
+    if words == ["--version"]:
+        print(f"retro-bench {importlib.import_module('retro_kernels').__version__}")
+        return exits.OK
     try:
         for name in plugins(words):  # before the parser is made: its help names their kernels
             load(name)
@@ -94,31 +97,31 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else exits.OK
     except exits.UsageError as e:
-        print(f"bench: {e}", file=sys.stderr)
+        print(f"retro-bench: {e}", file=sys.stderr)
         return exits.USAGE
     try:
         if getattr(arguments, "kernel", ...) is None and arguments.plugin and not getattr(arguments, "launch", None):
             arguments.kernel = tuple(dict.fromkeys(k for name in arguments.plugin for k in registry.BY_PLUGIN[name]))
         return arguments.execute(arguments)
     except SystemExit as e:  # whoever called it, no verdict was reached
-        print(f"bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
+        print(f"retro-bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
     except exits.UsageError as e:
-        print(f"bench: {e}", file=sys.stderr)
+        print(f"retro-bench: {e}", file=sys.stderr)
         return exits.USAGE
     except KeyboardInterrupt:
-        print("bench: interrupted; what was measured is in the file", file=sys.stderr)
+        print("retro-bench: interrupted; what was measured is in the file", file=sys.stderr)
         return exits.NOTHING_MEASURED
     except BrokenPipeError:  # nobody reads on, so nobody has seen a verdict
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.INCONCLUSIVE
     except OSError as e:  # a file that can't be read or written
-        print(f"bench: {e}", file=sys.stderr)
+        print(f"retro-bench: {e}", file=sys.stderr)
         return exits.USAGE
     except Exception:  # Python's own exit code would be 1: a regression, which nobody has seen
         traceback.print_exc()
-        print("bench: a fault of the harness; no verdict on any kernel", file=sys.stderr)
+        print("retro-bench: a fault of the harness; no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -79,7 +80,7 @@ def draw(data: torch.Generator, batch: int = 8) -> tuple[Tensor, Tensor, Tensor]
     return tokens, neighbours, random
 
 
-def loss_of(model: nn.Module, tokens: Tensor, neighbours: Tensor) -> Tensor:
+def loss_of(model: Callable[..., Tensor], tokens: Tensor, neighbours: Tensor) -> Tensor:
     """Nats a token, of the tokens that a neighbour holds: all after the first chunk."""
     logits = model(tokens, neighbours)[:, CHUNK - 1 : -1]
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, CHUNK:].flatten())

@@ -51,7 +51,7 @@ HELP = "\n".join(
         "",
         *(f"  {name:<12}{command.about}" for name, command in COMMANDS.items()),
         "",
-        "retro-model COMMAND --help lists a command's options.",
+        "retro-model COMMAND --help lists a command's options, retro-model --version the version.",
     ]
 )
 
@@ -68,11 +68,16 @@ def main(arguments: list[str]) -> None:
         print(HELP)
         sys.exit(0 if arguments else 2)
     name, *rest = arguments
+    if name == "--version":
+        from retro_kernels import __version__
+
+        print(f"retro-model {__version__}")
+        return
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         sys.exit(
             f"retro-model: expected one of {', '.join(COMMANDS)}; got {name}"
-            + f" (did you mean {near[0]}?)" * bool(near)
+            + "".join(f" (did you mean {one}?)" for one in near)
         )
     if (
         COMMANDS[name].options
@@ -85,7 +90,11 @@ def main(arguments: list[str]) -> None:
 
 def command() -> None:
     """The console script `retro-model`."""
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("retro-model: stopped; the same command goes on with what was saved", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from retro_kernels.core import eager
 from retro_kernels.testing import inputs
 from tests import browser
 
+os.environ.pop("COLUMNS", None)  # tables are as wide as they are, whatever terminal runs the tests
+
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
 if INTERPRETER:

@@ -1,10 +1,15 @@
 """`retro-model`: help that comes at once, one program name, and errors before anything heavy is loaded."""
 
+import importlib.util
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from bench.__main__ import main as harness
+from retro_kernels import __version__
 from retro_model import __main__ as program
 
 LIGHT = [name for name, command in program.COMMANDS.items() if command.options]
@@ -48,12 +53,48 @@ def test_subcommands_too(sub):
 def test_a_command_that_is_not_there_names_the_nearest(capsys):
     with pytest.raises(SystemExit, match=r"expected one of demo.*got dmo \(did you mean demo\?\)"):
         program.main(["dmo"])
+    with pytest.raises(SystemExit, match=r"expected one of demo.*got xyz$"):
+        program.main(["xyz"])
     with pytest.raises(SystemExit) as stopped:
         program.main([])
     assert stopped.value.code == 2 and "usage: retro-model" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
+    def stopped(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "main", stopped)
+    with pytest.raises(SystemExit) as end:
+        program.command()
+    assert end.value.code == 130 and "goes on with what was saved" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_a_commands_parser_is_the_one_that_it_runs_with(name):
     parser = program.parser(name)
     assert parser.prog == f"retro-model {name}" and parser.description
+
+
+def test_the_version_is_one_everywhere(capsys):
+    """The programs, the changelog's first release, the citation, the header of each page and the index."""
+    root = Path(__file__).resolve().parent.parent
+    program.main(["--version"])
+    assert harness(["--version"]) == 0
+    assert capsys.readouterr().out == f"retro-model {__version__}\nretro-bench {__version__}\n"
+    newest, dated = re.search(
+        r"^## (\S+)(?: - (\d{4}-\d\d-\d\d))?$", (root / "CHANGELOG.md").read_text(), re.M
+    ).groups()
+    assert newest == __version__ and dated
+    citation = (root / "CITATION.cff").read_text()
+    assert f"version: {__version__}\n" in citation and f'date-released: "{dated}"' in citation
+    assert f"site_name: retro-kernels {__version__} " in (root / "mkdocs.yml").read_text()
+    assert f"version {__version__};" in (root / "docs" / "index.md").read_text()
+
+
+def test_what_the_changelog_calls_removed_is_gone():
+    text = (Path(__file__).resolve().parent.parent / "CHANGELOG.md").read_text()
+    rows = re.findall(r"^\| (`retro_model\..*?) \|", text.partition("### Removed")[2].partition("### Added")[0], re.M)
+    names = [name for row in rows for name in re.findall(r"`(.*?)`", row)]
+    full = ["retro_model" + name if name.startswith(".") else name for name in names]
+    assert len(full) == 10 and not [name for name in full if importlib.util.find_spec(name)]

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from retro_kernels import __version__
+from tests.bench import foreign
+
 ROOT = Path(__file__).resolve().parent.parent
 
 pytest.importorskip("build")
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs a C++ compiler and a git checkout",
 )
 
+BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 CODE = """
 import torch, retro_kernels as rk, retro_model._text, retro_bench
 query, key, value = torch.randn(1, 8, 2, 16), torch.randn(1, 2, 2, 8, 2, 16), torch.randn(1, 2, 2, 8, 2, 16)
@@ -57,15 +61,34 @@ def test_sdist_holds_what_a_build_needs(sdist):
     assert not [name for name in names if name.endswith((".so", ".o", ".jsonl"))]
 
 
-def test_wheel_works_outside_the_tree(sdist, tmp_path):
-    # one instruction set, not optimised: this is about what is in the package, and takes seconds
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory) -> Path:
+    """Built from the source distribution: one instruction set, not optimised. What is in the package is at stake."""
     settings = {**os.environ, "RETRO_KERNELS_ISAS": "portable", "CXXFLAGS": "-O0 -w"}
+    folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
         safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python has it from 3.11.4 on
-        archive.extractall(tmp_path, **safely)
-    (source,) = tmp_path.glob("retro_kernels-*")
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, source, env=settings)
-    (wheel,) = tmp_path.glob("*.whl")
+        archive.extractall(folder, **safely)
+    (source,) = folder.glob("retro_kernels-*")
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, source, env=settings)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Path:
+    """A fresh environment with the wheel; torch and its like from here, as a folder on the path."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "here.pth").write_text(sysconfig.get_paths()["purelib"])  # an editable install there stays out
+    return folder
+
+
+def test_what_the_wheel_holds(wheel):
+    assert wheel.name.startswith(f"retro_kernels-{__version__}-")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "retro_kernels/py.typed",
@@ -77,19 +100,25 @@ def test_wheel_works_outside_the_tree(sdist, tmp_path):
     } <= names
     assert not [name for name in names if name.startswith(("bench/", "tests/", "csrc/", "docs/", "examples/"))]
 
-    environment = tmp_path / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", environment)
-    python = environment / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
-    (packages,) = environment.glob("lib/python*/site-packages")
-    # torch and its like from here, as a folder on the path: an editable install of this tree there stays out
-    (packages / "here.pth").write_text(sysconfig.get_paths()["purelib"])
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    assert all(str(environment) in line for line in run(python, "-c", CODE, cwd=outside, env=bare).split())
-    assert "chunked_cross_attention" in run(environment / "bin" / "retro-bench", "list", cwd=outside, env=bare)
-    assert "demo" in run(environment / "bin" / "retro-model", "--help", cwd=outside, env=bare)
+
+def test_it_works_outside_the_tree(environment, tmp_path):
+    def outside(program, *arguments):
+        return run(environment / "bin" / program, *arguments, cwd=tmp_path, env=BARE)
+
+    assert all(str(environment) in line for line in outside("python", "-c", CODE).split())
+    for program in ("retro-bench", "retro-model"):
+        assert outside(program, "--version") == f"{program} {__version__}\n"
+    assert "chunked_cross_attention" in outside("retro-bench", "list")
+    assert "demo" in outside("retro-model", "--help")
+
+
+def test_the_installed_gate_serves_a_repository(environment, tmp_path):
+    """A wrong result is red in a repository that has nothing of this tree; `tests.bench.foreign` shows the rest."""
+    repository = foreign.repository(tmp_path / "repository")
+    foreign.plant(repository, "wrong result")
+    cheap = ("--root", str(repository), "--no-static", "--pairs", "1", "--threads", "1")
+    done = foreign.gate(repository, *cheap, installed=environment / "bin" / "retro-bench")
+    assert done.returncode == 2 and "decay/cxx/rows/float32/fwd" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_tree_without_its_sources_is_refused(tmp_path):

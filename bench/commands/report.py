@@ -25,7 +25,7 @@ def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
         print(
-            f"bench: the records are of different machines, whose times are never put into one table or history: {why}",
+            f"retro-bench: the records are of different machines, whose times never share a table or history: {why}",
             file=sys.stderr,
         )
         return exits.INCONCLUSIVE

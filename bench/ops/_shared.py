@@ -22,6 +22,8 @@ BIASES = ("rel_key", "rel_query", "content_bias", "position_bias")
 TRANSFORMER_XL = ("rel_key", "content_bias", "position_bias")
 #: retrieval scores are wanted in the type of the stored embeddings: float32 on CPUs, all three on GPUs
 EMBEDDINGS = {"cpu": ("float32",), "cuda": DTYPES["cuda"]}
+#: ops whose kernels are for one type
+FLOAT32 = {"cpu": ("float32",), "cuda": ("float32",)}
 RETRO, RPT = "arXiv 2112.04426", "arXiv 2306.13421"
 MOSAICS = "arXiv 2405.06394"
 
@@ -30,6 +32,11 @@ SHARE = 0.9  # of a mask that is True
 LSE_BYTES = 4  # float32
 CONTENT_BACKWARD = 2.5  # recomputed logits, dP, dV, dQ, dK for logits and output
 POSITION_BACKWARD = 3.0  # recomputed logits, d(query), d(rel_key)
+
+
+def gpu(memory_gib: int) -> dict[str, Any]:
+    """Fields of a case for GPUs alone that needs so much memory."""
+    return {"devices": CUDA, "memory_gib": memory_gib}
 
 
 def public(name: str, **fixed) -> Later:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ def of(records: list[dict[str, Any]], folder: Path = KEPT) -> dict[str, tuple[fl
     wanted = {_processor(one) for one in records}
     ratios: dict[str, list[float]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        try:
-            kept = [one for one in record.read(path) if one["time"] and _processor(one) in wanted]
-        except record.BadRecord:  # predictions lie there too
-            continue
+        kept = [one for one in _timed(path, path.stat().st_mtime_ns) if _processor(one) in wanted]
         for row in summary.rows(list(record.latest(kept).values())):
             if row.rival_speedup is not None:
                 ratios.setdefault(row.record["id"], []).append(row.rival_speedup)
     return {name: (min(values), max(values)) for name, values in ratios.items() if len(values) > 1}
+
+
+@functools.lru_cache(128)
+def _timed(path: Path, changed: int) -> list[dict[str, Any]]:
+    """Return the timed records of a file; none of a file of predictions, which lie there too."""
+    try:
+        return [one for one in record.read(path) if one["time"]]
+    except record.BadRecord:
+        return []
 
 
 def _processor(one: dict[str, Any]) -> tuple:

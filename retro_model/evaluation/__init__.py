@@ -14,7 +14,7 @@ knn_lm.py     the paper's baseline
 tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrations.lm_eval`)
 """
 
-from .in_context import random_neighbours, score_in_context
+from .in_context import exchanged_neighbours, random_neighbours, score_in_context
 from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, WindowLeaks, curve, leakage, window_leaks
 from .outcome import gain_of_retrieval, gains, plot_gains, verdicts
 from .results import bootstrap, plot, table
@@ -30,6 +30,7 @@ __all__ = [
     "bits_per_byte",
     "bootstrap",
     "curve",
+    "exchanged_neighbours",
     "gain_of_retrieval",
     "gains",
     "leakage",

@@ -16,7 +16,15 @@ from retro_model.data.tokens import BOS
 from retro_model.training import Batch, batch_loss, check_neighbours, visible
 
 from .decoders import as_ours
-from .scoring import Job, Scores, batches_of_windows, check_sizes, counted_scores, evaluating
+from .scoring import (
+    Job,
+    Scores,
+    batches_of_windows,
+    check_sizes,
+    counted_scores,
+    document_rows,
+    evaluating,
+)
 
 
 def random_neighbours(neighbours: np.ndarray, database, seed: int = 0) -> np.ndarray:
@@ -29,6 +37,25 @@ def random_neighbours(neighbours: np.ndarray, database, seed: int = 0) -> np.nda
     neighbours = np.asarray(neighbours)
     drawn = np.random.default_rng(seed).integers(len(database), size=neighbours.shape)
     return np.where(neighbours < 0, -1, drawn)
+
+
+def exchanged_neighbours(neighbours: np.ndarray, store, seed: int = 0) -> np.ndarray:
+    """The control of retrieval with passages that are read anyway: each document has neighbours of other documents'
+    chunks in place of its own, drawn at random, none that its own chunks have.
+
+    neighbours: ids, -1: none, which stays. Returns: int64 of the same shape.
+    Raises: ValueError where a document has neighbours and no other document has any that it lacks.
+    """
+    neighbours, owner = np.asarray(neighbours), np.asarray(store.chunk_doc)
+    drawn, random = np.full(neighbours.shape, -1, np.int64), np.random.default_rng(seed)
+    for first, end in document_rows(store):
+        mine = neighbours[first:end]
+        others = np.setdiff1d(neighbours[owner != owner[first]], np.append(mine, -1))
+        if not len(others) and (mine >= 0).any():
+            raise ValueError("neighbours: expected other documents' to exchange; got none that a document lacks")
+        if len(others):
+            drawn[first:end] = np.where(mine < 0, -1, random.choice(others, size=mine.shape))
+    return drawn
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +63,11 @@ class TokenDatastore:
             stream.update(self.keys[first : first + KEYS_AT_ONCE][None])
         ids = stream.result()[1][0].long()
         return (queries[:, None].float().cpu() - self.keys[ids]).square().sum(-1), self.values[ids]
+
+    def shuffled(self, seed: int = 0) -> TokenDatastore:
+        """Return the control: the same contexts, each followed by the token of another one drawn at random."""
+        order = torch.randperm(len(self.values), generator=torch.Generator().manual_seed(seed))
+        return replace(self, values=self.values[order])
 
 
 def score_knn(

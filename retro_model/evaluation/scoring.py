@@ -117,14 +117,14 @@ def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode; encodings of neighbours are kept, for windows overlap and retrieve the same again. Yields the
-    model's device."""
+    """Evaluation mode; encodings of neighbours are kept, for windows overlap and retrieve the same again, unless the
+    caller keeps them already. Yields the model's device."""
     training = model.training
     model.eval()
     try:
         with contextlib.ExitStack() as stack:
             for module in model.modules():
-                if isinstance(module, (NeighbourEncoder, OwnAttention)):
+                if isinstance(module, (NeighbourEncoder, OwnAttention)) and not module.keeps:
                     stack.enter_context(module.keeping())
             yield next(model.parameters()).device
     finally:

@@ -154,6 +154,11 @@ class NeighbourEncoder(nn.Module):
             steps.remove()
             self._kept = before
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what was read of neighbours is kept from call to call."""
+        return self._kept is not None
+
     def train(self, mode: bool = True) -> NeighbourEncoder:
         if mode and self._kept is not None:
             self._kept.forget()

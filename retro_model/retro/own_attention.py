@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +23,8 @@ from . import attention_hook
 from .cache import left_mask
 from .decoders import base_of
 from .frozen_decoder import FrozenDecoder, RetrofitCache
-from .own_pass import Attending, Reading, Turns, slots
-from .recurring import Readings, Sharing, fingerprint, row_keys
+from .own_pass import Attending, Read, Reading, Turns, slots
+from .recurring import Readings, Sharing, Shelf, digest, fingerprint, row_keys
 
 #: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
 #: positions. Decoders that are not here place tokens in other ways (ALiBi, paired rotary entries, bases by layer) or
@@ -129,20 +131,32 @@ class OwnAttention(FrozenDecoder):
         self._kept: Readings | None = None
 
     @contextlib.contextmanager
-    def keeping(self, max_bytes: int = 2**30) -> Iterator[Readings]:
+    def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[Readings]:
         """Context manager: the states of neighbours are kept from call to call, at most `max_bytes` of them; those
         asked for longest ago go first. They are forgotten when a weight of the decoder changes.
+
+        folder: all that is read is also written there, `neighbour_bytes()` for each distinct neighbour, and found there
+        by later processes that have the same decoder, layers and sink token. Nothing there is ever dropped.
 
         Example:
             with model.keeping() as kept:
                 logits = [model(tokens, neighbours) for tokens, neighbours in batches]
             print(kept.found, kept.read)  # distinct neighbours of each call that were kept, and that were not
         """
-        before, self._kept = self._kept, Readings(max_bytes)
+        shelf = None
+        if folder is not None:
+            name = digest([self.decoder], self.config.cca_layers, self.config.sink_token)
+            shelf = Shelf(Path(folder) / name, next(self.decoder.parameters()).dtype, fingerprint([self.decoder]))
+        before, self._kept = self._kept, Readings(max_bytes, shelf)
         try:
             yield self._kept
         finally:
             self._kept = before
+
+    @property
+    def keeps(self) -> bool:
+        """Whether states of neighbours are kept from call to call."""
+        return self._kept is not None
 
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
         """Bytes that the states of one neighbour take."""
@@ -167,9 +181,15 @@ class OwnAttention(FrozenDecoder):
         states = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
-            base(part, use_cache=False, **{attention_hook.ARGUMENT: Reading(self.layers, into)})
+            with contextlib.suppress(Read):
+                base(part, use_cache=False, **{attention_hook.ARGUMENT: Reading(self.layers, into)})
         self.seconds["reading"] += time.perf_counter() - began
         return states
+
+    def read(self, neighbours: Tensor) -> None:
+        """Reads neighbours int64 [S,R] ahead of the calls that need them, within `keeping`."""
+        for part in neighbours.split(max(1, READ_TOKENS // neighbours.shape[1])):
+            self._pool(part)
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
         """States [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and which of them each row has, [S]."""

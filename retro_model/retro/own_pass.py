@@ -13,9 +13,16 @@ import retro_kernels as rk
 from retro_model.base import transfer
 
 
+class Read(Exception):
+    """Ends the pass that reads neighbours: no layer above has anything to add."""
+
+
 class Reading:
     """The pass in which the decoder reads neighbours: keeps the keys and values of each attending layer, without those
-    of the first token. See `attention_hook.LayerPass`."""
+    of the first token. See `attention_hook.LayerPass`.
+
+    Raises: Read, from the last attending layer, once its keys and values are there.
+    """
 
     def __init__(self, layers: dict[int, int], into: Tensor):
         self.layers, self.into = layers, into  # [U,A,2,R,G,D]
@@ -23,6 +30,8 @@ class Reading:
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> None:
         """The attention itself stays the decoder's."""
         self.into[:, place, 0], self.into[:, place, 1] = key[:, 1:], value[:, 1:]
+        if place == len(self.layers) - 1:
+            raise Read
 
 
 class Slots(NamedTuple):

@@ -7,10 +7,14 @@ one document retrieve the same neighbours again and again, and so do overlapping
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,13 +49,59 @@ def fingerprint(modules: Iterable[nn.Module]) -> Hashable | None:
     return tuple((id(w), w.data_ptr(), w.dtype, w._version) for w in weights)
 
 
+def digest(modules: Iterable[nn.Module], *facts: object) -> str:
+    """The digest of weights by their bytes, and of facts by what they print as: the same in every process."""
+    made = hashlib.sha256(repr(facts).encode())
+    for module in modules:
+        for weight in (*module.parameters(), *module.buffers()):
+            made.update(f"{weight.dtype}{list(weight.shape)}".encode())
+            made.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return made.hexdigest()
+
+
+class Shelf:
+    """Folder of encodings of neighbours, a file each; what one process has read another finds.
+
+    A file appears whole or not at all. Nothing is ever dropped.
+
+    Args:
+        folder: of the weights that it stands for. state: see `fingerprint`; with another it stands for nothing.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, state: Hashable):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.dtype, self.state = folder, dtype, state
+
+    def stands_for(self, state: Hashable) -> bool:
+        """Whether weights in that state are those of the folder."""
+        return state == self.state
+
+    def get(self, key: bytes) -> Tensor | None:
+        """The encoding; None where there is none."""
+        try:
+            return torch.from_numpy(np.load(self._path(key), allow_pickle=False)).view(self.dtype)
+        except FileNotFoundError:
+            return None
+
+    def put(self, key: bytes, reading: Tensor) -> None:
+        """Writes an encoding, which lies in the host's memory."""
+        part = self.folder / f"part-{os.getpid()}-{threading.get_ident()}.npy"
+        np.save(part, reading.contiguous().view(torch.uint8).numpy())
+        part.replace(self._path(key))
+
+    def _path(self, key: bytes) -> Path:
+        return self.folder / f"{hashlib.sha256(key).hexdigest()}.npy"
+
+
 class Readings:
     """LRU cache of encodings of neighbours, of at most `max_bytes`; the least recently used go
     first.
+
+    shelf: keeps all that is read, on disk.
     """
 
-    def __init__(self, max_bytes: int):
-        self.max_bytes, self.bytes = max_bytes, 0
+    def __init__(self, max_bytes: int, shelf: Shelf | None = None):
+        self.max_bytes, self.bytes, self.shelf = max_bytes, 0, shelf
         self.state: Hashable = None  # of whatever the readings depend on beside the tokens
         self.found = self.read = 0  # distinct neighbours that were here, and that were not
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
@@ -81,6 +131,11 @@ class Readings:
             here = {key: self._kept[key] for key in keys if key in self._kept}
             for key in here:
                 self._kept.move_to_end(key)
+            if self.shelf is not None and self.shelf.stands_for(state):
+                there = {key: self.shelf.get(key) for key in keys if key not in here}
+                there = {key: reading for key, reading in there.items() if reading is not None}
+                self._add(there)
+                here |= there
             self.found += len(here)
             self.read += len(keys) - len(here)
             return here
@@ -90,12 +145,18 @@ class Readings:
         with self._lock:
             if state != self.state:
                 return
-            for key, reading in zip(keys, readings.detach()):
-                if key not in self._kept and reading.nbytes <= self.max_bytes:
-                    self._kept[key] = reading.clone()
-                    self.bytes += reading.nbytes
-            while self.bytes > self.max_bytes:
-                self.bytes -= self._kept.popitem(last=False)[1].nbytes
+            if self.shelf is not None and self.shelf.stands_for(state):
+                for key, reading in zip(keys, readings.detach().cpu()):
+                    self.shelf.put(key, reading)
+            self._add(dict(zip(keys, readings.detach())))
+
+    def _add(self, readings: dict[bytes, Tensor]) -> None:
+        for key, reading in readings.items():
+            if key not in self._kept and reading.nbytes <= self.max_bytes:
+                self._kept[key] = reading.clone()
+                self.bytes += reading.nbytes
+        while self.bytes > self.max_bytes:
+            self.bytes -= self._kept.popitem(last=False)[1].nbytes
 
 
 class Sharing:
@@ -105,7 +166,7 @@ class Sharing:
         first = {}
         for row, key in enumerate(keys):
             first.setdefault(key, row)
-        self.kept, self.state = kept, state
+        self.kept, self.state, self.device = kept, state, device
         self.known = {} if kept is None else kept.known(list(first), state)
         self.new = [key for key in first if key not in self.known]
         place = {key: at for at, key in enumerate((*self.new, *self.known))}
@@ -120,7 +181,8 @@ class Sharing:
             if read is not None:
                 self.kept.keep(self.new, read, self.state)
             if self.known:
-                parts.append(torch.stack(list(self.known.values())))
+                here = [reading.to(self.device) for reading in self.known.values()]  # a shelf's are the host's
+                parts.append(torch.stack(here))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def spread(self, read: Tensor) -> Tensor:

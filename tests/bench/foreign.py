@@ -1,11 +1,17 @@
-"""A repository of somebody else's: one C++ kernel and one Triton kernel, registered with the harness by a plug-in."""
+"""A repository of somebody else's: one C++ kernel and one Triton kernel, registered with the harness by a plug-in.
+
+`python -m tests.bench.foreign` plants four faults in it, then runs `ab` on an empty change --same times, and counts.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -140,8 +146,42 @@ def restore(folder: Path) -> None:
     subprocess.run([*GIT, "-C", str(folder), "checkout", "-q", "."], check=True)
 
 
-def gate(folder: Path, *more: str) -> subprocess.CompletedProcess:
-    """`retro-bench ab` in the repository, its working tree against the commit."""
+def bench(folder: Path, *words: str, installed: Path | None = None) -> subprocess.CompletedProcess:
+    """`retro-bench` in the repository; installed: the program of a wheel, this tree otherwise."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")}
-    command = [sys.executable, "-m", "bench", "ab", "--plugin", "plug", "--base", "HEAD", "--build", BUILD, *more]
-    return subprocess.run(command, cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    environ |= {} if installed else {"PYTHONPATH": str(ROOT)}
+    program = [str(installed)] if installed else [sys.executable, "-m", "bench"]
+    return subprocess.run([*program, *words], cwd=folder, env=environ, capture_output=True, text=True)
+
+
+def gate(folder: Path, *more: str, installed: Path | None = None) -> subprocess.CompletedProcess:
+    """`retro-bench ab` in the repository, its working tree against the commit."""
+    given = ("--plugin", "plug", "--base", "HEAD", "--build", BUILD, *more)
+    return bench(folder, "ab", *given, installed=installed)
+
+
+def main() -> int:
+    """Print the exit code of every run of the gate, and how many were as they should be; 1 if any was not."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
+    parser.add_argument("--same", type=int, default=20, metavar="N", help="runs on an empty change (default 20)")
+    parser.add_argument("--installed", type=Path, metavar="PROGRAM", help="retro-bench of a wheel, not of this tree")
+    options, wrong = parser.parse_args(), 0
+    with tempfile.TemporaryDirectory() as made:
+        folder = repository(Path(made) / "repository")
+        for fault in (*FAULTS, *["nothing"] * options.same):
+            code, words = FAULTS[fault][3:] if fault in FAULTS else (0, "0 of 1 launches differ")
+            if fault in FAULTS:
+                plant(folder, fault)
+            begun = time.monotonic()
+            done = gate(folder, "--threads", "1", installed=options.installed)
+            right = done.returncode == code and words in done.stdout
+            wrong += not right
+            said = "as expected" if right else f"expected {code}\n{done.stdout}{done.stderr}"
+            print(f"{fault}: exit code {done.returncode}, {time.monotonic() - begun:.0f} s, {said}", flush=True)
+            restore(folder)
+    print(f"{len(FAULTS) + options.same - wrong} of {len(FAULTS) + options.same} as expected")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

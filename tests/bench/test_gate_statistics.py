@@ -100,9 +100,9 @@ def test_more_pairs_are_taken_of_wide_intervals_alone_and_a_refusal_stays():
 def test_only_what_may_have_changed_is_controlled(slowdown, asked, monkeypatch):
     rng, seen = random.Random(7), []
 
-    def sampled(base, head, items, threads, check, say, worker_pairs):
-        seen.append(f"{base}-{head}")
-        return {item: batch(rng, slowdown if head != base else 1.0) for item in items}
+    def sampled(base, other, items, threads, check, say, worker_pairs, head):
+        seen.append(f"{base}-{other}")
+        return {item: batch(rng, slowdown if other != base else 1.0) for item in items}
 
     monkeypatch.setattr(ab, "batch", sampled)
     (outcome,) = ab.compare("a", "b", ["item"], 1, lambda text: None)

@@ -143,7 +143,7 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
     from retro_model.apps.demo.plan import SMOKE
 
     monkeypatch.setattr(command, "draw_sample", lambda *_: None)
-    monkeypatch.setattr(command, "speeds", lambda *_: {})
+    monkeypatch.setattr(command, "speeds", lambda *_, **__: {})
 
     plan = dataclasses.replace(SMOKE, steps=1, warmup_steps=0, database_bytes=100_000, train_bytes=60_000)
     results = command.run(tmp_path, plan, quiet=True)
@@ -171,5 +171,8 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluation.knn_lm, "SHARPNESS", (1.0,))
     knn_lm.main([str(tmp_path), "--documents", "4", "-k", "3"])
     beside = json.loads((tmp_path / "knn-lm.json").read_text())
-    assert len(beside) == 5 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
+    assert len(beside) == 7 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
     assert beside["RETRO on, 2 neighbours"]["bits_per_byte"] == pytest.approx(found["RETRO"])
+    assert beside[command.RANDOM]["bits_per_byte"] == pytest.approx(bpb[command.RANDOM])
+    assert beside["RETRO on, 2 neighbours"]["gain"] in results["verdicts"]  # of what is found, minus its control
+    assert "random neighbours" in beside[knn_lm.TUNED]["gain"] and knn_lm.SHUFFLED in beside

@@ -1,6 +1,7 @@
 """A retrofitted decoder in the Hugging Face library's hands: Trainer, generate, save_pretrained."""
 
 import copy
+import hashlib
 import json
 import pickle
 import warnings
@@ -210,6 +211,9 @@ def test_weights_of_another_shape_are_named(tmp_path):
     weights = safetensors.load_file(file)
     name = min(weights)
     safetensors.save_file(weights | {name: torch.zeros(3, 3)}, file)
+    config = json.loads((tmp_path / "config.json").read_text())  # the digest is right: its writer kept it up to date
+    config["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=rf"folder: expected {name} \[.*\]; got \[3, 3\]"):
         RetrofitForCausalLM.from_pretrained(tmp_path)
 

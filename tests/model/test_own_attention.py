@@ -218,6 +218,57 @@ def test_each_distinct_neighbour_is_read_once_and_kept():
         assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), changed)
 
 
+@torch.no_grad()
+def test_neighbours_are_read_up_to_the_last_layer_that_attends():
+    _, model = own("Llama", cca_layers=(1, 2))
+    neighbours = batch()[1]
+    entered, left = [], []
+    for place, layer in enumerate(model.decoder.model.layers):
+        layer.register_forward_pre_hook(lambda *_, place=place: entered.append(place))
+        layer.mlp.register_forward_hook(lambda *_, place=place: left.append(place))
+    model.neighbour_states(neighbours.flatten(0, 2))
+    assert (entered, left) == ([0, 1], [0])
+
+
+def count_reads(model) -> list[int]:
+    """How many neighbours each later call reads."""
+    rows, states = [], model.neighbour_states
+    model.neighbour_states = lambda neighbours: rows.append(len(neighbours)) or states(neighbours)
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_states_on_disk_are_found_by_the_same_decoder_and_layers_alone(dtype, tmp_path):
+    def made(**changes):
+        model = own("Llama", **changes)[1].to(dtype)
+        return model, count_reads(model)
+
+    tokens, neighbours, mask = batch()
+    live = len(neighbours[mask.any(-1)].unique(dim=0))
+    model, reads = made()
+    with model.keeping(0, tmp_path):  # nothing in memory
+        want = model(tokens, neighbours, neighbour_mask=mask)
+        assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want) and reads == [live]
+        folder = next(tmp_path.iterdir())
+        held = [path.stat().st_size for path in folder.iterdir()]
+        assert len(held) == live and all(0 < size - model.neighbour_bytes() < 256 for size in held)
+        model.decoder.model.embed_tokens.weight.mul_(1.5)  # another decoder: the folder does not stand for it
+        for _ in range(2):
+            model(tokens, neighbours, neighbour_mask=mask)
+        assert reads == [live] * 3 and len(list(folder.iterdir())) == live
+    again, reads = made()
+    with again.keeping(folder=tmp_path) as kept:
+        again.read(neighbours[mask.any(-1)])
+        assert torch.equal(again(tokens, neighbours, neighbour_mask=mask), want)
+        assert not reads and kept.bytes == live * again.neighbour_bytes()
+    for changes in ({"cca_layers": (1, 3)}, {"sink_token": 7}):
+        other, reads = made(**changes)
+        with other.keeping(folder=tmp_path):
+            other(tokens, neighbours, neighbour_mask=mask)
+        assert reads == [live]
+
+
 @pytest.mark.parametrize("name", ["Llama", "Mistral window", "GPT2", "GPTNeoX"])
 @pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=str)
 @torch.no_grad()

@@ -123,7 +123,7 @@ def test_the_plan_is_printed_for_documents_and_machines(capsys, tmp_path):
     with pytest.raises(SystemExit, match="give --chunks, --documents or --synthetic"):
         command.main(["plan"])
     (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"report\.json: expected the report of a build"):
+    with pytest.raises(SystemExit, match=r"report\.json: expected the report of a build"):
         command.main(["plan", "--chunks", "10", "--rates", str(tmp_path / "report.json")])
 
 

@@ -169,6 +169,11 @@ def test_knn_lm_remembers(tmp_path):
     assert alpha_of_distances(TokenDatastore(keys, torch.zeros(4)), k=2) == pytest.approx(1 / 3)
     per_token = (seen.nats.sum() - math.log(V)) / (seen.tokens.sum() - 1)  # its first token has no context
     assert per_token < -math.log(0.9) + 0.01 and typical_alpha(datastore) > 0
+    control = datastore.shuffled()  # the same contexts and tokens, each token elsewhere
+    assert control.keys is datastore.keys and not torch.equal(control.values, datastore.values)
+    assert torch.equal(control.values.sort().values, datastore.values.sort().values)
+    lost = score_knn(model, control, new, mixture=0.9, alpha=1e4, k=2, documents=[3], **options)
+    assert lost.nats.sum() > seen.nats.sum() + 10
     with pytest.raises(ValueError, match="mixture: expected a share"):
         score_knn(model, datastore, new, mixture=1.0, **options)
     with pytest.raises(ValueError, match="k: expected from 1 to"):

@@ -15,6 +15,7 @@ import dataclasses
 import io
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -198,9 +199,13 @@ def draw_sample(retro: Retro, corpus: Corpus, plan: Plan, folder: Path, console:
     console.print(colouring.to_terminal(rows, decode, title=title))
 
 
-def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int = 32) -> dict[str, dict[str, float]]:
+def speeds(
+    retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int = 32, report: Callable = lambda *_: None
+) -> dict[str, dict[str, float]]:
     """Tokens per second of training (forward, backward, optimiser)
     and of decoding (batch 4, neighbours at hand), by backend.
+
+    report: called with the measurements done and their number.
     """
     device, settings = (
         next(retro.parameters()).device,
@@ -225,10 +230,13 @@ def speeds(retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int 
         def decode_once(model=model, at_hand=at_hand):
             generate(model, prompts, new_tokens, retrieve=at_hand)
 
-        rates[name] = {
-            "training": plan.batch_size * plan.window / _seconds(train_once, device),
-            "decoding": 4 * new_tokens / _seconds(decode_once, device),
-        }
+        rates[name] = {}
+        for what, tokens, once in (
+            ("training", plan.batch_size * plan.window, train_once),
+            ("decoding", 4 * new_tokens, decode_once),
+        ):
+            rates[name][what] = tokens / _seconds(once, device)
+            report(sum(map(len, rates.values())), 4)
     return rates
 
 
@@ -313,8 +321,8 @@ def run(
     with stage(console, timings, "a sample"):
         draw_sample(models["RETRO"], corpus, plan, folder, console, seed)
     if compares:
-        with stage(console, timings, "speed of the backends"):
-            results["speeds"] = speeds(models["RETRO"], corpus, plan, seed)
+        with stage(console, timings, "speed of the backends"), counting("measurements", quiet) as report:
+            results["speeds"] = speeds(models["RETRO"], corpus, plan, seed, report=report)
     for table in _tables(results, scores, leakage):
         console.print(table)
     for sentence in results["verdicts"]:

@@ -3,8 +3,8 @@
     retro-model compare DECODER --texts DIR --out compare-out
 
 Alone, with longer windows, neighbours in its context, kNN-LM, RETRO's new layers, its own attention: bits per byte,
-the difference with its interval over documents, the same with random neighbours, and what it costs. A contender that is
-scored is kept: stopped and called again, the command goes on.
+the difference with its interval over documents, the same with other documents' neighbours, and what it costs. A
+contender that is scored is kept: stopped and called again, the command goes on.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import dataclasses
 import gc
 import json
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from retro_kernels import info
 from retro_model import evaluation
 
 from . import record, texts
-from .contenders import MAKERS, RETRIEVE_NOTHING, Setting
+from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
 from .library import prepare
 from .options import CONTENDERS, Fit, Plan
 from .options import compare as parser
@@ -44,8 +46,9 @@ def run(setting: Setting, names: list[str], documents: int, random_documents: in
     for name in names:
         path = _path(setting, name)
         result = record.Result.load(path) if path.exists() else None
-        if result is None or result.facts["of"] != _settings(setting):
-            result = record.Result.empty(setting.library.held_out, _settings(setting))
+        settings = _settings(setting, name)
+        if result is None or result.facts["of"] != settings:
+            result = record.Result.empty(setting.library.held_out, settings)
         wanted = {"true": documents, "random": 0 if name in RETRIEVE_NOTHING else random_documents}
         if any(result.facts["documents"][which] < count for which, count in wanted.items()):
             show(CONTENDERS[name])
@@ -57,23 +60,33 @@ def _path(setting: Setting, name: str) -> Path:
     return setting.folder / "scores" / f"{name}-{setting.fit.seed}.npz"
 
 
-def _settings(setting: Setting) -> dict:
-    made = {"plan": dataclasses.asdict(setting.plan), "fit": dataclasses.asdict(setting.fit)}
-    return made | {"datastore_tokens": setting.datastore_tokens}
+def _settings(setting: Setting, name: str) -> dict:
+    """The settings that a contender's scores depend on."""
+    made = {"plan": dataclasses.asdict(setting.plan)}
+    if name in TRAINED:
+        made["fit"] = dataclasses.asdict(setting.fit)
+    if name in OWN:
+        made["layers"] = setting.layers and list(setting.layers)
+    return made | ({"datastore_tokens": setting.datastore_tokens} if name == "knn" else {})
 
 
 def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
     """Goes on where `result` ends, and keeps it after each group of documents."""
     library, done = setting.library, result.facts["documents"]
     with record.Cost() as making:
-        score, made = MAKERS[name](setting)
-    result.facts.setdefault("made", {"making_cpu_seconds": making.cpu_seconds} | made)
-    random = evaluation.random_neighbours(setting.near, library.database, setting.fit.seed)
+        contender = MAKERS[name](setting)
+    result.facts.setdefault("made", {"making_cpu_seconds": making.cpu_seconds} | contender.made)
+    random = evaluation.exchanged_neighbours(setting.near, library.held_out, setting.fit.seed)
     for which, near in (("true", setting.near), ("random", random)):
         for first in range(done[which], wanted[which], GROUP):
             group = range(first, min(first + GROUP, wanted[which]))
+            if contender.read is not None:
+                neighbours = _neighbours(setting, near, group)
+                with record.Cost() as reading:
+                    count = contender.read(neighbours)
+                result.add_reading(which, len(neighbours), count, reading)
             with record.Cost() as cost:
-                scores = score(near, group)
+                scores = contender.score(near, group)
             result.add(which, scores, cost)
             done[which] = group.stop
             result.save(path)
@@ -81,18 +94,26 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
             setting.show(f"  {which} neighbours: {group.stop} of {wanted[which]} documents, {spent:.0f} CPU seconds")
 
 
+def _neighbours(setting: Setting, near: np.ndarray, documents: range) -> torch.Tensor:
+    """The tokens [S,R] of the distinct neighbours of some documents."""
+    inside = np.isin(setting.library.held_out.chunk_doc, documents)
+    ids = np.setdiff1d(near[inside], -1)
+    return torch.as_tensor(setting.library.database.values(ids)[0])
+
+
 def write(setting: Setting, title: str, command: str, show=print) -> dict:
-    """The record of all that the folder holds: compare.json, compare.png, and a table on the terminal."""
+    """The record of all that the folder holds: compare.json, compare.md, compare.png, and a table on the terminal."""
     from rich.console import Console
 
     paths = {name: _path(setting, name) for name in CONTENDERS}
     results = {name: record.Result.load(path) for name, path in paths.items() if path.exists()}
-    results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting)}
+    results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting, name)}
     if "alone" not in results:
         return {}
     rows = record.rows(results, CONTENDERS, setting.library.held_out, setting.library.leakage)
     made = {
         "command": command,
+        "commit": _commit(),
         "corpus": title,
         "seed": setting.fit.seed,
         "plan": dataclasses.asdict(setting.plan),
@@ -102,15 +123,29 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
         "torch_threads": torch.get_num_threads(),
     }
     (setting.folder / "compare.json").write_text(json.dumps(made, indent=1, default=float) + "\n")
-    record.plot({title: rows}, setting.folder / "compare.png")
+    record.draw([made], setting.folder)
     Console(width=200).print(record.table(rows, title))
-    show(f"compare.json and compare.png lie in {setting.folder}")
+    show(f"compare.json, compare.md and compare.png lie in {setting.folder}")
     return made
+
+
+def _commit() -> str | None:
+    """The commit of the code; None where it is no checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     options = parser().parse_args(arguments)
+    if options.records:
+        record.draw([json.loads(path.read_text()) for path in options.records], options.out)
+        return
+    if options.decoder is None:
+        sys.exit("retro-model compare: DECODER: expected the folder of a causal language model; got none")
     plan = Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Plan)})
     try:
         title, documents = texts.read(options.texts, plan.database_bytes)
@@ -121,9 +156,11 @@ def main(arguments: list[str] | None = None) -> None:
             options.decoder,
             prepared,
             plan,
-            Fit(steps=options.steps, max_lr=options.lr, seed=options.seed),
+            Fit(steps=options.steps, max_lr=options.lr, windows=options.windows, seed=options.seed),
             options.out,
             options.datastore_tokens,
+            options.layers and tuple(options.layers),
+            options.out / "states" if options.keep_states else None,
             show_line,
         )
         torch.manual_seed(options.seed)

@@ -1,18 +1,18 @@
-"""Everything that a user could do with a decoder and a library, as one table. A contender's maker gives its scorer, and
-facts of how it was made: settings, and the cost of its training.
-"""
+"""Everything that a user could do with a decoder and a library, as one table."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from retro_model import evaluation
 from retro_model.evaluation import knn_lm
@@ -25,7 +25,9 @@ from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
 
 @dataclass(frozen=True)
 class Setting:
-    """Inputs of the contenders. folder: of the trained ones. datastore_tokens: of kNN-LM."""
+    """Inputs of the contenders. folder: of the trained ones. datastore_tokens: of kNN-LM. layers: of own attention,
+    None: all. states: where the states of neighbours are kept between contenders and calls of the command, None:
+    nowhere."""
 
     decoder_folder: Path
     library: Library
@@ -33,10 +35,13 @@ class Setting:
     fit: Fit
     folder: Path
     datastore_tokens: int = DATASTORE_TOKENS
+    layers: tuple[int, ...] | None = None
+    states: Path | None = None
     show: Callable[[str], None] = print
 
+    @functools.cached_property
     def decoder(self) -> nn.Module:
-        """Read anew, for retrofits leave their hooks in a decoder."""
+        """The decoder of every contender but RETRO's new layers, which leave hooks in theirs."""
         return read_decoder(self.decoder_folder)
 
     @functools.cached_property
@@ -53,18 +58,27 @@ class Setting:
 Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
 
 
-def alone(s: Setting, times: int = 1) -> tuple[Scorer, dict]:
+class Contender(NamedTuple):
+    """made: how it was made. read: reads neighbours [S,R] into what is kept, so that the score need not, and gives how
+    many it read; None: there is nothing to read beforehand."""
+
+    score: Scorer
+    made: dict
+    read: Callable[[Tensor], int] | None = None
+
+
+def alone(s: Setting, times: int = 1) -> Contender:
     """The decoder as it is; windows and strides of `times` the length cost the same number of tokens."""
-    model, sizes = s.decoder(), {name: times * size for name, size in s.windows.items()}
+    model, sizes = s.decoder, {name: times * size for name, size in s.windows.items()}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         return evaluation.score(model, s.library.held_out, documents=documents, **sizes)
 
-    return score, sizes
+    return Contender(score, sizes)
 
 
-def in_context(s: Setting) -> tuple[Scorer, dict]:
-    model, sizes = s.decoder(), {"window": s.plan.window, "stride": s.plan.chunk_len, "k": s.plan.neighbours}
+def in_context(s: Setting) -> Contender:
+    model, sizes = s.decoder, {"window": s.plan.window, "stride": s.plan.chunk_len, "k": s.plan.neighbours}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         library = s.library
@@ -72,23 +86,21 @@ def in_context(s: Setting) -> tuple[Scorer, dict]:
             model, library.held_out, near, library.database, documents=documents, **sizes
         )
 
-    return score, sizes
+    return Contender(score, sizes)
 
 
-def knn(s: Setting) -> tuple[Scorer, dict]:
-    """kNN-LM over the library's documents that supply most of the neighbours. Its control keeps the contexts and
-    exchanges what followed them."""
-    library, model = s.library, s.decoder()
+def knn(s: Setting) -> Contender:
+    """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
+    library, model = s.library, s.decoder
     documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
     datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
-    shuffled = torch.randperm(len(datastore.values), generator=torch.Generator().manual_seed(0))
-    control = dataclasses.replace(datastore, values=datastore.values[shuffled])
+    control = datastore.shuffled()
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         found = datastore if near is s.near else control
         return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows).scores
 
-    return score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)}
+    return Contender(score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)})
 
 
 def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
@@ -103,19 +115,29 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0) -> tuple[Scorer, dict]:
+def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0) -> Contender:
     """The decoder with RETRO's new layers, or reading neighbours by its own attention; rank: of its low-rank maps."""
     torch.manual_seed(s.fit.seed)
-    decoder = s.decoder()
-    model = retrofit(decoder, **changes(attention, s.plan.chunk_len, decoder.config.num_hidden_layers, rank=rank))
+    decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
+    layers = s.layers if attention == "own" else None
+    sizes = s.plan.chunk_len, decoder.config.num_hidden_layers
+    model = retrofit(decoder, **changes(attention, *sizes, layers, rank))
     rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
-    how = dataclasses.replace(s.fit, max_lr=rate)
+    how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
+    keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()
+    kept = keeping.__enter__()  # for as long as the contender lives
     facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
+        assert keeping is not None  # which would end with it
         return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
 
-    return score, facts
+    def read(neighbours: Tensor) -> int:
+        before = kept.read
+        model.read(neighbours)
+        return kept.read - before
+
+    return Contender(score, facts, read if attention == "own" else None)
 
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
@@ -124,10 +146,10 @@ def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
 
 
 def _stream(s: Setting, how: Fit, start: int):
-    return stream(s.library, s.plan, how.batch_size, how.seed, start)
+    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows)
 
 
-MAKERS: dict[str, Callable[[Setting], tuple[Scorer, dict]]] = {
+MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "alone": alone,
     "longer": functools.partial(alone, times=2),
     "knn": knn,
@@ -137,4 +159,6 @@ MAKERS: dict[str, Callable[[Setting], tuple[Scorer, dict]]] = {
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
+KEPT_BYTES = 2**31  # of neighbours' states in memory
+TRAINED, OWN = ("new", "own-gates", "own-lora"), ("own", "own-gates", "own-lora")
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

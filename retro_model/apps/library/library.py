@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +19,11 @@ from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.evaluation.scoring import document_rows
 
 from .options import Plan
 
+SEARCHED = 256  # held-out chunks that the cost of a search is measured on
 SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
 
 
@@ -79,6 +83,7 @@ def prepare(
         "tokens": store.num_tokens,
         "chunks": len(store),
         "leaks_dropped": sorted(removal.name for removal in leaked.removed),
+        "search_cpu_ms_a_chunk": _cost_of_search(folder / "search.json", held_out, database, plan.neighbours),
         "held_out_documents": len(held_out.documents),
         "held_out_tokens": held_out.num_tokens,
         "held_out_bytes": held_out.num_bytes,
@@ -90,6 +95,15 @@ def prepare(
     return Library(tokenizer, database, held_out, np.asarray(near), leakage, facts)
 
 
+def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k: int) -> float:
+    """CPU milliseconds to embed a chunk and find its neighbours; measured once, kept in a file."""
+    if not path.exists():
+        rows, began = np.arange(min(SEARCHED, len(held_out))), time.process_time()
+        database.search_rows(held_out, rows, k)
+        path.write_text(json.dumps(round(1000 * (time.process_time() - began) / len(rows), 2)))
+    return json.loads(path.read_text())
+
+
 def read_decoder(folder: Path):
     """A decoder of the Hugging Face library; nothing is fetched and no code of the folder's is run."""
     from transformers import AutoModelForCausalLM
@@ -98,8 +112,18 @@ def read_decoder(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
 
 
-def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0):
-    """Batches of the library's own text with their neighbours, without end."""
+def beginnings(store: TokenStore, window: int, count: int, seed: int) -> np.ndarray | None:
+    """First rows of `count` documents that fill a window, drawn at random; None where there are too few."""
+    rows = [first for first, end in document_rows(store) if end - first >= window // store.chunk_len]
+    return np.sort(np.random.default_rng(seed).permutation(rows)[:count]) if len(rows) >= count else None
+
+
+def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
+    """Batches of the library's own text with their neighbours, without end.
+
+    windows: only so many, which recur, each the beginning of a document; None: the whole text.
+    """
+    starts = None if windows is None else beginnings(library.database.store, plan.window, windows, seed)
     return training.batches(
         library.database.store,
         window=plan.window,
@@ -109,4 +133,5 @@ def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int 
         database=library.database,
         k=plan.neighbours,
         start=start,
+        starts=starts,
     )

@@ -43,11 +43,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Fit:
-    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step."""
+    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step.
+    windows: distinct ones that own attention is trained on, so that their neighbours are read once."""
 
     steps: int = 50
     minutes: float | None = None
     batch_size: int = 2
+    windows: int | None = 24
     max_lr: float = RATES["own"]
     autocast: str | None = None
     seed: int = 0
@@ -60,7 +62,8 @@ def compare() -> argparse.ArgumentParser:
         description="Everything a user could do with a decoder and texts, measured on the same held-out documents.",
     )
     add = made.add_argument
-    add("decoder", type=Path, help="folder of a causal language model and its tokeniser")
+    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser")
+    add("--records", type=Path, nargs="+", metavar="JSON", help="records to show in one picture; nothing is measured")
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
     add("--out", type=Path, default=Path("compare-out"), help="folder for all that is made (default: compare-out)")
     names = ", ".join(CONTENDERS)
@@ -71,7 +74,10 @@ def compare() -> argparse.ArgumentParser:
         add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     add("--steps", type=int, default=Fit.steps, help=f"of what trains (default: {Fit.steps})")
     add("--lr", type=float, default=Fit.max_lr, help=f"of own attention (default: {Fit.max_lr})")
+    add("--windows", type=int, default=Fit.windows, help=f"that own attention is trained on (default: {Fit.windows})")
+    add("--layers", type=int, nargs="+", help="of own attention, from 1 (default: all)")
     add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=f"of kNN-LM (default: {DATASTORE_TOKENS})")
+    add("--keep-states", action="store_true", help="of neighbours, on disk, between contenders and calls")
     add("--seed", type=int, default=0)
     return made
 
@@ -89,6 +95,7 @@ def retrofit() -> argparse.ArgumentParser:
     add("--attention", choices=ATTENTION, default="own", help="its own, or RETRO's new layers (default: own)")
     add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
     add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps}); 0: as it is")
+    add("--windows", type=int, default=Fit.windows, help=f"that own attention is trained on (default: {Fit.windows})")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,9 @@ class Result:
     """A contender's scores of the first held-out documents, with random neighbours too where it retrieves.
 
     facts: of: the settings. made: what it is made with, and the cost of that, training included. documents,
-    cpu_seconds: by "true" and "random". peak_mb.
+    cpu_seconds: by "true" and "random". peak_mb. neighbours: distinct ones in each group of documents, by "true" and
+    "random"; read: how many of them were not kept, and reading_cpu_seconds of reading these, which is no part of
+    cpu_seconds.
     """
 
     true: Scores
@@ -40,6 +42,7 @@ class Result:
         none = Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
         zero = {"true": 0, "random": 0}
         facts = {"of": settings, "documents": zero, "cpu_seconds": dict(zero), "peak_mb": None}
+        facts |= {"neighbours": dict(zero), "read": 0, "reading_cpu_seconds": 0.0}
         return cls(none, none, facts)
 
     def add(self, which: str, scores: Scores, cost: Cost) -> None:
@@ -50,6 +53,12 @@ class Result:
         self.facts["cpu_seconds"][which] += cost.cpu_seconds
         if cost.peak_mb is not None:
             self.facts["peak_mb"] = max(cost.peak_mb, self.facts["peak_mb"] or 0)
+
+    def add_reading(self, which: str, neighbours: int, read: int, cost: Cost) -> None:
+        """Distinct neighbours of further documents, and how many of them had to be read."""
+        self.facts["neighbours"][which] += neighbours
+        self.facts["read"] += read
+        self.facts["reading_cpu_seconds"] += cost.cpu_seconds if read else 0.0
 
     def save(self, path: Path) -> None:
         """Atomically: the file is there whole, or not at all."""
@@ -91,6 +100,7 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
 
     Differences are (difference, 2.5%, 97.5% over documents).
     """
+    each = _reading_a_neighbour(results.values())
     few = min(result.facts["documents"]["true"] for result in results.values())
     shared = {name: _of(result.true, np.asarray(store.chunk_doc) < few) for name, result in results.items()}
     found = {}
@@ -102,8 +112,11 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
             "documents": few,
             "bits_per_byte": round(evaluation.bits_per_byte(scores), 4),
             "minus_alone": _difference(scores, shared["alone"], store),
-            "tokens_per_cpu_second": round(int(result.true.tokens.sum()) / facts["cpu_seconds"]["true"], 1),
+            "cpu_ms_a_token": round(1000 * facts["cpu_seconds"]["true"] / int(result.true.tokens.sum()), 3),
         }
+        if facts["neighbours"]["true"]:
+            reading = 1000 * each * facts["neighbours"]["true"] / int(result.true.tokens.sum())
+            row["reading_cpu_ms_a_token"] = round(reading, 3)
         if "in-context" in shared:
             row["minus_in_context"] = _difference(scores, shared["in-context"], store)
         if kept.any():
@@ -114,8 +127,16 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
             f"r(C) <= {alpha}": {"minus_alone": _rounded(gap), "share_of_bytes": round(share, 3)}
             for alpha, *gap, share in evaluation.gains(scores, shared["alone"], store, leakage, alphas=ALPHAS)
         }
+        row["settings"] = {key: value for key, value in facts["of"].items() if key != "plan"}
         found[name] = row | {name: facts.get(name) for name in ("cpu_seconds", "peak_mb", "made")}
     return found
+
+
+def _reading_a_neighbour(results: Iterable[Result]) -> float:
+    """CPU seconds; 0 where nothing was read."""
+    parts = [(result.facts["read"], result.facts["reading_cpu_seconds"]) for result in results]
+    read, seconds = map(sum, zip(*parts))
+    return seconds / read if read else 0.0
 
 
 def _of(scores: Scores, kept: np.ndarray) -> Scores:
@@ -131,39 +152,67 @@ def _rounded(gap) -> list[float]:
     return [round(float(value), 4) for value in gap]
 
 
+#: Columns of the table: headings, and what a row says there.
+COLUMNS: dict[str, Callable[[dict], str]] = {
+    "": lambda row: row["title"],
+    "bits a byte": lambda row: f"{row['bits_per_byte']:.3f}",
+    "minus alone (95%)": lambda row: _interval(row["minus_alone"]),
+    "true minus others' neighbours": lambda row: _interval(row.get("minus_random")),
+    "others' neighbours minus alone": lambda row: _interval(row.get("random_minus_alone")),
+    "r(C) <= 1/4, minus alone": lambda row: _interval(row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")),
+    "minus in-context": lambda row: _interval(row.get("minus_in_context")),
+    "CPU ms a token": lambda row: f"{row['cpu_ms_a_token']:.1f}",
+    "and first reading": lambda row: f"{row['reading_cpu_ms_a_token']:.1f}" if "reading_cpu_ms_a_token" in row else "",
+    "trained, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
+    "peak MB": lambda row: f"{row['peak_mb'] or 0:,}",
+}
+
+
 def table(found: Mapping[str, dict], title: str):
     """A rich table of the record's rows."""
     from rich.table import Table
 
-    columns = ("", "bits a byte", "minus alone (95%)", "true minus random", "random minus alone", "r(C) <= 1/4")
-    out = Table(*columns, "CPU s", "tokens/s", "peak MB", "made in s", title=title)
+    out = Table(*COLUMNS, title=title)
     for row in found.values():
-        quarter = row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")
-        out.add_row(
-            row["title"],
-            f"{row['bits_per_byte']:.4f}",
-            _interval(row["minus_alone"]),
-            _interval(row.get("minus_random")),
-            _interval(row.get("random_minus_alone")),
-            _interval(quarter),
-            f"{row['cpu_seconds']['true']:.0f}",
-            f"{row['tokens_per_cpu_second']:.0f}",
-            f"{row['peak_mb'] or 0:,}",
-            f"{row['made'].get('cpu_seconds', row['made'].get('making_cpu_seconds', 0)):.0f}",
-        )
+        out.add_row(*(cell(row) for cell in COLUMNS.values()))
     return out
 
 
 def _interval(gap) -> str:
-    return "" if gap is None else f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})"
+    return f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})" if gap and any(gap) else ""
+
+
+def markdown(made: Mapping) -> str:
+    """A record as a paragraph and a table of Markdown."""
+    library, rows = made["library"], made["contenders"]
+    share = library["bytes_by_leakage"]
+    lines = [
+        f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most the first "
+        f"{made['plan']['held_bytes']} characters of each; library of {library['documents']:,} documents, "
+        f"{library['tokens']:,} tokens, {len(library['leaks_dropped'])} leaks dropped; "
+        f"{1 - share['r(C) <= 0.5']:.0%} of the bytes share more than half of their chunk with a neighbour, "
+        f"{share['r(C) <= 0.25']:.0%} at most a quarter.",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + "---|" * len(COLUMNS),
+    ]
+    lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows.values()]
+    return "\n".join(lines) + "\n"
+
+
+def draw(records: Sequence[Mapping], folder: Path) -> None:
+    """Writes compare.md and compare.png of records into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "compare.md").write_text("\n".join(markdown(made) for made in records))
+    plot({made["corpus"]: made["contenders"] for made in records}, folder / "compare.png")
 
 
 COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#d55e00", "#f0e442")
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
-    """Gain over the decoder alone against CPU seconds a token, a panel a corpus; an image file. Hollow: with random
-    neighbours."""
+    """Gain over the decoder alone against CPU time a token, a panel a corpus; an image file. Hollow: with other
+    documents' neighbours. A line to the right: the first reading of neighbours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -173,13 +222,16 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
     for axes, (title, found) in zip(panels, records.items()):
         for name, row in found.items():
             colour = COLOURS[list(CONTENDERS).index(name)]
-            at = 1000 / row["tokens_per_cpu_second"]
+            at = row["cpu_ms_a_token"]
             gap, low, high = (-value for value in row["minus_alone"])
             axes.errorbar(at, gap, [[gap - high], [low - gap]], marker="o", color=colour, label=row["title"], capsize=2)
+            axes.plot([at, at + row.get("reading_cpu_ms_a_token", 0)], [gap, gap], color=colour, linestyle=":")
             if "random_minus_alone" in row:
                 axes.plot(at, -row["random_minus_alone"][0], marker="o", markerfacecolor="none", color=colour)
         axes.axhline(0, color="black", linewidth=0.6)
-        axes.set(title=title, xlabel="CPU milliseconds a scored token", xlim=(0, None))
-    panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95% over documents; hollow: random)")
+        axes.set(title=title, xlabel="CPU milliseconds a scored token\n(dotted: first reading)", xlim=(0, None))
+    panels[0].set_ylabel(
+        "bits per byte below the decoder alone\n(bars: 95% over documents; hollow: others' neighbours)"
+    )
     panels[int(np.argmax([len(found) for found in records.values()]))].legend(fontsize=7)
     figure.savefig(path, dpi=150)

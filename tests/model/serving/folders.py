@@ -95,24 +95,7 @@ def retro(path: Path) -> Path:
 
 
 def config(vocab_size: int) -> RetroConfig:
-    return RetroConfig(
-        vocab_size,
-        d_model=64,
-        d_ff=64,
-        num_heads=2,
-        head_dim=32,
-        num_layers=2,
-        chunk_len=M,
-        neighbour_len=2 * M,
-        cca_layers=(2,),
-        encoder_layers=1,
-        encoder_d_model=64,
-        encoder_d_ff=64,
-        encoder_heads=2,
-        encoder_head_dim=32,
-        share_embeddings=True,
-        max_len=512,
-    )
+    return RetroConfig.small(vocab_size, 64, 64, 2, num_layers=2, chunk_len=M, share_embeddings=True, max_len=512)
 
 
 def rpt(path: Path) -> Path:
@@ -134,3 +117,27 @@ def mosaics(path: Path) -> Path:
     )
     folders.keep(path, "mosaics", "Tiny Memory Mosaics", model, tokenizer, held_out(), chunk_len=M, window=96, bos=True)
     return path
+
+
+def decoder(folder: Path) -> None:
+    """A tiny Llama of the Hugging Face library and its tokeniser."""
+    import transformers
+
+    from tests.model import decoders
+
+    tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
+    )
+    theirs.save_pretrained(folder)
+    torch.manual_seed(0)
+    decoders.llama(tokenizer.vocab_size, 3, d_ff=32, longest=256, bos_token_id=1).save_pretrained(folder)
+
+
+def text_files(folder: Path) -> None:
+    """The texts, four times each with other words first, as files."""
+    for number in range(4):
+        for name, _, text in texts():
+            words = text.split()
+            plain = name.replace("<b>", "").rpartition(".")[0]
+            (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
