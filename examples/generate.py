@@ -18,22 +18,7 @@ from retro_model import Retro, RetroConfig, generate
 
 M, V = 8, 40  # tokens a chunk, vocabulary
 
-CONFIG = RetroConfig(
-    V,
-    d_model=64,
-    d_ff=128,
-    num_heads=4,
-    head_dim=16,
-    num_layers=2,
-    cca_layers=(2,),
-    chunk_len=M,
-    neighbour_len=2 * M,
-    encoder_layers=1,
-    encoder_d_model=64,
-    encoder_d_ff=128,
-    encoder_heads=4,
-    encoder_head_dim=16,
-)
+CONFIG = RetroConfig.small(V, d_model=64, d_ff=128, num_heads=4, num_layers=2, chunk_len=M)
 
 
 def documents(count: int) -> Tensor:

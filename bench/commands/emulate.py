@@ -17,11 +17,7 @@ LINES = 12  # hot lines of source that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    calls.add_call(parser)
-    options.add_kernels(parser, cases=False)
-    options.add_launches(parser, arches=None)
-    parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
-    parser.add_argument("--dtype", choices=options.DTYPES, help="default bfloat16, of a plug-in all")
+    options.add_executed(parser)
     parser.add_argument("--arch", type=int, choices=options.EVERY_ARCH, default=90, help="default 90")
     parser.add_argument("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
     parser.add_argument("--all", action="store_true", help="every launch that matches, not the first alone")

@@ -21,11 +21,7 @@ HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    calls.add_call(parser)
-    options.add_kernels(parser, cases=False)
-    options.add_launches(parser, arches=None)
-    parser.add_argument("--case", type=options.names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
-    parser.add_argument("--dtype", choices=options.DTYPES, help="default bfloat16, of a plug-in all")
+    options.add_executed(parser)
     parser.add_argument(
         "--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another of `estimate.MACHINES`"
     )

@@ -13,7 +13,7 @@ from typing import Any
 from ..measure import choose
 from ..records import environment, record
 from ..registry import CASES, CONTENDERS, MODES, OPERATORS
-from . import exits
+from . import calls, exits
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: compiled for where nothing else is asked; 86, 89 and 120 on request
@@ -43,6 +43,15 @@ def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
         parser.add_argument(
             "--case", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(dict.fromkeys(n for _, n in CASES))}"
         )
+
+
+def add_executed(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that execute launches: FILE.py::FUNCTION, or --launch, --case and --dtype."""
+    calls.add_call(parser)
+    add_kernels(parser, cases=False)
+    add_launches(parser, arches=None)
+    parser.add_argument("--case", type=names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
+    parser.add_argument("--dtype", choices=DTYPES, help="default bfloat16, of a plug-in all")
 
 
 def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:

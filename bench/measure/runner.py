@@ -268,15 +268,9 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
             "source": case.source,
         },
         "seed": seed,
+        **dict.fromkeys(record.RESULTS),
         "numerics": entry.verdict.as_record() if entry.verdict else None,
-        "time": None,
         "work": None if work is None else {"flops": work.flops, "bytes": work.bytes},
-        "roofline": None,
-        "speedup": None,
-        "memory": None,
-        "launches": None,
-        "counters": None,
-        "static": None,
     }
 
 

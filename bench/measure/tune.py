@@ -41,6 +41,8 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
+    """A row, and the trial of each tile in its place; seconds are measured, or estimated by `static.tiles`."""
+
     op: str
     before: dict
     trials: list[Trial]  # the committed row first

@@ -32,6 +32,11 @@ CONTENT_BACKWARD = 2.5  # recomputed logits, dP, dV, dQ, dK for logits and outpu
 POSITION_BACKWARD = 3.0  # recomputed logits, d(query), d(rel_key)
 
 
+def gpu(memory_gib: int) -> dict[str, Any]:
+    """Fields of a case for GPUs alone that needs so much memory."""
+    return {"devices": CUDA, "memory_gib": memory_gib}
+
+
 def public(name: str, **fixed) -> Later:
     """An op of `retro_kernels` with some arguments given."""
     return Later(f"retro_kernels:{name}", tuple(fixed.items()))

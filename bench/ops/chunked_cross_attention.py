@@ -33,16 +33,8 @@ def _case(name: str, source: str, *, options=None, extras=shared.TRANSFORMER_XL,
 
 CASES = [
     _case("retro-172m", f"{shared.RETRO}, table 2, 172m: training sequence, K=2"),
-    _case("retro-1.5b", f"{shared.RETRO}, table 2, 1.5b, 8 sequences", B=8, D=128, devices=shared.CUDA, memory_gib=12),
-    _case(
-        "retro-7.5b",
-        f"{shared.RETRO}, table 2, 7.5b, 4 sequences",
-        B=4,
-        H=32,
-        D=128,
-        devices=shared.CUDA,
-        memory_gib=12,
-    ),
+    _case("retro-1.5b", f"{shared.RETRO}, table 2, 1.5b, 8 sequences", B=8, D=128, **shared.gpu(12)),
+    _case("retro-7.5b", f"{shared.RETRO}, table 2, 7.5b, 4 sequences", B=4, H=32, D=128, **shared.gpu(12)),
     _case(
         "rpt-2k",
         f"{shared.RPT}, section 4: gated neighbours, no position logits",
@@ -58,8 +50,7 @@ CASES = [
         H=8,
         D=128,
         extras=("neighbour_gate",),
-        devices=shared.CUDA,
-        memory_gib=8,
+        **shared.gpu(8),
     ),
     _case(
         "eval-k10",
@@ -73,16 +64,14 @@ CASES = [
         f"{shared.RETRO}, figure 1: evaluation with 10 neighbours",
         K=10,
         modes=shared.FORWARD,
-        devices=shared.CUDA,
-        memory_gib=4,
+        **shared.gpu(4),
     ),
     _case(
         "eval-k40",
         f"{shared.RETRO}, figure 1: evaluation with 40 neighbours",
         K=40,
         modes=shared.FORWARD,
-        devices=shared.CUDA,
-        memory_gib=12,
+        **shared.gpu(12),
     ),
     _case(
         "masked-k4",
@@ -91,7 +80,7 @@ CASES = [
         K=4,
         extras=(*shared.TRANSFORMER_XL, "neighbour_mask"),
     ),
-    _case("grouped", "grouped-query attention on the 1.5b shape", H=16, G=4, D=128, devices=shared.CUDA, memory_gib=8),
+    _case("grouped", "grouped-query attention on the 1.5b shape", H=16, G=4, D=128, **shared.gpu(8)),
     _case(
         "decode-1",
         f"{shared.RETRO}, section 2.4: sampling, one token",

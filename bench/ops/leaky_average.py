@@ -29,8 +29,7 @@ CASES = [
         "mosaics-b64",
         {"B": 64, "N": 512, "H": 12, "D": 64},
         f"{shared.MOSAICS}, 64 sequences",
-        devices=shared.CUDA,
-        memory_gib=4,
+        **shared.gpu(4),
     ),
     Case(
         OP,

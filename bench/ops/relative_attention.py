@@ -44,19 +44,10 @@ CASES = [
         D=128,
         T=2048,
         options=_causal(rel_start=0),
-        devices=shared.CUDA,
-        memory_gib=24,
+        **shared.gpu(24),
     ),
     _case("encoder-self", f"{shared.RETRO}, encoder over the 16 neighbours of 8 chunks", B=16, N=128, H=16),
-    _case(
-        "encoder-self-b512",
-        f"{shared.RETRO}, encoder, 8 sequences",
-        B=512,
-        N=128,
-        H=16,
-        devices=shared.CUDA,
-        memory_gib=16,
-    ),
+    _case("encoder-self-b512", f"{shared.RETRO}, encoder, 8 sequences", B=512, N=128, H=16, **shared.gpu(16)),
     _case(
         "encoder-cross", f"{shared.RETRO}, encoder cross-attention to the chunk, 16 neighbours", B=16, N=128, S=64, H=16
     ),
@@ -67,8 +58,7 @@ CASES = [
         N=128,
         S=64,
         H=16,
-        devices=shared.CUDA,
-        memory_gib=12,
+        **shared.gpu(12),
     ),
     _case(
         "rpt-window-2k",
@@ -86,8 +76,7 @@ CASES = [
         D=128,
         extras=(),
         options=_causal(window=2048),
-        devices=shared.CUDA,
-        memory_gib=40,
+        **shared.gpu(40),
     ),
     _case(
         "mosaics",
@@ -106,8 +95,7 @@ CASES = [
         H=12,
         extras=(),
         options=_causal(causal_gap=1, scale=0.125),
-        devices=shared.CUDA,
-        memory_gib=12,
+        **shared.gpu(12),
     ),
     _case(
         "low-rank-1k",
@@ -125,12 +113,9 @@ CASES = [
         T=1024,
         extras=("rel_key", "rel_query"),
         options=_causal(rel_start=0),
-        devices=shared.CUDA,
-        memory_gib=32,
+        **shared.gpu(32),
     ),
-    _case(
-        "conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", N=1500, devices=shared.CUDA, memory_gib=4
-    ),
+    _case("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", N=1500, **shared.gpu(4)),
     _case("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", N=750, devices=()),
     _case(
         "t5",
@@ -149,8 +134,7 @@ CASES = [
         D=128,
         T=4096,
         options=_causal(rel_start=0),
-        devices=shared.CUDA,
-        memory_gib=24,
+        **shared.gpu(24),
     ),
     _case(
         "decode",

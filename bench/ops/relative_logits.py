@@ -31,8 +31,7 @@ CASES = [
         {"B": 1, "N": 8192, "S": 8192, "H": 8, "E": 16, "T": 1024},
         "relative logits of width 16, extent 1024",
         {"rel_start": 0},
-        devices=shared.CUDA,
-        memory_gib=16,
+        **shared.gpu(16),
     ),
 ]
 

@@ -67,15 +67,13 @@ CASES = [
         "sampling-1m",
         f"{shared.RETRO}, section 2.3: 64 chunks, 10^6 keys",
         {"B": 1, "Q": 64, "S": 1_000_000, "D": 1024, "k": 10},
-        devices=shared.CUDA,
-        memory_gib=24,
+        **shared.gpu(24),
     ),
     _case(
         "precompute-1m",
         f"{shared.RETRO}, section 2.3: BERT embeddings",
         {"B": 1, "Q": 10_000, "S": 1_000_000, "D": 768, "k": 10},
-        devices=shared.CUDA,
-        memory_gib=24,
+        **shared.gpu(24),
     ),
 ]
 

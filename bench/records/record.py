@@ -49,6 +49,8 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "counters": (OBJECT, True),  # instructions, isa, tool, threads; new in schema 2
     "static": (OBJECT, True),
 }
+#: fields of results: null in the record of a case that did not run
+RESULTS = tuple(FIELDS)[tuple(FIELDS).index("numerics") :]
 #: what an object holds if it is there; a dotted path, * for every key or position
 REQUIRED_INSIDE = {
     "case": ("name", "shape"),

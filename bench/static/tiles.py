@@ -6,7 +6,6 @@ timings: here a tile is compiled, must not spill and must fit, and is given the 
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,23 +18,13 @@ from retro_kernels.compile.target import KNOWN
 from ..commands import exits
 from ..emulate.parse import PtxError
 from ..emulate.program import EmulationError
-from ..measure.tune import Trial, in_place, neighbours
+from ..measure.tune import Trial, Tuned, in_place, neighbours
 from . import entry, estimate, sass
 
 #: names of a row that a change of tile touches
 NUMBERS = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "max_registers")
 #: share of the predicted time that a tile must save to be kept: the model's ranks are no finer
 LEAST_GAIN = 0.03
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuned:
-    """A row and what became of each tile in its place; seconds are the model's."""
-
-    op: str
-    before: dict
-    trials: list[Trial]  # the committed row first
-    best: Trial
 
 
 def launches_of(op: str, case: str, dtype: str, arch: int) -> list:

@@ -115,6 +115,20 @@ class RetroConfig:
         d_model, d_ff, num_heads, head_dim, num_layers = PRESETS[name]
         return cls(vocab_size, d_model, d_ff, num_heads, head_dim, num_layers)
 
+    @classmethod
+    def small(
+        cls, vocab_size: int, d_model: int, d_ff: int, num_heads: int, num_layers: int, chunk_len: int, **fields
+    ) -> RetroConfig:
+        """A decoder whose last layer retrieves, with one encoder layer of the decoder's sizes; `fields` go before.
+
+        Example: RetroConfig.small(256, d_model=64, d_ff=128, num_heads=2, num_layers=3, chunk_len=8).encoder_heads == 2
+        """
+        sizes = {"d_model": d_model, "d_ff": d_ff, "head_dim": d_model // num_heads}
+        encoder = {f"encoder_{name}": size for name, size in sizes.items()} | {"encoder_heads": num_heads}
+        sizes |= {"vocab_size": vocab_size, "num_heads": num_heads, "num_layers": num_layers, "chunk_len": chunk_len}
+        defaults = {"neighbour_len": 2 * chunk_len, "cca_layers": (num_layers,), "encoder_layers": 1}
+        return cls(**sizes | encoder | defaults | fields)
+
     def baseline(self) -> RetroConfig:
         """The same decoder without retrieval: no chunked cross-attention and no encoder (section 2.5)."""
         return self.replace(cca_layers=())

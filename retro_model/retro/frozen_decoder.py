@@ -22,14 +22,53 @@ ABROAD = "its Trainer, generate and save_pretrained take huggingface.RetrofitFor
 HALF = (torch.float16, torch.bfloat16)
 
 
-class FrozenDecoder(nn.Module):
+class Frozen(nn.Module):
+    """Base class of the models that add weights to a trained decoder, which they freeze in place.
+
+    Adapters of PEFT in the decoder train on beside the added weights. The decoder itself stays in evaluation mode: its
+    dropout would only add noise to what it has learnt.
+
+    Args:
+        config: sizes of what is added. instead: what the decoder's own `generate` tells its callers to use.
+    """
+
+    def __init__(self, decoder: nn.Module, config, instead: str):
+        super().__init__()
+        self.config = config
+        self.decoder = decoder.eval()
+        freeze(decoder)
+        warn_in_generate(decoder, instead)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.decoder.eval()
+        for adapter in adapters(self.decoder):
+            adapter.train(mode)
+        for module in self.decoder.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = mode  # its own flag, which checkpointing asks for, not its dropout's
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the decoder."""
+        return next(self.decoder.parameters()).device
+
+    def added_parameters(self) -> list[nn.Parameter]:
+        """The weights that were added, without the decoder's."""
+        return [p for name, p in self.named_parameters() if not name.startswith("decoder.")]
+
+    def added_state_dict(self) -> dict[str, Tensor]:
+        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
+
+
+class FrozenDecoder(Frozen):
     """Base class of the models that `retrofit` makes of a decoder that is no `Retro`. A subclass says how it retrieves,
     in `_with_neighbours`.
 
-    What PEFT has added to the decoder trains on beside what is added here; so PEFT goes first,
-    `retrofit(get_peft_model(...))`. The frozen decoder stays in evaluation mode: its dropout would only add noise to
-    what it has learnt. What is added is float32 at least, whatever the decoder's type: small steps of an optimiser
-    vanish in half precision.
+    PEFT goes first, `retrofit(get_peft_model(...))`. What is added is float32 at least, whatever the decoder's type:
+    small steps of an optimiser vanish in half precision.
 
     `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours, and warns. For the Hugging Face
     library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`, which holds one.
@@ -43,14 +82,10 @@ class FrozenDecoder(nn.Module):
     pads_prompts = True  # rows of different lengths go in together under `attention_mask`
 
     def __init__(self, decoder: nn.Module, config):
-        super().__init__()
-        self.config = config
-        self.decoder = decoder.eval()
-        freeze(decoder)
-        warn_in_generate(
-            decoder,
-            "decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and retro_model.generate(model, ...)",
+        instead = (
+            "decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and retro_model.generate(model, ...)"
         )
+        super().__init__(decoder, config, instead)
         weight = next(decoder.parameters())
         #: of what is added
         self.where = {
@@ -58,16 +93,6 @@ class FrozenDecoder(nn.Module):
             "dtype": torch.float32 if weight.dtype in HALF else weight.dtype,
         }
         self._readout: str | None = readout_of(decoder)  # its name: the module itself belongs to the decoder
-
-    def train(self, mode: bool = True):
-        super().train(mode)
-        self.decoder.eval()
-        for adapter in adapters(self.decoder):
-            adapter.train(mode)
-        for module in self.decoder.modules():
-            if getattr(module, "gradient_checkpointing", False):
-                module.training = mode  # its own flag, which checkpointing asks for, not its dropout's
-        return self
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
         """Recompute the decoder's blocks in the backward pass, and with them what is added.
@@ -197,15 +222,6 @@ class FrozenDecoder(nn.Module):
         """The decoder's output with retrieval. None for neighbours: with a cache, where no chunk completes."""
         raise NotImplementedError
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the decoder."""
-        return next(self.decoder.parameters()).device
-
-    def added_parameters(self) -> list[nn.Parameter]:
-        """The weights that were added, without the decoder's."""
-        return [p for name, p in self.named_parameters() if not name.startswith("decoder.")]
-
     @staticmethod
     def _padding(tokens: Tensor, mask: Tensor | None, starts: list[int] | None, cache: RetrofitCache | None) -> dict:
         """Return the decoder's arguments for padding: a mask of all columns, positions from each row's first token."""
@@ -275,10 +291,6 @@ class FrozenDecoder(nn.Module):
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
         """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
         return RetrofitCache(self.config, batch, capacity)
-
-    def added_state_dict(self) -> dict[str, Tensor]:
-        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
 
 
 class RetrofitCache(ChunkCache):

@@ -77,14 +77,10 @@ class RPT(SelfMemory):
         self,
         tokens: Tensor,
         *,
-        index: Tensor | None = None,
-        retrieval: bool = True,
-        cache: RPTCache | None = None,
-        num_neighbours: int | None = None,
-        trunk_share: float = 1.0,
         return_retrieved: bool = False,
         loss_mask: Tensor | None = None,
         part=None,
+        **options,
     ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N. With `loss_mask`, what they make of those
         tokens.
@@ -107,14 +103,7 @@ class RPT(SelfMemory):
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are looked at on the CPU only.
         """
-        options = {
-            "index": index,
-            "retrieval": retrieval,
-            "num_neighbours": num_neighbours,
-            "trunk_share": trunk_share,
-            "part": part,
-        }
-        x, retrieved = self.activations(tokens, cache=cache, **options)
+        x, retrieved = self.activations(tokens, part=part, **options)
         if loss_mask is None:
             out = self.readout(x)
         else:

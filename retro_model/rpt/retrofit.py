@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.layers import initialise, rotation
-from retro_model.retro.decoders import find_blocks, warn_in_generate
+from retro_model.retro.decoders import find_blocks
+from retro_model.retro.frozen_decoder import Frozen
 
 from .cache import RPTCache
 from .config import RPTConfig
@@ -129,7 +130,7 @@ def _check_fixed(changes: dict, fixed: dict) -> None:
             raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
 
 
-class RetrofittedRPT(SelfMemory):
+class RetrofittedRPT(SelfMemory, Frozen):
     """A frozen causal decoder; the states after half its blocks are the memory that chunked cross-attention reads in
     some later ones.
 
@@ -151,11 +152,9 @@ class RetrofittedRPT(SelfMemory):
         *,
         backend: str | None = None,
     ):
-        super().__init__()
-        where = next(decoder.parameters())
-        where = {"device": where.device, "dtype": where.dtype}
-        self.config, self.decoder = config, decoder.requires_grad_(False).eval()
-        warn_in_generate(decoder, "decodes retro_model.generate(model, ...)")
+        super().__init__(decoder, config, "decodes retro_model.generate(model, ...)")
+        weight = next(decoder.parameters())
+        where = {"device": weight.device, "dtype": weight.dtype}
         names = [str(layer) for layer in config.cca_layers]
         self.cca = nn.ModuleDict({name: CrossAttention(config, backend=backend, **where) for name in names})
         self.cca_norm = nn.ModuleDict({name: norm(config.d_model, **where) for name in names})
@@ -171,11 +170,6 @@ class RetrofittedRPT(SelfMemory):
         for layer in config.cca_layers:
             blocks[layer - 1].register_forward_pre_hook(self._keep_input, with_kwargs=True)
             getattr(blocks[layer - 1], attention).register_forward_hook(partial(self._read, str(layer)))
-
-    def train(self, mode: bool = True) -> RetrofittedRPT:
-        super().train(mode)
-        self.decoder.eval()
-        return self
 
     def forward(
         self,
@@ -252,10 +246,6 @@ class RetrofittedRPT(SelfMemory):
     def embedding(self) -> nn.Module:
         """The decoder's."""
         return self.decoder.get_input_embeddings()
-
-    def added_state_dict(self) -> dict[str, Tensor]:
-        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
 
     def _remember(self, block: nn.Module, args: tuple, output) -> None:
         here = self._pass

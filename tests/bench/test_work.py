@@ -16,92 +16,65 @@ from bench.ops import _shared, chunked_cross_attention, relative_attention
 from bench.registry import Case
 from retro_kernels.testing import errors
 
+
+def small(kernel: str, name: str, letters: str, sizes: tuple, options=None, extras=(), **more) -> Case:
+    return Case(kernel, name, dict(zip(letters, sizes, strict=True)), "a test", options or {}, extras, **more)
+
+
 TINY = {
     "chunked_cross_attention": [
-        Case(
+        small(
             "chunked_cross_attention",
             "all",
-            {"B": 2, "N": 11, "M": 4, "K": 2, "R": 6, "H": 2, "G": 1, "D": 16, "L": 2},
-            "a test",
-            extras=("rel_key", "content_bias", "position_bias", "neighbour_mask", "neighbour_gate"),
+            "BNMKRHGDL",
+            (2, 11, 4, 2, 6, 2, 1, 16, 2),
+            {},
+            ("rel_key", "content_bias", "position_bias", "neighbour_mask", "neighbour_gate"),
         ),
-        Case(
+        small(
             "chunked_cross_attention",
             "decode",
-            {"B": 1, "N": 5, "M": 4, "K": 1, "R": 6, "H": 2, "D": 16, "L": 3},
-            "a test",
+            "BNMKRHDL",
+            (1, 5, 4, 1, 6, 2, 16, 3),
             {"query_start": 9},
             ("rel_key",),
             modes=("decode",),
         ),
     ],
     "relative_attention": [
-        Case(
+        small(
             "relative_attention",
             "causal",
-            {"B": 2, "N": 9, "S": 9, "H": 2, "G": 1, "D": 16, "T": 9},
-            "a test",
+            "BNSHGDT",
+            (2, 9, 9, 2, 1, 16, 9),
             {"causal": True, "rel_start": 0},
             ("rel_key", "content_bias", "position_bias"),
         ),
-        Case(
+        small(
             "relative_attention",
             "narrow",
-            {"B": 1, "N": 12, "S": 12, "H": 2, "D": 16, "E": 4, "T": 3},
-            "a test",
+            "BNSHDET",
+            (1, 12, 12, 2, 16, 4, 3),
             {"causal": True, "rel_start": 0},
             ("rel_key", "rel_query"),
         ),
-        Case(
-            "relative_attention",
-            "cross",
-            {"B": 1, "N": 7, "S": 5, "H": 2, "D": 16},
-            "a test",
-            {},
-            ("rel_key", "key_mask"),
-        ),
-        Case(
-            "relative_attention",
-            "gap",
-            {"B": 1, "N": 8, "S": 8, "H": 2, "D": 16},
-            "a test",
-            {"causal": True, "causal_gap": 1},
-        ),
-        Case(
-            "relative_attention",
-            "window",
-            {"B": 1, "N": 6, "S": 10, "H": 2, "D": 16},
-            "a test",
-            {"causal": True, "window": 3},
-        ),
-        Case(
-            "relative_attention",
-            "one",
-            {"B": 1, "N": 1, "S": 9, "H": 2, "D": 16, "T": 9},
-            "a test",
-            {"causal": True, "rel_start": 0},
-            ("rel_key",),
+        small("relative_attention", "cross", "BNSHD", (1, 7, 5, 2, 16), {}, ("rel_key", "key_mask")),
+        small("relative_attention", "gap", "BNSHD", (1, 8, 8, 2, 16), {"causal": True, "causal_gap": 1}),
+        small("relative_attention", "window", "BNSHD", (1, 6, 10, 2, 16), {"causal": True, "window": 3}),
+        small(
+            "relative_attention", "one", "BNSHDT", (1, 1, 9, 2, 16, 9), {"causal": True, "rel_start": 0}, ("rel_key",)
         ),
     ],
     "relative_logits": [
-        Case("relative_logits", "one", {"B": 1, "N": 1, "S": 8, "H": 2, "E": 8}, "a test", {"query_offset": 7}),
-        Case(
-            "relative_logits",
-            "bounded",
-            {"B": 1, "N": 6, "S": 8, "H": 2, "E": 8, "T": 5},
-            "a test",
-            {"rel_start": -2},
-            ("position_bias",),
-        ),
+        small("relative_logits", "one", "BNSHE", (1, 1, 8, 2, 8), {"query_offset": 7}),
+        small("relative_logits", "bounded", "BNSHET", (1, 6, 8, 2, 8, 5), {"rel_start": -2}, ("position_bias",)),
     ],
     "topk_chunks": [
-        Case("topk_chunks", "causal", {"B": 2, "Q": 9, "S": 9, "D": 8, "k": 3}, "a test", {"causal_gap": 2}),
-        Case(
-            "topk_chunks", "l2", {"B": 1, "Q": 4, "S": 20, "D": 8, "k": 5}, "a test", {"metric": "l2"}, ("query_doc",)
-        ),
+        small("topk_chunks", "causal", "BQSDk", (2, 9, 9, 8, 3), {"causal_gap": 2}),
+        small("topk_chunks", "l2", "BQSDk", (1, 4, 20, 8, 5), {"metric": "l2"}, ("query_doc",)),
     ],
     "leaky_average": [
-        Case("leaky_average", "carried", {"B": 2, "N": 300, "H": 2, "D": 4}, "a test", extras=("initial",))
+        small("leaky_average", "carried", "BNHD", (2, 300, 2, 4), {}, ("initial",)),
     ],
 }
 ALL = [case for cases in TINY.values() for case in cases]

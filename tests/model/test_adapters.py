@@ -79,17 +79,10 @@ def test_fewer_tokens_than_a_chunk_attend_nothing(package):
 
 def test_a_whole_model_swapped(package):
     torch.manual_seed(0)
-    options = dict(
-        num_tokens=50,
-        max_seq_len=64,
-        enc_dim=32,
-        enc_depth=1,
-        dec_depth=3,
-        dec_cross_attn_layers=(2, 3),
-        heads=2,
-        dec_dim=32,
-    )
-    model = package.RETRO(chunk_size=M, dim_head=32, **options).eval()
+    encoder, decoder = dict(enc_dim=32, enc_depth=1), dict(dec_dim=32, dec_depth=3, dec_cross_attn_layers=(2, 3))
+    model = package.RETRO(
+        chunk_size=M, num_tokens=50, max_seq_len=64, heads=2, dim_head=32, **encoder, **decoder
+    ).eval()
     tokens, retrieved = torch.randint(1, 50, (2, 4 * M)), torch.randint(1, 50, (2, 4, K, R))
     names = list(model.state_dict())
     eager = model(tokens, retrieved)

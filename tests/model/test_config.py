@@ -122,3 +122,11 @@ def test_initial_weights():
     tokens = torch.randint(0, 512, (2, 32))
     logits = model(tokens, torch.randint(0, 512, (2, 8, 2, 6)))
     assert 0.7 < logits.std().item() < 1.3
+
+
+def test_a_small_model_has_an_encoder_of_its_own_sizes():
+    small = RetroConfig.small(50, d_model=64, d_ff=128, num_heads=4, num_layers=3, chunk_len=8, max_len=32)
+    assert (small.head_dim, small.neighbour_len, small.cca_layers, small.encoder_layers) == (16, 16, (3,), 1)
+    encoder = (small.encoder_d_model, small.encoder_d_ff, small.encoder_heads, small.encoder_head_dim)
+    assert encoder == (small.d_model, small.d_ff, small.num_heads, small.head_dim) and small.max_len == 32
+    assert RetroConfig.small(50, 64, 128, 4, 3, 8, cca_layers=(2, 3), encoder_d_ff=64).encoder_d_ff == 64

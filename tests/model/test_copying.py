@@ -6,24 +6,7 @@ import torch
 from retro_model.retro import Retro, copying
 from retro_model.retro.config import RetroConfig
 
-CONFIG = RetroConfig(
-    vocab_size=300,
-    d_model=64,
-    d_ff=128,
-    num_heads=2,
-    head_dim=32,
-    num_layers=3,
-    chunk_len=8,
-    neighbour_len=16,
-    cca_layers=(3,),
-    encoder_layers=1,
-    encoder_d_model=64,
-    encoder_d_ff=128,
-    encoder_heads=2,
-    encoder_head_dim=32,
-    share_embeddings=True,
-    max_len=64,
-)
+CONFIG = RetroConfig.small(300, 64, 128, num_heads=2, num_layers=3, chunk_len=8, share_embeddings=True, max_len=64)
 
 
 def ranks(model: Retro) -> tuple[float, float]:

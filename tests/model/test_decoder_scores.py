@@ -10,24 +10,21 @@ import torch
 from retro_model import evaluation
 from retro_model.evaluation.knn_lm import TokenDatastore, score_knn
 from retro_model.retro.retrofit import retrofit
-from tests.model import toys
+from tests.model import decoders, toys
 
 transformers = pytest.importorskip("transformers")
 V, M = 23, 4
 ENCODER = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
 
 
-def llama(seed=0, **sizes):
+def llama(seed=0):
     torch.manual_seed(seed)
-    small = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
-    config = transformers.LlamaConfig(vocab_size=V, num_key_value_heads=1, max_position_embeddings=64, **small | sizes)
-    return transformers.LlamaForCausalLM(config).double().train()
+    return decoders.llama(V, 2, d_ff=24).double().train()
 
 
 def gpt2(seed=0):
     torch.manual_seed(seed)
-    config = transformers.GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=2, n_positions=64)
-    return transformers.GPT2LMHeadModel(config).double()
+    return decoders.gpt2(V, 2).double()
 
 
 def texts():

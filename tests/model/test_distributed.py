@@ -23,23 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SETTINGS = training.Settings(steps=3, warmup_steps=0, max_lr=0.3, clip=0.5)
-CONFIG = RetroConfig(
-    vocab_size=17,
-    d_model=16,
-    d_ff=32,
-    num_heads=1,
-    head_dim=16,
-    num_layers=2,
-    chunk_len=4,
-    neighbour_len=8,
-    cca_layers=(1, 2),
-    encoder_layers=1,
-    encoder_d_model=16,
-    encoder_d_ff=32,
-    encoder_heads=1,
-    encoder_head_dim=16,
-    max_len=16,
-)
+CONFIG = RetroConfig.small(17, 16, 32, num_heads=1, num_layers=2, chunk_len=4, cca_layers=(1, 2), max_len=16)
 
 
 MOSAICS = MosaicsConfig(vocab_size=17, d_model=32, num_heads=2, num_layers=2, persistent_slots=5)

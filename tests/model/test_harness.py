@@ -41,25 +41,8 @@ def made(tmp_path_factory):
     )
     database = ChunkDatabase.build(folder / "keys", store, HashedTfidf(16).fit(store))
     torch.manual_seed(0)
-    sizes = dict(
-        num_heads=2,
-        head_dim=16,
-        encoder_layers=1,
-        encoder_d_model=32,
-        encoder_d_ff=32,
-        encoder_heads=2,
-        encoder_head_dim=16,
-    )
-    config = RetroConfig(
-        tokenizer.vocab_size,
-        32,
-        64,
-        num_layers=2,
-        cca_layers=(2,),
-        chunk_len=M,
-        neighbour_len=2 * M,
-        max_len=128,
-        **sizes,
+    config = RetroConfig.small(
+        tokenizer.vocab_size, 32, 64, num_heads=2, num_layers=2, chunk_len=M, encoder_d_ff=32, max_len=128
     )
     model = Retro(config).eval()
 

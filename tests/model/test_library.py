@@ -19,7 +19,7 @@ from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
 from retro_model.data.tokens import Tokenizer
-from tests.model import toys
+from tests.model import decoders, toys
 from tests.model.data import random_documents, store_of
 from tests.model.serving import folders
 
@@ -167,17 +167,7 @@ def decoder_folder(folder):
     )
     theirs.save_pretrained(folder)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        bos_token_id=1,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    decoders.llama(tokenizer.vocab_size, 3, d_ff=32, longest=256, bos_token_id=1).save_pretrained(folder)
 
 
 def text_folder(folder):

@@ -13,6 +13,7 @@ from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 from retro_model.retro.retrofit import retrofit
 from retro_model.retro.retrofitted_decoder import RetrofittedDecoder
+from tests.model import decoders
 
 transformers = pytest.importorskip("transformers")
 
@@ -29,16 +30,11 @@ ADDED = dict(
 
 
 def gpt2():
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=V, n_positions=64, n_embd=32, n_layer=LAYERS, n_head=2)
-    )
+    return decoders.gpt2(V, LAYERS)
 
 
 def llama():
-    sizes = dict(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=2, num_key_value_heads=1
-    )
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, **sizes))
+    return decoders.llama(V, LAYERS, longest=2048)
 
 
 def ours():

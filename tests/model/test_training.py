@@ -330,23 +330,7 @@ def test_training_lowers_the_loss():
 
 
 def retro():
-    config = RetroConfig(
-        vocab_size=17,
-        d_model=16,
-        d_ff=32,
-        num_heads=1,
-        head_dim=16,
-        num_layers=2,
-        chunk_len=4,
-        neighbour_len=8,
-        cca_layers=(2,),
-        encoder_layers=1,
-        encoder_d_model=16,
-        encoder_d_ff=32,
-        encoder_heads=1,
-        encoder_head_dim=16,
-        max_len=16,
-    )
+    config = RetroConfig.small(17, 16, 32, num_heads=1, num_layers=2, chunk_len=4, max_len=16)
     torch.manual_seed(0)
     return Retro(config)
 

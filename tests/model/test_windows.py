@@ -97,12 +97,10 @@ def retrofit_of(store):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from retro_model.integrations.huggingface import RetrofitForCausalLM
+    from tests.model import decoders
 
-    sizes = dict(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1
-    )
     torch.manual_seed(0)
-    decoder = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=V, max_position_embeddings=64, **sizes))
+    decoder = decoders.llama(V, 2)
     encoder = dict(encoder_layers=1, encoder_d_model=16, encoder_d_ff=16, encoder_heads=1, encoder_head_dim=16)
     return transformers, RetrofitForCausalLM.from_decoder(
         decoder, cca_layers=(2,), chunk_len=M, cca_output="fresh", **encoder

@@ -26,22 +26,7 @@ def config_of(preset: str | None, vocab_size: int, chunk_len: int, window: int) 
     sizes = {"chunk_len": chunk_len, "neighbour_len": 2 * chunk_len, "max_len": window}
     if preset:
         return RetroConfig.preset(preset, vocab_size).replace(**sizes)
-    return RetroConfig(
-        vocab_size,
-        d_model=64,
-        d_ff=256,
-        num_heads=4,
-        head_dim=16,
-        num_layers=3,
-        cca_layers=(3,),
-        encoder_layers=1,
-        encoder_d_model=64,
-        encoder_d_ff=128,
-        encoder_heads=4,
-        encoder_head_dim=16,
-        share_embeddings=True,
-        **sizes,
-    )
+    return RetroConfig.small(vocab_size, 64, 256, 4, 3, encoder_d_ff=128, share_embeddings=True, **sizes)
 
 
 def main(options: Namespace) -> list[dict]:

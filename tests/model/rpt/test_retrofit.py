@@ -8,27 +8,17 @@ import torch
 from retro_kernels.testing import relative_error
 from retro_model import generate
 from retro_model.rpt import RetrofittedRPT, lambda_rank, retrofit_rpt
+from tests.model import decoders
 from tests.model.rpt import tiny
 
-transformers = pytest.importorskip("transformers")
 ADDED = {"cca_layers": (3, 4), "chunk_len": 4, "segment": 8, "excluded_chunks": 2, "num_heads": 2}
 
 
 def decoder(kind):
     torch.manual_seed(0)
     if kind == "gpt2":
-        config = transformers.GPT2Config(vocab_size=tiny.VOCAB, n_embd=32, n_layer=4, n_head=2, n_positions=128)
-        return transformers.GPT2LMHeadModel(config).eval()
-    config = transformers.LlamaConfig(
-        vocab_size=tiny.VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-    )
-    return transformers.LlamaForCausalLM(config).eval()
+        return decoders.gpt2(tiny.VOCAB, 4, longest=128).eval()
+    return decoders.llama(tiny.VOCAB, 4, d_ff=48, heads=4, kv_heads=2, longest=128).eval()
 
 
 def learn(model, tokens, steps=12):

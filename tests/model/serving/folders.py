@@ -95,24 +95,7 @@ def retro(path: Path) -> Path:
 
 
 def config(vocab_size: int) -> RetroConfig:
-    return RetroConfig(
-        vocab_size,
-        d_model=64,
-        d_ff=64,
-        num_heads=2,
-        head_dim=32,
-        num_layers=2,
-        chunk_len=M,
-        neighbour_len=2 * M,
-        cca_layers=(2,),
-        encoder_layers=1,
-        encoder_d_model=64,
-        encoder_d_ff=64,
-        encoder_heads=2,
-        encoder_head_dim=32,
-        share_embeddings=True,
-        max_len=512,
-    )
+    return RetroConfig.small(vocab_size, 64, 64, 2, num_layers=2, chunk_len=M, share_embeddings=True, max_len=512)
 
 
 def rpt(path: Path) -> Path:

@@ -12,6 +12,7 @@ from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve import ask
 from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.tokens import Tokenizer
+from tests.model import decoders
 
 from . import folders
 
@@ -30,8 +31,7 @@ def made(tmp_path_factory):
     )
     theirs.save_pretrained(decoder)
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=tokenizer.vocab_size, n_embd=32, n_layer=2, n_head=2, n_positions=128)
-    transformers.GPT2LMHeadModel(config).save_pretrained(decoder)
+    decoders.gpt2(tokenizer.vocab_size, 2, longest=128).save_pretrained(decoder)
     for name, _, text in folders.texts():
         (texts / name.replace("<b>", "").replace(".html", ".md")).write_text(text)
     retrofit.run(decoder, out, PLAN, HOW, attention="new", folder_of_texts=texts)
