@@ -22,6 +22,8 @@ BIASES = ("rel_key", "rel_query", "content_bias", "position_bias")
 TRANSFORMER_XL = ("rel_key", "content_bias", "position_bias")
 #: retrieval scores are wanted in the type of the stored embeddings: float32 on CPUs, all three on GPUs
 EMBEDDINGS = {"cpu": ("float32",), "cuda": DTYPES["cuda"]}
+#: ops whose kernels are for one type
+FLOAT32 = {"cpu": ("float32",), "cuda": ("float32",)}
 RETRO, RPT = "arXiv 2112.04426", "arXiv 2306.13421"
 MOSAICS = "arXiv 2405.06394"
 

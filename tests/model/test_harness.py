@@ -11,6 +11,8 @@ import torch
 from retro_model import Retro, RetroConfig, evaluation, generate
 from retro_model.__main__ import main
 from retro_model.apps.evaluate.lm_eval import hand_over
+from retro_model.apps.library import retrofit
+from retro_model.apps.library.options import Fit, Plan
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store
@@ -183,3 +185,25 @@ def test_a_folder_of_another_kind_is_refused(tmp_path):
         RetroLM.from_folder(folder, neighbours=-1)
     with pytest.raises(ValueError, match="batch_size: expected a number; got 'auto'"):
         RetroLM.from_folder(folder, batch_size="auto")
+
+
+def test_a_decoder_with_a_library_by_its_own_attention(tmp_path):
+    """Last words and answers: with neighbours, without, with random ones, with passages."""
+    pytest.importorskip("transformers")
+    decoder, texts = tmp_path / "decoder", tmp_path / "texts"
+    for folder, fill in ((decoder, folders.decoder), (texts, folders.text_files)):
+        folder.mkdir()
+        fill(folder)
+    plan = Plan(chunk_len=M, window=32, stride=16, dim=64, held_out=2, held_bytes=100)
+    folder = tmp_path / "out"
+    retrofit.run(decoder, folder, plan, Fit(steps=0), folder_of_texts=texts)
+    words = tasks.lambada(lines(tmp_path, "words", [{"text": "The captain lost the rope near the old harbour town."}]))
+    found = {}
+    for name, options in {"on": {}, "off": {"neighbours": 0}, "random": {"random": True}}.items():
+        [sample] = run(RetroLM.from_folder(str(folder), **options), words)[1]
+        found[name] = sample["resps"][0][0][0]  # log-likelihood of the last word
+    assert len(set(found.values())) == 3, found
+    rows = [{"question": "who?", "answers": ["x"], "passages": [{"title": "Rope", "text": TEXTS[0]}]}]
+    questions = tasks.question_answering(lines(tmp_path, "questions", rows), max_new_tokens=2)
+    results, samples = run(RetroLM.from_folder(str(folder), passages=True), questions)
+    assert results["exact_match,none"] == 0 and isinstance(samples[0]["resps"][0][0], str)

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
+from retro_model.apps.evaluate import knn_lm
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
-from retro_model.apps.library.library import Searched
+from retro_model.apps.library.library import Searched, beginnings
 from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
-from retro_model.data.tokens import Tokenizer
-from tests.model import decoders, toys
+from tests.model import toys
 from tests.model.data import random_documents, store_of
 from tests.model.serving import folders
 
@@ -160,24 +160,6 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert torch.equal(untrained.table, Line().table)
 
 
-def decoder_folder(folder):
-    tokenizer = Tokenizer.train([text for _, _, text in folders.texts()], 400)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
-    )
-    theirs.save_pretrained(folder)
-    torch.manual_seed(0)
-    decoders.llama(tokenizer.vocab_size, 3, d_ff=32, longest=256, bos_token_id=1).save_pretrained(folder)
-
-
-def text_folder(folder):
-    for number in range(4):
-        for name, _, text in folders.texts():
-            words = text.split()
-            plain = name.replace("<b>", "").rpartition(".")[0]
-            (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
-
-
 NAMES = list(contenders.MAKERS)
 
 
@@ -185,8 +167,8 @@ NAMES = list(contenders.MAKERS)
 def compared(tmp_path_factory):
     """What `compare` left, and its arguments."""
     decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
-    decoder_folder(decoder)
-    text_folder(library)
+    folders.decoder(decoder)
+    folders.text_files(library)
     arguments = [str(decoder), "--texts", str(library), "--out", str(out), "--chunk-len", "8", "--window", "32"]
     arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
     arguments += ["--datastore-tokens", "300", "--random-documents", "2", "--keep-states", "--contenders", *NAMES]
@@ -233,6 +215,14 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
         compare.main(["--out", str(tmp_path)])
 
 
+def test_training_windows_that_recur_begin_documents():
+    store = toys.store([[1] * 8, [2] * 12, [3] * 20, [4] * 16, [5] * 12], 4)
+    firsts = [2, 5, 10, 14]  # of documents that fill a window of twelve tokens
+    drawn = [beginnings(store, 12, 2, seed) for seed in range(20)]
+    assert {row for rows in drawn for row in rows.tolist()} == set(firsts)
+    assert all(len(set(rows.tolist())) == 2 for rows in drawn) and beginnings(store, 12, 5, 0) is None
+
+
 def test_exchanged_neighbours_are_those_of_other_documents():
     store = toys.store([[1] * 8] * 3, 4)  # three documents of two chunks
     near = np.array([[1, 2], [2, -1], [3, 2], [4, 5], [5, 6], [7, 1]])
@@ -256,12 +246,23 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400)
     said = []
     retrofit.run(decoder, tmp_path, plan, Fit(steps=2), rank=2, folder_of_texts=library, show=said.append)
-    assert any(line.startswith("  step 2 of 2") for line in said) and said[-2].startswith("Too few to say")
+    assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
+    seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
+    assert list(seconds) == ["ready", "trained", "scored"]
+    assert 0 < seconds["ready"] <= seconds["trained"] <= seconds["scored"]
     assert not list((tmp_path / "model").glob("decoder*"))
     assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
     reader = open_folder(tmp_path)
     got = reader.read(reader.passage(reader.start), Options())
     assert np.abs(got.on - got.off).max() > 1e-4
+
+
+def test_commands_over_a_demonstration_refuse_a_retrofit_and_name_what_serves(tmp_path):
+    with pytest.raises(SystemExit, match=r"expected a folder that retro-model demo left, with its results\.json$"):
+        knn_lm.main([str(tmp_path)])
+    (tmp_path / "retrofit.json").write_text("{}")
+    with pytest.raises(SystemExit, match="compare DECODER --contenders alone knn own"):
+        knn_lm.main([str(tmp_path)])
 
 
 def test_the_differences_are_those_of_the_scores(compared):

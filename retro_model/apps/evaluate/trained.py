@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,12 @@ class Trained(NamedTuple):
 
 
 def open_demo(folder: Path) -> Trained:
-    """Raises: FileNotFoundError, ValueError naming the file."""
+    """Raises: FileNotFoundError, ValueError naming the file; SystemExit for a folder of another command."""
+    if not (folder / "results.json").exists():
+        advice = ""
+        if (folder / "retrofit.json").exists():
+            advice = "; of a retrofit's decoder: retro-model compare DECODER --contenders alone knn own"
+        sys.exit(f"{folder}: expected a folder that retro-model demo left, with its results.json{advice}")
     results = json.loads((folder / "results.json").read_text())
     models = []
     for name in ("retro", "baseline"):

@@ -24,7 +24,7 @@ from retro_kernels import info
 from retro_model import evaluation
 
 from . import record, texts
-from .contenders import MAKERS, RETRIEVE_NOTHING, Setting
+from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
 from .library import prepare
 from .options import CONTENDERS, Fit, Plan
 from .options import compare as parser
@@ -46,8 +46,9 @@ def run(setting: Setting, names: list[str], documents: int, random_documents: in
     for name in names:
         path = _path(setting, name)
         result = record.Result.load(path) if path.exists() else None
-        if result is None or result.facts["of"] != _settings(setting):
-            result = record.Result.empty(setting.library.held_out, _settings(setting))
+        settings = _settings(setting, name)
+        if result is None or result.facts["of"] != settings:
+            result = record.Result.empty(setting.library.held_out, settings)
         wanted = {"true": documents, "random": 0 if name in RETRIEVE_NOTHING else random_documents}
         if any(result.facts["documents"][which] < count for which, count in wanted.items()):
             show(CONTENDERS[name])
@@ -59,9 +60,14 @@ def _path(setting: Setting, name: str) -> Path:
     return setting.folder / "scores" / f"{name}-{setting.fit.seed}.npz"
 
 
-def _settings(setting: Setting) -> dict:
-    made = {"plan": dataclasses.asdict(setting.plan), "fit": dataclasses.asdict(setting.fit)}
-    return made | {"datastore_tokens": setting.datastore_tokens}
+def _settings(setting: Setting, name: str) -> dict:
+    """The settings that a contender's scores depend on."""
+    made = {"plan": dataclasses.asdict(setting.plan)}
+    if name in TRAINED:
+        made["fit"] = dataclasses.asdict(setting.fit)
+    if name in OWN:
+        made["layers"] = setting.layers and list(setting.layers)
+    return made | ({"datastore_tokens": setting.datastore_tokens} if name == "knn" else {})
 
 
 def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
@@ -101,7 +107,7 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
 
     paths = {name: _path(setting, name) for name in CONTENDERS}
     results = {name: record.Result.load(path) for name, path in paths.items() if path.exists()}
-    results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting)}
+    results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting, name)}
     if "alone" not in results:
         return {}
     rows = record.rows(results, CONTENDERS, setting.library.held_out, setting.library.leakage)
@@ -150,9 +156,10 @@ def main(arguments: list[str] | None = None) -> None:
             options.decoder,
             prepared,
             plan,
-            Fit(steps=options.steps, max_lr=options.lr, seed=options.seed),
+            Fit(steps=options.steps, max_lr=options.lr, windows=options.windows, seed=options.seed),
             options.out,
             options.datastore_tokens,
+            options.layers and tuple(options.layers),
             options.out / "states" if options.keep_states else None,
             show_line,
         )

@@ -25,8 +25,9 @@ from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
 
 @dataclass(frozen=True)
 class Setting:
-    """Inputs of the contenders. folder: of the trained ones. datastore_tokens: of kNN-LM. states: where the states of
-    neighbours are kept between contenders and calls of the command, None: nowhere."""
+    """Inputs of the contenders. folder: of the trained ones. datastore_tokens: of kNN-LM. layers: of own attention,
+    None: all. states: where the states of neighbours are kept between contenders and calls of the command, None:
+    nowhere."""
 
     decoder_folder: Path
     library: Library
@@ -34,6 +35,7 @@ class Setting:
     fit: Fit
     folder: Path
     datastore_tokens: int = DATASTORE_TOKENS
+    layers: tuple[int, ...] | None = None
     states: Path | None = None
     show: Callable[[str], None] = print
 
@@ -117,9 +119,11 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0)
     """The decoder with RETRO's new layers, or reading neighbours by its own attention; rank: of its low-rank maps."""
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
-    model = retrofit(decoder, **changes(attention, s.plan.chunk_len, decoder.config.num_hidden_layers, rank=rank))
+    layers = s.layers if attention == "own" else None
+    sizes = s.plan.chunk_len, decoder.config.num_hidden_layers
+    model = retrofit(decoder, **changes(attention, *sizes, layers, rank))
     rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
-    how = dataclasses.replace(s.fit, max_lr=rate)
+    how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
     keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()
     kept = keeping.__enter__()  # for as long as the contender lives
     facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
@@ -142,7 +146,7 @@ def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
 
 
 def _stream(s: Setting, how: Fit, start: int):
-    return stream(s.library, s.plan, how.batch_size, how.seed, start)
+    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows)
 
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {
@@ -156,4 +160,5 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "in-context": in_context,
 }
 KEPT_BYTES = 2**31  # of neighbours' states in memory
+TRAINED, OWN = ("new", "own-gates", "own-lora"), ("own", "own-gates", "own-lora")
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

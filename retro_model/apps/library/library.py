@@ -19,6 +19,7 @@ from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
+from retro_model.evaluation.scoring import document_rows
 
 from .options import Plan
 
@@ -111,8 +112,18 @@ def read_decoder(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
 
 
-def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0):
-    """Batches of the library's own text with their neighbours, without end."""
+def beginnings(store: TokenStore, window: int, count: int, seed: int) -> np.ndarray | None:
+    """First rows of `count` documents that fill a window, drawn at random; None where there are too few."""
+    rows = [first for first, end in document_rows(store) if end - first >= window // store.chunk_len]
+    return np.sort(np.random.default_rng(seed).permutation(rows)[:count]) if len(rows) >= count else None
+
+
+def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
+    """Batches of the library's own text with their neighbours, without end.
+
+    windows: only so many, which recur, each the beginning of a document; None: the whole text.
+    """
+    starts = None if windows is None else beginnings(library.database.store, plan.window, windows, seed)
     return training.batches(
         library.database.store,
         window=plan.window,
@@ -122,4 +133,5 @@ def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int 
         database=library.database,
         k=plan.neighbours,
         start=start,
+        starts=starts,
     )

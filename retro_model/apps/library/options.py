@@ -43,11 +43,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Fit:
-    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step."""
+    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step.
+    windows: distinct ones that own attention is trained on, so that their neighbours are read once."""
 
     steps: int = 50
     minutes: float | None = None
     batch_size: int = 2
+    windows: int | None = 24
     max_lr: float = RATES["own"]
     autocast: str | None = None
     seed: int = 0
@@ -72,6 +74,8 @@ def compare() -> argparse.ArgumentParser:
         add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     add("--steps", type=int, default=Fit.steps, help=f"of what trains (default: {Fit.steps})")
     add("--lr", type=float, default=Fit.max_lr, help=f"of own attention (default: {Fit.max_lr})")
+    add("--windows", type=int, default=Fit.windows, help=f"that own attention is trained on (default: {Fit.windows})")
+    add("--layers", type=int, nargs="+", help="of own attention, from 1 (default: all)")
     add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=f"of kNN-LM (default: {DATASTORE_TOKENS})")
     add("--keep-states", action="store_true", help="of neighbours, on disk, between contenders and calls")
     add("--seed", type=int, default=0)
@@ -91,6 +95,7 @@ def retrofit() -> argparse.ArgumentParser:
     add("--attention", choices=ATTENTION, default="own", help="its own, or RETRO's new layers (default: own)")
     add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
     add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps}); 0: as it is")
+    add("--windows", type=int, default=Fit.windows, help=f"that own attention is trained on (default: {Fit.windows})")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")

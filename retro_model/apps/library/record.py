@@ -127,6 +127,7 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
             f"r(C) <= {alpha}": {"minus_alone": _rounded(gap), "share_of_bytes": round(share, 3)}
             for alpha, *gap, share in evaluation.gains(scores, shared["alone"], store, leakage, alphas=ALPHAS)
         }
+        row["settings"] = {key: value for key, value in facts["of"].items() if key != "plan"}
         found[name] = row | {name: facts.get(name) for name in ("cpu_seconds", "peak_mb", "made")}
     return found
 

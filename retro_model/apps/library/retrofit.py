@@ -9,6 +9,7 @@ and called again, the command goes on. The result is for `retro-model ask` and `
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -22,6 +23,7 @@ from retro_model import evaluation
 from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve import reader
 from retro_model.base.progress import counting
+from retro_model.retro import OwnAttention
 
 from . import texts
 from .compare import show_line
@@ -57,6 +59,11 @@ def run(
         raise FileNotFoundError(f"{decoder}: expected the folder of a decoder, with its config.json; none is there")
     if attention not in ATTENTION:
         raise ValueError(f"attention: expected one of {', '.join(ATTENTION)}; got {attention!r}")
+    began, seconds = time.perf_counter(), {}
+
+    def done(stage: str) -> None:
+        seconds[stage] = round(time.perf_counter() - began, 1)
+
     title, documents = texts.read(folder_of_texts, plan.database_bytes)
     show(f"{title}: {len(documents):,} documents")
     rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
@@ -65,15 +72,20 @@ def run(
     torch.manual_seed(how.seed)
     options = changes(attention, plan.chunk_len, model.config.num_hidden_layers, layers, rank)
     whole = RetrofitForCausalLM.from_decoder(model, **options)
-    show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
-    batches = functools.partial(stream, library, plan, how.batch_size, how.seed)
-    whole.save_pretrained(folder / "model")
-    done = fit(whole.model, batches, how, folder / "training", show)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    describe(folder, decoder, title, library, plan, "Not scored yet.")  # `serve` takes it from here on
+    describe(folder, decoder, title, library, plan, "Not scored yet.")
+    done("ready")
+    show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-model serve {folder}")
+    show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
+    windows = how.windows if attention == "own" else None
+    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, windows=windows)
+    with _keeping(whole.model):
+        training = fit(whole.model, batches, how, folder / "training", show)
+    whole.save_pretrained(folder / "model")
+    done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
-    began = time.process_time()
+    scoring = time.process_time()
     off, on, random = score(whole.model, library, plan, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out)
     describe(folder, decoder, title, library, plan, said)
@@ -84,32 +96,41 @@ def run(
         "on_minus_random": evaluation.bootstrap(on, random, library.held_out),
         "on_minus_off": evaluation.bootstrap(on, off, library.held_out),
         "verdict": said,
-        "training": done,
-        "scoring_cpu_seconds": time.process_time() - began,
+        "training": training,
+        "scoring_cpu_seconds": time.process_time() - scoring,
         "plan": dataclasses.asdict(plan),
         "fit": dataclasses.asdict(how),
         "library": library.facts,
     }
-    (folder / "retrofit.json").write_text(json.dumps(record, indent=1) + "\n")
+    done("scored")
+    (folder / "retrofit.json").write_text(json.dumps(record | {"seconds": seconds}, indent=1) + "\n")
     for name, bits in record["bits_per_byte"].items():
         show(f"  {name}: {bits:.4f} bits per byte")
     show(said)
     with counting("held-out passages, as the page shows them") as report:
         reader.measure(folder, report)
+    done("shown")
+    show("seconds since the start: " + ", ".join(f"{stage} {passed:.0f}" for stage, passed in seconds.items()))
     show(f"See what it looks up, and change that: retro-model serve {folder}")
     return said
+
+
+def _keeping(model):
+    """A context in which states of neighbours are kept, where a model has any."""
+    return model.keeping() if isinstance(model, OwnAttention) else contextlib.nullcontext()
 
 
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Score the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
-    random = evaluation.random_neighbours(near, library.database, how.seed)
+    random = evaluation.exchanged_neighbours(near, library.held_out, how.seed)
     given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}
     scores = []
-    for name, args in given.items():
-        with counting(f"scoring, {name}") as report:
-            options = windows | {"autocast": how.autocast, "report": report}
-            scores.append(evaluation.score(model, library.held_out, *args, **options))
+    with _keeping(model):
+        for name, args in given.items():
+            with counting(f"scoring, {name}") as report:
+                options = windows | {"autocast": how.autocast, "report": report}
+                scores.append(evaluation.score(model, library.held_out, *args, **options))
     return tuple(scores)
 
 
@@ -140,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
         given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out, held_bytes=HELD_BYTES
     )
     rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
-    how = Fit(given.steps, given.minutes, given.batch, rate, given.autocast, given.seed)
+    how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
     try:
         if given.decoder is None:

@@ -117,3 +117,27 @@ def mosaics(path: Path) -> Path:
     )
     folders.keep(path, "mosaics", "Tiny Memory Mosaics", model, tokenizer, held_out(), chunk_len=M, window=96, bos=True)
     return path
+
+
+def decoder(folder: Path) -> None:
+    """A tiny Llama of the Hugging Face library and its tokeniser."""
+    import transformers
+
+    from tests.model import decoders
+
+    tokenizer = Tokenizer.train([text for _, _, text in texts()], 400)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.model, bos_token="<bos>", pad_token="<pad>"
+    )
+    theirs.save_pretrained(folder)
+    torch.manual_seed(0)
+    decoders.llama(tokenizer.vocab_size, 3, d_ff=32, longest=256, bos_token_id=1).save_pretrained(folder)
+
+
+def text_files(folder: Path) -> None:
+    """The texts, four times each with other words first, as files."""
+    for number in range(4):
+        for name, _, text in texts():
+            words = text.split()
+            plain = name.replace("<b>", "").rpartition(".")[0]
+            (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
