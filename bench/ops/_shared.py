@@ -158,3 +158,15 @@ def flex_attention():
     from torch.nn.attention import flex_attention as flex
 
     return torch.compile(flex.flex_attention, dynamic=False)
+
+
+def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: str) -> tuple[Contender, ...]:
+    """Baselines of an attention: eager, compiled, torch's own with and without a bias, and FlexAttention."""
+    eager, sdpa_bias, sdpa_plain, flex = functions
+    return (
+        Contender(op, "eager", eager, peak_bytes=score_bytes),
+        compiled(op, eager, peak_bytes=score_bytes),
+        Contender(op, "sdpa_bias", sdpa_bias, peak_bytes=score_bytes),
+        Contender(op, "sdpa_plain", sdpa_plain, without_positions=True),
+        Contender(op, "flex", flex, devices=("cuda",), reason=no_mask(mask)),
+    )
