@@ -123,7 +123,8 @@ class Operator:
     gradients: Callable[..., list] | None = None  # None: autograd of `call` with the reference backend
 
     def queries(self, arguments: dict[str, Any]) -> int:
-        return arguments[self.differentiable[0]].shape[1]
+        shape = arguments[self.differentiable[0]].shape
+        return shape[min(1, len(shape) - 2)]
 
     def floating(self, arguments: dict[str, Any]) -> list[str]:
         """Differentiable inputs that this call has, as floating tensors."""

@@ -12,10 +12,13 @@ from .compile.warm_up import warm_up
 from .core import native  # noqa: F401  it notes which process this is; extensions are loaded later
 from .core.backends import BackendStatus, backends, use_backend
 from .ops.chunked_cross_attention import chunked_cross_attention
+from .ops.cross_entropy import cross_entropy
 from .ops.leaky_average import leaky_average
+from .ops.linear import linear
 from .ops.merge_attention import merge_attention
 from .ops.relative_attention import relative_attention
 from .ops.relative_logits import relative_logits
+from .ops.rms_norm import rms_norm
 from .ops.topk_chunks import topk_chunks
 from .ops.topk_chunks.stream import TopkStream, topk_merge, topk_rescore
 
@@ -25,10 +28,13 @@ __all__ = [
     "__version__",
     "backends",
     "chunked_cross_attention",
+    "cross_entropy",
     "leaky_average",
+    "linear",
     "merge_attention",
     "relative_attention",
     "relative_logits",
+    "rms_norm",
     "topk_chunks",
     "topk_merge",
     "topk_rescore",

@@ -123,15 +123,14 @@ def dense_rows(name: str, value: Tensor) -> None:
 
 
 def floating(name: str, value: Tensor) -> None:
-    """One of the float types that the kernels take."""
+    """Check that a tensor is of a float type that the kernels take."""
     if value.dtype not in FLOATS:
         raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64; got {value.dtype}")
 
 
-def head_dim(name: str, value: int) -> int:
-    """A width of heads that the kernels take."""
+def head_dim(name: str, value: int, of: str = "", got: str = "") -> int:
+    """Check a width of heads. `of` and `got` tell of which dimension of a tensor it is."""
     if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
-        raise ValueError(
-            f"{name}: expected a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}; got {value}"
-        )
+        wanted = f"{of}a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}"
+        raise ValueError(f"{name}: expected {wanted}; got {got}{value}")
     return value

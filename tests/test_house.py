@@ -23,6 +23,7 @@ STOREYS = (
     {"generation", "training", "evaluation"},
 )
 BACKENDS = ("triton", "cuda", "cpu", "reference")
+LIBRARIES = ("triton_lib", "cpu_lib", "reference_lib")
 #: what of retro_model loads nothing optional
 LIGHT = ("retro", "layers", "generation", "training", "evaluation")
 MOST_ARGUMENTS = 40  # that stand one a line; the attentions' kernels have more, in rows of a kind
@@ -68,13 +69,38 @@ def test_backends_never_import_what_stands_on_them(path):
     "path", [p for p in backend_files() if "reference" in str(p.relative_to(PACKAGE))], ids=lambda p: p.parent.name
 )
 def test_the_reference_imports_only_torch(path):
-    roots = {name.split(".")[0] for name in imported(path) if not name.startswith("retro_kernels.reference_lib")}
+    own = ("retro_kernels.reference_lib", "retro_kernels.core.private")
+    roots = {name.split(".")[0] for name in imported(path) if not name.startswith(own)}
     assert roots <= {"torch", "__future__", "collections", "math"}
 
 
 def test_the_package_never_imports_what_stands_on_it():
     for path in PACKAGE.rglob("*.py"):
         assert not [name for name in imported(path) if name.split(".")[0] in ("retro_model", "bench", "tests")], path
+
+
+def test_the_models_use_only_public_names_of_the_ops():
+    private = ("retro_kernels._", *(f"retro_kernels.{part}" for part in ("core", *LIBRARIES)))
+    for path in MODELS.rglob("*.py"):
+        names = imported(path) - {"retro_kernels.__version__"}
+        assert not [name for name in names if name.startswith(private)], path
+
+
+#: names of torch and Triton that their documents do not promise
+PRIVATE = re.compile(
+    r"torch(\.\w+)*\._(?!_)\w+|forward_ad\._|\._cdata|torch\.utils\._\w+|from torch[\w.]*\._\w+ import"
+    r"|from torch[\w.]* import .*\b_\w+|triton\.(runtime|backends|compiler)|\._pack_args"
+)
+
+
+def test_private_names_of_torch_and_triton_are_in_one_file():
+    found = [
+        f"{path.relative_to(ROOT)}: {name.group()}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in PRIVATE.finditer(path.read_text())
+        if path != PACKAGE / "core" / "private.py"
+    ]
+    assert not found
 
 
 def storey(module: str) -> int:

@@ -25,8 +25,6 @@ SELECTION = [
     "tests/ops",
     "tests/model/test_text.py",
     "tests/model/test_loss.py",
-    "tests/model/test_norms.py",
-    "tests/model/test_products.py",
     "-k",
     "not triton and not compile and not subprocess and not distributed and not fork",
 ]

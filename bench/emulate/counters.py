@@ -40,10 +40,6 @@ class Line:
     sectors_or_wavefronts: int
     fewest: int
 
-    @property
-    def excess(self) -> int:
-        return self.sectors_or_wavefronts - self.fewest
-
 
 def materialised(launch, seed: int = 0):
     """The launch with real tensors on the CPU in place of meta tensors: floats random, integers 0, masks all True."""

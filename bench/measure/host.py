@@ -35,7 +35,8 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
                 continue
             for name, kw in _calls(torch.float32 if backend == "cpu" else torch.bfloat16):
                 kernel = name.partition("/")[0]
-                if kernels and kernel not in kernels:
+                # `ab` measures trees that lack an op
+                if (kernels and kernel not in kernels) or not rk.backends().get(kernel, {}).get(backend):
                     continue
                 for mode, run in _modes(getattr(rk, kernel), kw, backend, name):
                     times[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)
@@ -103,6 +104,10 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "relative_logits/training", {"query": new(1, 4, 2, D), "rel_key": new(2, 7, D), "key_len": 4}
     yield "topk_chunks/decode", {"query": new(1, 4, D), "key": new(1, 64, D), "k": 2}
     yield "leaky_average/training", {"x": new(1, 16, 2, D), "decay": torch.rand(2)}
+    yield "merge_attention/training", {"outs": new(2, 1, 16, 2, D), "lses": torch.randn(2, 1, 2, 16)}
+    yield "linear/training", {"input": new(16, D), "weight": new(D, D), "bias": new(D)}
+    yield "rms_norm/training", {"input": new(16, D), "weight": new(D)}
+    yield "cross_entropy/training", {"input": new(4, D), "target": torch.arange(4), "reduction": "none"}
 
 
 def _modes(op: Callable, kw: dict[str, Any], backend: str, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -112,10 +117,15 @@ def _modes(op: Callable, kw: dict[str, Any], backend: str, name: str) -> Iterato
             position = itertools.count(M - 1)
             yield "step", lambda: op(**kw | {moves: next(position)}, backend=backend)
         return
-    leaves = {name: value.clone().requires_grad_() for name, value in kw.items() if isinstance(value, Tensor)}
-    out = op(**kw, backend=backend)
-    grad = torch.ones_like(out)
-    yield "fwdbwd", lambda: torch.autograd.grad(op(**kw | leaves, backend=backend), tuple(leaves.values()), grad)
+    floats = {name: value for name, value in kw.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    leaves = {name: value.clone().requires_grad_() for name, value in floats.items()}
+
+    def out(kw: dict[str, Any]) -> Tensor:
+        outs = op(**kw, backend=backend)
+        return outs[0] if isinstance(outs, tuple) else outs
+
+    grad = torch.ones_like(out(kw))
+    yield "fwdbwd", lambda: torch.autograd.grad(out(kw | leaves), tuple(leaves.values()), grad)
 
 
 def _floor(leaves: int) -> Callable[[], Any]:

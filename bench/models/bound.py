@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import retro_kernels as rk
 from retro_model import training
 from retro_model.layers import FeedForward
-from retro_model.layers.products import matmul
 
 FLOAT = 4  # bytes
 #: floats a parameter: AdamW reads weight, gradient and two moments and writes all but the gradient
@@ -61,9 +61,9 @@ def seconds_alone(found: Counter[Product], repeats: int = 5) -> float:
     total = 0.0
     for (rows, read, made, asks), times in found.items():
         x, weight, grad = torch.randn(rows, read), torch.randn(made, read), torch.randn(rows, made)
-        calls = [lambda x=x, w=weight: matmul(x, w.T), lambda x=x, g=grad: matmul(g.T, x)]
+        calls = [lambda x=x, w=weight: rk.linear(x, w), lambda x=x, g=grad: rk.linear(g.T, x.T)]
         if asks:
-            calls.append(lambda w=weight, g=grad: matmul(g, w))
+            calls.append(lambda w=weight, g=grad: rk.linear(g, w.T))
         total += times * sum(_least(call, repeats) for call in calls)
     return total
 

@@ -22,6 +22,8 @@ BIASES = ("rel_key", "rel_query", "content_bias", "position_bias")
 TRANSFORMER_XL = ("rel_key", "content_bias", "position_bias")
 #: retrieval scores are wanted in the type of the stored embeddings: float32 on CPUs, all three on GPUs
 EMBEDDINGS = {"cpu": ("float32",), "cuda": DTYPES["cuda"]}
+#: ops whose kernels are for one type
+FLOAT32 = {"cpu": ("float32",), "cuda": ("float32",)}
 RETRO, RPT = "arXiv 2112.04426", "arXiv 2306.13421"
 MOSAICS = "arXiv 2405.06394"
 
@@ -156,3 +158,15 @@ def flex_attention():
     from torch.nn.attention import flex_attention as flex
 
     return torch.compile(flex.flex_attention, dynamic=False)
+
+
+def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: str) -> tuple[Contender, ...]:
+    """Baselines of an attention: eager, compiled, torch's own with and without a bias, and FlexAttention."""
+    eager, sdpa_bias, sdpa_plain, flex = functions
+    return (
+        Contender(op, "eager", eager, peak_bytes=score_bytes),
+        compiled(op, eager, peak_bytes=score_bytes),
+        Contender(op, "sdpa_bias", sdpa_bias, peak_bytes=score_bytes),
+        Contender(op, "sdpa_plain", sdpa_plain, without_positions=True),
+        Contender(op, "flex", flex, devices=("cuda",), reason=no_mask(mask)),
+    )

@@ -360,11 +360,7 @@ OPERATOR = Operator(
     row_elements=row_elements,
 )
 BASELINES = (
-    Contender(OP, "eager", eager, peak_bytes=_score_bytes),
-    shared.compiled(OP, eager, peak_bytes=_score_bytes),
-    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_score_bytes),
-    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
-    Contender(OP, "flex", flex, devices=("cuda",), reason=shared.no_mask("neighbour_mask")),
+    *shared.attention_baselines(OP, (eager, sdpa_bias, sdpa_plain, flex), _score_bytes, "neighbour_mask"),
     Contender(
         OP, "retro_pytorch", retro_pytorch, reason=_no_retro_pytorch, without_positions=True, peak_bytes=_score_bytes
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..registry import Case, Contender, Lazy, Operator, Work
+from ..registry import Case, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
@@ -406,10 +406,4 @@ OPERATOR = Operator(
     rows=rows,
     row_axes=(1, 2),
 )
-BASELINES = (
-    Contender(OP, "eager", eager, peak_bytes=_score_bytes),
-    shared.compiled(OP, eager, peak_bytes=_score_bytes),
-    Contender(OP, "sdpa_bias", sdpa_bias, peak_bytes=_score_bytes),
-    Contender(OP, "sdpa_plain", sdpa_plain, without_positions=True),
-    Contender(OP, "flex", flex, devices=("cuda",), reason=shared.no_mask("key_mask")),
-)
+BASELINES = (*shared.attention_baselines(OP, (eager, sdpa_bias, sdpa_plain, flex), _score_bytes, "key_mask"),)

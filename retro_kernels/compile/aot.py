@@ -23,13 +23,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from ..core import private
 from ..core.backends import OPS, exists
 from .target import KNOWN, Target
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one compiled kernel needs. stack: bytes a thread, above 0 where registers spill; shared_*: bytes a block."""
+    """Resources of a compiled kernel. stack: bytes a thread, above 0 where registers spill; shared_*: bytes a block."""
 
     op: str
     kernel: str
@@ -82,25 +83,12 @@ def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -
 
 def source(launch, target: Target):
     """(ASTSource, options) exactly as a launch of these arguments on such a GPU would build them."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
-    from triton.runtime.jit import create_function_from_signature
-
-    kernel = launch.kernel
-    backend = make_backend(GPUTarget("cuda", target.arch, 32))
-    kwargs = {**launch.arguments, **launch.options}
-    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**kwargs)
-    options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
-    return ASTSource(kernel, signature, constants, attributes), options
+    return private.source(launch, target.arch)
 
 
 def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) -> Row:
     """Compile one launch and read back what it needs."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    src, options = source(case.launch, target)
-    compiled = triton.compile(src, target=GPUTarget("cuda", target.arch, 32), options=options.__dict__)
+    compiled = private.compiled(case.launch, target.arch)
     cubin = compiled.asm["cubin"]
     digest = hashlib.sha256(cubin).hexdigest()
     usage = resources(cubin)

@@ -35,9 +35,7 @@ def _begin_epoch() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What a tile may depend on. width: the widest row that is
-    multiplied; rows, keys: queries and keys per neighbour.
-    """
+    """Sizes and type that choose a tile. width: widest row of a product; rows, keys: queries and keys a neighbour."""
 
     kernel: str
     bytes: int  # of an element

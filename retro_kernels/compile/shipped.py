@@ -20,6 +20,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..core import private
+
 MANIFEST = "retro-kernels.json"
 _GROUP = "__grp__"  # of Triton's files, those that name the others of their entry
 _ENTRY = re.compile(r"[A-Z2-7]{52}")  # a SHA-256 in base 32
@@ -27,9 +29,8 @@ _FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|json)", re.
 
 
 def identity() -> dict[str, str]:
-    """What a compiled kernel's key depends on, apart from the kernel's own arguments."""
+    """Return the parts of a compiled kernel's key that do not depend on its arguments."""
     import triton
-    from triton.runtime.cache import triton_key
 
     sources = hashlib.sha256()
     package = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ def identity() -> dict[str, str]:
     return {
         "triton": triton.__version__,
         "python": platform.python_version().rpartition(".")[0],
-        "compiler": hashlib.sha256(triton_key().encode()).hexdigest(),
+        "compiler": hashlib.sha256(private.compiler_key().encode()).hexdigest(),
         "kernels": sources.hexdigest(),
     }
 
@@ -115,7 +116,7 @@ def _files(entry: Path) -> dict[str, bytes]:
 
 
 def _content(file: Path) -> bytes:
-    """Of a regular file, never through a link. Raises: ValueError, FileNotFoundError."""
+    """Read a regular file, never through a link. Raises: ValueError, FileNotFoundError."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ..core import private
 from . import shipped
 
 _WORK = f"from {__name__} import compile_share; compile_share()"
@@ -78,7 +79,7 @@ def _pass(module, *arguments) -> Callable[[], object]:
 
     def run() -> None:
         with torch.set_grad_enabled(module.training):
-            outputs = torch.utils._pytree.tree_leaves(module(*arguments))
+            outputs = private.tree_leaves(module(*arguments))
         sums = [x.float().sum() for x in outputs if isinstance(x, torch.Tensor) and x.requires_grad]
         if sums:
             parameters = [p for p in module.parameters() if p.requires_grad]
@@ -110,9 +111,7 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
 
 def _type_of(value):
-    """What stands for an argument in another process: of a tensor its
-    type, and whether it starts at a multiple of 16 bytes.
-    """
+    """Replace a tensor by its type and whether its address is a multiple of 16: enough to compile for it elsewhere."""
     return (
         (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
         if isinstance(value, torch.Tensor)
@@ -134,20 +133,14 @@ def compile_share() -> None:
     """The work of one process; its share comes over stdin."""
     import importlib
 
-    import triton
-    from triton.backends.compiler import GPUTarget
-
     from ..triton_lib.launch import Launch
-    from . import aot
-    from .target import Target
 
     failed = None
     for module, name, arguments, options, arch in pickle.load(sys.stdin.buffer):
         values = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
         launch = Launch(getattr(importlib.import_module(module), name), (1,), values, *options)
-        src, options = aot.source(launch, Target(arch, 0))
         try:
-            triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
+            private.compiled(launch, arch)
         except Exception as error:  # the rest of the share is compiled all the same
             failed = f"{name}: {error}"
     if failed:

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from ..checks import (
-    HEAD_DIM_MAX,
-    HEAD_DIM_MIN,
-    HEAD_DIM_STEP,
     INTEGERS,
     dense_rows,
     floating,
     has_rows,
+    head_dim,
     like,
     number,
     position,
@@ -44,13 +42,7 @@ def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[i
 
 
 def _attention_sizes(call, sizes: dict[str, int]) -> None:
-    head_dim = sizes["D"]
-    if head_dim % HEAD_DIM_STEP or not HEAD_DIM_MIN <= head_dim <= HEAD_DIM_MAX:
-        raise ValueError(
-            f"query: expected D (the head dimension) to be a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to "
-            f"{HEAD_DIM_MAX}; "
-            f"got D={head_dim}"
-        )
+    head_dim("query", sizes["D"], of="D (the head dimension) to be ", got="D=")
     if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
         keys = call.key.shape[-3]
         if sizes["G"] and not (keys and sizes["H"] % keys == 0) and sizes["N"] % sizes["G"] == 0:
@@ -63,6 +55,12 @@ def _attention_sizes(call, sizes: dict[str, int]) -> None:
         raise ValueError(
             f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}{hint}"
         )
+
+
+def rows(name: str, value: Tensor, letter: str, sizes: dict[str, int]) -> None:
+    """Raise where the last dimension isn't of the size that the letter has."""
+    if value.dim() == 0 or value.shape[-1] != sizes[letter]:
+        raise ValueError(f"{name}: expected [...,{letter}] with {letter}={sizes[letter]}; got {list(value.shape)}")
 
 
 def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:

@@ -87,14 +87,20 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
     """The module that serves `call`. ValueError, with the reason, if the backend named cannot."""
     for value in call:
         if isinstance(value, Tensor) and value.numel() == 0:
-            return _module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
+            return module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
     for name in _available(op) if backend is None else (backend,):
         why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
         if why is None:
             if name == "reference" and backend is None:
                 _warn_of_fallback(op, call)
-            return _module(op, name)
+            return module(op, name)
     raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
+
+
+def kernel_is_faster(op: str, call) -> bool:
+    """Whether a compiled kernel is there that serves the call, and none says that another backend is faster."""
+    names = [name for name in _available(op) if name != "reference"]
+    return any([(_slower(op, name, call) or _unsupported(op, name, call)) is None for name in names])
 
 
 def _warn_of_fallback(op: str, call) -> None:
@@ -116,11 +122,11 @@ def _warn_once(message: str) -> None:
 
 def _unsupported(op: str, name: str, call) -> str | None:
     status = _status(op, name)
-    return _module(op, name).unsupported(call) if status else status.reason
+    return module(op, name).unsupported(call) if status else status.reason
 
 
 def _slower(op: str, name: str, call) -> str | None:
-    slower = getattr(_module(op, name), "slower", None)
+    slower = getattr(module(op, name), "slower", None)
     return slower(call) if slower else None
 
 
@@ -168,5 +174,5 @@ def _status(op: str, name: str) -> BackendStatus:
 
 
 @functools.cache
-def _module(op: str, name: str) -> ModuleType:
+def module(op: str, name: str) -> ModuleType:
     return importlib.import_module(f"retro_kernels.ops.{op}.{name}")

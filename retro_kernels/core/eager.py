@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from ..compile import configs
-from . import arguments, backends, flops, operator, transforms
+from . import arguments, backends, flops, operator, private, transforms
 from . import plan as plans
 from .plan import Plan, forget, keep
 
 _OPTIONS = frozenset((int, float, bool, str))
-_dispatch_keys = torch._C._dispatch_keys
-__all__ = ["forget", "serve"]
+_ORDINARY = _OPTIONS | {Tensor, torch.nn.Parameter, type(None)}
+__all__ = ["forget", "serve", "serve_or_torch", "watched"]
 
 
 def serve(op: str, call, backend: str | None):
     """Check, choose and run a call of the public op."""
     if torch.compiler.is_compiling():
         return operator.registered(op)(*operator.resolve(call), backends.named(backend))
-    if torch._C._is_any_autocast_enabled() and unheard() and arguments.autocast_on(call[0]):
+    if private.autocast() and private.unheard() and arguments.autocast_on(call[0]):
         call, device = arguments.cast(call), call[0].device.type
         torch.set_autocast_enabled(device, False)
         try:
@@ -63,9 +63,32 @@ def serve(op: str, call, backend: str | None):
     return outs if len(outs) > 1 else outs[0]
 
 
+def serve_or_torch(op: str, call, backend: str | None, function):
+    """Serve a call of the public op, by torch's own `function` where nobody names a backend and no kernel is faster."""
+    if backends.named(backend) is not None:
+        return serve(op, call, backend)
+    narrowed = private.autocast() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
+    if not narrowed and not watched(call) and backends.kernel_is_faster(op, call):
+        return serve(op, call, backend)
+    try:
+        if not torch.compiler.is_compiling() and call.strict():
+            return function(*call)
+    except (AttributeError, RuntimeError, TypeError):  # their messages name no argument
+        operator.resolve(call)
+        raise
+    return function(*operator.resolve(call))
+
+
+def watched(call) -> bool:
+    """Whether a compiler, a transform or a subclass of tensors is to see the operations of a call."""
+    if torch.compiler.is_compiling() or private.transformed():
+        return True
+    return any([value.__class__ not in _ORDINARY for value in call])
+
+
 def _by_operator(op: str, call, backend: str | None):
     """A resolved call by the operator, for whoever listens."""
-    if not transforms.active():
+    if not private.transformed():
         flops.announce()
         return operator.registered(op)(*call, backend)
     outs = transforms.forward(op, call, backend)
@@ -77,7 +100,9 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
     first, named = len(plan.tensors), plan.needed(needs)
     call, outs = plan.call(saved), saved[first:]
     transforms.refuse_batched(plan.op, grads)
-    if transforms.active():
+    if getattr(call, "TWICE", False) and torch.is_grad_enabled():
+        listed = iter(_by_definition(plan.op, call, grads, named))
+    elif private.transformed():
         listed = iter(transforms.backward(plan.op, call, plan.backend, outs, grads, named))
     else:
         registered = operator.registered(plan.op, "_backward")
@@ -89,8 +114,16 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
     return results
 
 
+def _by_definition(op: str, call, grads, named: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    """Gradients that can be differentiated again: autograd's own, of the reference."""
+    inputs = [getattr(call, name) for name, needed in zip(call.DIFFERENTIABLE, named) if needed]
+    outs = backends.module(op, "reference").forward(call)
+    outs, grads = zip(*[(out, grad) for out, grad in zip(outs, grads) if grad is not None])
+    return torch.autograd.grad(outs, inputs, grads, create_graph=True)
+
+
 class _Differentiable(torch.autograd.Function):
-    """What `register_autograd` does, at a quarter of its cost: a function of the call's tensors alone."""
+    """Autograd function of a call's tensors alone. It costs a quarter of what `register_autograd` does."""
 
     @staticmethod
     def forward(ctx, plan: Plan, *tensors):
@@ -100,9 +133,10 @@ class _Differentiable(torch.autograd.Function):
         else:
             outs = plan.forward.run(tensors)
         ctx.plan = plan
+        kept = [outs[at] for at in plan.kept]
         if plan.layouts is None:
-            plan.layouts = operator.layouts((*tensors, *outs))
-        ctx.save_for_backward(*tensors, *outs)
+            plan.layouts = operator.layouts((*tensors, *kept))
+        ctx.save_for_backward(*tensors, *kept)
         ctx.set_materialize_grads(False)
         if not outs[-1].is_floating_point():  # of topk_chunks; the last of its outputs
             ctx.mark_non_differentiable(outs[-1])
@@ -116,8 +150,8 @@ class _Differentiable(torch.autograd.Function):
             return (None,) * (len(needs) + 1)
         names = [plan.make._fields[at] for at in plan.tensors] + ["output"] * (len(saved) - len(plan.tensors))
         operator.check_saved(plan.op, names, saved, plan.layouts)
-        plain = all([g is None or _dispatch_keys(g).raw_repr() in _PLAIN or _plain(g) for g in grads])
-        if torch.is_grad_enabled() or not plain or torch._C._is_any_autocast_enabled() or not unheard():
+        plain = all([g is None or private.dispatch_keys(g).raw_repr() in _PLAIN or _plain(g) for g in grads])
+        if torch.is_grad_enabled() or not plain or private.autocast() or not private.unheard():
             return None, *_gradients_by_operator(plan, saved, grads, needs)
         if not saved[0].is_cuda:
             return None, *plan.gradients((*saved, *grads), needs)
@@ -127,16 +161,18 @@ class _Differentiable(torch.autograd.Function):
 
 @functools.cache
 def _moving(problem: type) -> int | None:
-    """Where calls of an op have the position that moves."""
+    """Return the place of the field that holds the moving position, or None."""
     return None if problem.MOVES is None else problem._fields.index(problem.MOVES)
 
 
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | None]:
-    """What checks, choice and launches depend on, None where a mode, transform, tracer or profiler wants to know of the
-    call; whether a gradient is wanted; and the position, where it moves and is no part of the key."""
+    """Return (key of the plan, whether a gradient is wanted, the position that moves and is no part of the key).
+
+    The key is None where a mode, transform, tracer or profiler listens.
+    """
     parts: list = [op, backend, configs._epoch]
     add, wanted, plain = parts.append, False, _PLAIN
-    if torch._C._has_torch_function(call):
+    if torch.overrides.has_torch_function(call):
         return None, False, None
     at, position, values = _moving(call.__class__), None, call
     if at is not None and call[at].__class__ is int:
@@ -147,7 +183,7 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
         if value is None:
             add(None)
         elif isinstance(value, Tensor):
-            if _dispatch_keys(value).raw_repr() not in plain and not _plain(value):
+            if private.dispatch_keys(value).raw_repr() not in plain and not _plain(value):
                 return None, False, None
             add(value.dtype)
             add(value.shape)
@@ -164,35 +200,23 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     if differentiable and position is not None:
         add(position)
         position = None
-    heard = torch._C._is_any_autocast_enabled() or not unheard()
+    heard = private.autocast() or not private.unheard()
     return (None if heard else tuple(parts)), differentiable, position
-
-
-def unheard() -> bool:
-    """No mode, transform, tracer or profiler is on."""
-    return (
-        torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-        and torch.autograd.forward_ad._current_level < 0
-        and not torch.autograd._profiler_enabled()
-    )
 
 
 def _plain(tensor: Tensor) -> bool:
     """An ordinary tensor of the CPU or a GPU: no subclass, no lazy negation, no wrapper."""
     if tensor.is_cuda:
         _PLAIN.update(_plain_keys("cuda"))
-    return _dispatch_keys(tensor).raw_repr() in _PLAIN
+    return private.dispatch_keys(tensor).raw_repr() in _PLAIN
 
 
 @functools.cache
 def _plain_keys(device: str) -> frozenset[int]:
     """Dispatch keys of ordinary tensors, of inference mode too; asked for a GPU once a tensor has been there."""
-    found = [_dispatch_keys(torch.empty(0, device=device)).raw_repr()]
+    found = [private.dispatch_keys(torch.empty(0, device=device)).raw_repr()]
     with torch.inference_mode():
-        found.append(_dispatch_keys(torch.empty(0, device=device)).raw_repr())
+        found.append(private.dispatch_keys(torch.empty(0, device=device)).raw_repr())
     return frozenset(found)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from . import private
+
 #: operator -> formula of its arguments, as `register_flop_formula(get_raw=True)` takes it
 _FORMULAS: dict[object, Callable[..., int]] = {}
 
@@ -35,7 +37,7 @@ def announce() -> None:
     for operator, formula in _FORMULAS.items():
         if operator not in counting.flop_registry:
             counting.register_flop_formula(operator, get_raw=True)(formula)
-    for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+    for mode in private.dispatch_modes():
         counter = getattr(mode, "counter", None)
         if isinstance(counter, counting.FlopCounterMode):
             for operator in _FORMULAS:

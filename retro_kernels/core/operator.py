@@ -26,7 +26,8 @@ _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "
 def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None, ...]] | None = None) -> None:
     """Register `op`.
 
-    problem   NamedTuple of the call; its fields are the arguments, in the order of the schema
+    problem   NamedTuple of the call; its fields are the arguments, in the order of the schema. KEPT: the outputs that
+              the backward pass reads, all where it isn't stated. TWICE: gradients can be differentiated again
     tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     CALLS[op] = problem
@@ -34,12 +35,12 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
     fields, arguments = len(problem._fields), schema(problem)
     where = [problem._fields.index(name) for name in problem.DIFFERENTIABLE]
     count = len(returns)
-    outputs = ", ".join(f"Tensor {name}" for name in returns)
+    outputs = "".join(f"Tensor {name}, " for name in kept(problem))
     grads = ", ".join(f"Tensor? grad_{name}" for name in returns)
     result = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
     forward_name, backward_name = f"{NAMESPACE}::{op}", f"{NAMESPACE}::{op}_backward"
     _LIBRARY.define(f"{op}({arguments}, str? backend) -> {result}")
-    _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}, {grads}, bool[] needs) -> Tensor[]")
+    _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
 
     def forward(*args):
         transforms.refuse_tangents(op, args)
@@ -81,7 +82,7 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
         _LIBRARY.impl(f"{op}_backward", backward, device)
     torch.library.register_fake(forward_name, forward_fake, lib=_LIBRARY)
     torch.library.register_fake(backward_name, backward_fake, lib=_LIBRARY)
-    _register_autograd(op, forward_name, backward_name, problem._fields, where, returns)
+    _register_autograd(op, forward_name, backward_name, problem, where)
     flops.register(op, problem)
     if tangents is not None:
         transforms.register(op, tangents)
@@ -97,13 +98,17 @@ def schema(problem: type) -> str:
     return ", ".join(f"{_SCHEMA_TYPE[kind]}{'?' if rest else ''} {name}" for name, (kind, *rest) in annotations.items())
 
 
-def _register_autograd(
-    op: str, forward_name: str, backward_name: str, names: Sequence[str], where: list[int], returns: Sequence[str]
-) -> None:
-    fields, count = len(names), len(returns)
+def kept(problem: type) -> tuple[str, ...]:
+    """Names of the outputs that a backward pass reads."""
+    return getattr(problem, "KEPT", problem.RETURNS)
+
+
+def _register_autograd(op: str, forward_name: str, backward_name: str, problem: type, where: list[int]) -> None:
+    fields, count, saves = len(problem._fields), len(problem.RETURNS), kept(problem)
 
     def setup_context(ctx, inputs, output):
-        outs = (output,) if count == 1 else output
+        outs = dict(zip(problem.RETURNS, (output,) if count == 1 else output))
+        outs = [outs[name] for name in saves]
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors, *outs)
         ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
@@ -117,7 +122,7 @@ def _register_autograd(
             return tuple(grads_in)
         saved = ctx.saved_tensors
         transforms.refuse_batched(op, grads)
-        check_saved(op, (*names, "backend", *returns), saved, ctx.layouts)
+        check_saved(op, (*problem._fields, "backend", *saves), saved, ctx.layouts)
         args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
         results = iter(
             getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs)

@@ -43,6 +43,8 @@ class Plan:
             self.given = [*self.tensors, resolved._fields.index(self.make.MOVES)] if free else self.tensors
         self.moves = [_place(at, call, resolved) for at in self.given]
         self.seeded = None in self.moves
+        #: places of the outputs that a backward pass reads
+        self.kept = [self.make.RETURNS.index(name) for name in getattr(self.make, "KEPT", self.make.RETURNS)]
         self.forward = Pass(self._forward, self.listable)
         self.backwards: OrderedDict[tuple, Pass] = OrderedDict()
         #: of the tensors of `given` and of the outputs: what a backward pass relies on; known after the first call
@@ -61,8 +63,8 @@ class Plan:
     def gradients(self, values: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> list[Tensor | None]:
         """The gradients of those tensors of the call that `needs` names.
 
-        values: the call's tensors, its outputs, and their gradients, whose layouts are looked at again: a hook may have
-        put others in their place.
+        values: the call's tensors, its outputs that are kept, and the gradients of all. Layouts are looked at again: a
+        hook may have put other tensors in their place.
         """
         key = (needs, *[None if x is None else (x.stride(), x.data_ptr() & 15) for x in values])
         found = self.backwards.get(key)
@@ -74,8 +76,7 @@ class Plan:
 
     def _backward(self, values, needs: tuple[bool, ...]) -> list[Tensor | None]:
         first = len(self.tensors)
-        count = (len(values) - first) // 2
-        outs, grads = values[first : first + count], values[first + count :]
+        outs, grads = values[first : first + len(self.kept)], values[first + len(self.kept) :]
         call, outs, grads = readable(self.call(values), outs, grads)
         results = [None] * first
         for at, grad in zip(self.places, self.module.backward(call, outs, grads, self.needed(needs)), strict=True):
@@ -84,7 +85,7 @@ class Plan:
         return results
 
     def needed(self, needs: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Of each entry of DIFFERENTIABLE, where `needs` says it of each tensor."""
+        """Return `needs`, which has one flag a tensor, as one flag an entry of DIFFERENTIABLE."""
         return tuple([at is not None and needs[at] for at in self.places])
 
 
@@ -113,8 +114,10 @@ def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
 
 
 def _place(i: int, call, resolved) -> int | None:
-    """Where the call has the tensor that stands at i once resolved, None where it has none: a seed is drawn for each
-    call. One tensor may be given for several arguments."""
+    """Return the field of the call that holds the resolved call's tensor i; None for a seed, which each call draws.
+
+    One tensor may be given for several arguments.
+    """
     if call[i] is resolved[i]:
         return i
     return next((j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own), None)

@@ -1,37 +1,135 @@
-"""Every private name of torch and Triton that calls go through, and a public way round for versions that lack it.
+"""Every private name of torch and Triton that the package uses, and a public way round for versions that lack one.
 
-Tried with torch 2.11 to 2.13, triton 3.6 to 3.9.
+Tried with torch 2.11 to 2.13, triton 3.6 to 3.9. Without a name of torch's, eager calls go through the registered
+operator; without Triton's launcher, launches go through Triton's own binder. Compiling ahead of time needs Triton's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["TorchDispatchMode", "tree_leaves"]
+
+
+def _of_torch(name: str, otherwise):
+    """A name inside torch._C, or the public way round."""
+    try:
+        return operator.attrgetter(name)(torch._C)
+    except AttributeError:
+        return otherwise
+
 
 #: device type -> what torch's own compiler allocates with, (shape, strides, dtype) -> tensor: half torch.empty's time
 EMPTY = {
-    device: getattr(
-        torch._C._dynamo.guards,
-        f"_empty_strided_{device}",
+    device: _of_torch(
+        f"_dynamo.guards._empty_strided_{device}",
         lambda shape, strides, dtype, device=device: torch.empty_strided(shape, strides, dtype=dtype, device=device),
     )
     for device in ("cpu", "cuda")
 }
 #: how many tensors use a storage, by its address; None: unknown
-storage_users = getattr(torch._C, "_storage_Use_Count", None)
+_storage_users = _of_torch("_storage_Use_Count", None)
+storages_tell = _storage_users is not None
+
+#: whether autocast is on for any device
+autocast = _of_torch("_is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, ("cpu", "cuda"))))
+
+
+class _NoKeys:
+    raw_repr = staticmethod(lambda: 0)
+
+
+#: tensor -> its dispatch keys, whose `raw_repr()` is one number for them
+dispatch_keys = _of_torch("_dispatch_keys", lambda tensor: _NoKeys)
+_interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
+_functionalize = _of_torch("_functorch.TransformType.Functionalize", None)
+_is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: False)
+_tangents_on = _of_torch("_is_fwd_grad_enabled", lambda: True)
+_LISTENERS = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state", "_dispatch_keys")
+_dispatched, _overridden, _traced, _ = (_of_torch(name, None) for name in _LISTENERS)
+#: whether this torch tells of everything that may listen to a call
+_tells = (
+    all(hasattr(torch._C, name) for name in _LISTENERS)
+    and hasattr(torch.autograd, "_profiler_enabled")
+    and hasattr(forward_ad, "_current_level")
+)
+
+
+def storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors use a storage."""
+    return _storage_users(storage._cdata)
+
+
+def unheard() -> bool:
+    """No mode, transform, tracer or profiler is on, and this torch tells of all of them."""
+    return (
+        _tells
+        and _dispatched() == 0
+        and _overridden() == 0
+        and _interpreter() is None
+        and _traced() is None
+        and forward_ad._current_level < 0
+        and not torch.autograd._profiler_enabled()
+    )
+
+
+def transformed() -> bool:
+    """Whether vmap, grad, jvp or forward mode is on for this thread; functionalisation is none."""
+    interpreter = _interpreter()
+    return (
+        getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize
+    )
+
+
+def may_have_tangents() -> bool:
+    """Whether a level of forward mode is open."""
+    return getattr(forward_ad, "_current_level", 0) >= 0 and _tangents_on()
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `is_grads_batched` made the tensor."""
+    return _is_batched(tensor)
+
+
+def dispatch_modes() -> list[TorchDispatchMode]:
+    """The modes that are on for this thread."""
+    return _get_current_dispatch_mode_stack()
+
+
+def autograd_on() -> contextlib.AbstractContextManager:
+    """Autograd on inside an operator's implementation, where torch switches it off for the thread."""
+    keys = torch._C._dispatch_tls_local_exclude_set()
+    for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        keys = keys.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys)
+
 
 #: first and last version whose compiled kernels are called as `Launched.run` is (read in their sources, and compared by
 #: a test)
 KNOWN_TRITON = ((3, 6), (3, 9))
 
 
+def triton_driver():
+    """The module that knows the GPU of this process."""
+    from triton.runtime import driver
+
+    return driver
+
+
 @functools.cache
 def _triton():
     """(driver, runtime knobs) of a Triton whose launcher is known; None of any other."""
     import triton
-    from triton.runtime import driver
 
+    driver = triton_driver()
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     return (driver, triton.knobs.runtime) if KNOWN_TRITON[0] <= version <= KNOWN_TRITON[1] else None
 
@@ -70,3 +168,37 @@ class Launched:
 def specialised(kernel) -> frozenset[str]:
     """Parameters of a Triton kernel whose value is compiled in where it is 1 or a multiple of 16."""
     return frozenset(p.name for p in getattr(kernel, "params", ()) if not p.do_not_specialize)
+
+
+def gpu(arch: int):
+    """A GPU as Triton's compiler names it."""
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("cuda", arch, 32)
+
+
+def source(launch, arch: int):
+    """(ASTSource, options) exactly as a launch of these arguments on such a GPU would build them."""
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    kernel, backend = launch.kernel, make_backend(gpu(arch))
+    kwargs = {**launch.arguments, **launch.options}
+    bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**kwargs)
+    options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
+    return ASTSource(kernel, signature, constants, attributes), options
+
+
+def compiled(launch, arch: int):
+    """The kernel of a launch, compiled for a GPU that need not be there."""
+    import triton
+
+    src, options = source(launch, arch)
+    return triton.compile(src, target=gpu(arch), options=options.__dict__)
+
+
+def compiler_key() -> str:
+    """Hash of the files that make up Triton's compiler."""
+    from triton.runtime.cache import triton_key
+
+    return triton_key()

@@ -46,7 +46,7 @@ def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
 def keep(tensor: Tensor) -> None:
     """From now on its memory is taken again once nobody uses it, where KEPT has room: free blocks make room, the one
     taken longest ago first."""
-    if private.storage_users is None or tensor.nbytes > KEPT:
+    if not private.storages_tell or tensor.nbytes > KEPT:
         return
     with _lock:
         held = sum(block.nbytes() for block in _blocks) + tensor.nbytes
@@ -59,7 +59,7 @@ def keep(tensor: Tensor) -> None:
 def _free(at: int) -> bool:
     """Whether only the list holds a block: no tensor, and no reference to the storage's one object but the list's and
     this call's."""
-    return private.storage_users(_blocks[at]._cdata) == 1 and sys.getrefcount(_blocks[at]) <= 2
+    return private.storage_users(_blocks[at]) == 1 and sys.getrefcount(_blocks[at]) <= 2
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

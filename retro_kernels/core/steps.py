@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import native, private, recycled
 
@@ -35,6 +35,29 @@ _ACTIVE = threading.local()
 THREADS, STREAM = torch.get_num_threads, lambda: torch.cuda.current_stream().cuda_stream
 #: where a context of `collecting` is open: the launches that were left out
 _collected: list | None = None
+
+
+class Seen(NamedTuple):
+    """A tensor's memory with the sizes and strides that a compiled function is to see."""
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def layout(self) -> tuple:
+        """The view that C++ gets, but for the address."""
+        return native.layout(self.tensor.dtype, self.shape, self.strides)
+
+
+def rows(x: Tensor) -> Seen:
+    """A contiguous x [...,K] as a matrix."""
+    width = x.shape[-1]
+    return Seen(x, (x.numel() // width, width), (width, 1))
+
+
+def flat(x: Tensor) -> Seen:
+    """A contiguous x as a vector."""
+    return Seen(x, (x.numel(),), (1,))
 
 
 @contextlib.contextmanager
@@ -76,7 +99,7 @@ def active() -> Listing | None:
     return getattr(_ACTIVE, "listing", None)
 
 
-class Listing(TorchDispatchMode):
+class Listing(private.TorchDispatchMode):
     """Inside, operations on meta tensors, compiled functions and launches are noted as steps. Nothing is computed."""
 
     def __init__(self, values):
@@ -99,7 +122,7 @@ class Listing(TorchDispatchMode):
         return super().__exit__(*exception)
 
     def _twin(self, value):
-        """What stands for an input: a tensor of its layout and alignment, or a position."""
+        """Return a stand-in for an input: a meta tensor of its layout and alignment, or a position."""
         if isinstance(value, Tensor):
             extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) + 1
             offset = (value.data_ptr() & 15) // value.element_size()
@@ -153,6 +176,8 @@ class Listing(TorchDispatchMode):
         for value in arguments:
             if isinstance(value, Tensor):
                 made.append((_VIEW, self._slot(value), native.view(value)[1:]))
+            elif isinstance(value, Seen):
+                made.append((_VIEW, self._slot(value.tensor), value.layout()))
             elif isinstance(value, Position):
                 made.append((_NUMBER, value.slot, None))
             elif isinstance(value, tuple):
@@ -289,6 +314,8 @@ def _now(arguments: tuple) -> list:
     return [
         native.view(value)
         if isinstance(value, Tensor)
+        else (value.tensor.data_ptr(), *value.layout())
+        if isinstance(value, Seen)
         else tuple(_now(value))
         if isinstance(value, tuple)
         else value()

@@ -13,20 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from . import private
+
 _FORWARD_MODE: dict[str, Callable] = {}
 
 
 def register(op: str, tangents: Callable) -> None:
     """tangents: (call, outputs, call of the tangents, backend) -> one tangent an output, None of what has none."""
     _FORWARD_MODE[op] = tangents
-
-
-def active() -> bool:
-    """Whether a transform that `forward` serves is on for this thread."""
-    interpreter = torch._C._functorch.peek_interpreter_stack()
-    if interpreter is None:
-        return forward_ad._current_level >= 0
-    return interpreter.key() != torch._C._functorch.TransformType.Functionalize
 
 
 def forward(op: str, call, backend: str | None) -> tuple[Tensor, ...]:
@@ -63,7 +57,8 @@ class _Forward(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[3 + place] for place in places)
         results = [None] * (3 + len(call))
         if any(needs) and not all(grad is None for grad in grads):
-            found = iter(backward(ctx.op, call, ctx.backend, outs, grads, needs))
+            kept = [outs[call.RETURNS.index(name)] for name in getattr(call, "KEPT", call.RETURNS)]
+            found = iter(backward(ctx.op, call, ctx.backend, kept, grads, needs))
             for place, needed in zip(places, needs):
                 results[3 + place] = next(found) if needed else None
         return tuple(results)
@@ -134,7 +129,7 @@ def no_forward_mode(op: str) -> Exception:
 
 def refuse_tangents(op: str, values) -> None:
     """Raise where a tensor has a tangent: an operator's kernel sees it last, and would drop it."""
-    if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+    if private.may_have_tangents():
         for value in values:
             if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
                 raise no_forward_mode(op)
@@ -142,7 +137,7 @@ def refuse_tangents(op: str, values) -> None:
 
 def refuse_batched(op: str, grads) -> None:
     """Raise where `is_grads_batched` hands over gradients that no custom operator can take apart."""
-    if any([grad is not None and torch._C._functorch.is_legacy_batchedtensor(grad) for grad in grads]):
+    if any([grad is not None and private.is_batched(grad) for grad in grads]):
         raise NotImplementedError(
             f"retro_kernels.{op}: is_grads_batched is not implemented; torch.func.vmap over torch.func.vjp is"
         )

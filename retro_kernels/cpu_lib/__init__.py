@@ -1,4 +1,4 @@
-"""What the CPU backends of the ops share: fresh memory, refusals."""
+"""Memory for outputs, and reasons to refuse a call: for the CPU backends of all ops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,24 @@ from ..core import arguments, recycled, steps
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
-    """What every op of this backend refuses."""
+    """Reason why no kernel of this backend reads such tensors, or None."""
     return arguments.unsupported_tensors(tensors, "cpu")
+
+
+def unsupported(call) -> str | None:
+    """Reason why the differentiable tensors of a call can't be served, or None."""
+    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
+
+
+def unsupported_but_float32(call) -> str | None:
+    """Reason why kernels for float32 alone can't serve a call, or None."""
+    for name in call.DIFFERENTIABLE:
+        x = getattr(call, name)
+        if x is not None and x.dtype != torch.float32:
+            return f"{name} is {x.dtype}; have float32"
+        if x is not None and x.device.type != "cpu":
+            return f"{name} is on {x.device}, not on a cpu device"
+    return None
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the two attentions have in common on the CPU: outputs, gradients, and the calls into C++."""
+"""Outputs, gradients and calls into C++ of the two attentions on the CPU."""
 
 from __future__ import annotations
 

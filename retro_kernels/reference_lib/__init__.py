@@ -1,1 +1,1 @@
-"""What the ops' definitions in plain PyTorch share. Imports nothing but torch."""
+"""Functions for the ops' definitions in plain PyTorch."""

@@ -1,6 +1,4 @@
-"""What the two attentions of the reference share: accumulation type,
-position logits, dropout, softmax over visible keys.
-"""
+"""Accumulation type, position logits, dropout and softmax over visible keys, for the reference of both attentions."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..core import private
+
 
 def backward_of(forward: Callable) -> Callable:
     """`backward(call, outputs, grads, needs)` that reruns `forward` under autograd."""
@@ -14,7 +16,7 @@ def backward_of(forward: Callable) -> Callable:
     def backward(call, outputs, grads, needs) -> list[Tensor | None]:
         names = [name for name, needed in zip(call.DIFFERENTIABLE, needs, strict=True) if needed]
         # inside an operator's implementation autograd is switched off for this thread; the definition wants it on
-        with torch.enable_grad(), _autograd_on():
+        with torch.enable_grad(), private.autograd_on():
             inputs = [getattr(call, name).detach().requires_grad_() for name in names]
             recomputed = forward(call._replace(**dict(zip(names, inputs, strict=True))))
             pairs = [
@@ -32,10 +34,3 @@ def backward_of(forward: Callable) -> Callable:
         return [by_name.get(name) for name in call.DIFFERENTIABLE]
 
     return backward
-
-
-def _autograd_on():
-    keys = torch._C._dispatch_tls_local_exclude_set()
-    for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
-        keys = keys.remove(getattr(torch._C.DispatchKey, name))
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys)

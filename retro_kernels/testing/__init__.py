@@ -1,5 +1,5 @@
-"""What a kernel is judged by: one table of tolerances, random inputs, guard bands, poison and errors. Needs no test
-framework.
+"""Tools that judge a kernel: one table of tolerances, random inputs, guard bands, poison and errors. No test framework
+is needed.
 
 >>> from retro_kernels.testing import compare, inputs
 >>> # outputs and gradients; an AssertionError says where and by how much

@@ -273,6 +273,25 @@ def merged(seed: int = 0, *, dtype=torch.float32, P=3, B=2, N=5, H=2, D=16, dead
     return _placed(kw, draw)
 
 
+def linear(seed: int = 0, *, dtype=torch.float32, B=2, N=19, I=16, J=24, bias=True, draw=None):
+    """Keyword arguments of `linear`."""
+    g = draw or Draw(seed, dtype)
+    kw = {"input": g.normal(B, N, I), "weight": g.normal(J, I, scale=I**-0.5)}
+    return _placed(kw | ({"bias": g.normal(J)} if bias else {}), draw)
+
+
+def rms(seed: int = 0, *, dtype=torch.float32, B=2, N=19, D=16, eps=1e-5, draw=None):
+    """Keyword arguments of `rms_norm`."""
+    g = draw or Draw(seed, dtype)
+    return _placed({"input": g.normal(B, N, D), "weight": g.normal(D), "eps": eps}, draw)
+
+
+def entropy(seed: int = 0, *, dtype=torch.float32, N=19, V=33, draw=None):
+    """Keyword arguments of `cross_entropy`, whose losses are not summed."""
+    g = draw or Draw(seed, dtype)
+    return _placed({"input": g.normal(N, V, scale=4.0), "target": g.integers(0, V, N), "reduction": "none"}, draw)
+
+
 def _statistics(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 

@@ -21,12 +21,9 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
     heard: gets every launch, as the arguments that Triton's launcher takes: grid, stream, function, metadata, hooks,
     the kernel's own.
     """
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
     from retro_kernels import triton_lib as backend
     from retro_kernels.compile import target
-    from retro_kernels.core import backends, eager
+    from retro_kernels.core import backends, eager, private
 
     known = target.KNOWN[arch]
 
@@ -58,16 +55,17 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
             return 0
 
         def get_current_target(self):
-            return GPUTarget("cuda", arch, 32)
+            return private.gpu(arch)
 
     number = next(_NUMBERS)  # Triton keeps what it compiled, launcher and all, by the device's number
     status = backends._status
 
     def serves(op: str, name: str) -> backends.BackendStatus:
-        return backends.BackendStatus(True) if name == "triton" else status(op, name)
+        there = name == "triton" and backends.exists(op, name)
+        return backends.BackendStatus(True) if there else status(op, name)
 
     patches = (
-        mock.patch.object(driver, "_active", Driver()),
+        mock.patch.object(private.triton_driver(), "_active", Driver()),
         mock.patch.object(backend, "device_type", lambda: "cpu"),
         mock.patch.object(backend, "unavailable", lambda: None),
         mock.patch.object(backends, "_status", serves),

@@ -1,4 +1,4 @@
-"""Fused Triton kernels; one package per op, of the same name as everywhere, and `common` for what ops share."""
+"""Functions of Triton kernels, and of their host side, that ops share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def interpreted() -> bool:
 
 
 def device_type() -> str:
-    """Of the tensors that the backend takes."""
+    """Return the device type of the tensors that the backend takes."""
     return "cpu" if interpreted() else "cuda"
 
 
@@ -39,7 +39,7 @@ def too_old(arch: int) -> str:
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
-    """What every op of this backend refuses."""
+    """Reason why no kernel of this backend reads such tensors, or None."""
     if why := arguments.unsupported_tensors(tensors, device_type()):
         return why
     arch = min(current_target(tensor.device).arch for tensor in tensors.values() if tensor is not None)

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
-from triton.runtime.jit import KernelInterface
+from triton import JITFunction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Launch:
     constants included; tensors may be on the meta device.
     """
 
-    kernel: KernelInterface
+    kernel: JITFunction
     grid: tuple[int, ...]
     arguments: dict[str, Tensor | int | float | bool | str | None]
     num_warps: int = 4
@@ -28,7 +28,7 @@ class Launch:
 
     @property
     def options(self) -> dict[str, int]:
-        """What Triton's compiler is told beside the arguments."""
+        """Options of Triton's compiler."""
         limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
@@ -37,7 +37,7 @@ class Launch:
         return dataclasses.replace(self, arguments=dict(zip(self.kernel.arg_names, values, strict=True)))
 
     def run(self):
-        """What Triton compiled; None under its interpreter."""
+        """Launch, and return the compiled kernel; None under Triton's interpreter."""
         return self.kernel[self.grid](**self.arguments, **self.options)
 
 

@@ -14,8 +14,9 @@ _STEP = 8  # parts that one step of the merge loads
 
 
 def of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[dict[str, Tensor], list[Launch]]:
-    """Where the programs of `count` splits of the keys write, and the launch that merges it into out [B,N,H,D] and lse;
-    one split writes out and lse themselves.
+    """Return the memory that `count` splits of the keys write, and the launch that merges it into out and lse.
+
+    One split writes out and lse themselves: nothing is merged.
     """
     if count == 1:
         return {"out_ptr": out, "lse_ptr": lse}, []

@@ -1,4 +1,4 @@
-"""What every op of this backend makes of a call, and how it is run: the same for all of them."""
+"""Plan of one pass of a call, and its runs: the same for every op of this backend."""
 
 from __future__ import annotations
 

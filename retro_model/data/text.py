@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from retro_kernels.core import native as _extensions
+from retro_kernels import extensions
 
 ABI = 1  # what the bindings of csrc/text take, as they state it in `abi`; the two change together
 NO_TOKEN = -1  # what a masked token becomes: it equals no token of a chunk
@@ -217,7 +217,7 @@ def bm25_scores(
 
 
 def native():
-    module, why = _extensions.load("retro_model._text", ABI, "a C++ compiler")
+    module, why = extensions.load("retro_model._text", ABI, "a C++ compiler")
     if module is None:
         raise ImportError(why)
     return module

@@ -26,10 +26,9 @@ def lambada(path: str | Path) -> dict[str, Any]:
     return _task(
         "lambada",
         path,
-        output_type="loglikelihood",
-        metric_list=metrics,
-        doc_to_text=all_but_the_last_word,
-        doc_to_target=last_word,
+        "loglikelihood",
+        metrics,
+        (all_but_the_last_word, last_word),
     )
 
 
@@ -39,10 +38,9 @@ def curation(path: str | Path) -> dict[str, Any]:
     return _task(
         "curation",
         path,
-        output_type="loglikelihood",
-        metric_list=metrics,
-        doc_to_text=article,
-        doc_to_target=summary,
+        "loglikelihood",
+        metrics,
+        (article, summary),
         process_results=summary_bits,
     )
 
@@ -56,10 +54,9 @@ def wikitext103(path: str | Path) -> dict[str, Any]:
     return _task(
         "wikitext103",
         path,
-        output_type="loglikelihood_rolling",
-        metric_list=metrics,
-        doc_to_text="",
-        doc_to_target=whole_text,
+        "loglikelihood_rolling",
+        metrics,
+        ("", whole_text),
         process_results=text_bits,
     )
 
@@ -71,10 +68,9 @@ def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[st
     return _task(
         "question_answering",
         path,
-        output_type="generate_until",
-        metric_list=metrics,
-        doc_to_text=question,
-        doc_to_target=first_answer,
+        "generate_until",
+        metrics,
+        (question, first_answer),
         process_results=answer_matches,
         generation_kwargs={"until": ["\n"], "max_gen_toks": max_new_tokens, "do_sample": False},
     )
@@ -160,8 +156,10 @@ def write_yaml(task: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def _task(name: str, path: str | Path, **fields) -> dict[str, Any]:
+def _task(name: str, path: str | Path, kind: str, metrics: list[dict], ends: tuple, **fields) -> dict[str, Any]:
+    """Describe a task; kind: its output_type. ends: functions, or strings, of a document's text and target."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"path: expected a file of JSON lines; got {path}")
     source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
+    fields |= {"output_type": kind, "metric_list": metrics, "doc_to_text": ends[0], "doc_to_target": ends[1]}
     return {"task": f"retro_{name}", **source, "target_delimiter": "", "metadata": {"version": 1}, **fields}

@@ -12,7 +12,7 @@ from .initialisation import initialise
 from .loss import NextTokenLoss, linear_cross_entropy, next_token_loss
 from .norms import RMSNorm
 from .positions import RelativePositions, encode_displacements
-from .products import Linear, linear
+from .products import Linear
 from .rotary import RotaryAttention, Rotation, rotate, rotation
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Rotation",
     "encode_displacements",
     "initialise",
-    "linear",
     "linear_cross_entropy",
     "next_token_loss",
     "rotate",

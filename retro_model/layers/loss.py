@@ -7,16 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from retro_kernels.core import native
-from retro_kernels.cpu_lib import softmax_losses
+import retro_kernels as rk
 from retro_model.base import checks
-
-from .products import matmul
 
 #: Logits made at a time: 256 MiB in float32, 524 rows of a vocabulary
 #: of 128,000. Fewer rows would read the matrix too often.
 LOGITS_AT_ONCE = 2**26
-#: Logits that a softmax goes over at a time on a CPU, where its passes then stay in the cache.
+#: Logits that a thread's softmax goes over at a time, so that its passes stay in the cache.
 LOGITS_IN_CACHE = 2**20
 
 
@@ -96,33 +93,28 @@ def _op(
     with torch.autocast(x.device.type, enabled=False):
         for first in range(0, len(x), rows):
             part = slice(first, first + rows)
-            grad = matmul(x[part], weight.T).to(acc_dtype)
+            grad = rk.linear(x[part], weight).to(acc_dtype)
             losses[part] = _softmax_losses_(grad, targets[part], weights[part], grad_x or grad_weight)
             grad = grad.to(x.dtype)
             if grad_x:
-                dx[part] = matmul(grad, weight)
+                dx[part] = rk.linear(grad, weight.T)
             if grad_weight:
-                product = matmul(grad.T, x[part])
+                product = rk.linear(grad.T, x[part].T)
                 dweight = product.to(acc_dtype) if first == 0 else dweight.add_(product)
     return losses.sum(), losses, dx, dweight.to(weight.dtype)
 
 
 def _softmax_losses_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: bool) -> Tensor:
     """Weighted losses [T] of logits [T,V], which become the losses' gradient if it is wanted."""
-    if logits.device.type != "cpu":
-        return _by_torch_(logits, targets, weights, wanted)
-    if logits.dtype is torch.float32 and logits.numel() and native.unavailable("_cpu") is None:
-        return softmax_losses.softmax_losses_(logits, targets.contiguous(), weights.contiguous(), wanted)
-    rows = max(1, LOGITS_IN_CACHE // max(1, logits.shape[-1]))
-    parts = zip(logits.split(rows), targets.split(rows), weights.split(rows))
-    return torch.cat([_by_torch_(*part, wanted) for part in parts])
-
-
-def _by_torch_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: bool) -> Tensor:
-    lse, target = logits.logsumexp(-1, keepdim=True), targets.unsqueeze(-1)
-    losses = (lse - logits.gather(-1, target)).squeeze(-1) * weights
-    if wanted:
-        logits.sub_(lse).exp_().scatter_add_(-1, target, torch.full_like(lse, -1.0)).mul_(weights.unsqueeze(-1))
+    cached = LOGITS_IN_CACHE * torch.get_num_threads()
+    rows = max(1, (cached if logits.device.type == "cpu" else LOGITS_AT_ONCE // 8) // logits.shape[1])
+    losses = torch.empty_like(weights)
+    for first in range(0, len(logits), rows):
+        part = slice(first, first + rows)
+        call = logits[part], targets[part].contiguous(), None
+        losses[part] = torch.ops.retro_kernels.cross_entropy(*call) * weights[part]
+        if wanted:
+            (logits[part],) = torch.ops.retro_kernels.cross_entropy_backward(*call, weights[part], [True])
     return losses
 
 

@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from retro_kernels.core.arguments import INTEGERS
+import retro_kernels as rk
+from retro_kernels.checks import INTEGERS
 from retro_model.base import checks
-from retro_model.layers import NextTokenLoss, linear, next_token_loss
+from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import MosaicsCache
 from .config import MosaicsConfig
@@ -121,7 +122,7 @@ class MemoryMosaics(nn.Module):
 
     def readout(self, x: Tensor) -> Tensor:
         """Logits [...,V] of final activations [...,d]."""
-        return linear(x * self.config.logit_scale, self.embedding.weight)
+        return rk.linear(x * self.config.logit_scale, self.embedding.weight)
 
     def activations(
         self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None

@@ -17,8 +17,8 @@ def keep_memory() -> bool:
     """Have glibc's malloc keep what this process frees instead of giving it back; True where it does.
 
     By default it maps each large tensor anew and unmaps it, so that a step on a CPU takes a page fault for every 4 KiB
-    it writes. The process keeps the size of its largest step. `train` calls this for models on a CPU. Whoever has set
-    one of malloc's variables in the environment has chosen: then nothing is changed.
+    it writes. The process keeps the size of its largest step. `train(keep_memory=True)` calls this for models on a
+    CPU. Nothing changes where one of malloc's variables is set in the environment.
     """
     if any(name in os.environ for name in CHOSEN):
         return False

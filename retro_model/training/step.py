@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from retro_model.layers import NextTokenLoss
 
+from . import memory
 from .batches import Batch
-from .memory import keep_memory
 from .optimiser import Settings, learning_rate
 
 
@@ -178,17 +178,18 @@ def train(
     stop: int | None = None,
     accumulate: int = 1,
     report: Callable[[int, dict], None] | None = None,
+    keep_memory: bool = False,
 ) -> list[dict]:
     """Steps `start` to `stop` (settings.steps by default), `accumulate` batches each; `report(step, results)` after
-    each. On a CPU the process keeps the memory that its steps free, see `keep_memory`.
+    each. keep_memory: on a CPU the process keeps the memory that its steps free, see `training.keep_memory`.
 
     Returns: the results of `train_step`, one a step, with the `seconds` it took and `waiting`, the share of them that
     it waited for the stream (`prefetched` reads ahead).
     """
     if accumulate < 1:
         raise ValueError(f"accumulate: expected at least 1; got {accumulate}")
-    if next(model.parameters()).device.type == "cpu":
-        keep_memory()
+    if keep_memory and next(model.parameters()).device.type == "cpu":
+        memory.keep_memory()
     history = []
     for step in range(start, settings.steps if stop is None else stop):
         began = time.perf_counter()

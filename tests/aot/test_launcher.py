@@ -85,7 +85,7 @@ def test_sixty_four_decode_steps_are_planned_twice_at_most(op, monkeypatch):
     numbers that a plan of its own would have given it.
     """
     make, name = STEPS[op]
-    module, planned, heard = backends._module(op, "triton"), [], []
+    module, planned, heard = backends.module(op, "triton"), [], []
     forward = module.forward
     monkeypatch.setattr(module, "forward", lambda call: planned.append(call) or forward(call))
     with stub.device(90, heard.append):

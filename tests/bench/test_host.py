@@ -14,12 +14,15 @@ def test_every_op_is_measured_on_both_backends(monkeypatch):
     monkeypatch.setattr(host, "BATCHES", 1)
     monkeypatch.setattr(host, "CALLS", 1)
     times = host.measure(("cpu",))
-    without = {"merge_attention"}  # it has no host case yet
-    assert {name.split("/")[0] for name in times} == {*ab_command.OPERATORS, "floor"} - without
+    assert {name.split("/")[0] for name in times} == {*ab_command.OPERATORS, "floor"} - {
+        "merge_attention"
+    }  # no C++ kernel
     assert min(times.values()) > 0
     pytest.importorskip("triton")
-    times = host.measure(("triton",), ("leaky_average",))
-    assert list(times) == ["leaky_average/triton/training/fwd", "leaky_average/triton/training/fwdbwd", "floor/fwdbwd"]
+    for op in ("leaky_average", "merge_attention"):
+        times = host.measure(("triton",), (op,))
+        assert list(times) == [f"{op}/triton/training/fwd", f"{op}/triton/training/fwdbwd", "floor/fwdbwd"]
+    assert list(host.measure(("triton",), ("linear", "rms_norm", "cross_entropy"))) == ["floor/fwdbwd"]  # no kernel
 
 
 def test_only_what_stays_slower_is_told(monkeypatch):

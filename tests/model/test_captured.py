@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing.recorded import Recorded
 from retro_model.generation import captured, generate
 from tests.conftest import COMPILED, INTERPRETER
 from tests.model import tiny
 from tests.model.memory_mosaics import tiny as tiny_mosaics
+from tests.model.recorded import Recorded
 from tests.model.rpt import tiny as tiny_rpt
 from tests.model.test_generation import prompts, retrieve
 

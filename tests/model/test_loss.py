@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from retro_kernels.core import native
-from retro_kernels.cpu_lib import softmax_losses as _softmax_losses
+from retro_kernels.core import backends, eager
 from retro_model.layers import linear_cross_entropy, loss, next_token_loss
 from tests.model import tiny
 
@@ -134,39 +133,14 @@ def test_refuses():
     ).losses.shape == (1, 2)
 
 
-@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
-@pytest.mark.parametrize("isa", [] if native.unavailable("_cpu") else native.extension("_cpu").supported_isas().split())
-@pytest.mark.parametrize("vocabulary", [1, 7, 64, 1001, 32000])
-def test_the_kernels_losses(isa, vocabulary):
-    """Rows of every remainder, logits far from 0, weights of 0 and more than 1; without a gradient they stay."""
-    g = torch.Generator().manual_seed(0)
-    logits = 8 * torch.randn(6, vocabulary, generator=g) + 90 * torch.randn(6, 1, generator=g)
-    targets = torch.randint(vocabulary, (6,), generator=g)
-    targets[0] = vocabulary - 1
-    weights = torch.tensor([1.0, 0.0, 0.5, 3.0, 1.0, 1.0])
-    exact = logits.double().requires_grad_()
-    want = F.cross_entropy(exact, targets, reduction="none") * weights
-    (want_grad,) = torch.autograd.grad(want.sum(), exact)
-    got, before = logits.clone(), logits.clone()
-    native.extension("_cpu").set_isa(isa)
-    try:
-        alone = _softmax_losses.softmax_losses_(logits, targets, weights, False)
-        losses = _softmax_losses.softmax_losses_(got, targets, weights, True)
-    finally:
-        native.extension("_cpu").set_isa("")
-    assert torch.equal(logits, before) and torch.equal(alone, losses)
-    torch.testing.assert_close(losses.double(), want.detach(), rtol=2e-6, atol=2e-5)
-    torch.testing.assert_close(got.double(), want_grad, rtol=1e-5, atol=1e-6)
-    logits[3, vocabulary // 2] = float("nan")
-    assert _softmax_losses.softmax_losses_(logits, targets, weights, True)[3].isnan()
-
-
 def test_without_the_kernels_it_is_torchs(monkeypatch):
     x, weight, targets, counted = inputs(torch.float32)
     ours = linear_cross_entropy(x, weight, targets, counted)
-    monkeypatch.setattr(native, "unavailable", lambda name: "absent")
+    monkeypatch.setattr(backends, "_available", lambda op: ("reference",))
     monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 3 * V)
+    eager.forget()
     theirs = linear_cross_entropy(x, weight, targets, counted)
+    eager.forget()
     for a, b in zip(
         (*ours, *torch.autograd.grad(ours[0], (x, weight))), (*theirs, *torch.autograd.grad(theirs[0], (x, weight)))
     ):

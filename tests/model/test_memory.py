@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from retro_model import training
 from retro_model.training import memory
+from tests.model import toys
 
 COUNTED = """
 import resource, torch
@@ -31,3 +33,13 @@ def test_what_is_kept_is_not_mapped_again(chosen):
     before, kept, after = said.split()
     assert kept == str(not chosen)
     assert (10 * int(after) < int(before)) == (not chosen)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_training_changes_malloc_only_when_told(told, monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "keep_memory", lambda: calls.append(1))
+    model, settings = toys.Bigram(vocab=3), training.Settings(steps=1, warmup_steps=0)
+    options = {"stop": 0} | ({"keep_memory": True} if told else {})
+    assert training.train(model, training.make_optimizer(model, settings), iter(()), settings, **options) == []
+    assert len(calls) == told

@@ -8,7 +8,7 @@ import torch
 
 from retro_model.generation import generate
 from retro_model.retro.retrofit import retrofit
-from tests.model import joint
+from tests.model import decoders, joint
 
 transformers = pytest.importorskip("transformers")
 
@@ -326,11 +326,7 @@ def test_generation_is_greedy_continuation_of_the_whole(name):
         return (chunks.repeat(1, 2)[:, None, :R] + torch.arange(K)[:, None]) % V, None
 
     texts = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
-    for prompt, text in zip(prompts, texts):
-        for end in range(len(prompt), len(text)):
-            whole = text[None, :end]
-            neighbours = retrieve(whole[0, : end // M * M].view(-1, M))[0][None]
-            assert model(whole, neighbours)[0, -1].argmax() == text[end]
+    decoders.assert_greedy(model, retrieve, prompts, texts, M)
     assert [t.tolist() for t in generate(model, prompts, 2 * M + 3)] != [t.tolist() for t in texts]
 
 

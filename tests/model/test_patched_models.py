@@ -25,8 +25,8 @@ def t5(kind="T5"):
     return getattr(transformers, f"{kind}ForConditionalGeneration")(config)
 
 
-def causal(kind):
-    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+def causal(kind, **more):
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2) | more
     if kind == "Llama":
         sizes |= dict(num_key_value_heads=1)
     return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
@@ -132,16 +132,8 @@ def test_the_ops_are_called(monkeypatch):
 def test_what_the_op_cannot_do_is_refused_by_name():
     with pytest.raises(TypeError, match=r"model: expected a transformers\.PreTrainedModel; got Linear"):
         use_retro_kernels(torch.nn.Linear(2, 2))
-    config = transformers.MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        sliding_window=8,
-    )
+    windowed = causal("Mistral", num_hidden_layers=1, num_key_value_heads=1, sliding_window=8)
     with pytest.raises(ValueError, match="sliding window"):
-        use_retro_kernels(transformers.MistralForCausalLM(config).eval())(tokens())
+        use_retro_kernels(windowed.eval())(tokens())
     with pytest.raises(ValueError, match="past_key_values: expected a DynamicCache"):
         use_retro_kernels(causal("Llama").eval()).generate(tokens(), max_new_tokens=4, cache_implementation="static")

@@ -242,12 +242,8 @@ def test_generation_is_greedy_continuation_of_the_whole(make):
         return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
 
     texts = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
-    for prompt, text in zip(prompts, texts):
-        assert text[: len(prompt)].tolist() == prompt and len(text) == len(prompt) + 2 * M + 3
-        for end in range(len(prompt), len(text)):
-            whole = text[None, :end]
-            neighbours = retrieve(whole[0, : end // M * M].view(-1, M))[0][None]
-            assert model(whole, neighbours)[0, -1].argmax() == text[end]
+    assert [len(text) for text in texts] == [len(prompt) + 2 * M + 3 for prompt in prompts]
+    decoders.assert_greedy(model, retrieve, prompts, texts, M)
     assert [t.tolist() for t in generate(model, prompts, 2 * M + 3)] != [t.tolist() for t in texts]
 
 

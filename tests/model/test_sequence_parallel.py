@@ -133,18 +133,11 @@ def packed(rank):
     def of(attention):
         q, k, v, t, u = inputs
         if attention is None:
-            out = rk.relative_attention(
-                q,
-                k,
-                v,
-                rel_key=t,
-                rel_start=0,
-                causal=True,
-                query_segment=segment,
-                key_segment=segment,
-                content_bias=u,
-                position_bias=u,
+            biases, segments = (
+                {"content_bias": u, "position_bias": u},
+                {"query_segment": segment, "key_segment": segment},
             )
+            out = rk.relative_attention(q, k, v, rel_key=t, rel_start=0, causal=True, **segments, **biases)
             return out, torch.autograd.grad(out, inputs, upstream)
         mine = slice(rank * 12 // line.size, (rank + 1) * 12 // line.size)
         out = attention(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retro_kernels.core import native
+from retro_kernels import extensions
 from retro_model import _text
 from retro_model.data import text
 
@@ -150,7 +150,7 @@ def test_errors_name_the_argument(call, error, message):
 def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "retro_model._text", None)
     monkeypatch.delattr("retro_model._text")
-    monkeypatch.setattr(native, "load", native.load.__wrapped__)  # what was found before is kept
+    monkeypatch.setattr(extensions, "load", extensions.load.__wrapped__)  # what was found before is kept
     with pytest.raises(ImportError, match=r"setup\.py build_ext --inplace"):
         text.longest_common_substring([1], [1])
 

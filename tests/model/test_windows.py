@@ -116,20 +116,10 @@ def test_the_trainer_resumes_exactly(tmp_path, workers, skip):
 
     def run(folder, dataset, steps, resume=None):
         transformers, model = retrofit_of(store)
-        arguments = transformers.TrainingArguments(
-            folder,
-            max_steps=steps,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
-            learning_rate=1e-2,
-            save_steps=2,
-            lr_scheduler_type="constant",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_num_workers=workers,
-            ignore_data_skip=skip,
-        )
+        sizes = dict(max_steps=steps, per_device_train_batch_size=2, gradient_accumulation_steps=2, save_steps=2)
+        rate, quiet = dict(learning_rate=1e-2, lr_scheduler_type="constant"), dict(report_to="none", disable_tqdm=True)
+        data = dict(dataloader_num_workers=workers, ignore_data_skip=skip)
+        arguments = transformers.TrainingArguments(folder, use_cpu=True, **sizes, **rate, **quiet, **data)
         transformers.Trainer(model, arguments, train_dataset=dataset).train(resume_from_checkpoint=resume)
         return {name: p.detach() for name, p in model.named_parameters()}
 
@@ -163,16 +153,8 @@ def test_lightning_trains_from_it(tmp_path):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     model = Model()
-    trainer = lightning.Trainer(
-        max_steps=4,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(max_steps=4, accelerator="cpu", devices=1, default_root_dir=tmp_path, **off)
     trainer.fit(model, DataLoader(WindowDataset(store, **options), batch_size=4, num_workers=1))
     ours = Model().retro
     optimizer, losses = torch.optim.SGD(ours.parameters(), lr=0.1), []

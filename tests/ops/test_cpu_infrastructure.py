@@ -16,6 +16,7 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import cpu_lib as cpu
+from retro_kernels import extensions
 from retro_kernels.core import native
 from retro_kernels.testing import inputs
 
@@ -118,12 +119,12 @@ def test_thousands_of_threads_are_not_started():
 
 def test_a_stale_extension_is_a_reason_like_any_other():
     fields, abi = native.extension("_cpu").fields, native.ABI["_cpu"]
-    assert native._stale(SimpleNamespace(abi=abi, fields=fields), abi) is None
-    assert "abi is 1, the package's" in native._stale(SimpleNamespace(abi=1), abi)
-    assert "abi is None" in native._stale(SimpleNamespace(), 1)
+    assert extensions._stale(SimpleNamespace(abi=abi, fields=fields), abi) is None
+    assert "abi is 1, the package's" in extensions._stale(SimpleNamespace(abi=1), abi)
+    assert "abi is None" in extensions._stale(SimpleNamespace(), 1)
     fewer = fields | {"RelativeAttention": 18}
     assert (
-        native._stale(SimpleNamespace(abi=abi, fields=fewer), abi)
+        extensions._stale(SimpleNamespace(abi=abi, fields=fewer), abi)
         == "it takes 18 fields of RelativeAttention, the package has 20"
     )
 
@@ -138,8 +139,8 @@ def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path):
     whole, cut = library.read_bytes(), tmp_path / package.name / library.name
     for share in (0, 1e-4, 0.01, 0.99, 0.5):
         cut.write_bytes(whole[: int(len(whole) * share)])
-        assert native._damage(cut), share
-    assert native._damage(library) is None
+        assert extensions._damage(cut), share
+    assert extensions._damage(library) is None
     code = "import retro_kernels as rk; print(rk.backends()['topk_chunks']['cpu'].reason)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith("the extension retro_kernels._cpu is damaged: "), done.stderr

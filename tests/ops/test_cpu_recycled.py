@@ -20,7 +20,7 @@ def made():
     return cpu.empty(SHAPE, torch.float32)
 
 
-@pytest.mark.skipif(private.storage_users is None, reason="this torch does not tell who uses a storage")
+@pytest.mark.skipif(not private.storages_tell, reason="this torch does not tell who uses a storage")
 def test_memory_given_back_is_taken_again():
     first = made()
     place = first.data_ptr()

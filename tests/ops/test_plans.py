@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
-from retro_kernels.core import native, plan, steps
+from retro_kernels.core import eager, native, plan, private, steps
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
@@ -225,3 +225,13 @@ def test_plans_are_bounded(monkeypatch):
     for n in range(1, 9):
         rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
         assert 1 <= len(plan._PLANS) <= 3
+
+
+def test_a_torch_that_lacks_a_private_name_takes_the_public_way(monkeypatch):
+    """Every call goes through the registered operator, as under a mode."""
+    kw = inputs.differentiable(inputs.leaky(3, N=9))
+    want = [rk.leaky_average(**kw), *torch.autograd.grad(rk.leaky_average(**kw).sum(), list(kw.values()))]
+    monkeypatch.setattr(private, "_tells", False)
+    monkeypatch.setattr(eager._Differentiable, "forward", None)
+    got = [rk.leaky_average(**kw), *torch.autograd.grad(rk.leaky_average(**kw).sum(), list(kw.values()))]
+    assert all(map(torch.equal, got, want))

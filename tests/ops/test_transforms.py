@@ -22,6 +22,9 @@ CALLS = {
     "merge_attention": lambda seed: inputs.merged(seed, P=2, B=1, N=2, H=2, D=3),
     "topk_chunks": lambda seed: inputs.topk(seed, B=2, Q=3, S=5, D=4, k=7, shared=True, docs=True, metric="l2"),
     "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=6, H=2, D=3, segments=2),
+    "linear": lambda seed: inputs.linear(seed, N=3, I=4, J=5),
+    "rms_norm": lambda seed: inputs.rms(seed, N=3, D=5),
+    "cross_entropy": lambda seed: inputs.entropy(seed, N=3, V=5),
 }
 FORWARD_MODE = ("leaky_average", "merge_attention", "relative_logits", "topk_chunks")
 SECOND = "retro_kernels.{op}: second derivatives are not implemented"
@@ -96,6 +99,8 @@ def probe_vmap(op, backend):
     each = torch.func.vmap(torch.func.grad(loss(f), argnums=tuple(range(len(primals)))))(*stacks)
     for i, call in enumerate(calls):
         close([x[i] for x in each], gradients(f, call))
+    if not rest:
+        return
     shared = torch.func.grad(lambda *values: torch.func.vmap(lambda x: f(x, *values))(stacks[0]).square().sum())
     close([shared(*rest)], [sum(gradients(f, (call[0], *rest))[1] for call in calls)])
 
@@ -152,6 +157,9 @@ def probe_flops(op, backend):
         "merge_attention": (2 * 2 * 2 * 2 * 3, 4 * 2 * 2 * 2 * 3),
         "topk_chunks": (2 * 2 * 3 * 5 * 4, 4 * 2 * 3 * 7 * 4),
         "leaky_average": (2 * 6 * 2 * 3, 4 * 6 * 2 * 3),
+        "linear": (2 * 2 * 3 * 4 * 5, 4 * 2 * 3 * 4 * 5),
+        "rms_norm": (4 * 2 * 3 * 5, 8 * 2 * 3 * 5),
+        "cross_entropy": (3 * 3 * 5, 4 * 3 * 5),
     }
     assert (forward, backward) == want[op]
 
@@ -329,7 +337,7 @@ def test_a_hook_that_returns_another_tensor_is_refused(op, backend, name, listen
 
     saved: list[torch.Tensor] = []
     output(lambda x: saved.append(x) or x)
-    assert len(saved) > len(leaves_of(kw))
+    assert len(saved) >= len(leaves_of(kw))
     for at in range(len(saved)):
         count = iter(range(len(saved)))
         out = output(lambda x, at=at, count=count: CHANGED[name](x) if next(count) == at else x)

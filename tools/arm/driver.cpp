@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "cpu/chunked_cross_attention.h"
+#include "cpu/cross_entropy.h"
 #include "cpu/leaky_average.h"
-#include "cpu/matmul.h"
+#include "cpu/linear.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
 #include "cpu/rms_norm.h"
-#include "cpu/softmax_losses.h"
 #include "cpu/topk_chunks.h"
 #include "primitives.h"
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...cpu_lib import attention, unsupported_tensors
+from ...cpu_lib import attention
+from ...cpu_lib import unsupported as unsupported
 
 OP = "chunked_cross_attention"
-
-
-def unsupported(call) -> str | None:
-    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
 
 
 def forward(call) -> tuple[Tensor, Tensor]:

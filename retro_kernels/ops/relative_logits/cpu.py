@@ -5,11 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...core import steps
-from ...cpu_lib import empty, unsupported_tensors
-
-
-def unsupported(call) -> str | None:
-    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
+from ...cpu_lib import empty
+from ...cpu_lib import unsupported as unsupported
 
 
 def forward(call) -> tuple[Tensor]:

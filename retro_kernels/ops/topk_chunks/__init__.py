@@ -59,7 +59,7 @@ def topk_chunks(
 
 
 def _tangents(call: TopkChunks, outs: tuple[Tensor, Tensor], moved: TopkChunks, backend) -> tuple[Tensor, None]:
-    """Those of the chosen slots, whose keys are gathered: [B,Q,k,D]."""
+    """Tangents of the chosen slots' scores; their keys are gathered: [B,Q,k,D]."""
     scores, indices = outs
     b, q, d = call.query.shape
     if call.key.shape[1] == 0:

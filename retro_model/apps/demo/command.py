@@ -71,6 +71,7 @@ def fit(
             stream(corpus, plan, seed, config.retrieves, shown),
             settings,
             report=report,
+            keep_memory=True,
         )
     seconds = time.perf_counter() - start
     tokens = plan.steps * plan.batch_size * plan.window

@@ -41,13 +41,16 @@ def neighbours() -> argparse.ArgumentParser:
     return made
 
 
+def _of_a_demonstration(command: str, description: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog=f"retro-model {command}", description=description)
+    made.add_argument("folder", type=Path, help="folder of `retro-model demo --out`")
+    return made
+
+
 def scaling() -> argparse.ArgumentParser:
     """The parser of `retro-model scaling`."""
-    made = argparse.ArgumentParser(
-        prog="retro-model scaling",
-        description="The gain from a larger database and from more neighbours, and the worth of the parts.",
-    )
-    made.add_argument("folder", type=Path, help="what `retro-model demo --out` made")
+    about = "The gain from a larger database and from more neighbours, and the worth of the parts."
+    made = _of_a_demonstration("scaling", about)
     made.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the database")
     made.add_argument("--neighbours", type=int, nargs="+", default=NEIGHBOURS)
     made.add_argument("--documents", type=int, help="of the held-out text, the first so many")
@@ -58,11 +61,8 @@ def scaling() -> argparse.ArgumentParser:
 
 def knn_lm() -> argparse.ArgumentParser:
     """The parser of `retro-model knn-lm`."""
-    made = argparse.ArgumentParser(
-        prog="retro-model knn-lm",
-        description="kNN-LM, the paper's baseline, beside RETRO, over the activations of the demonstration's baseline.",
-    )
-    made.add_argument("folder", type=Path, help="what `retro-model demo --out` made")
+    about = "kNN-LM, the paper's baseline, beside RETRO, over the activations of the demonstration's baseline."
+    made = _of_a_demonstration("knn-lm", about)
     made.add_argument("-k", type=int, default=CONTEXTS, help="contexts a token (default: 10)")
     made.add_argument("--documents", type=int, help="of the training text, the first so many; default: all")
     return made

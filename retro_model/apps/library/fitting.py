@@ -67,7 +67,7 @@ def fit(
     batches = stream(first)
     for start in range(first, steps, SAVED_EVERY):
         began, stop = time.process_time(), min(steps, start + SAVED_EVERY)
-        history = training.train(model, optimizer, batches, settings, start=start, stop=stop)
+        history = training.train(model, optimizer, batches, settings, start=start, stop=stop, keep_memory=True)
         done["steps"] = steps
         done["tokens"] += sum(h["tokens"] for h in history)
         done["cpu_seconds"] += time.process_time() - began
@@ -82,5 +82,5 @@ def fit(
 def _steps_within(model: nn.Module, stream, how: Fit) -> int:
     """Steps that fit into `minutes`, from the time of two whose learning rate moves nothing."""
     settings = training.Settings(2, max_lr=1e-12, warmup_steps=0, weight_decay=0.0, autocast=how.autocast)
-    history = training.train(model, training.make_optimizer(model, settings), stream(0), settings)
+    history = training.train(model, training.make_optimizer(model, settings), stream(0), settings, keep_memory=True)
     return max(1, math.floor(60 * how.minutes / min(h["seconds"] for h in history)))

@@ -29,7 +29,6 @@ from .report import Report
 from .transformer import Transformer, TransformerConfig
 
 SMOKE = PLANS["regbench"]["smoke"]
-THOROUGH = PLANS["regbench"]["thorough"]
 
 MODELS = ("Memory Mosaics", "transformer")
 TEST_SEED, TUNING_SEED, TRAINING_SEED = 1, 2, 3
@@ -81,7 +80,9 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, 
     with training.progress(f"{name}, rate {rate:g}, seed {seed}", plan.steps, quiet) as progress:
         for first in range(0, plan.steps, every):
             start, stop = time.perf_counter(), min(first + every, plan.steps)
-            history = training.train(model, optimizer, batches, settings, start=first, stop=stop, report=progress)
+            history = training.train(
+                model, optimizer, batches, settings, start=first, stop=stop, report=progress, keep_memory=True
+            )
             seconds += time.perf_counter() - start
             loss = sum(h["loss"] for h in history) / len(history)
             curve.append({"step": stop, "loss": loss} | automata.score(scored_on, predictions(model, scored_on)))

@@ -135,7 +135,9 @@ def fit(
     with training.progress(f"{name}, rate {rate:g}", plan.steps, quiet) as progress:
         for first, stop in itertools.pairwise(points):
             start = time.perf_counter()
-            history = training.train(model, optimizer, batches, settings, start=first, stop=stop, report=progress)
+            history = training.train(
+                model, optimizer, batches, settings, start=first, stop=stop, report=progress, keep_memory=True
+            )
             seconds += time.perf_counter() - start
             loss = sum(h["loss"] for h in history) / len(history)
             curve.append({"step": stop, "loss": loss, "held_out": float(losses(model, few).mean())})

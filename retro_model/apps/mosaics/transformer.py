@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_model.base import checks
-from retro_model.layers import FeedForward, Linear, NextTokenLoss, linear, next_token_loss
+from retro_model.layers import FeedForward, Linear, NextTokenLoss, next_token_loss
 
 ROTARY_BASE = 10_000.0  # longest wavelength / 2 pi: Su et al., arXiv 2104.09864, section 3.2
 NORM_EPS = 1e-5
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
             x = block(x)
         x = self.norm(x)
         return (
-            linear(x, self.embedding.weight)
+            rk.linear(x, self.embedding.weight)
             if loss_mask is None
             else next_token_loss(x, self.embedding.weight, tokens, loss_mask)
         )

@@ -77,7 +77,7 @@ def main(options: Namespace) -> list[dict]:
             sharded_checkpoint.save(place, model, optimizer, step=step + 1, position=step + 1)
 
     mine = stream if part is None else map(part.split, stream)
-    history = training.train(model, optimizer, mine, settings, start=start, report=report)
+    history = training.train(model, optimizer, mine, settings, start=start, report=report, keep_memory=True)
     if first and history:
         later = history[1:] or history  # the readers start in the first
         share = sum(h["waiting"] * h["seconds"] for h in later) / sum(h["seconds"] for h in later)

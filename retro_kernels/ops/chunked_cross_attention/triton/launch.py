@@ -13,8 +13,8 @@ from torch import Tensor
 from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided, derived
-from ....triton_lib import beyond, dropout
-from ....triton_lib.launch import Launch, power_of_two, settled, strides
+from ....triton_lib import attention, beyond
+from ....triton_lib.launch import Launch, settled, strides
 from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
@@ -71,69 +71,29 @@ def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
 
 def inputs(call: ChunkedCrossAttention) -> dict:
     """Arguments that every kernel takes: tensors, their strides, and sizes."""
-    n, h = call.query.shape[1:3]
-    neighbours, keys, groups = call.key.shape[2:5]
-    rel = call.rel_key
     mask = None if call.neighbour_mask is None else call.neighbour_mask.view(torch.uint8)  # the same memory
-    rel_rows = 0 if rel is None else rel.shape[1]
-    rel_strides = strides(rel, "r", "ht")
-    if rel is not None and rel.shape[0] == 1:
-        rel_strides["stride_rh"] = 0  # one table for all heads
-    has_rel = rel is not None
-    relative_query = call.rel_query if has_rel else None
-    position_bias = call.position_bias if has_rel else None
+    rel_query = None if call.rel_key is None else call.rel_query
     return {
-        "q_ptr": call.query,
-        "k_ptr": call.key,
-        "v_ptr": call.value,
-        "rel_ptr": rel,
-        "rq_ptr": relative_query,
-        "content_ptr": call.content_bias,
-        "position_ptr": position_bias,
-        "mask_ptr": mask,
+        **attention.inputs(call, "blkrg", rel_query, mask),
         "gate_ptr": call.neighbour_gate,
-        "seed_ptr": call.seed if call.dropout_p > 0 else None,
         "batch_start_ptr": call.batch_start,
         "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
-        **strides(call.query, "q", "bnh"),
-        **strides(call.key, "k", "blkrg"),
-        **strides(call.value, "v", "blkrg"),
-        **rel_strides,
-        **strides(relative_query, "rq", "bnh"),
-        **strides(call.content_bias, "c", "h"),
-        **strides(position_bias, "p", "h"),
         **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
         "stride_mr": 0 if mask is None or mask.dim() == 3 else mask.stride(3),
         **strides(call.neighbour_gate, "g", "blk"),
-        "N": n,
         "M": call.chunk_len,
-        "K": neighbours,
-        "R": keys,
-        "H": h,
+        "K": call.key.shape[2],
+        "R": call.key.shape[3],
         "L": call.key.shape[1],
-        "T": rel_rows,
-        "HEADS_PER_GROUP": h // groups,
-        "rel_start": call.rel_start,
         "query_start": call.query_start,
-        "scale": call.scale,
-        "dropout_limit": dropout.threshold(call.dropout_p),
-        "dropout_scale": 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 0.0,
     }
 
 
 def constants(call: ChunkedCrossAttention, tile: configs.Tile) -> dict:
-    d = call.query.shape[-1]
-    e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {
-        "D": d,
-        "E": e,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_D": power_of_two(d),
-        "BLOCK_E": power_of_two(e),
+        **attention.constants(call, tile),
         "MASK_TOKENS": call.neighbour_mask is not None and call.neighbour_mask.dim() == 4,
         "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0,
-        "PRECISION": tile.precision,
     }
 
 

@@ -11,7 +11,7 @@ import torch
 from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided
-from ....triton_lib import dropout
+from ....triton_lib import attention
 from ....triton_lib.launch import Launch, power_of_two, settled, strides
 from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
@@ -119,68 +119,30 @@ def may_see_nothing(call: RelativeAttention) -> bool:
 
 def inputs(call: RelativeAttention) -> dict:
     """Arguments that kernels take: tensors, their strides, sizes and options."""
-    n, h = call.query.shape[1:3]
-    keys, groups = call.key.shape[1:3]
-    rel = call.rel_key
-    rel_query = None if rel is None else call.query if call.rel_query is None else call.rel_query
-    position_bias = None if rel is None else call.position_bias
-    rel_strides = strides(rel, "r", "ht")
-    if rel is not None and rel.shape[0] == 1:
-        rel_strides["stride_rh"] = 0  # one table for all heads
+    rel_query = None if call.rel_key is None else call.query if call.rel_query is None else call.rel_query
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
-        "q_ptr": call.query,
-        "k_ptr": call.key,
-        "v_ptr": call.value,
-        "rel_ptr": rel,
-        "rq_ptr": rel_query,
-        "content_ptr": call.content_bias,
-        "position_ptr": position_bias,
-        "mask_ptr": mask,
+        **attention.inputs(call, "bsg", rel_query, mask),
         "query_segment_ptr": call.query_segment,
         "key_segment_ptr": call.key_segment,
-        "seed_ptr": call.seed if call.dropout_p > 0 else None,
         "batch_offset_ptr": call.batch_offset,
         "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
-        **strides(call.query, "q", "bnh"),
-        **strides(call.key, "k", "bsg"),
-        **strides(call.value, "v", "bsg"),
-        **rel_strides,
-        **strides(rel_query, "rq", "bnh"),
-        **strides(call.content_bias, "c", "h"),
-        **strides(position_bias, "p", "h"),
         **strides(mask, "m", "bs"),
         **strides(call.query_segment, "qs", "bn"),
         **strides(call.key_segment, "ks", "bs"),
-        "N": n,
-        "S": keys,
-        "T": 0 if rel is None else rel.shape[1],
-        "H": h,
-        "HEADS_PER_GROUP": h // groups,
+        "S": call.key.shape[1],
         "offset": call.query_offset,
         "causal_gap": call.causal_gap,
         "window": call.window or call.window_block or NO_WINDOW.value,
-        "rel_start": call.rel_start,
-        "scale": call.scale,
-        "dropout_limit": dropout.threshold(call.dropout_p),
-        "dropout_scale": 1 / (1 - call.dropout_p),
     }
 
 
 def constants(call: RelativeAttention, tile: configs.Tile) -> dict:
-    d = call.query.shape[-1]
-    e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {
-        "D": d,
-        "E": e,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_D": power_of_two(d),
-        "BLOCK_E": power_of_two(e),
+        **attention.constants(call, tile),
         "CAUSAL": call.causal,
         "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none",
         "BOUNDED": bounded(call),
-        "PRECISION": tile.precision,
     }
 
 

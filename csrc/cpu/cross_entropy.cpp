@@ -1,6 +1,6 @@
 // A task is a row: it comes from memory once, for its largest logit, and lies in L2 for the exponentials and for what
 // scales them. Sums of exponentials are several per lane, so that an error doesn't grow with the vocabulary.
-#include "softmax_losses.h"
+#include "cross_entropy.h"
 
 #include <algorithm>
 

@@ -3,7 +3,7 @@
 // work is cut, nor on the threads.
 //
 // Rows of a are broadcast from where they lie; columns of a are copied, for each would be in a page of its own.
-#include "matmul.h"
+#include "linear.h"
 
 #include <algorithm>
 

@@ -1,0 +1,43 @@
+"""Cross-entropy of rows of logits."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...core import eager, operator
+from .call import CrossEntropy
+
+
+def cross_entropy(input: Tensor, target: Tensor, *, reduction: str = "mean", backend: str | None = None) -> Tensor:
+    """loss_t = -log softmax(input_t)[target_t] in nats, as `torch.nn.functional.cross_entropy` of class numbers.
+
+        >>> loss = cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+        >>> round(loss.item(), 4)
+        0.6931
+
+    A target that does not count has no number here (torch's ignore_index): multiply the losses of "none" by weights.
+
+    Args:
+        input: [T,V], logits.
+        target: int64 [T], from 0 to V-1. Values are checked on a CPU; on a GPU the host does not read them.
+        reduction: "none", "sum" or "mean".
+        backend: "cpu" or "reference"; None: the fastest that serves the call.
+
+    Returns:
+        Losses [T] where reduction is "none", else a number; float32 (float64 for such logits).
+
+    Differentiable in input, as often as wanted. The gradient is as large as the logits and computed from them anew.
+
+    Raises:
+        ValueError, TypeError: naming the argument, before any kernel runs.
+    """
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"reduction: expected 'none', 'sum' or 'mean'; got {reduction!r}")
+    call = CrossEntropy(input, target)
+    if isinstance(target, Tensor) and target.device.type == "cpu" and not eager.watched(call):
+        call.checked().check_values()
+    losses = eager.serve("cross_entropy", call, backend)
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+operator.register("cross_entropy", CrossEntropy)

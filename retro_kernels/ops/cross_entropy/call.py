@@ -1,0 +1,58 @@
+"""A call of `cross_entropy` as a value: its arguments, their checks and the outputs they make.
+
+Letters: T rows, V classes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import checks
+
+
+class CrossEntropy(NamedTuple):
+    input: Tensor  # [T,V]
+    target: Tensor  # int64 [T]
+
+    DIFFERENTIABLE = ("input",)
+    MOVES = None
+    RETURNS = ("losses",)
+    KEPT = ()
+    TWICE = True
+
+    def checked(self) -> CrossEntropy:
+        """The call checked, but for the values of target."""
+        sizes: dict[str, int] = {}
+        checks.shape("input", self.input, "T,V", sizes)
+        checks.floating("input", self.input)
+        checks.like("input", self.input, self.input, first="input")
+        checks.dense_rows("input", self.input)
+        if sizes["V"] < 1:
+            raise ValueError("input: expected [T,V] with V >= 1; got V=0")
+        checks.shape("target", self.target, "T", sizes)
+        checks.like("target", self.target, self.input, (torch.int64,), first="input")
+        return self
+
+    def check_values(self) -> None:
+        """Raise where a target is no class. It reads them."""
+        if self.target.numel():
+            low, high = (x.item() for x in self.target.aminmax())
+            if low < 0 or high >= self.input.shape[1]:
+                wrong = low if low < 0 else high
+                raise ValueError(f"target: expected 0 to V-1={self.input.shape[1] - 1}; got {wrong}")
+
+    def cast(self) -> CrossEntropy:
+        """Autocast changes nothing: losses are float32 of logits of any type."""
+        return self
+
+    def empty_outputs(self) -> tuple[Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        dtype = torch.float64 if self.input.dtype == torch.float64 else torch.float32
+        return (self.input.new_empty(self.input.shape[:1], dtype=dtype),)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        return 3 * self.input.numel(), 4 * self.input.numel()

@@ -1,0 +1,29 @@
+"""Cross-entropy of float32 logits on the CPU, a row a task (csrc/cpu/softmax_losses.cpp)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core import steps
+from ...cpu_lib import empty, unsupported_but_float32
+
+unsupported = unsupported_but_float32
+
+
+def forward(call) -> tuple[Tensor]:
+    losses = empty(call.target.shape, torch.float32)
+    _run(call.input.contiguous(), call, torch.ones_like(losses), losses, gradient=False)
+    return (losses,)
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    """In a copy of the logits, which the kernel turns into their gradient."""
+    dx = empty(call.input.shape, torch.float32)
+    dx.copy_(call.input)
+    _run(dx, call, grads[0].contiguous(), empty(call.target.shape, torch.float32), gradient=True)
+    return [dx]
+
+
+def _run(logits: Tensor, call, weights: Tensor, losses: Tensor, gradient: bool) -> None:
+    steps.call("_cpu", "softmax_losses", logits, call.target.contiguous(), weights, losses, gradient, steps.THREADS)

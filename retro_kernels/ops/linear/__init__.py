@@ -1,0 +1,41 @@
+"""Linear map of rows."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...core import eager, operator
+from .call import Linear
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None) -> Tensor:
+    """y = input weight^T + bias, as `torch.nn.functional.linear`.
+
+        >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0.5])).tolist()
+        [[11.5]]
+
+    Args:
+        input: [...,I].
+        weight: [J,I].
+        bias: [J].
+        backend: "cpu" or "reference"; None: the fastest that serves the call.
+
+    Returns:
+        y [...,J] in the type of input.
+
+    Differentiable in input, weight and bias, as often as wanted.
+
+    With backend=None torch's own function serves the call, unless the `cpu` kernel is the faster one: for large float32
+    products on x86 processors with AVX-512 that are not Intel's, where torch's library takes AVX2. Compilers,
+    transforms, autocast and subclasses of tensors see torch's function too.
+
+    Copies: the `cpu` kernel copies an input or weight neither of whose last two dimensions is contiguous.
+
+    Raises:
+        ValueError, TypeError: naming the argument, before any kernel runs.
+    """
+    return eager.serve_or_torch("linear", Linear(input, weight, bias), backend, F.linear)
+
+
+operator.register("linear", Linear)

@@ -1,0 +1,53 @@
+"""A call of `linear` as a value: its arguments, their checks and the outputs they make.
+
+Letters: I, J width of a row before and after.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ... import checks
+from ...core import arguments
+
+
+class Linear(NamedTuple):
+    input: Tensor  # [...,I]
+    weight: Tensor  # [J,I]
+    bias: Tensor | None  # [J]
+
+    DIFFERENTIABLE = ("input", "weight", "bias")
+    MOVES = None
+    RETURNS = ("y",)
+    KEPT = ()
+    TWICE = True
+
+    def checked(self) -> Linear:
+        """The call checked."""
+        sizes: dict[str, int] = {}
+        checks.floating("input", checks.tensor("input", self.input))
+        checks.shape("weight", self.weight, "J,I", sizes)
+        arguments.rows("input", self.input, "I", sizes)
+        if self.bias is not None:
+            checks.shape("bias", self.bias, "J", sizes)
+        for name, value in zip(self._fields, self):
+            if value is not None:
+                checks.like(name, value, self.input, first="input")
+        return self
+
+    def strict(self) -> bool:
+        """Whether torch's own function broadcasts, casts and drops nothing."""
+        x, weight, bias = self
+        like = weight.is_meta == x.is_meta and x.is_floating_point()
+        return like and weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+
+    def empty_outputs(self) -> tuple[Tensor]:
+        """Outputs of the right shapes and types, not filled."""
+        return (self.input.new_empty((*self.input.shape[:-1], self.weight.shape[0])),)
+
+    def flops(self) -> tuple[int, int]:
+        """Floating-point operations, (forward, backward)."""
+        products = 2 * self.input.numel() * self.weight.shape[0]
+        return products, 2 * products

@@ -1,0 +1,73 @@
+"""Linear maps on the CPU: products of float32 matrices, whichever way they lie (csrc/cpu/matmul.cpp)."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...core import native, steps
+from ...cpu_lib import empty, unsupported_but_float32
+
+#: multiply-adds below which a call costs more than the better product gains
+LEAST_MULTIPLY_ADDS = 2**21
+#: rows below which the packed copy of the other matrix costs more than it gains
+LEAST_ROWS = 32
+
+unsupported = unsupported_but_float32
+
+
+def slower(call) -> str | None:
+    """Why torch's own product is as fast."""
+    if why := _processor():
+        return why
+    columns = call.weight.shape[0]
+    rows = call.input.numel() // max(1, call.input.shape[-1])
+    if min(rows, columns) < LEAST_ROWS or call.input.numel() * columns < LEAST_MULTIPLY_ADDS:
+        return "the product is small"
+    return None
+
+
+@functools.cache
+def _processor() -> str | None:
+    """Why the products of torch's library are as fast here: it takes AVX2 on every x86 processor that isn't Intel's."""
+    if platform.machine() not in ("x86_64", "AMD64") or not native.cpu_isa().startswith("avx512"):
+        return "only the kernel for AVX-512 is known to be faster"
+    try:
+        intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        intel = "Intel" in platform.processor()
+    return "torch's library takes AVX-512 on Intel's processors" if intel else None
+
+
+def forward(call) -> tuple[Tensor]:
+    out = empty((*call.input.shape[:-1], len(call.weight)), torch.float32)
+    bias = None if call.bias is None else call.bias.contiguous()
+    _multiply(_matrix(call.input), _turned(_matrix(call.weight)), bias, out)
+    return (out,)
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    grad = _matrix(grads[0])
+    results = [empty(x.shape, torch.float32) if need else None for x, need in zip(call[:2], needs)]
+    if needs[0]:
+        _multiply(grad, _matrix(call.weight), None, results[0])
+    if needs[1]:
+        _multiply(_turned(grad), _matrix(call.input), None, results[1])
+    return [*results, grads[0].reshape(-1, len(call.weight)).sum(0) if needs[2] else None]
+
+
+def _multiply(a: steps.Seen, b: steps.Seen, bias: Tensor | None, out: Tensor) -> None:
+    steps.call("_cpu", "matmul", a, b, bias, _matrix(out), steps.THREADS)
+
+
+def _matrix(x: Tensor) -> steps.Seen:
+    """x [...,K] as a matrix: where it lies if its rows or columns are contiguous, else a copy."""
+    return steps.Seen(x, x.shape, x.stride()) if x.dim() == 2 and 1 in x.stride() else steps.rows(x.contiguous())
+
+
+def _turned(x: steps.Seen) -> steps.Seen:
+    return steps.Seen(x.tensor, x.shape[::-1], x.strides[::-1])

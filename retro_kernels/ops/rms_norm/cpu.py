@@ -1,0 +1,43 @@
+"""Norms of float32 rows on the CPU, in one pass over memory (csrc/cpu/rms_norm.cpp)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...core import steps
+from ...cpu_lib import empty, unsupported_but_float32
+
+#: rows whose part of the weight's gradient is summed in one go
+GROUP = 64
+#: elements below which a call costs more than it gains
+LEAST_ELEMENTS = 2**14
+
+unsupported = unsupported_but_float32
+
+
+def slower(call) -> str | None:
+    """Why torch's own norm is as fast."""
+    return "the input is small" if call.input.numel() < LEAST_ELEMENTS else None
+
+
+def forward(call) -> tuple[Tensor, Tensor]:
+    x = steps.rows(call.input.contiguous())
+    y, rstd = empty(call.input.shape, torch.float32), empty(call.input.shape[:-1], torch.float32)
+    weight = call.weight.contiguous()
+    steps.call("_cpu", "rms_norm_forward", x, weight, steps.rows(y), steps.flat(rstd), call.eps, steps.THREADS)
+    return y, rstd
+
+
+def backward(call, outputs, grads, needs) -> list[Tensor | None]:
+    (rstd,), (dy, drstd) = outputs, grads
+    x, weight = steps.rows(call.input.contiguous()), call.weight.contiguous()
+    dx = empty(call.input.shape, torch.float32) if needs[0] else None
+    dweight = empty(weight.shape, torch.float32) if needs[1] else None
+    partial = empty((-(-x.shape[0] // GROUP), len(weight)), torch.float32)
+    grad = steps.rows(torch.zeros_like(call.input) if dy is None else dy.contiguous())
+    tensors = (x, weight, steps.flat(rstd), grad, None if dx is None else steps.rows(dx), dweight, partial)
+    steps.call("_cpu", "rms_norm_backward", *tensors, steps.THREADS)
+    if dx is not None and drstd is not None:  # of the raw operator alone
+        dx = dx - (drstd * rstd**3 / len(weight)).unsqueeze(-1) * call.input
+    return [dx, dweight]

@@ -1,0 +1,100 @@
+"""`cross_entropy`: losses and gradients of rows of logits on every instruction set."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import retro_kernels as rk
+from retro_kernels.core import native
+from retro_kernels.testing import compare, inputs
+from tests.conftest import fast_backends
+
+WHY = native.unavailable("_cpu")
+needs_kernel = pytest.mark.skipif(WHY is not None or not fast_backends("cross_entropy"), reason=str(WHY or "on a CPU"))
+ISAS = [] if WHY else native.extension("_cpu").supported_isas().split()
+every = pytest.mark.parametrize("backend", [*fast_backends("cross_entropy"), "reference"])
+
+
+@needs_kernel
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("vocabulary", [1, 7, 64, 1001, 32000])
+def test_values_and_gradients(isa, vocabulary):
+    """Rows of every remainder, logits far from 0, gradients of 0 and more than 1; the logits stay."""
+    g = torch.Generator().manual_seed(0)
+    logits = 8 * torch.randn(6, vocabulary, generator=g) + 90 * torch.randn(6, 1, generator=g)
+    target = torch.randint(vocabulary, (6,), generator=g)
+    target[0] = vocabulary - 1
+    weights = torch.tensor([1.0, 0.0, 0.5, 3.0, 1.0, 1.0])
+    exact, leaf = logits.double().requires_grad_(), logits.clone().requires_grad_()
+    want = F.cross_entropy(exact, target, reduction="none")
+    native.extension("_cpu").set_isa(isa)
+    try:
+        losses = rk.cross_entropy(leaf, target, reduction="none", backend="cpu")
+        (grad,) = torch.autograd.grad(losses, leaf, weights)
+        spoilt = logits.clone()
+        spoilt[3, vocabulary // 2] = float("nan")
+        assert rk.cross_entropy(spoilt, target, reduction="none", backend="cpu").isnan().tolist() == [
+            row == 3 for row in range(6)
+        ]
+    finally:
+        native.extension("_cpu").set_isa("")
+    assert torch.equal(leaf, logits)
+    torch.testing.assert_close(losses.double(), want, rtol=2e-6, atol=2e-5)
+    torch.testing.assert_close(grad.double(), torch.autograd.grad(want, exact, weights)[0], rtol=1e-5, atol=1e-6)
+
+
+@every
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_reductions_are_torchs(backend, reduction):
+    kw = inputs.entropy(2) | {"reduction": reduction}
+    torch.testing.assert_close(rk.cross_entropy(**kw, backend=backend), F.cross_entropy(**kw), rtol=1e-5, atol=1e-5)
+    assert rk.cross_entropy(kw["input"], kw["target"]).dim() == 0
+
+
+def test_the_references_gradient_is_autograds():
+    kw = inputs.cast(inputs.entropy(3), torch.float64)
+    leaf = kw["input"].requires_grad_()
+    for a, b in zip(
+        *(
+            [f(leaf, kw["target"]), *torch.autograd.grad(f(leaf, kw["target"]), leaf)]
+            for f in (lambda x, t: rk.cross_entropy(x, t, backend="reference"), F.cross_entropy)
+        )
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_halves_are_float32(dtype):
+    kw = inputs.entropy(2, dtype=dtype)
+    losses = rk.cross_entropy(**kw)
+    torch.testing.assert_close(losses, F.cross_entropy(kw["input"].float(), kw["target"], reduction="none"))
+
+
+@needs_kernel
+def test_strides_do_not_matter():
+    compare.check_layout("cross_entropy", inputs.entropy(1), "cpu", lambda x: torch.stack([x, x], 0)[0])
+    kw = inputs.entropy(1)
+    wide = torch.nn.functional.pad(kw["input"], (0, 5))[:, :33]
+    assert torch.equal(rk.cross_entropy(wide, kw["target"]), rk.cross_entropy(kw["input"], kw["target"]))
+
+
+BAD = {
+    "input: expected a torch.Tensor; got list": dict(input=[1.0]),
+    "input: expected [T,V] (2 dimensions); got shape [19]": dict(input=torch.zeros(19)),
+    "input: expected [T,V] with V >= 1; got V=0": dict(input=torch.zeros(19, 0)),
+    "input: expected float32, float16, bfloat16 or float64; got torch.int64": dict(input=torch.ones(19, 33).long()),
+    "input: expected a contiguous last dimension": dict(input=torch.zeros(33, 19).mT),
+    "target: expected [T] with T=19; got T=18": dict(target=torch.zeros(18).long()),
+    "target: expected torch.int64; got torch.int32": dict(target=torch.zeros(19).int()),
+    "target: expected 0 to V-1=32; got 33": dict(target=torch.full((19,), 33)),
+    "target: expected 0 to V-1=32; got -100": dict(target=torch.full((19,), -100)),
+    "reduction: expected 'none', 'sum' or 'mean'; got 'max'": dict(reduction="max"),
+}
+
+
+@every
+@pytest.mark.parametrize("message", BAD)
+def test_errors_name_the_argument(message, backend):
+    with pytest.raises((TypeError, ValueError)) as error:
+        rk.cross_entropy(**inputs.entropy(1) | BAD[message], backend=backend)
+    assert str(error.value).startswith(message)

@@ -1,0 +1,114 @@
+"""`rms_norm`: one pass over memory on every instruction set, and which calls are torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import retro_kernels as rk
+from retro_kernels.core import eager, native
+from retro_kernels.testing import compare, inputs
+from tests.conftest import fast_backends
+
+WHY = native.unavailable("_cpu")
+needs_kernel = pytest.mark.skipif(WHY is not None or not fast_backends("rms_norm"), reason=str(WHY or "on a CPU"))
+ISAS = [] if WHY else native.extension("_cpu").supported_isas().split()
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The calls that went to a kernel."""
+    calls, serve = [], eager.serve
+    monkeypatch.setattr(eager, "serve", lambda *arguments: calls.append(arguments) or serve(*arguments))
+    return calls
+
+
+@needs_kernel
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", [(1, 300, 384), (5, 65, 67), (17, 3, 1001), (1, 1, 1)], ids=str)
+def test_values_and_gradients(isa, shape):
+    kw = inputs.rms(1, **dict(zip("BND", shape)), eps=1e-3)
+    kw["input"] *= 0.1  # eps counts
+    native.extension("_cpu").set_isa(isa)
+    try:
+        compare.check("rms_norm", kw, "cpu")
+    finally:
+        native.extension("_cpu").set_isa("")
+
+
+@needs_kernel
+def test_strides_do_not_matter():
+    kw = inputs.rms(1, B=1, N=100, D=384)
+    compare.check_layout("rms_norm", kw, "cpu", lambda x: x.mT.contiguous().mT if x.dim() > 1 else x)
+
+
+@needs_kernel
+def test_bits_do_not_depend_on_threads():
+    kw, threads = inputs.rms(1, N=350, D=384), torch.get_num_threads()
+    try:
+        results = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(compare.run("rms_norm", kw, "cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(other[name], value) for other in results[1:] for name, value in results[0].items())
+
+
+@pytest.mark.parametrize("backend", [*fast_backends("rms_norm"), "reference"])
+def test_the_operators_second_output_has_a_gradient(backend):
+    """1 / rms, which the public function keeps to itself."""
+    x, weight, eps = inputs.differentiable(inputs.rms(1, D=67)).values()
+    outs = torch.ops.retro_kernels.rms_norm(x, weight, eps, backend)
+    exact, exact_weight = (t.detach().double().requires_grad_() for t in (x, weight))
+    rstd = (exact.square().mean(-1) + eps).rsqrt()
+    want = exact * rstd[..., None] * exact_weight, rstd
+    for used in ((0,), (1,), (0, 1)):
+        got = torch.autograd.grad([outs[i].sum() for i in used], x, retain_graph=True)[0]
+        expected = torch.autograd.grad([want[i].sum() for i in used], exact, retain_graph=True)[0]
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_kernel
+def test_large_inputs_are_the_kernels(served):
+    kw = inputs.differentiable(inputs.rms(1, N=100, D=384))
+    y = rk.rms_norm(**kw)
+    assert len(served) == 1 and torch.equal(y, rk.rms_norm(**kw, backend="cpu"))
+
+
+def test_what_is_torchs(served):
+    x, weight, eps = inputs.rms(1, N=100, D=384).values()
+    for dtype in (torch.float64, torch.bfloat16):
+        args = x.to(dtype), weight.to(dtype)
+        assert torch.equal(rk.rms_norm(*args, eps), F.rms_norm(args[0], (384,), args[1], eps))
+    assert rk.rms_norm(x.bfloat16(), weight, eps).dtype == torch.bfloat16
+    for small in (x[:, :2], x[:0]):
+        assert torch.equal(rk.rms_norm(small, weight), F.rms_norm(small, (384,), weight))
+    torch.testing.assert_close(torch.func.vmap(lambda row: rk.rms_norm(row, weight))(x), F.rms_norm(x, (384,), weight))
+    assert rk.rms_norm(x.to("meta"), weight.to("meta")).is_meta
+    assert not served
+
+
+def test_without_eps_it_is_torchs_default():
+    x, weight, _ = inputs.rms(1, N=100, D=384).values()
+    torch.testing.assert_close(rk.rms_norm(x * 1e-4, weight), F.rms_norm(x * 1e-4, (384,), weight))
+
+
+BAD = {
+    "input: expected a torch.Tensor; got list": dict(input=[1.0]),
+    "input: expected [...,D] with D=16; got [2, 19, 15]": dict(input=torch.zeros(2, 19, 15)),
+    "input: expected float32, float16, bfloat16 or float64; got torch.int64": dict(input=torch.ones(2, 16).long()),
+    "weight: expected [D] (1 dimensions); got shape [1, 16]": dict(weight=torch.zeros(1, 16)),
+    "weight: expected torch.float32; got torch.float16": dict(weight=torch.zeros(16).half()),
+    "eps: expected a number >= 0; got -1.0": dict(eps=-1.0),
+    "eps: expected a number; got str": dict(eps="small"),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+@pytest.mark.parametrize("rows", [19, 5000])
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_errors_name_the_argument(message, rows, backend):
+    kw = inputs.rms(1, N=rows) | {"backend": backend} | BAD[message]
+    with pytest.raises((TypeError, ValueError)) as error:
+        rk.rms_norm(**kw)
+    assert str(error.value).startswith(message)
