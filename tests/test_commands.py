@@ -97,4 +97,4 @@ def test_what_the_changelog_calls_removed_is_gone():
     rows = re.findall(r"^\| (`retro_model\..*?) \|", text.partition("### Removed")[2].partition("### Added")[0], re.M)
     names = [name for row in rows for name in re.findall(r"`(.*?)`", row)]
     full = ["retro_model" + name if name.startswith(".") else name for name in names]
-    assert len(full) == 10 and not [name for name in full if importlib.util.find_spec(name)]
+    assert len(full) >= 10 and not [name for name in full if importlib.util.find_spec(name)]

@@ -35,7 +35,8 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
                 continue
             for name, kw in _calls(torch.float32 if backend == "cpu" else torch.bfloat16):
                 kernel = name.partition("/")[0]
-                if (kernels and kernel not in kernels) or not rk.backends()[kernel][backend]:
+                # `ab` measures trees that lack an op
+                if (kernels and kernel not in kernels) or not rk.backends().get(kernel, {}).get(backend):
                     continue
                 for mode, run in _modes(getattr(rk, kernel), kw, backend, name):
                     times[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)

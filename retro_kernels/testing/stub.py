@@ -61,7 +61,8 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
     status = backends._status
 
     def serves(op: str, name: str) -> backends.BackendStatus:
-        return backends.BackendStatus(True) if name == "triton" else status(op, name)
+        there = name == "triton" and backends.exists(op, name)
+        return backends.BackendStatus(True) if there else status(op, name)
 
     patches = (
         mock.patch.object(private.triton_driver(), "_active", Driver()),

@@ -108,19 +108,42 @@ class RelativeAttention(RelativeProjections):
         d_model: width of the query side and of the output; even.
         num_heads, head_dim: H, D; D a multiple of 8 from 16 to 256.
         causal: a token sees itself and what came before it.
-        options: those of every attention here:
-            context_dim: int or None, width of the context of a cross-attention; None: d_model.
-            num_kv_heads: int or None, G, divides num_heads (grouped-query attention); None: num_heads.
-            bias: bool = False, biases in the four projections (never in that of the positions).
-            dropout: float = 0.0, probability, in training, of dropping an attention weight.
-            backend: str or None, of `retro_kernels`; None: the fastest that serves the call.
-            device, dtype: of the parameters.
+        context_dim: width of the context of a cross-attention; None: d_model.
+        num_kv_heads: G, divides num_heads (grouped-query attention); None: num_heads.
+        bias: biases in the four projections (never in that of the positions).
+        dropout: probability, in training, of dropping an attention weight.
+        backend: of `retro_kernels`; None: the fastest that serves the call.
 
     Source: Dai et al., arXiv 1901.02860, section 3.3; Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5.
     """
 
-    def __init__(self, d_model: int, num_heads: int, head_dim: int, *, causal: bool = False, **options):
-        super().__init__(d_model, num_heads, head_dim, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        causal: bool = False,
+        context_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__(
+            d_model,
+            num_heads,
+            head_dim,
+            context_dim=context_dim,
+            num_kv_heads=num_kv_heads,
+            bias=bias,
+            dropout=dropout,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
         self.causal = causal
 
     def forward(

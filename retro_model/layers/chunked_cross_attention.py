@@ -30,13 +30,39 @@ class ChunkedCrossAttention(RelativeProjections):
         d_model: width of the tokens and of the output; even.
         num_heads, head_dim: H, D; D a multiple of 8 from 16 to 256.
         chunk_len: M.
-        options: as in `RelativeAttention`; context_dim is the width of the encoded neighbours.
+        context_dim: width of the encoded neighbours; None: d_model.
+        num_kv_heads, bias, dropout, backend: as in `RelativeAttention`.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Listing 1, appendix B.1.2.
     """
 
-    def __init__(self, d_model: int, num_heads: int, head_dim: int, *, chunk_len: int, **options):
-        super().__init__(d_model, num_heads, head_dim, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        chunk_len: int,
+        context_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__(
+            d_model,
+            num_heads,
+            head_dim,
+            context_dim=context_dim,
+            num_kv_heads=num_kv_heads,
+            bias=bias,
+            dropout=dropout,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
         self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
     def forward(

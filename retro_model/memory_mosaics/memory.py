@@ -130,10 +130,9 @@ class ContextualMemory(_Memory):
         d_model: d, width in and out; num_heads divides it.
         num_heads: h, memories; any width d/h up to 256 (below 16 or no multiple of 8: padded with zeros for the
             kernels).
-        options: those of every memory here:
-            attention_dropout: float = 0.0, probability, in training, of dropping a pair from a read.
-            output_dropout: float = 0.0, probability, in training, of dropping an entry of the update.
-            backend: str or None, of `retro_kernels`; None: the fastest that serves the call.
+        attention_dropout: probability, in training, of dropping a pair from a read.
+        output_dropout: probability, in training, of dropping an entry of the update.
+        backend: of `retro_kernels`; None: the fastest that serves the call.
 
     Cost: time grows with N^2, as that of attention; memory with N (no [N,N] matrix is kept).
 
@@ -141,8 +140,19 @@ class ContextualMemory(_Memory):
     are those of the authors' code.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, device=None, dtype=None, **options):
-        super().__init__(d_model, num_heads, device=device, dtype=dtype, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
+        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
         self.value = Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
         #: c [h]: the weight of a token in its own value; any number, 0: the value is the next token's alone
         self.value_now = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
@@ -209,8 +219,20 @@ class PersistentMemory(_Memory):
 
     decayed = ("keys", "values")  # by the optimiser: they are the matrices of a feed-forward
 
-    def __init__(self, d_model: int, num_heads: int, slots: int, *, device=None, dtype=None, **options):
-        super().__init__(d_model, num_heads, device=device, dtype=dtype, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        slots: int,
+        *,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
+        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
         shape = (num_heads, checks.integer("slots", slots, low=1), self.head_dim)
         self.keys = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.values = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))

@@ -33,11 +33,24 @@ class NeighbourGate(nn.Module):
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, floor: float = 0.1, device=None, dtype=None, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        floor: float = 0.1,
+        dropout: float = 0.0,
+        backend=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
-        self.norm, self.attention = norm(d_model, **where), RotaryAttention(d_model, num_heads, **options, **where)
-        self.floor, self.dropout = floor, self.attention.dropout
+        self.floor, self.dropout = floor, dropout
+        self.norm, self.attention = (
+            norm(d_model, **where),
+            RotaryAttention(d_model, num_heads, dropout=dropout, backend=backend, **where),
+        )
         self.out_norm = norm(d_model, **where)
         self.weight = nn.Parameter(torch.empty(d_model, **where))
         self.reset_parameters()

@@ -23,17 +23,27 @@ class NeighbourEncoder(nn.Module):
 
     Args:
         d_model, num_heads: d, H.
-        options: null_slot, dropout, backend, as in `RotaryAttention`.
+        null_slot, dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1 and its footnote 2, appendix B.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, device=None, dtype=None, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        null_slot: bool = False,
+        dropout: float = 0.0,
+        backend=None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
-        options |= where
+        options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
+        self.dropout = dropout
         self.norm, self.attention = norm(d_model, **where), RotaryAttention(d_model, num_heads, **options)
-        self.dropout = self.attention.dropout
         self.cross_query_norm, self.cross_key_norm = norm(d_model, **where), norm(d_model, **where)
         self.cross = RotaryAttention(d_model, num_heads, **options)
 

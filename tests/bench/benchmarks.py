@@ -68,6 +68,10 @@ def test_host_overhead(benchmark, kernel):
         "relative_logits": lambda: rk.relative_logits(x, torch.ones(1, 7, 16), key_len=4),
         "topk_chunks": lambda: rk.topk_chunks(x[:, :, 0], x[:, :, 0], 2),
         "leaky_average": lambda: rk.leaky_average(x, torch.ones(1) / 2),
+        "merge_attention": lambda: rk.merge_attention((x, x), (x[..., 0].mT, x[..., 0].mT)),
+        "linear": lambda: rk.linear(x, torch.ones(16, 16)),
+        "rms_norm": lambda: rk.rms_norm(x, torch.ones(16)),
+        "cross_entropy": lambda: rk.cross_entropy(x[0, :, 0], torch.arange(4)),
     }
     with torch.no_grad():
         benchmark.pedantic(calls[kernel], rounds=50, iterations=20, warmup_rounds=2)

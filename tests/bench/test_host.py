@@ -22,6 +22,7 @@ def test_every_op_is_measured_on_both_backends(monkeypatch):
     for op in ("leaky_average", "merge_attention"):
         times = host.measure(("triton",), (op,))
         assert list(times) == [f"{op}/triton/training/fwd", f"{op}/triton/training/fwdbwd", "floor/fwdbwd"]
+    assert list(host.measure(("triton",), ("linear", "rms_norm", "cross_entropy"))) == ["floor/fwdbwd"]  # no kernel
 
 
 def test_only_what_stays_slower_is_told(monkeypatch):
